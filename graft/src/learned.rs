@@ -249,6 +249,6 @@ mod tests {
         assert!(error.contains("no/l: No such file"), "{error}");
         fs::File::create(&path).and_then(|file| file.set_len(BYTES_MAX as u64 + 1)).expect("a hole");
         let error = Learned::read(&path).expect_err("too long").to_string();
-        assert!(error.contains("such a file has at most"), "{error}");
+        assert!(error.contains("the file has more than 67108864 bytes"), "{error}");
     }
 }

@@ -378,7 +378,7 @@ mod tests {
             ),
             (
                 format!("{}{}", OURS.replace("listen", "# listen"), peer(&key)),
-                "peer b: without address it calls",
+                "peer b: a peer without address has to call this host, which needs listen",
             ),
             (OURS.replace("9187", "0"), "agreement: listen \"0.0.0.0:0\" is an address and a port"),
             (format!("{OURS}interval-s = 0\n"), "interval-s is from 1"),

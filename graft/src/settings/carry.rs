@@ -333,7 +333,7 @@ mod tests {
             (format!("{OURS}{RULE}addresses = [\"lo\"]\n"), "rule[0].addresses[0]: is an address"),
             (
                 "[[rule]]\nname = \"a\"\nside = \"client\"\nport = 1\nconnect = \"early\"\n".to_owned(),
-                "rule a: connect wants",
+                "rule a: connect needs",
             ),
         ];
         let said =

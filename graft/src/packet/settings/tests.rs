@@ -236,7 +236,7 @@ fn peer_in_the_settings_adds_a_pool_of_sessions() {
         ),
         (
             format!("{TEXT}\n{PEER}").replace("\"40000\"", "\"7000\"").replace("2:6000", "2:7000"),
-            "session telemetry has the port of the daemons",
+            "session telemetry uses the port that is reserved for the daemons",
         ),
         (format!("{TEXT}\n{PEER}paths = \"redundant\"\n"), "peer station: path: there are 2 to 4 of them"),
         (
