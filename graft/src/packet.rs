@@ -135,7 +135,7 @@ pub struct PeerStatus {
     /// Loss in the direction to the peer, in per cent.
     pub loss_percent: Option<f64>,
     /// Number of sessions in the peer's pool.
-    pub seats: usize,
+    pub pooled_sockets: usize,
     /// Number of pooled sessions that applications have now.
     pub lent: usize,
     /// Number of sessions that applications of this host have opened since the start.

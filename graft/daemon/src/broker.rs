@@ -19,20 +19,20 @@
 
 mod addresses;
 mod changing;
+mod client;
+mod client_listener;
+mod client_session;
 mod connection;
-mod desk;
-mod door;
 mod ending;
-mod far;
 pub mod keeper;
-mod lease;
 mod line;
+mod on_message;
 mod opening;
+mod peer_message;
 mod places;
+mod pooled_socket;
 mod quality;
-mod seat;
 mod watch;
-mod words;
 
 use std::{
     collections::BTreeMap,
@@ -53,14 +53,14 @@ use tracing::{error, warn};
 
 use self::{
     addresses::Addresses,
+    client::ClientConnection,
+    client_listener::{ClientArrival, ClientListener, ClientProcess},
+    client_session::{ClientSession, SILENCE},
     connection::PeerLinks,
-    desk::Desk,
-    door::{ClientArrival, ClientProcess, Door},
-    far::{PeerEvent, PeerMessage},
     keeper::SealKeeper,
-    lease::{Lease, SILENCE},
+    peer_message::{PeerEvent, PeerMessage},
     places::ClientPlaces,
-    seat::PooledSocket,
+    pooled_socket::PooledSocket,
 };
 
 /// Interval at which open sessions are checked against the requirements of their applications.
@@ -71,22 +71,22 @@ const WORDS: usize = 4096;
 /// The broker of sessions, which lends sockets of the peers' pools to applications.
 pub struct SessionBroker {
     /// The socket that applications connect to. `None` if no peer has a pool, so there is nothing to ask for.
-    door: Option<Door>,
+    client_listener: Option<ClientListener>,
     /// Connections of applications that were turned away or could not be accepted since the last log line about them.
     lost: LostLog,
     /// Limits of the connections that the daemon makes for accepted sessions, by user.
     accepted: ClientPlaces,
     /// Connections of applications, by numbers that are never used again.
-    desks: BTreeMap<u64, Desk>,
-    next_desk: u64,
+    clients: BTreeMap<u64, ClientConnection>,
+    next_client: u64,
     peers: Vec<PeerSetting>,
     host_key: Option<HostKey>,
     /// Connections to the daemons of the peers, in the order of `peers`.
     links: PeerLinks,
     /// Pooled sockets of all peers, by the addresses of their sessions.
-    seats: BTreeMap<SessionEnds, PooledSocket>,
-    /// Sessions by session ID (`life`), a random number that both ends know.
-    leases: BTreeMap<u64, Lease>,
+    pooled_sockets: BTreeMap<SessionEnds, PooledSocket>,
+    /// Sessions by session ID, a random number that both ends know.
+    client_sessions: BTreeMap<u64, ClientSession>,
     /// Events from the peers' daemons, each with the peer's number in `peers`.
     words: Receiver<(usize, PeerEvent)>,
     /// Grafts that a session may get, with the services of each.
@@ -113,30 +113,32 @@ impl SessionBroker {
         }
         let (heard, words) = sync_channel(WORDS);
         let links = PeerLinks::start(settings, &heard)?;
-        let mut seats = BTreeMap::new();
+        let mut pooled_sockets = BTreeMap::new();
         for peer in &settings.peers {
             let taken =
                 |ends: &SessionEnds| format!("peer {}: cannot bind a socket to {}", peer.name, ends.local);
-            for (ends, _) in peer.seats() {
-                seats.insert(ends, PooledSocket::new(ends).with_context(|| taken(&ends))?);
+            for (ends, _) in peer.pooled_sockets() {
+                pooled_sockets.insert(ends, PooledSocket::new(ends).with_context(|| taken(&ends))?);
             }
         }
         // Without a pool no socket is lent, so there is nothing to guard.
-        let keeper = (!seats.is_empty())
+        let keeper = (!pooled_sockets.is_empty())
             .then(SealKeeper::start)
             .transpose()
             .context("cannot start the keeper of sockets")?;
         Ok(Some(Self {
-            door: (!seats.is_empty()).then(|| Door::open(socket)).transpose()?,
+            client_listener: (!pooled_sockets.is_empty())
+                .then(|| ClientListener::open(socket))
+                .transpose()?,
             lost: LostLog::default(),
             accepted: ClientPlaces::for_users(accepted_of_user(settings)),
-            desks: BTreeMap::new(),
-            next_desk: 0,
+            clients: BTreeMap::new(),
+            next_client: 0,
             peers: settings.peers.clone(),
             host_key: settings.host_key.clone(),
             links,
-            seats,
-            leases: BTreeMap::new(),
+            pooled_sockets,
+            client_sessions: BTreeMap::new(),
             words,
             offers: offers(settings),
             keeper,
@@ -198,12 +200,12 @@ impl SessionBroker {
             at.into_iter().for_each(|at| self.say(at, &PeerMessage::Keys { word }));
         }
         self.welcome();
-        self.read_desks(runtime);
+        self.read_clients(runtime);
         if self.addresses.have_changed() {
             self.look_at_addresses(runtime);
         }
         let now = Instant::now();
-        self.tick_leases(runtime, now);
+        self.tick_client_sessions(runtime, now);
         if now >= self.looked + LOOK {
             self.looked = now;
             self.report(runtime);
@@ -212,7 +214,7 @@ impl SessionBroker {
             self.rest(runtime);
             self.look_at_keeper(runtime);
             // Applications that keep an idle connection for too long are disconnected.
-            self.desks.retain(|_, desk| !desk.is_tired(now));
+            self.clients.retain(|_, client| !client.is_tired(now));
             std::mem::take(&mut self.lost).tell();
         }
     }
@@ -229,8 +231,12 @@ impl SessionBroker {
                     .round_trip
                     .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
                 loss_percent: path.loss.map(|loss| loss * 100.0),
-                seats: peer.seats().count(),
-                lent: self.leases.values().filter(|lease| lease.peer == at).count(),
+                pooled_sockets: peer.pooled_sockets().count(),
+                lent: self
+                    .client_sessions
+                    .values()
+                    .filter(|client_session| client_session.peer == at)
+                    .count(),
                 opened: far.opened,
             }
         });
@@ -249,11 +255,11 @@ impl SessionBroker {
             let peers = &self.peers;
             let is_named =
                 |caller: &ClientProcess| peers.iter().any(|peer| peer.allows(caller.user, &caller.groups));
-            let Some(door) = &mut self.door else { return };
-            match door.accept(is_named) {
+            let Some(client_listener) = &mut self.client_listener else { return };
+            match client_listener.accept(is_named) {
                 Ok(None) => return,
                 Ok(Some(ClientArrival::Application(line, caller))) => {
-                    self.add_desk(Desk::new(line, caller));
+                    self.add_client(ClientConnection::new(line, caller));
                 }
                 Ok(Some(ClientArrival::TurnedAway(caller))) => {
                     *self.refusals.entry(SessionRefusal::Exhausted.name().to_owned()).or_default() += 1;
@@ -278,8 +284,8 @@ impl SessionBroker {
         match SealKeeper::start() {
             Ok(mut keeper) => {
                 keeper.guard(runtime.egress());
-                for (ends, seat) in &self.seats {
-                    seat.lent().into_iter().for_each(|socket| keeper.keep(ends, socket));
+                for (ends, pooled_socket) in &self.pooled_sockets {
+                    pooled_socket.lent().into_iter().for_each(|socket| keeper.keep(ends, socket));
                 }
                 self.keeper = Some(keeper);
             }
@@ -287,10 +293,10 @@ impl SessionBroker {
         }
     }
 
-    fn add_desk(&mut self, desk: Desk) -> u64 {
-        self.next_desk += 1;
-        self.desks.insert(self.next_desk, desk);
-        self.next_desk
+    fn add_client(&mut self, client: ClientConnection) -> u64 {
+        self.next_client += 1;
+        self.clients.insert(self.next_client, client);
+        self.next_client
     }
 }
 

@@ -108,16 +108,16 @@ fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     out.gauges_f64("peer_round_trip", help, &Unit::Seconds, known)?;
     let lost = peers.iter().filter_map(|it| Some(([peer_label(it)], it.loss_percent? / 100.0)));
     out.gauges_f64("peer_loss", "Part of the packets that is lost in this direction", &Unit::Ratios, lost)?;
-    let leases = peers.iter().flat_map(|it| {
-        let free = it.seats.saturating_sub(it.lent);
+    let client_sessions = peers.iter().flat_map(|it| {
+        let free = it.pooled_sockets.saturating_sub(it.lent);
         [("lent", it.lent), ("free", free)]
             .map(|(state, count)| ([peer_label(it), ("state", state)], count as u64))
     });
-    out.gauges("leases", "Sessions for applications: lent, free", leases)?;
+    out.gauges("client_sessions", "Sessions for applications: lent, free", client_sessions)?;
     let opened = peers.iter().map(|it| ([peer_label(it)], it.opened));
-    out.counters("leases_opened", "Sessions that applications of this host have opened", opened)?;
+    out.counters("sessions_opened", "Sessions that applications of this host have opened", opened)?;
     let refused = status.refusals.iter().map(|(why, count)| ([("reason", why.as_str())], *count));
-    out.counters("leases_refused", "Requests of applications that were refused, by reason", refused)
+    out.counters("sessions_refused", "Requests of applications that were refused, by reason", refused)
 }
 
 fn session_label(session: &SessionStatus) -> (&str, &str) {
@@ -157,7 +157,7 @@ mod tests {
             is_there: true,
             round_trip_us: Some(2500),
             loss_percent: Some(25.0),
-            seats: 8,
+            pooled_sockets: 8,
             lent: 3,
             opened: 9,
             ..PeerStatus::default()
@@ -188,10 +188,10 @@ mod tests {
             r#"millrace_packet_graft_peer_up{peer="station"} 1"#,
             r#"millrace_packet_graft_peer_round_trip_seconds{peer="station"} 0.0025"#,
             r#"millrace_packet_graft_peer_loss_ratios{peer="station"} 0.25"#,
-            r#"millrace_packet_graft_leases{peer="station",state="lent"} 3"#,
-            r#"millrace_packet_graft_leases{peer="station",state="free"} 5"#,
-            r#"millrace_packet_graft_leases_opened_total{peer="station"} 9"#,
-            r#"millrace_packet_graft_leases_refused_total{reason="exhausted"} 4"#,
+            r#"millrace_packet_graft_client_sessions{peer="station",state="lent"} 3"#,
+            r#"millrace_packet_graft_client_sessions{peer="station",state="free"} 5"#,
+            r#"millrace_packet_graft_sessions_opened_total{peer="station"} 9"#,
+            r#"millrace_packet_graft_sessions_refused_total{reason="exhausted"} 4"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
             let name = line.split(['{', ' ']).next().unwrap();

@@ -200,6 +200,6 @@ fn peer(peer: &PeerStatus) -> Vec<String> {
         if peer.is_there { "yes" } else { "no" }.to_owned(),
         peer.round_trip_us.map_or_else(unknown, |us| format!("{:.1} ms", us as f64 / 1e3)),
         peer.loss_percent.map_or_else(unknown, |percent| format!("{percent:.1} %")),
-        format!("{} of {}", peer.lent, peer.seats),
+        format!("{} of {}", peer.lent, peer.pooled_sockets),
     ]
 }

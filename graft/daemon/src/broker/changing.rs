@@ -9,8 +9,8 @@ use tracing::{info, warn};
 use super::{
     SessionBroker,
     addresses::is_here,
-    far::PeerMessage,
-    lease::{Denied, Lease, LeaseStage, PendingMessage, SILENCE, denied, waits},
+    client_session::{ClientSession, ClientSessionStage, Denied, PendingMessage, SILENCE, denied, waits},
+    peer_message::PeerMessage,
 };
 
 /// Interval in seconds of reports on a session if no end has asked for any.
@@ -22,51 +22,58 @@ impl SessionBroker {
             PacketEvent::Swapped { session, graft, .. } => (session, Ok(graft)),
             PacketEvent::NotSwapped { session, why, .. } => (session, Err(why.text())),
             PacketEvent::Restarted { session } => {
-                if let Some(life) = self.life_of(session) {
-                    self.end(life, "the daemon at the other end was restarted", false);
+                if let Some(session_id) = self.session_id_of(session) {
+                    self.end(session_id, "the daemon at the other end was restarted", false);
                 }
                 return;
             }
             PacketEvent::Room { ends } => return self.tell_room(ends),
             _ => return,
         };
-        let Some(life) = self.life_of(session) else { return };
-        let Some(lease) = self.leases.get_mut(&life) else { return };
-        match (lease.stage, what) {
-            (LeaseStage::Swapping(_), Ok(_)) if lease.is_own => {
+        let Some(session_id) = self.session_id_of(session) else { return };
+        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
+        match (client_session.stage, what) {
+            (ClientSessionStage::Swapping(_), Ok(_)) if client_session.is_own => {
                 // The socket is opened before `Go` is sent, so that it receives what the other application
                 // sends after `Ready`.
-                let opened = self.seats.get_mut(&lease.ends).map(|seat| seat.lend(lease.user).map(drop));
-                lease.stage = LeaseStage::Going;
-                lease.said = Some(PendingMessage::new(PeerMessage::Go { life }));
-                lease.begin(runtime);
+                let opened = self
+                    .pooled_sockets
+                    .get_mut(&client_session.ends)
+                    .map(|pooled_socket| pooled_socket.lend(client_session.user).map(drop));
+                client_session.stage = ClientSessionStage::Going;
+                client_session.said = Some(PendingMessage::new(PeerMessage::Go { session_id }));
+                client_session.begin(runtime);
                 if !matches!(opened, Some(Ok(()))) {
-                    self.give_up(life, SessionRefusal::Impossible, "the pooled socket cannot be used");
+                    self.give_up(session_id, SessionRefusal::Impossible, "the pooled socket cannot be used");
                 }
             }
             // The accepting end has changed to the graft, and waits for `Go`.
-            (LeaseStage::Swapping(_), Ok(_)) => lease.stage = LeaseStage::Swapping(true),
-            (LeaseStage::Swapping(_), Err(why)) if lease.is_own => {
-                self.give_up(life, SessionRefusal::Unreachable, why)
+            (ClientSessionStage::Swapping(_), Ok(_)) => {
+                client_session.stage = ClientSessionStage::Swapping(true)
             }
-            (LeaseStage::Open, Ok(graft)) => {
-                lease.graft.clone_from(graft);
+            (ClientSessionStage::Swapping(_), Err(why)) if client_session.is_own => {
+                self.give_up(session_id, SessionRefusal::Unreachable, why)
+            }
+            (ClientSessionStage::Open, Ok(graft)) => {
+                client_session.graft.clone_from(graft);
                 // A change that nobody here has asked for comes from the other end.
-                let by = lease.changing.take().unwrap_or(ChangeOrigin::Other);
+                let by = client_session.changing.take().unwrap_or(ChangeOrigin::Other);
                 // The library can go on ordering messages only if the new graft retransmits all of them.
-                lease.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
-                let services = lease.services(&self.offers);
-                let desk = lease.desk;
+                client_session.in_order &=
+                    self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
+                let services = client_session.services(&self.offers);
+                let client = client_session.client;
                 info!(session, graft, ?by, "an open session uses another graft");
                 let word = BrokerReply::Changed { graft: graft.clone(), services, by };
-                desk.into_iter().for_each(|desk| self.tell(desk, &word));
+                client.into_iter().for_each(|client| self.tell(client, &word));
             }
-            (LeaseStage::Open, Err(why)) => {
-                let by = lease.changing.take();
+            (ClientSessionStage::Open, Err(why)) => {
+                let by = client_session.changing.take();
                 // Only an application that has asked for the change learns that it failed.
-                let desk = lease.desk.filter(|_| by == Some(ChangeOrigin::Application));
-                desk.into_iter()
-                    .for_each(|desk| self.refuse(desk, SessionRefusal::Unreachable, why.to_owned()));
+                let client = client_session.client.filter(|_| by == Some(ChangeOrigin::Application));
+                client
+                    .into_iter()
+                    .for_each(|client| self.refuse(client, SessionRefusal::Unreachable, why.to_owned()));
             }
             _ => {}
         }
@@ -74,38 +81,51 @@ impl SessionBroker {
 
     /// Tells the application of an open session that its socket has room to send again.
     fn tell_room(&mut self, ends: &SessionEnds) {
-        let lease = self.leases.values().find(|lease| lease.ends == *ends && lease.stage == LeaseStage::Open);
-        let desk = lease.and_then(|lease| lease.desk);
-        desk.into_iter().for_each(|desk| self.tell(desk, &BrokerReply::Room));
+        let client_session = self.client_sessions.values().find(|client_session| {
+            client_session.ends == *ends && client_session.stage == ClientSessionStage::Open
+        });
+        let client = client_session.and_then(|client_session| client_session.client);
+        client.into_iter().for_each(|client| self.tell(client, &BrokerReply::Room));
     }
 
-    fn life_of(&self, session: &str) -> Option<u64> {
-        let is_its = |lease: &Lease| {
-            self.peers.get(lease.peer).is_some_and(|peer| peer.session_name(&lease.ends) == session)
+    fn session_id_of(&self, session: &str) -> Option<u64> {
+        let is_its = |client_session: &ClientSession| {
+            self.peers
+                .get(client_session.peer)
+                .is_some_and(|peer| peer.session_name(&client_session.ends) == session)
         };
-        self.leases.iter().find(|(_, lease)| is_its(lease)).map(|(life, _)| *life)
+        self.client_sessions
+            .iter()
+            .find(|(_, client_session)| is_its(client_session))
+            .map(|(session_id, _)| *session_id)
     }
 
     pub(super) fn renegotiate(
         &mut self,
         runtime: &mut PacketRuntime,
-        life: u64,
+        session_id: u64,
         want: Want,
     ) -> Result<(), Denied> {
         want.check().map_err(|reason| (SessionRefusal::Malformed, reason))?;
-        let Some(lease) = self.leases.get(&life).filter(|lease| lease.stage == LeaseStage::Open) else {
+        let Some(client_session) = self
+            .client_sessions
+            .get(&session_id)
+            .filter(|client_session| client_session.stage == ClientSessionStage::Open)
+        else {
             return Err((SessionRefusal::Malformed, "the session is not open".to_owned()));
         };
-        if lease.changing.is_some() {
+        if client_session.changing.is_some() {
             return Err((SessionRefusal::Busy, "the session is being changed".to_owned()));
         }
-        let (Some(peer), Some(far)) = (self.peers.get(lease.peer), self.links.fars.get(lease.peer)) else {
+        let (Some(peer), Some(far)) =
+            (self.peers.get(client_session.peer), self.links.fars.get(client_session.peer))
+        else {
             return Ok(());
         };
         let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
         // Messages that were sent without order before cannot be ordered any more.
-        if waits(&want, offer) && !lease.in_order {
+        if waits(&want, offer) && !client_session.in_order {
             let reason = format!(
                 "impossible: with graft {} messages are in order from a session's first one on: open another session",
                 offer.graft
@@ -113,69 +133,78 @@ impl SessionBroker {
             return Err((SessionRefusal::Impossible, reason));
         }
         let graft = offer.graft.clone();
-        if graft == lease.graft && want == lease.want {
+        if graft == client_session.graft && want == client_session.want {
             let reason = format!("redundant: the session already has all of it by graft {graft}");
             return Err((SessionRefusal::Redundant, reason));
         }
-        self.change(runtime, life, graft, ChangeOrigin::Application);
-        self.leases.entry(life).and_modify(|lease| {
-            lease.want = want;
-            lease.quality.forget();
+        self.change(runtime, session_id, graft, ChangeOrigin::Application);
+        self.client_sessions.entry(session_id).and_modify(|client_session| {
+            client_session.want = want;
+            client_session.quality.forget();
         });
         Ok(())
     }
 
     /// Requests a change of the graft, which begins when no other change is under way.
-    pub(super) fn change(&mut self, runtime: &mut PacketRuntime, life: u64, graft: String, by: ChangeOrigin) {
-        let Some(lease) = self.leases.get_mut(&life) else { return };
-        if graft == lease.graft {
-            let services = lease.services(&self.offers);
-            let desk = lease.desk;
+    pub(super) fn change(
+        &mut self,
+        runtime: &mut PacketRuntime,
+        session_id: u64,
+        graft: String,
+        by: ChangeOrigin,
+    ) {
+        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
+        if graft == client_session.graft {
+            let services = client_session.services(&self.offers);
+            let client = client_session.client;
             let word = BrokerReply::Changed { graft, services, by };
-            return desk.into_iter().for_each(|desk| self.tell(desk, &word));
+            return client.into_iter().for_each(|client| self.tell(client, &word));
         }
-        (lease.changing, lease.quality.next) = (Some(by), Some(graft));
-        self.try_change(runtime, life);
+        (client_session.changing, client_session.quality.next) = (Some(by), Some(graft));
+        self.try_change(runtime, session_id);
     }
 
-    pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, life: u64) {
-        let Some(lease) = self.leases.get_mut(&life) else { return };
-        let Some(graft) = lease.quality.next.clone() else { return };
+    pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
+        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
+        let Some(graft) = client_session.quality.next.clone() else { return };
         // A session makes one change at a time. If another one is under way, a later tick tries again.
-        match runtime.see(&lease.ends) {
+        match runtime.see(&client_session.ends) {
             Some(seen) if seen.is_idle => {}
             _ => return,
         }
-        lease.quality.next = None;
-        let Some(peer) = self.peers.get(lease.peer) else { return };
-        let name = peer.session_name(&lease.ends);
+        client_session.quality.next = None;
+        let Some(peer) = self.peers.get(client_session.peer) else { return };
+        let name = peer.session_name(&client_session.ends);
         if let Err(error) = runtime.swap(&name, &graft) {
-            let by = lease.changing.take();
-            let desk = lease.desk;
+            let by = client_session.changing.take();
+            let client = client_session.client;
             warn!(session = name, graft, "the graft of an open session cannot be changed: {error}");
-            let desk = desk.filter(|_| by == Some(ChangeOrigin::Application));
-            desk.into_iter()
-                .for_each(|desk| self.refuse(desk, SessionRefusal::Impossible, error.to_string()));
+            let client = client.filter(|_| by == Some(ChangeOrigin::Application));
+            client
+                .into_iter()
+                .for_each(|client| self.refuse(client, SessionRefusal::Impossible, error.to_string()));
         }
     }
 
-    pub(super) fn finish(&mut self, life: u64, messages: u32) {
-        let Some(lease) = self.leases.get_mut(&life) else { return };
+    pub(super) fn finish(&mut self, session_id: u64, messages: u32) {
+        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
         // Only the first call counts.
-        if lease.sent.is_none() && lease.stage == LeaseStage::Open {
-            lease.sent = Some(messages);
-            lease.finish = Some(PendingMessage::new(PeerMessage::Finish { life, messages }));
+        if client_session.sent.is_none() && client_session.stage == ClientSessionStage::Open {
+            client_session.sent = Some(messages);
+            client_session.finish = Some(PendingMessage::new(PeerMessage::Finish { session_id, messages }));
         }
     }
 
-    pub(super) fn tell_finish(&mut self, life: u64, messages: u32) {
-        let Some(lease) = self.leases.get_mut(&life) else { return };
+    pub(super) fn tell_finish(&mut self, session_id: u64, messages: u32) {
+        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
         // The application is told only once.
-        if lease.stage != LeaseStage::Open || std::mem::replace(&mut lease.has_told_finish, true) {
+        if client_session.stage != ClientSessionStage::Open
+            || std::mem::replace(&mut client_session.has_told_finish, true)
+        {
             return;
         }
-        let desk = lease.desk;
-        desk.into_iter().for_each(|desk| self.tell(desk, &BrokerReply::Finished { messages }));
+        let client = client_session.client;
+        client.into_iter().for_each(|client| self.tell(client, &BrokerReply::Finished { messages }));
     }
 
     /// Sends a report of each open session to its peer. An end that has asked for reports gets one each second, with
@@ -184,26 +213,30 @@ impl SessionBroker {
     pub(super) fn report(&mut self, runtime: &mut PacketRuntime) {
         self.reports = self.reports.wrapping_add(1);
         let turn = self.reports % REPORT_EVERY;
-        let open = self.leases.iter().filter(|(_, lease)| lease.stage == LeaseStage::Open);
-        for (life, lease) in open {
-            let asks = lease.want.qos.max_loss_percent.is_some();
+        let open = self
+            .client_sessions
+            .iter()
+            .filter(|(_, client_session)| client_session.stage == ClientSessionStage::Open);
+        for (session_id, client_session) in open {
+            let asks = client_session.want.qos.max_loss_percent.is_some();
             // The session IDs spread these reports evenly over the seconds.
-            if !lease.is_asked && !asks && life % REPORT_EVERY != turn {
+            if !client_session.is_asked && !asks && session_id % REPORT_EVERY != turn {
                 continue;
             }
-            let delivered = match lease.is_asked.then(|| runtime.traffic(&lease.ends)) {
-                Some(Ok(Some(traffic))) => Some(lease.quality.delivered(&traffic)),
+            let delivered = match client_session.is_asked.then(|| runtime.traffic(&client_session.ends)) {
+                Some(Ok(Some(traffic))) => Some(client_session.quality.delivered(&traffic)),
                 _ => None,
             };
-            let say = PeerMessage::Report { life: *life, delivered, asks };
-            self.links.fars.get(lease.peer).into_iter().for_each(|far| far.say(&say));
+            let say = PeerMessage::Report { session_id: *session_id, delivered, asks };
+            self.links.fars.get(client_session.peer).into_iter().for_each(|far| far.say(&say));
         }
     }
 
     /// Ends the open sessions with peers whose daemon was silent for `SILENCE`.
     pub(super) fn look_at_peers(&mut self, runtime: &mut PacketRuntime) {
-        let silent =
-            |lease: &Lease| self.links.fars.get(lease.peer).is_some_and(|far| far.silence() > SILENCE);
+        let silent = |client_session: &ClientSession| {
+            self.links.fars.get(client_session.peer).is_some_and(|far| far.silence() > SILENCE)
+        };
         let words =
             "no message came from the other end's daemon for 10 s: it is gone, or an address has changed";
         self.end_those(runtime, &self.open(silent), words);
@@ -211,7 +244,7 @@ impl SessionBroker {
 
     /// Ends sessions whose local address was removed from this host.
     pub(super) fn look_at_addresses(&mut self, runtime: &mut PacketRuntime) {
-        let gone = |lease: &Lease| !is_here(lease.ends.local);
+        let gone = |client_session: &ClientSession| !is_here(client_session.ends.local);
         self.end_those(
             runtime,
             &self.open(gone),
@@ -219,20 +252,22 @@ impl SessionBroker {
         );
     }
 
-    fn open(&self, wanted: impl Fn(&Lease) -> bool) -> Vec<u64> {
-        let open = self.leases.iter().filter(|(_, lease)| lease.stage == LeaseStage::Open && wanted(lease));
-        open.map(|(life, _)| *life).collect()
+    fn open(&self, wanted: impl Fn(&ClientSession) -> bool) -> Vec<u64> {
+        let open = self.client_sessions.iter().filter(|(_, client_session)| {
+            client_session.stage == ClientSessionStage::Open && wanted(client_session)
+        });
+        open.map(|(session_id, _)| *session_id).collect()
     }
 
     /// Ends these sessions. The reason says how many sent datagrams were not acknowledged.
     fn end_those(&mut self, runtime: &mut PacketRuntime, lives: &[u64], words: &str) {
-        for life in lives {
-            let ends = self.leases.get(life).map(|lease| lease.ends);
+        for session_id in lives {
+            let ends = self.client_sessions.get(session_id).map(|client_session| client_session.ends);
             let owed = ends.and_then(|ends| runtime.under_way(&ends).ok().flatten()).filter(|owed| *owed > 0);
             let owed = owed.map_or_else(String::new, |owed| {
                 format!("; of what was sent last, {owed} datagrams have not been acknowledged")
             });
-            self.end(*life, &format!("{words}{owed}"), false);
+            self.end(*session_id, &format!("{words}{owed}"), false);
         }
     }
 }

@@ -28,8 +28,8 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    far::{PING_EVERY, PeerEvent, PeerMessage, PeerPings, WORD_MAX, send},
-    lease::SILENCE,
+    client_session::SILENCE,
+    peer_message::{MESSAGE_MAX, PING_EVERY, PeerEvent, PeerMessage, PeerPings, send},
 };
 use crate::tls::Tls;
 
@@ -328,7 +328,7 @@ impl PeerLink {
     async fn receive_messages(self: Arc<Self>, connection: Connection) {
         // A message that is too long or malformed is ignored.
         while let Ok(datagram) = connection.read_datagram().await {
-            if datagram.len() <= WORD_MAX
+            if datagram.len() <= MESSAGE_MAX
                 && let Ok(say) = serde_json::from_slice(&datagram)
             {
                 self.on_message(&connection, say);

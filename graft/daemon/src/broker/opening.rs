@@ -12,10 +12,12 @@ use tracing::info;
 
 use super::{
     SessionBroker,
-    desk::{ClientRole, Desk},
-    far::PeerMessage,
-    lease::{AGAIN, Denied, Lease, LeaseStage, PendingMessage, denied, insert, waits},
+    client::{ClientConnection, ClientRole},
+    client_session::{
+        AGAIN, ClientSession, ClientSessionStage, Denied, PendingMessage, denied, insert, waits,
+    },
     line::ClientLine,
+    peer_message::PeerMessage,
 };
 
 impl SessionBroker {
@@ -23,7 +25,7 @@ impl SessionBroker {
     pub(super) fn begin(
         &mut self,
         runtime: &mut PacketRuntime,
-        desk: u64,
+        client: u64,
         peer: usize,
         service: String,
         want: Want,
@@ -36,34 +38,43 @@ impl SessionBroker {
         let graft = offer.graft.clone();
         let in_order = waits(&want, offer);
         // No user has the number `u32::MAX`.
-        let user = self.desks.get(&desk).map_or(u32::MAX, |desk| desk.caller.user);
+        let user = self.clients.get(&client).map_or(u32::MAX, |client| client.caller.user);
         self.check_share(peer, user)?;
-        let ends = self.free_seat(runtime, peer, None)?;
-        let life = random()?;
-        let say = PeerMessage::Open { life, port: ends.local.port(), service: service.clone(), in_order };
-        let lease = Lease {
-            stage: LeaseStage::Asking,
+        let ends = self.free_socket(runtime, peer, None)?;
+        let session_id = random()?;
+        let say =
+            PeerMessage::Open { session_id, port: ends.local.port(), service: service.clone(), in_order };
+        let client_session = ClientSession {
+            stage: ClientSessionStage::Asking,
             is_own: true,
             graft,
             want,
             in_order,
             said: Some(PendingMessage::new(say)),
-            ..Lease::offered(peer, ends, service, desk, user)
+            ..ClientSession::offered(peer, ends, service, client, user)
         };
-        insert(&mut self.leases, life, lease)?;
-        self.desks.entry(desk).and_modify(|desk| desk.role = ClientRole::Session(life));
+        insert(&mut self.client_sessions, session_id, client_session)?;
+        self.clients.entry(client).and_modify(|client| client.role = ClientRole::Session(session_id));
         Ok(())
     }
 
     fn check_share(&mut self, peer: usize, user: u32) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
         let most = found.sessions_per_user;
-        let used = self.leases.values().filter(|lease| lease.peer == peer && lease.user == user).count();
-        let ours: Vec<_> = found.seats().map(|(ends, _)| ends).collect();
+        let used = self
+            .client_sessions
+            .values()
+            .filter(|client_session| client_session.peer == peer && client_session.user == user)
+            .count();
+        let ours: Vec<_> = found.pooled_sockets().map(|(ends, _)| ends).collect();
         // A socket that an application still holds after its session counts as well.
         let held = ours.iter().filter(|ends| {
-            let is_lent = self.leases.values().any(|lease| lease.ends == **ends);
-            !is_lent && self.seats.get_mut(ends).is_some_and(|seat| seat.is_held_by(user))
+            let is_lent = self.client_sessions.values().any(|client_session| client_session.ends == **ends);
+            !is_lent
+                && self
+                    .pooled_sockets
+                    .get_mut(ends)
+                    .is_some_and(|pooled_socket| pooled_socket.is_held_by(user))
         });
         let held = held.count();
         match used + held < most {
@@ -81,17 +92,21 @@ impl SessionBroker {
 
     /// Returns a free pooled socket of those that this end opens sessions on, the one that was released first. `but`
     /// is left out.
-    fn free_seat(
+    fn free_socket(
         &mut self,
         runtime: &mut PacketRuntime,
         peer: usize,
         but: Option<SessionEnds>,
     ) -> Result<SessionEnds, Denied> {
         let Some(found) = self.peers.get(peer) else { return Err((SessionRefusal::Unknown, String::new())) };
-        let is_lent = |ends: &SessionEnds| self.leases.values().any(|lease| lease.ends == *ends);
-        let own = found.seats().filter(|(_, is_own)| *is_own).map(|(ends, _)| ends);
+        let is_lent = |ends: &SessionEnds| {
+            self.client_sessions.values().any(|client_session| client_session.ends == *ends)
+        };
+        let own = found.pooled_sockets().filter(|(_, is_own)| *is_own).map(|(ends, _)| ends);
         let mut free: Vec<_> = own.filter(|ends| Some(*ends) != but && !is_lent(ends)).collect();
-        free.sort_by_key(|ends| self.seats.get(ends).and_then(|seat| seat.released));
+        free.sort_by_key(|ends| {
+            self.pooled_sockets.get(ends).and_then(|pooled_socket| pooled_socket.released)
+        });
         let mut trouble = None;
         for ends in free {
             let seen = runtime.see(&ends);
@@ -100,7 +115,8 @@ impl SessionBroker {
                 trouble = seen.trouble;
                 continue;
             }
-            if self.seats.get_mut(&ends).is_some_and(|seat| seat.prepare().is_ok()) {
+            if self.pooled_sockets.get_mut(&ends).is_some_and(|pooled_socket| pooled_socket.prepare().is_ok())
+            {
                 return Ok(ends);
             }
         }
@@ -120,60 +136,62 @@ impl SessionBroker {
     pub(super) fn offered(
         &mut self,
         peer: usize,
-        life: u64,
+        session_id: u64,
         port: u16,
         service: String,
         in_order: bool,
     ) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
         // The other end opens sessions on the other half of the pool's ports.
-        let seat = found.seats().find(|(ends, is_own)| ends.local.port() == port && !is_own);
+        let pooled_socket =
+            found.pooled_sockets().find(|(ends, is_own)| ends.local.port() == port && !is_own);
         let unknown =
             || (SessionRefusal::Malformed, format!("the other end may not open sessions at port {port}"));
-        let (ends, _) = seat.ok_or_else(unknown)?;
-        if self.leases.values().any(|lease| lease.ends == ends) {
+        let (ends, _) = pooled_socket.ok_or_else(unknown)?;
+        if self.client_sessions.values().any(|client_session| client_session.ends == ends) {
             return Err((SessionRefusal::Busy, "the session of this port is still in use here".to_owned()));
         }
         let wanted = ClientRole::Listener { peer, service: service.clone() };
-        let listener = self.desks.iter().find(|(_, desk)| desk.role == wanted);
+        let listener = self.clients.iter().find(|(_, client)| client.role == wanted);
         let nobody = || (SessionRefusal::Unknown, format!("no application listens for {service} there"));
-        let (desk, user) = listener.map(|(at, desk)| (*at, desk.caller.user)).ok_or_else(nobody)?;
+        let (client, user) = listener.map(|(at, client)| (*at, client.caller.user)).ok_or_else(nobody)?;
         self.check_share(peer, user)?;
-        let seat = self.seats.get_mut(&ends);
-        if seat.is_none_or(|seat| seat.prepare().is_err()) {
+        let pooled_socket = self.pooled_sockets.get_mut(&ends);
+        if pooled_socket.is_none_or(|pooled_socket| pooled_socket.prepare().is_err()) {
             return Err((
                 SessionRefusal::Busy,
                 "its socket is still held by an application there".to_owned(),
             ));
         }
-        let lease = Lease { in_order, ..Lease::offered(peer, ends, service, desk, user) };
-        insert(&mut self.leases, life, lease)
+        let client_session =
+            ClientSession { in_order, ..ClientSession::offered(peer, ends, service, client, user) };
+        insert(&mut self.client_sessions, session_id, client_session)
     }
 
     /// Lends the pooled socket to the application and tells it. Returns `None` if that fails.
-    fn lend(&mut self, life: u64, control: Option<&ControlEnd>) -> Option<()> {
-        let lease = self.leases.get_mut(&life)?;
-        let datagram_bytes = self.peers.get(lease.peer)?.datagram_bytes;
-        let socket = self.seats.get_mut(&lease.ends)?.lend(lease.user).ok()?;
+    fn lend(&mut self, session_id: u64, control: Option<&ControlEnd>) -> Option<()> {
+        let client_session = self.client_sessions.get_mut(&session_id)?;
+        let datagram_bytes = self.peers.get(client_session.peer)?.datagram_bytes;
+        let socket = self.pooled_sockets.get_mut(&client_session.ends)?.lend(client_session.user).ok()?;
         // The keeper has to hold the socket before the application can send.
-        self.keeper.iter().for_each(|keeper| keeper.keep(&lease.ends, socket));
+        self.keeper.iter().for_each(|keeper| keeper.keep(&client_session.ends, socket));
         let opened = OpenedSession {
-            peer: self.peers.get(lease.peer)?.name.clone(),
-            service: lease.service.clone(),
-            graft: lease.graft.clone(),
-            services: lease.services(&self.offers),
-            in_order: lease.in_order,
-            is_sealed: self.peers.get(lease.peer)?.cipher.is_some(),
+            peer: self.peers.get(client_session.peer)?.name.clone(),
+            service: client_session.service.clone(),
+            graft: client_session.graft.clone(),
+            services: client_session.services(&self.offers),
+            in_order: client_session.in_order,
+            is_sealed: self.peers.get(client_session.peer)?.cipher.is_some(),
             datagram_bytes,
-            local: lease.ends.local.to_string(),
-            remote: lease.ends.remote.to_string(),
+            local: client_session.ends.local.to_string(),
+            remote: client_session.ends.remote.to_string(),
         };
-        let desk = self.desks.get(&lease.desk?)?;
+        let client = self.clients.get(&client_session.client?)?;
         info!(
             peer = opened.peer,
             service = opened.service,
             graft = opened.graft,
-            user = lease.user,
+            user = client_session.user,
             "an application has got a session"
         );
         let socket = socket.as_fd();
@@ -181,83 +199,94 @@ impl SessionBroker {
             Some(control) => (vec![socket, control.as_fd()], BrokerReply::Accepted(opened)),
             None => (vec![socket], BrokerReply::Opened(opened)),
         };
-        let is_taken = desk.tell(&word, &descriptors);
-        (lease.stage, lease.said) = (LeaseStage::Open, None);
-        let peer = lease.peer;
+        let is_taken = client.tell(&word, &descriptors);
+        (client_session.stage, client_session.said) = (ClientSessionStage::Open, None);
+        let peer = client_session.peer;
         is_taken.then(|| self.links.fars.get_mut(peer).into_iter().for_each(|far| far.opened += 1))
     }
 
-    pub(super) fn accepted(&mut self, life: u64) {
-        if let Some(lease) = self.leases.get_mut(&life)
-            && lease.is_own
-            && lease.stage == LeaseStage::Asking
+    pub(super) fn accepted(&mut self, session_id: u64) {
+        if let Some(client_session) = self.client_sessions.get_mut(&session_id)
+            && client_session.is_own
+            && client_session.stage == ClientSessionStage::Asking
         {
-            (lease.stage, lease.said) = (LeaseStage::Waiting, None);
+            (client_session.stage, client_session.said) = (ClientSessionStage::Waiting, None);
         }
     }
 
     pub(super) fn declined(
         &mut self,
         runtime: &mut PacketRuntime,
-        life: u64,
+        session_id: u64,
         why: SessionRefusal,
         reason: &str,
     ) {
-        let Some(lease) = self.leases.get(&life) else { return };
-        if !lease.is_own || lease.stage != LeaseStage::Asking {
+        let Some(client_session) = self.client_sessions.get(&session_id) else { return };
+        if !client_session.is_own || client_session.stage != ClientSessionStage::Asking {
             return;
         }
-        let peer = lease.peer;
-        let ends = lease.ends;
-        let service = lease.service.clone();
-        let in_order = lease.in_order;
+        let peer = client_session.peer;
+        let ends = client_session.ends;
+        let service = client_session.service.clone();
+        let in_order = client_session.in_order;
         // An application at the other end still holds that pooled socket, so another one is tried.
         if why == SessionRefusal::Busy
-            && let Ok(other) = self.free_seat(runtime, peer, Some(ends))
-            && let Some(lease) = self.leases.get_mut(&life)
+            && let Ok(other) = self.free_socket(runtime, peer, Some(ends))
+            && let Some(client_session) = self.client_sessions.get_mut(&session_id)
         {
-            lease.ends = other;
-            let mut said =
-                PendingMessage::new(PeerMessage::Open { life, port: other.local.port(), service, in_order });
+            client_session.ends = other;
+            let mut said = PendingMessage::new(PeerMessage::Open {
+                session_id,
+                port: other.local.port(),
+                service,
+                in_order,
+            });
             said.next = Instant::now() + AGAIN;
-            lease.said = Some(said);
+            client_session.said = Some(said);
             return;
         }
-        self.give_up(life, why, &format!("the other end refuses: {reason}"));
+        self.give_up(session_id, why, &format!("the other end refuses: {reason}"));
         // The other end has no state of a refused session.
-        self.leases.remove(&life);
+        self.client_sessions.remove(&session_id);
     }
 
     /// Restarts this end of the session with the chosen graft.
-    pub(super) fn swap(&mut self, runtime: &mut PacketRuntime, life: u64) {
-        let Some(lease) = self.leases.get_mut(&life) else { return };
-        let Some(seen) = runtime.see(&lease.ends) else { return };
+    pub(super) fn swap(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
+        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
+        let Some(seen) = runtime.see(&client_session.ends) else { return };
         if !seen.is_idle {
             return;
         }
-        let Some(peer) = self.peers.get(lease.peer) else { return };
-        let name = peer.session_name(&lease.ends);
-        let graft = lease.graft.clone();
+        let Some(peer) = self.peers.get(client_session.peer) else { return };
+        let name = peer.session_name(&client_session.ends);
+        let graft = client_session.graft.clone();
         match runtime.swap_anew(&name, &graft) {
-            Ok(()) => lease.stage = LeaseStage::Swapping(true),
-            Err(error) => self.give_up(life, SessionRefusal::Impossible, &error.to_string()),
+            Ok(()) => client_session.stage = ClientSessionStage::Swapping(true),
+            Err(error) => self.give_up(session_id, SessionRefusal::Impossible, &error.to_string()),
         }
     }
 
     /// Handles the message `Go`: the other end uses the graft and receives datagrams, so this end opens the session
     /// as well.
-    pub(super) fn go(&mut self, runtime: &mut PacketRuntime, life: u64) {
-        let Some(lease) = self.leases.get_mut(&life).filter(|lease| !lease.is_own) else { return };
-        match lease.stage {
-            LeaseStage::Swapping(true) => {}
+    pub(super) fn go(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
+        let Some(client_session) =
+            self.client_sessions.get_mut(&session_id).filter(|client_session| !client_session.is_own)
+        else {
+            return;
+        };
+        match client_session.stage {
+            ClientSessionStage::Swapping(true) => {}
             // The other end has not received our `Ready`, which is sent again.
-            LeaseStage::Open => return self.say_of(life, &PeerMessage::Ready { life }),
+            ClientSessionStage::Open => return self.say_of(session_id, &PeerMessage::Ready { session_id }),
             _ => return,
         }
-        lease.begin(runtime);
-        let caller = lease.desk.and_then(|desk| self.desks.get(&desk)).map(|desk| desk.caller.clone());
+        client_session.begin(runtime);
+        let caller = client_session
+            .client
+            .and_then(|client| self.clients.get(&client))
+            .map(|client| client.caller.clone());
         let Some(caller) = caller else {
-            return self.end_own(life, "the application that listened there has gone");
+            return self.end_own(session_id, "the application that listened there has gone");
         };
         // The session gets a connection of its own between the application and the daemon.
         let line = self.accepted.enter(caller.user).and_then(|place| {
@@ -265,22 +294,26 @@ impl SessionBroker {
             Some((ClientLine::start(own.into(), place).ok()?, theirs))
         });
         let Some((line, theirs)) = line else {
-            return self.end_own(life, "the daemon there has no room for the application's connection");
+            return self.end_own(session_id, "the daemon there has no room for the application's connection");
         };
-        if self.lend(life, Some(&theirs)).is_none() {
-            return self.end_own(life, "the application that listens there does not take it");
+        if self.lend(session_id, Some(&theirs)).is_none() {
+            return self.end_own(session_id, "the application that listens there does not take it");
         }
-        let desk = self.add_desk(Desk::for_session(line, caller, life));
-        self.leases.entry(life).and_modify(|lease| lease.desk = Some(desk));
-        self.say_of(life, &PeerMessage::Ready { life });
+        let client = self.add_client(ClientConnection::for_session(line, caller, session_id));
+        self.client_sessions
+            .entry(session_id)
+            .and_modify(|client_session| client_session.client = Some(client));
+        self.say_of(session_id, &PeerMessage::Ready { session_id });
     }
 
-    pub(super) fn ready(&mut self, life: u64) {
-        if !self.leases.get(&life).is_some_and(|lease| lease.is_own && lease.stage == LeaseStage::Going) {
+    pub(super) fn ready(&mut self, session_id: u64) {
+        if !self.client_sessions.get(&session_id).is_some_and(|client_session| {
+            client_session.is_own && client_session.stage == ClientSessionStage::Going
+        }) {
             return;
         }
-        if self.lend(life, None).is_none() {
-            self.end_own(life, "the application there has gone");
+        if self.lend(session_id, None).is_none() {
+            self.end_own(session_id, "the application there has gone");
         }
     }
 }

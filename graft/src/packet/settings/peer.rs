@@ -99,7 +99,7 @@ impl PeerSetting {
 
     /// Returns the addresses and ports of the pool, and whether this end opens sessions on each. The two ends
     /// alternate, so they never open the same one.
-    pub fn seats(&self) -> impl Iterator<Item = (SessionEnds, bool)> {
+    pub fn pooled_sockets(&self) -> impl Iterator<Item = (SessionEnds, bool)> {
         self.ends
             .iter()
             .enumerate()
@@ -234,7 +234,7 @@ mod tests {
         let far = parse(&peer("10.0.0.10", "10.0.0.9", "")).expect("a peer");
         assert_eq!(near.daemons.local.port(), 41000);
         let opens = |peer: &PeerSetting| {
-            let own = peer.seats().filter(|(_, is_own)| *is_own);
+            let own = peer.pooled_sockets().filter(|(_, is_own)| *is_own);
             own.map(|(ends, _)| ends.local.port()).collect::<Vec<_>>()
         };
         assert_eq!(opens(&near), [41001, 41003, 41005, 41007]);

@@ -14,7 +14,7 @@ use millrace_messages::{
 };
 use tracing::info;
 
-use super::{SessionBroker, door::ClientProcess, line::ClientLine};
+use super::{SessionBroker, client_listener::ClientProcess, line::ClientLine};
 
 /// Time for a new connection to send its first request, and for an application to close the connection of an ended
 /// session.
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const REQUESTS: usize = 4;
 
 /// The connection of one application to the daemon.
-pub struct Desk {
+pub struct ClientConnection {
     line: ClientLine,
     pub caller: ClientProcess,
     pub role: ClientRole,
@@ -47,14 +47,14 @@ pub enum ClientRole {
     Done,
 }
 
-impl Desk {
+impl ClientConnection {
     pub fn new(line: ClientLine, caller: ClientProcess) -> Self {
         Self { line, caller, role: ClientRole::New, since: Instant::now(), is_deaf: false }
     }
 
     /// Creates the connection of a session that arrived at a listener.
-    pub fn for_session(line: ClientLine, caller: ClientProcess, life: u64) -> Self {
-        Self { role: ClientRole::Session(life), ..Self::new(line, caller) }
+    pub fn for_session(line: ClientLine, caller: ClientProcess, session_id: u64) -> Self {
+        Self { role: ClientRole::Session(session_id), ..Self::new(line, caller) }
     }
 
     /// Marks the session as over.
@@ -74,45 +74,45 @@ impl Desk {
 }
 
 impl SessionBroker {
-    pub(super) fn read_desks(&mut self, runtime: &mut PacketRuntime) {
+    pub(super) fn read_clients(&mut self, runtime: &mut PacketRuntime) {
         // A request may remove connections, so the numbers are copied first.
-        let desks: Vec<_> = self.desks.keys().copied().collect();
-        for desk in desks {
+        let clients: Vec<_> = self.clients.keys().copied().collect();
+        for client in clients {
             for _ in 0..REQUESTS {
-                let Some(found) = self.desks.get(&desk) else { break };
+                let Some(found) = self.clients.get(&client) else { break };
                 if found.is_deaf {
-                    self.leave(desk);
+                    self.leave(client);
                     break;
                 }
                 match found.line.receive() {
                     ControlReceived::Nothing => break,
-                    ControlReceived::Record(request, _) => self.serve(runtime, desk, request),
+                    ControlReceived::Record(request, _) => self.serve(runtime, client, request),
                     ControlReceived::Malformed(why) => {
                         self.refuse(
-                            desk,
+                            client,
                             SessionRefusal::Malformed,
                             format!("the message is not a valid request: {why}"),
                         );
-                        self.leave(desk);
+                        self.leave(client);
                     }
-                    ControlReceived::End => self.leave(desk),
+                    ControlReceived::End => self.leave(client),
                 }
             }
         }
     }
 
-    fn serve(&mut self, runtime: &mut PacketRuntime, desk: u64, request: BrokerRequest) {
-        let Some(role) = self.desks.get(&desk).map(|desk| desk.role.clone()) else { return };
+    fn serve(&mut self, runtime: &mut PacketRuntime, client: u64, request: BrokerRequest) {
+        let Some(role) = self.clients.get(&client).map(|client| client.role.clone()) else { return };
         let served = match (request, role) {
             (BrokerRequest::Open { peer, service, want }, ClientRole::New) => {
-                self.ask(runtime, desk, &peer, service, want)
+                self.ask(runtime, client, &peer, service, want)
             }
-            (BrokerRequest::Listen { peer, service }, ClientRole::New) => self.listen(desk, &peer, service),
-            (BrokerRequest::Renegotiate { want }, ClientRole::Session(life)) => {
-                self.renegotiate(runtime, life, want)
+            (BrokerRequest::Listen { peer, service }, ClientRole::New) => self.listen(client, &peer, service),
+            (BrokerRequest::Renegotiate { want }, ClientRole::Session(session_id)) => {
+                self.renegotiate(runtime, session_id, want)
             }
-            (BrokerRequest::Finish { messages }, ClientRole::Session(life)) => {
-                self.finish(life, messages);
+            (BrokerRequest::Finish { messages }, ClientRole::Session(session_id)) => {
+                self.finish(session_id, messages);
                 Ok(())
             }
             // The application sent this request before it learned that its session is over.
@@ -123,64 +123,64 @@ impl SessionBroker {
             )),
         };
         if let Err((why, reason)) = served {
-            self.refuse(desk, why, reason);
+            self.refuse(client, why, reason);
         }
     }
 
-    pub(super) fn refuse(&mut self, desk: u64, why: SessionRefusal, reason: String) {
+    pub(super) fn refuse(&mut self, client: u64, why: SessionRefusal, reason: String) {
         *self.refusals.entry(why.name().to_owned()).or_default() += 1;
         // A longer reason would not fit a record of the control socket.
         let reason = reason.chars().take(800).collect();
-        self.tell(desk, &BrokerReply::Refused { why, reason });
+        self.tell(client, &BrokerReply::Refused { why, reason });
     }
 
     /// Sends a message to the application at this connection. An application that does not read is disconnected.
-    pub(super) fn tell(&mut self, desk: u64, word: &BrokerReply) {
-        let Some(found) = self.desks.get_mut(&desk) else { return };
+    pub(super) fn tell(&mut self, client: u64, word: &BrokerReply) {
+        let Some(found) = self.clients.get_mut(&client) else { return };
         // The socket is full if the application does not read. An application that has disconnected may have sent
         // requests before, which are still handled.
         let told = found.line.send(word, &[]);
         found.is_deaf |= told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
     }
 
-    fn listen(&mut self, desk: u64, peer: &str, service: String) -> Result<(), (SessionRefusal, String)> {
-        let peer = self.permitted(desk, peer, &service)?;
+    fn listen(&mut self, client: u64, peer: &str, service: String) -> Result<(), (SessionRefusal, String)> {
+        let peer = self.permitted(client, peer, &service)?;
         let role = ClientRole::Listener { peer, service };
         // One application gets all sessions of a service.
-        if self.desks.values().any(|other| other.role == role) {
+        if self.clients.values().any(|other| other.role == role) {
             return Err((
                 SessionRefusal::Exhausted,
                 "another application listens for this service".to_owned(),
             ));
         }
-        let Some(found) = self.desks.get_mut(&desk) else { return Ok(()) };
+        let Some(found) = self.clients.get_mut(&client) else { return Ok(()) };
         info!(user = found.caller.user, ?role, "an application listens for sessions");
         found.role = role;
-        self.tell(desk, &BrokerReply::Listening);
+        self.tell(client, &BrokerReply::Listening);
         Ok(())
     }
 
     fn ask(
         &mut self,
         runtime: &mut PacketRuntime,
-        desk: u64,
+        client: u64,
         peer: &str,
         service: String,
         want: Want,
     ) -> Result<(), (SessionRefusal, String)> {
         want.check().map_err(|reason| (SessionRefusal::Malformed, reason))?;
-        let peer = self.permitted(desk, peer, &service)?;
-        self.begin(runtime, desk, peer, service, want)
+        let peer = self.permitted(client, peer, &service)?;
+        self.begin(runtime, client, peer, service, want)
     }
 
     /// Returns the peer's number if the caller may have sessions with the peer, else the refusal.
-    fn permitted(&self, desk: u64, peer: &str, service: &str) -> Result<usize, (SessionRefusal, String)> {
+    fn permitted(&self, client: u64, peer: &str, service: &str) -> Result<usize, (SessionRefusal, String)> {
         if service.is_empty() || service.len() > NAME_MAX || peer.len() > NAME_MAX {
             return Err((SessionRefusal::Malformed, format!("names have 1 to {NAME_MAX} bytes")));
         }
         let at = self.peers.iter().position(|known| known.name == peer);
         // A user without permission must not learn which peers exist.
-        let Some(caller) = self.desks.get(&desk).map(|desk| &desk.caller) else {
+        let Some(caller) = self.clients.get(&client).map(|client| &client.caller) else {
             return Err((SessionRefusal::NotAllowed, String::new()));
         };
         match at.and_then(|at| Some((at, self.peers.get(at)?))) {

@@ -25,7 +25,7 @@ const PONG_WITHIN: Duration = Duration::from_secs(1);
 /// one.
 const LATE: usize = 8;
 /// Largest size of a message in bytes. Every QUIC path has room for such a datagram.
-pub const WORD_MAX: usize = 1024;
+pub const MESSAGE_MAX: usize = 1024;
 
 /// A message between daemons. The sender of one that needs an answer repeats it until the answer arrives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,46 +39,46 @@ pub enum PeerMessage {
     Pong {
         n: u32,
     },
-    /// Opens a session between two applications. `life` is its session ID, a random number. Answered by `Accept` or
+    /// Opens a session between two applications. `session_id` is a random number. Answered by `Accept` or
     /// `Refuse`.
     Open {
-        life: u64,
+        session_id: u64,
         port: u16,
         service: String,
         /// True if the applications' library, and not the graft, puts messages in order.
         in_order: bool,
     },
     Accept {
-        life: u64,
+        session_id: u64,
     },
     Refuse {
-        life: u64,
+        session_id: u64,
         why: SessionRefusal,
         reason: String,
     },
     /// Both ends use the graft, and the sender's socket receives. Answered by `Ready`.
     Go {
-        life: u64,
+        session_id: u64,
     },
     Ready {
-        life: u64,
+        session_id: u64,
     },
     /// The sender's application sends no more, after this number of messages. Answered by `Finished`.
     Finish {
-        life: u64,
+        session_id: u64,
         messages: u32,
     },
     Finished {
-        life: u64,
+        session_id: u64,
     },
     /// The sender's application has gone, or never got the session. Answered by `Closed`.
     Close {
-        life: u64,
+        session_id: u64,
         messages: Option<u32>,
         reason: String,
     },
     Closed {
-        life: u64,
+        session_id: u64,
     },
     /// A message about the keys of a session.
     Keys {
@@ -87,7 +87,7 @@ pub enum PeerMessage {
     /// The session exists at the sender. `delivered` is the number of datagrams that have arrived for its
     /// application, if the receiver has asked for it.
     Report {
-        life: u64,
+        session_id: u64,
         delivered: Option<u64>,
         asks: bool,
     },
@@ -104,7 +104,7 @@ pub enum PeerEvent {
 /// Sends a message, and returns whether QUIC took it.
 pub fn send(connection: &Connection, say: &PeerMessage) -> bool {
     serde_json::to_vec(say)
-        .is_ok_and(|text| text.len() <= WORD_MAX && connection.send_datagram(text.into()).is_ok())
+        .is_ok_and(|text| text.len() <= MESSAGE_MAX && connection.send_datagram(text.into()).is_ok())
 }
 
 /// Path measurements that are taken with pings.
@@ -223,8 +223,8 @@ mod tests {
         let service = "s".repeat(64);
         let reason = "r".repeat(300);
         let longest = [
-            PeerMessage::Open { life: u64::MAX, port: u16::MAX, service, in_order: true },
-            PeerMessage::Close { life: u64::MAX, messages: Some(u32::MAX), reason },
+            PeerMessage::Open { session_id: u64::MAX, port: u16::MAX, service, in_order: true },
+            PeerMessage::Close { session_id: u64::MAX, messages: Some(u32::MAX), reason },
             PeerMessage::Keys {
                 word: KeyWord {
                     local: "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().expect("an address"),
@@ -237,12 +237,17 @@ mod tests {
         ];
         for say in longest {
             let text = serde_json::to_vec(&say).expect("JSON");
-            assert!(text.len() <= WORD_MAX);
+            assert!(text.len() <= MESSAGE_MAX);
             assert_eq!(serde_json::from_slice::<PeerMessage>(&text).expect("a word"), say);
         }
-        for text in
-            ["", "{}", "[]", r#"{"say":"go"}"#, r#"{"say":"go","life":-1}"#, r#"{"say":"go","life":1,"x":1}"#]
-        {
+        for text in [
+            "",
+            "{}",
+            "[]",
+            r#"{"say":"go"}"#,
+            r#"{"say":"go","session_id":-1}"#,
+            r#"{"say":"go","session_id":1,"x":1}"#,
+        ] {
             assert!(serde_json::from_str::<PeerMessage>(text).is_err(), "{text}");
         }
     }

@@ -31,7 +31,7 @@ const NAMED: PlacePool = PlacePool { all: 512, of_user: 64 };
 const STRANGERS: PlacePool = PlacePool { all: 64, of_user: 8 };
 
 /// The listening socket. Its file is removed when this is dropped.
-pub struct Door {
+pub struct ClientListener {
     path: PathBuf,
     socket: OwnedFd,
     closer: Closer,
@@ -53,7 +53,7 @@ pub struct ClientProcess {
     pub groups: Vec<u32>,
 }
 
-impl Door {
+impl ClientListener {
     /// Binds the socket and listens on it.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for ClientListener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }

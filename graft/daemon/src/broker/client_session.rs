@@ -13,7 +13,7 @@ use millrace_graft_kernel::joint::SessionEnds;
 use millrace_messages::{ChangeOrigin, SessionRefusal, Want};
 use tracing::warn;
 
-use super::{far::PeerMessage, quality::Quality};
+use super::{peer_message::PeerMessage, quality::Quality};
 
 /// Pause before a message is sent again: at first, and at most (`AGAIN_MOST`).
 pub const AGAIN: Duration = Duration::from_millis(100);
@@ -24,15 +24,15 @@ pub const SILENCE: Duration = Duration::from_secs(10);
 const REASON_MAX: usize = 160;
 
 /// A session that an application has, or is about to have.
-pub struct Lease {
+pub struct ClientSession {
     pub peer: usize,
     pub ends: SessionEnds,
     pub service: String,
-    pub stage: LeaseStage,
+    pub stage: ClientSessionStage,
     /// True at the end that has opened the session.
     pub is_own: bool,
     /// Connection of the application here, or `None` once it has disconnected.
-    pub desk: Option<u64>,
+    pub client: Option<u64>,
     pub user: u32,
     /// Name of the graft that was chosen last.
     pub graft: String,
@@ -60,7 +60,7 @@ pub struct Lease {
 /// accepting end begins in `Swapping` and opens when `Go` arrives. Messages of the other daemon and events of the
 /// runtime move a session; any state goes to `Ending`, and opening takes `PATIENCE` at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseStage {
+pub enum ClientSessionStage {
     /// `Open` was sent, and has no answer yet.
     Asking,
     /// The session was accepted. The graft is changed as soon as that is possible.
@@ -107,16 +107,16 @@ pub fn denied(refused: &ChoiceRefusal) -> Denied {
     (why, refused.to_string())
 }
 
-impl Lease {
+impl ClientSession {
     /// Creates the state of a session that the other end has opened.
-    pub fn offered(peer: usize, ends: SessionEnds, service: String, desk: u64, user: u32) -> Self {
+    pub fn offered(peer: usize, ends: SessionEnds, service: String, client: u64, user: u32) -> Self {
         Self {
             peer,
             ends,
             service,
-            stage: LeaseStage::Swapping(false),
+            stage: ClientSessionStage::Swapping(false),
             is_own: false,
-            desk: Some(desk),
+            client: Some(client),
             user,
             graft: String::new(),
             want: Want::default(),
@@ -159,10 +159,14 @@ impl Lease {
 ///
 /// # Errors
 /// A session with this ID exists, and stays as it is.
-pub fn insert(leases: &mut BTreeMap<u64, Lease>, life: u64, lease: Lease) -> Result<(), Denied> {
-    match leases.entry(life) {
+pub fn insert(
+    client_sessions: &mut BTreeMap<u64, ClientSession>,
+    session_id: u64,
+    client_session: ClientSession,
+) -> Result<(), Denied> {
+    match client_sessions.entry(session_id) {
         Entry::Vacant(place) => {
-            place.insert(lease);
+            place.insert(client_session);
             Ok(())
         }
         Entry::Occupied(_) => {
@@ -192,14 +196,15 @@ mod tests {
             local: ([192, 0, 2, 1], port).into(),
             remote: ([192, 0, 2, 2], port).into(),
         };
-        let mut leases = BTreeMap::new();
-        let own = Lease { is_own: true, ..Lease::offered(0, ends(1), "own".to_owned(), 7, 1000) };
-        insert(&mut leases, 5, own).unwrap();
+        let mut client_sessions = BTreeMap::new();
+        let own =
+            ClientSession { is_own: true, ..ClientSession::offered(0, ends(1), "own".to_owned(), 7, 1000) };
+        insert(&mut client_sessions, 5, own).unwrap();
         for peer in [0, 1] {
-            let theirs = Lease::offered(peer, ends(2), "theirs".to_owned(), 8, 1001);
-            assert_eq!(insert(&mut leases, 5, theirs).unwrap_err().0, SessionRefusal::Malformed);
-            let kept = leases.get(&5).unwrap();
-            assert!(kept.is_own && kept.desk == Some(7) && kept.user == 1000 && kept.ends == ends(1));
+            let theirs = ClientSession::offered(peer, ends(2), "theirs".to_owned(), 8, 1001);
+            assert_eq!(insert(&mut client_sessions, 5, theirs).unwrap_err().0, SessionRefusal::Malformed);
+            let kept = client_sessions.get(&5).unwrap();
+            assert!(kept.is_own && kept.client == Some(7) && kept.user == 1000 && kept.ends == ends(1));
         }
     }
 }
