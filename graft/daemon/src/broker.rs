@@ -24,7 +24,6 @@ mod client_listener;
 mod client_session;
 mod connection;
 mod ending;
-pub mod keeper;
 mod line;
 mod on_message;
 mod opening;
@@ -33,6 +32,7 @@ mod places;
 mod pooled_socket;
 mod quality;
 mod watch;
+pub mod watchdog;
 
 use std::{
     collections::BTreeMap,
@@ -57,10 +57,10 @@ use self::{
     client_listener::{ClientArrival, ClientListener, ClientProcess},
     client_session::{ClientSession, SILENCE},
     connection::PeerLinks,
-    keeper::SealKeeper,
     peer_message::{PeerEvent, PeerMessage},
     places::ClientPlaces,
     pooled_socket::PooledSocket,
+    watchdog::SealWatchdog,
 };
 
 /// Interval at which open sessions are checked against the requirements of their applications.
@@ -92,7 +92,7 @@ pub struct SessionBroker {
     /// Grafts that a session may get, with the services of each.
     offers: Vec<Offer>,
     /// The process that shuts sockets down if this daemon dies. `None` if no peer has a pool.
-    keeper: Option<SealKeeper>,
+    keeper: Option<SealWatchdog>,
     addresses: Addresses,
     /// Time of the latest periodic check.
     looked: Instant,
@@ -123,7 +123,7 @@ impl SessionBroker {
         }
         // Without a pool no socket is lent, so there is nothing to guard.
         let keeper = (!pooled_sockets.is_empty())
-            .then(SealKeeper::start)
+            .then(SealWatchdog::start)
             .transpose()
             .context("cannot start the keeper of sockets")?;
         Ok(Some(Self {
@@ -277,11 +277,11 @@ impl SessionBroker {
 
     /// Starts another keeper if the old one has ended, and gives it all sealing programs and lent sockets.
     fn look_at_keeper(&mut self, runtime: &mut PacketRuntime) {
-        if self.keeper.as_mut().is_none_or(SealKeeper::is_alive) {
+        if self.keeper.as_mut().is_none_or(SealWatchdog::is_alive) {
             return;
         }
         error!("the keeper of sockets has ended; another one is started");
-        match SealKeeper::start() {
+        match SealWatchdog::start() {
             Ok(mut keeper) => {
                 keeper.guard(runtime.egress());
                 for (ends, pooled_socket) in &self.pooled_sockets {

@@ -18,7 +18,7 @@ use millrace_daemon::{
 use millrace_graft::{GraftPool, PoolGraft};
 use millrace_graft_daemon::{
     broker,
-    carry::keeper,
+    carry::watchdog,
     control::{self, DEFAULT_SOCKET, GRAFTS, GraftAnswer, GraftRequest, SESSIONS},
     daemon::{GraftSetup, usable},
     packets,
@@ -271,9 +271,9 @@ pub fn run(args: GraftCommandArgs) -> anyhow::Result<()> {
     match args.verb {
         GraftVerb::Run(args) => run_daemon(args, Vec::new()),
         GraftVerb::Gateway(args) => run_daemon(args.run, args.interface),
-        GraftVerb::GatewayKeep { run, interfaces } => keeper::run(run, &interfaces),
+        GraftVerb::GatewayKeep { run, interfaces } => watchdog::run(run, &interfaces),
         GraftVerb::Part(args) => run_part(args),
-        GraftVerb::SessionsKeep => broker::keeper::run(),
+        GraftVerb::SessionsKeep => broker::watchdog::run(),
         GraftVerb::Check(args) => check(args),
         GraftVerb::List(args) => print(&text::pool(&GraftPool::read(&args.pool, &[])?, width())),
         GraftVerb::Export(args) => export(&args),

@@ -14,7 +14,7 @@ use millrace_graft::{settings::CarrierKind, status};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{broken::CarrierError, pool::ConnectionPool, stream::CarrierStream};
+use super::{carrier_error::CarrierError, pool::ConnectionPool, stream::CarrierStream};
 
 /// Shortest silence after which a carrier is suspected, however short its round trip is.
 const SUSPECT_LEAST: Duration = Duration::from_millis(300);

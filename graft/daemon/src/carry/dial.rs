@@ -27,7 +27,7 @@ use super::{
     carrier::{CarrierLink, CarrierPeer, CarrierRoute, PeerCarrier},
     carriers::place,
     context::CarryContext,
-    host, let_go, probe,
+    host, probe, refused,
     stream::{CarrierStream, PATIENCE},
     warm,
 };
@@ -138,7 +138,7 @@ async fn call_once(
     // The peer is identified by its key in the settings, so the name in the certificate does not matter.
     let connecting = endpoint.connect_with(config, at, "millrace-graft")?;
     let connection = match timeout(PATIENCE, connecting).await {
-        Ok(Err(error)) if let_go::is_about_the_version(&error) => {
+        Ok(Err(error)) if refused::is_about_the_version(&error) => {
             bail!("{at} speaks another version of carriers than this host, UDP")
         }
         Ok(connection) => {
@@ -187,7 +187,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
         }
         let remote = incoming.remote_address().ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
-            context.table.count(let_go::CROWDED);
+            context.table.count(refused::CROWDED);
             debug!(%remote, "a caller was turned away: too many handshakes are under way");
             incoming.ignore();
             continue;
@@ -198,7 +198,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
             // A stranger that stalls can lose its place to another caller.
             let met = tokio::select! {
                 met = meet(incoming, &tls) => met,
-                () = caller.made_way() => Err(let_go::CallerDisplaced.into()),
+                () = caller.made_way() => Err(refused::CallerDisplaced.into()),
             };
             if let Ok(met) = &met {
                 caller.has_shown(&met.peer);
@@ -208,7 +208,7 @@ pub async fn listen(context: Arc<CarryContext>, endpoint: Endpoint, tls: Arc<par
                 Err(error) => Err(error),
             };
             if let Err(error) = answered {
-                context.table.count(let_go::name(&error));
+                context.table.count(refused::name(&error));
                 debug!(%remote, "a caller was turned away: {error:#}");
             }
         });

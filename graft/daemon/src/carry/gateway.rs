@@ -21,11 +21,11 @@ use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tracing::{debug, warn};
 
 use super::{
-    asking::KernelEvents,
-    keeper::TunnelWatchdog,
+    kernel_events::KernelEvents,
     listeners::{Listeners, canonical},
     syn::SynSender,
     warn_on_error,
+    watchdog::TunnelWatchdog,
 };
 
 /// Silence of this broker after which the kernel forwards SYNs by itself.

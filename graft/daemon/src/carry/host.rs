@@ -27,9 +27,9 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    behind,
     carrier::CarrierPeer,
     context::CarryContext,
+    gatewayed,
     hooks::HookStatusText,
     meter::TransferMeter,
     pump::{PumpEnd, PumpRole, TunnelPump, prepare},
@@ -248,7 +248,7 @@ async fn reach_behind(
     if !context.carriers.stands_for(&far.peer, open.client.ip()) {
         return Err(CarryReason::Client);
     }
-    let connect = behind::connect(&context.hooks, open.client, open.server);
+    let connect = gatewayed::connect(&context.hooks, open.client, open.server);
     match timeout(PATIENCE, connect).await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Err(CarryReason::Refused),

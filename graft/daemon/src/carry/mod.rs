@@ -10,43 +10,43 @@
 //!
 //! [`meter`] counts the bytes of a connection. [`purposes`] predicts from that how the next one will be used.
 
-mod asking;
-mod behind;
-mod broken;
+mod accept;
 mod carrier;
+mod carrier_error;
 mod carriers;
 mod context;
 mod dial;
 mod firewall;
 mod gateway;
+mod gatewayed;
 mod hooks;
 mod host;
-mod keep;
-pub mod keeper;
-mod led;
-mod let_go;
+mod kernel_events;
 mod listeners;
 mod meter;
 pub mod metrics;
 mod openings;
 mod owner;
+mod peer_pool;
 mod pool;
 mod ports;
 mod probe;
 mod pump;
 mod purposes;
 mod record;
+mod redirected;
+mod refused;
 mod silence;
 mod socket;
 mod stream;
 mod strict;
 mod syn;
 mod table;
-mod take;
 mod tcp;
 pub mod text;
 mod warm;
 mod watch;
+pub mod watchdog;
 
 use std::{
     collections::BTreeMap, net::IpAddr, ops::RangeInclusive, path::Path, sync::Arc,
@@ -73,8 +73,8 @@ use tracing::{info, warn};
 
 use self::{
     carrier::CarrierRoute, carriers::Carriers, context::CarryContext, gateway::CarryGateway, hooks::Hooks,
-    keep::PeerKeeper, listeners::Listeners, openings::TunnelOpenings, ports::PortRange, purposes::Purposes,
-    strict::Strict, table::TunnelTable, watch::TunnelWatch,
+    listeners::Listeners, openings::TunnelOpenings, peer_pool::PeerKeeper, ports::PortRange,
+    purposes::Purposes, strict::Strict, table::TunnelTable, watch::TunnelWatch,
 };
 use super::tls::Tls;
 
@@ -148,13 +148,13 @@ impl TunnelBroker {
             purposes,
         });
         let mut tasks = JoinSet::new();
-        tasks.spawn(led::accept(context.clone(), listeners));
+        tasks.spawn(redirected::accept(context.clone(), listeners));
         let strict = Arc::new(strict);
         tasks.spawn(strict::accept(strict.clone()));
         tasks.spawn(strict::answer_all(context.clone(), strict.clone(), asks));
         if let (Some(gateway), Some(asks)) = (&context.gateway, behind) {
-            tasks.spawn(behind::accept(context.clone(), gateway.clone()));
-            tasks.spawn(behind::answer(context.clone(), gateway.clone(), asks));
+            tasks.spawn(gatewayed::accept(context.clone(), gateway.clone()));
+            tasks.spawn(gatewayed::answer(context.clone(), gateway.clone(), asks));
         }
         let tls = Arc::new(RwLock::new(tls));
         if let Some(endpoint) = &endpoint {
@@ -163,7 +163,7 @@ impl TunnelBroker {
         }
         for listener in pools {
             info!(at = %listener.local_addr()?, "listening for carriers by TCP, MPTCP or SCTP");
-            tasks.spawn(take::listen(context.clone(), listener, tls.clone(), carry.pool.clone()));
+            tasks.spawn(accept::listen(context.clone(), listener, tls.clone(), carry.pool.clone()));
         }
         let leads = Mutex::default();
         let calls = Mutex::default();
@@ -228,7 +228,7 @@ impl TunnelBroker {
                     CarrierKind::Tcp | CarrierKind::Mptcp | CarrierKind::Sctp => {
                         let config = tcp::client_config(tls.client(peer)?);
                         let limits = self.carry.pool.clone();
-                        tasks.spawn(keep::keep(PeerKeeper {
+                        tasks.spawn(peer_pool::keep(PeerKeeper {
                             context,
                             peer: peer.clone(),
                             way,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{
-    broken::CarrierError,
+    carrier_error::CarrierError,
     socket::{CarrierSocket, SocketGroup},
     stream::CarrierStream,
 };

@@ -20,8 +20,8 @@ use tokio::{
 };
 
 use super::{
-    broken::CarrierError,
     carrier::PeerCarrier,
+    carrier_error::CarrierError,
     context::CarryContext,
     meter::TransferMeter,
     silence::{BytesArrived, CarrierSilence, SilenceAction},

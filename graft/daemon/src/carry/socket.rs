@@ -17,7 +17,7 @@ use rustls::ExtractedSecrets;
 use tokio::{net::TcpStream, time::timeout};
 
 use super::{
-    broken::CarrierError,
+    carrier_error::CarrierError,
     record::{Opener, RecordBatch, RecordContent, RecordError, Sealer},
 };
 

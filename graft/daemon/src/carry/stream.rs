@@ -9,7 +9,7 @@ use quinn::{Connection, ReadError, RecvStream, SendStream, VarInt, WriteError};
 use tokio::time::timeout;
 
 use super::{
-    broken::CarrierError,
+    carrier_error::CarrierError,
     record::RecordBatch,
     socket::{self, CarrierSocket, SocketReader, Writing},
 };

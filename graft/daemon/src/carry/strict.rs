@@ -13,14 +13,14 @@ use tokio::{net::TcpStream, sync::oneshot, time::timeout};
 use tracing::{debug, warn};
 
 use super::{
-    asking::KernelEvents,
-    broken::CarrierError,
     carrier::PeerCarrier,
+    carrier_error::CarrierError,
     context::CarryContext,
-    led,
+    kernel_events::KernelEvents,
     listeners::{Listeners, canonical},
     meter::TransferMeter,
     pump::{PumpEnd, TunnelPump, prepare},
+    redirected,
     stream::CarrierStream,
     syn::SynSender,
     warn_on_error,
@@ -121,14 +121,14 @@ pub async fn answer_all(context: Arc<CarryContext>, strict: Arc<Strict>, mut ask
 }
 
 async fn begin(context: &CarryContext, strict: &Strict, ask: &HoldSyn) {
-    let Some((arrival, place)) = led::enter(context, canonical(ask.from)) else {
+    let Some((arrival, place)) = redirected::enter(context, canonical(ask.from)) else {
         strict.refuse(ask);
         return;
     };
     let from = canonical(ask.from);
     let carrier = context.carriers.carrier_to(arrival.far.ip());
-    let meter = led::meter(context, &arrival);
-    let watched = led::watch(context, &arrival, from, carrier.as_deref(), &meter);
+    let meter = redirected::meter(context, &arrival);
+    let watched = redirected::watch(context, &arrival, from, carrier.as_deref(), &meter);
     let mut seen = None;
     let ended = match reach(context, from, carrier, &arrival).await {
         Ok(reached) => match strict.admit(ask).await {
@@ -147,7 +147,7 @@ async fn begin(context: &CarryContext, strict: &Strict, ask: &HoldSyn) {
         }
     };
     context.watch.end(&watched, seen);
-    led::leave(context, place, &ended);
+    redirected::leave(context, place, &ended);
 }
 
 /// A connection to a server that was reached. It is reset if it is dropped unused.
@@ -200,7 +200,7 @@ pub async fn attempt(
     carrier: &Arc<PeerCarrier>,
 ) -> TunnelAttempt {
     let open = OpenFrame { id: context.table.next_id(), server, client };
-    let mut opened = OpenedStream { open, stream: led::stream(carrier).await };
+    let mut opened = OpenedStream { open, stream: redirected::stream(carrier).await };
     let Some(stream) = &mut opened.stream else { return TunnelAttempt::Nothing };
     let Some(answered) = answer(context, stream, open, carrier).await else { return TunnelAttempt::Nothing };
     match answered {
@@ -258,7 +258,7 @@ async fn reach(
             TunnelAttempt::Nothing => {}
         }
     }
-    match led::connect(context, server, owner).await {
+    match redirected::connect(context, server, owner).await {
         Ok(remote) => Ok(ReachedServer::InPlace(remote)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(CarryReason::Refused),
         Err(_) => Err(CarryReason::Unreachable),
@@ -273,7 +273,7 @@ async fn join(
     seen: &mut Option<TunnelRecord>,
 ) -> PumpEnd {
     match reached {
-        ReachedServer::InPlace(mut remote) => led::join(&mut local, &mut remote).await,
+        ReachedServer::InPlace(mut remote) => redirected::join(&mut local, &mut remote).await,
         ReachedServer::Carried(mut opened, carrier) => {
             let ended;
             (ended, *seen) = opened.join(context, &local, carrier, meter).await;

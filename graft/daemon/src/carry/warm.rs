@@ -13,8 +13,8 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::{
-    broken::CarrierError,
     carrier::PeerCarrier,
+    carrier_error::CarrierError,
     stream::{CarrierStream, PATIENCE},
 };
 

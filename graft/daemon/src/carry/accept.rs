@@ -17,7 +17,7 @@ use super::{
     carrier::CarrierPeer,
     context::CarryContext,
     host,
-    let_go::{self, CallerLimitReached},
+    refused::{self, CallerLimitReached},
     socket::{CarrierSocket, halves},
     stream::{CarrierStream, Home},
     tcp,
@@ -49,7 +49,7 @@ pub async fn listen(
         };
         let remote = remote.ip().to_canonical();
         let Some(caller) = callers.enter(remote, context.carriers.are_at(remote), Instant::now()) else {
-            context.table.count(let_go::CROWDED);
+            context.table.count(refused::CROWDED);
             debug!(%remote, "a caller was turned away: too many handshakes are under way");
             continue;
         };
@@ -59,12 +59,12 @@ pub async fn listen(
         tokio::spawn(async move {
             let taken = tokio::select! {
                 taken = take(&context, stream, &tls, &limits) => taken,
-                () = caller.made_way() => Err(let_go::CallerDisplaced.into()),
+                () = caller.made_way() => Err(refused::CallerDisplaced.into()),
             };
             match taken {
                 Ok(peer) => caller.has_shown(&peer),
                 Err(error) => {
-                    context.table.count(let_go::name(&error));
+                    context.table.count(refused::name(&error));
                     debug!(%remote, "a caller was turned away: {error:#}");
                 }
             }

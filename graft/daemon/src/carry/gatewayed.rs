@@ -13,13 +13,13 @@ use tokio::net::TcpStream;
 use tracing::debug;
 
 use super::{
-    asking::KernelEvents,
     context::CarryContext,
     gateway::{CarryGateway, HeldSyn},
     hooks::Hooks,
-    led,
+    kernel_events::KernelEvents,
     meter::TransferMeter,
     pump::{PumpEnd, prepare},
+    redirected,
     strict::{self, TunnelAttempt},
 };
 
@@ -67,12 +67,12 @@ async fn begin(context: &CarryContext, gateway: &CarryGateway, ask: &GatewaySyn)
         gateway.end_old(ask.flow);
     }
     let Some(waiting) = gateway.wait(ask.flow) else { return };
-    let Some(place) = led::place(context) else {
+    let Some(place) = redirected::place(context) else {
         gateway.forward(ask.flow);
         return;
     };
     let ended = carry(context, gateway, ask, waiting).await;
-    led::leave(context, place, &ended);
+    redirected::leave(context, place, &ended);
 }
 
 async fn carry(

@@ -40,13 +40,13 @@ enum KeeperMessage {
 }
 
 /// The daemon's handle of the keeper.
-pub struct SealKeeper {
+pub struct SealWatchdog {
     process: Child,
     control: ControlEnd,
     is_ready: bool,
 }
 
-impl SealKeeper {
+impl SealWatchdog {
     pub fn start() -> io::Result<Self> {
         let (control, theirs) = ControlEnd::pair()?;
         // The keeper's end of the pair becomes its standard input.
