@@ -1,8 +1,8 @@
 //! The supported drafts of MoQ Transport, and where they differ.
 //!
-//! Messages, parameters and locations are one set of types for all drafts, with the meaning that the newest draft
-//! gives them. A codec gets the draft as an argument and asks it where the wire format differs. Only this file and
-//! the codecs' tables compare drafts by number.
+//! Messages, parameters and locations are one set of types for all drafts, with the meaning that the newest draft gives
+//! them. A codec gets the draft as an argument and asks it where the wire format differs. Only this file and the
+//! codecs' tables compare drafts by number.
 
 use std::{fmt, str::FromStr};
 
@@ -27,7 +27,7 @@ impl Draft {
     /// The newest supported draft.
     pub const NEWEST: Self = Self::D22;
 
-    /// The draft's name, as WebTransport negotiates it.
+    /// Returns the draft's name in WebTransport's protocol negotiation.
     pub const fn protocol(self) -> &'static str {
         match self {
             Self::D18 => "moqt-18",
@@ -38,7 +38,7 @@ impl Draft {
         }
     }
 
-    /// The draft's name in ALPN, over QUIC without WebTransport.
+    /// Returns the draft's ALPN, which negotiates it over QUIC without WebTransport.
     pub const fn alpn(self) -> &'static [u8] {
         self.protocol().as_bytes()
     }
@@ -112,8 +112,8 @@ impl Draft {
         self >= Self::D22
     }
 
-    /// Whether a subscription ends once its filter can let nothing more through. One whose filter lets nothing
-    /// through from the start is refused.
+    /// Whether a subscription ends as soon as its filter can let no further object pass. A subscription whose filter
+    /// lets none pass from the start is refused.
     pub fn ends_with_its_filter(self) -> bool {
         self < Self::D20
     }
@@ -141,7 +141,7 @@ impl fmt::Display for Draft {
     }
 }
 
-/// The error for text that names no supported draft.
+/// The error for a text that names no supported draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a draft of MoQ Transport is a number from 18 to 22")]
 pub struct UnknownDraft;
