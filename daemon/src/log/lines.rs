@@ -106,7 +106,7 @@ fn put_escaped(out: &mut impl Write, one: char) -> fmt::Result {
     }
 }
 
-/// Returns whether a value can stand in a line unquoted, so that it ends at the next space.
+/// Reports whether a value can stand in a line unquoted, so that it ends at the next space.
 fn is_word(value: &str) -> bool {
     !value.is_empty()
         && value
@@ -114,8 +114,8 @@ fn is_word(value: &str) -> bool {
             .all(|one| is_printable(one) && !one.is_whitespace() && !matches!(one, '"' | '=' | '\\'))
 }
 
-/// Returns whether a terminal shows the character itself: it is no control character, and does not change the
-/// direction of text.
+/// Reports whether a terminal shows the character itself: it is no control character, and does not change the direction
+/// of text.
 fn is_printable(one: char) -> bool {
     matches!(one, '"' | '\'' | '\\') || one.escape_debug().len() == 1
 }
