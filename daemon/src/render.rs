@@ -13,7 +13,7 @@ use crate::log::printable;
 /// Prints to standard output, and flushes.
 ///
 /// # Errors
-/// The pipe is closed.
+/// Fails if the pipe is closed.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -80,7 +80,7 @@ pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl It
     }
 }
 
-/// Returns whether a column has numbers only, with their units: `1.5K`, `7/29`, `1h01m`. A dash stands for none.
+/// Reports whether a column has only numbers, with their units: `1.5K`, `7/29`, `1h01m`. A dash stands for none.
 /// Addresses do not count.
 fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
     let is_number = |cell: &String| {
