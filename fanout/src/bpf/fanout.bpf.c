@@ -10,13 +10,12 @@
  *   fanout_trace.h     events about single packets
  *   fan.h, fan_runs.h  code that all fan-outs share
  */
-*/
 #include "fanout_map.h"
 #include "fanout_rewrite.h"
 #include "fanout_trace.h"
 #include <linux/pkt_cls.h>
 
-	struct receiver_loop {
+struct receiver_loop {
 	struct __sk_buff *skb;
 	struct fanout_work *work;
 };
