@@ -22,7 +22,8 @@ pub struct NetworkPrefix {
 }
 
 impl NetworkPrefix {
-    /// Returns the network of this length that an address is in. An IPv4-mapped IPv6 address counts as the IPv4 address.
+    /// Returns the network of this length that an address is in. An IPv4-mapped IPv6 address counts as the IPv4
+    /// address.
     pub fn from_address(address: IpAddr, length: u8) -> Self {
         let address = match address.to_canonical() {
             IpAddr::V4(address) => {

@@ -13,8 +13,8 @@
 //!                                          Silent
 //! ```
 //!
-//! The thread [`SupervisedPart::keep`] alone moves a part between these states. When the supervisor is killed, the kernel kills
-//! its parts, also those that are stopped.
+//! The thread [`SupervisedPart::keep`] alone moves a part between these states. When the supervisor is killed, the
+//! kernel kills its parts, also those that are stopped.
 
 use std::{
     ffi::OsString,
@@ -124,7 +124,8 @@ pub struct SupervisedPart {
     changed: Condvar,
 }
 
-/// A lock that a supervisor and its parts hold, so that a new supervisor waits until the parts of a killed one have ended.
+/// A lock that a supervisor and its parts hold, so that a new supervisor waits until the parts of a killed one have
+/// ended.
 pub struct Lock(Flock<File>);
 
 impl Lock {

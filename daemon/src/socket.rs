@@ -110,7 +110,8 @@ impl Conversation {
     }
 }
 
-/// Takes the value of one variant out of an answer: `expect_answer!(ask(path, who, &Request::Status)?, Answer::Status)?`.
+/// Takes the value of one variant out of an answer:
+/// `expect_answer!(ask(path, who, &Request::Status)?, Answer::Status)?`.
 #[macro_export]
 macro_rules! expect_answer {
     ($answer:expr, $variant:path) => {

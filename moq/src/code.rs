@@ -17,7 +17,7 @@ macro_rules! codes {
         impl $name {
             $(pub const $constant: Self = Self($value);)*
 
-            /// The code's name in its registry; `None` for an unknown code.
+            /// Returns the code's name in its registry, or `None` for an unknown code.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($constant)),)*

@@ -64,72 +64,72 @@ impl Draft {
         }
     }
 
-    /// Whether GOAWAY on the control stream names the first request that was not processed.
+    /// Reports whether GOAWAY on the control stream names the first request that was not processed.
     pub fn names_unprocessed(self) -> bool {
         self == Self::D18
     }
 
-    /// Whether FIN from the requester cancels a request for namespaces or tracks. In later drafts FIN only says that
-    /// no update will follow.
+    /// Reports whether FIN from the requester cancels a request for namespaces or tracks. In later drafts FIN only says
+    /// that no update will follow.
     pub fn fin_cancels(self) -> bool {
         self == Self::D18
     }
 
-    /// Whether a session may have several subscriptions to one track.
+    /// Reports whether a session may have several subscriptions to one track.
     pub fn repeats_subscriptions(self) -> bool {
         self >= Self::D19
     }
 
-    /// Whether range filters exist. Peers may send them only after MAX_FILTER_RANGES in SETUP.
+    /// Reports whether range filters exist. Peers may send them only after MAX_FILTER_RANGES in SETUP.
     pub fn has_range_filters(self) -> bool {
         self >= Self::D19
     }
 
-    /// Whether MAX_REQUEST_UPDATES in SETUP limits the number of unanswered updates.
+    /// Reports whether MAX_REQUEST_UPDATES in SETUP limits the number of unanswered updates.
     pub fn limits_updates(self) -> bool {
         self >= Self::D19
     }
 
-    /// Whether a subscriber asks for earlier objects with FILL_PARAMETERS. Earlier drafts use a FETCH that joins the
-    /// subscription.
+    /// Reports whether a subscriber asks for earlier objects with FILL_PARAMETERS. Earlier drafts use a FETCH that
+    /// joins the subscription.
     pub fn has_fills(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts both name
-    /// the object after it, or 0 for a whole group.
+    /// Reports whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts
+    /// both name the object after it, or 0 for a whole group.
     pub fn has_inclusive_ends(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether a filter may begin any number of groups back, and end within a group.
+    /// Reports whether a filter may begin any number of groups back, and end within a group.
     pub fn has_relative_filters(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether LOCATION_FILTER begins with a type instead of a length.
+    /// Reports whether LOCATION_FILTER begins with a type instead of a length.
     pub fn has_typed_filters(self) -> bool {
         self >= Self::D22
     }
 
-    /// Whether a subscription ends as soon as its filter can let no further object pass. A subscription whose filter
-    /// lets none pass from the start is refused.
+    /// Reports whether a subscription ends as soon as its filter can let no further object pass. A subscription whose
+    /// filter lets none pass from the start is refused.
     pub fn ends_with_its_filter(self) -> bool {
         self < Self::D20
     }
 
-    /// Whether the answer to PUBLISH changes the subscription. Later drafts use REQUEST_UPDATE for that.
+    /// Reports whether the answer to PUBLISH changes the subscription. Later drafts use REQUEST_UPDATE for that.
     pub fn accepts_with_parameters(self) -> bool {
         self < Self::D20
     }
 
-    /// Whether a publisher may report changes of a subscription with PUBLISH_STATE_NOTIFY, and a subscriber may
+    /// Reports whether a publisher may report changes of a subscription with PUBLISH_STATE_NOTIFY, and a subscriber may
     /// decline the track's properties with INCLUDE_PROPERTIES.
     pub fn has_state_notify(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether a FETCH response distinguishes objects that timed out from objects that are unknown.
+    /// Reports whether a FETCH response distinguishes objects that timed out from objects that are unknown.
     pub fn has_timed_out_ranges(self) -> bool {
         self >= Self::D20
     }

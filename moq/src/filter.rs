@@ -84,7 +84,7 @@ impl Filter {
         }
     }
 
-    /// Whether the filter's start does not depend on the track's largest object.
+    /// Reports whether the filter's start does not depend on the track's largest object.
     pub fn is_absolute(&self) -> bool {
         !matches!(self, Self::Relative(_) | Self::NextObject)
     }

@@ -75,12 +75,12 @@ impl HopPath {
         hop.is_named() && self.0.contains(&hop)
     }
 
-    /// Whether an endpoint on the path gave no identity.
+    /// Reports whether an endpoint on the path gave no identity.
     pub fn has_unnamed(&self) -> bool {
         self.0.contains(&HopId::UNNAMED)
     }
 
-    /// The hops, the publisher first.
+    /// Returns the hops, the publisher first.
     pub fn hops(&self) -> &[HopId] {
         &self.0
     }

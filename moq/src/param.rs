@@ -305,7 +305,7 @@ fn scope(kind: u64, draft: Draft) -> Scope {
     }
 }
 
-/// Whether a message may have a parameter several times.
+/// Reports whether a message may have a parameter several times.
 fn repeats(kind: u64) -> bool {
     kind == AUTHORIZATION_TOKEN || RangeFilter::KINDS.contains(&kind)
 }

@@ -113,7 +113,7 @@ static __always_inline int is_its_ssrc(struct fanout_stream *stream, __u32 ssrc)
 	if (!stream->one_ssrc)
 		return 1;
 	now = READ_ONCE(stream->ssrc);
-	/* Of several first packets on different CPUs, exactly one sets the SSRC. */
+	/* If first packets arrive on several CPUs at once, exactly one sets the SSRC. */
 	if (!now)
 		now = __sync_val_compare_and_swap(&stream->ssrc, 0, known);
 	return !now || now == known;

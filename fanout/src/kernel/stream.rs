@@ -187,7 +187,8 @@ impl SenderStream {
         }
     }
 
-    /// Adds a receiver, which is sent the stream until `until_ns` of `CLOCK_MONOTONIC`, or until the receiver is dropped.
+    /// Adds a receiver, which is sent the stream until `until_ns` of `CLOCK_MONOTONIC`, or until the receiver is
+    /// dropped.
     ///
     /// # Errors
     ///

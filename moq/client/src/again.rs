@@ -35,8 +35,8 @@ impl Pause {
         self.next
     }
 
-    /// Returns the pause after an attempt that ended with `error`: the same as [`Self::next_pause`], or zero if the peer
-    /// was restarted and has forgotten the session.
+    /// Returns the pause after an attempt that ended with `error`: the same as [`Self::next_pause`], or zero if the
+    /// peer was restarted and has forgotten the session.
     pub fn after_error(&mut self, error: Option<&Error>) -> Duration {
         match error.is_some_and(Error::is_forgotten) && self.since.elapsed() > BRIEF {
             true => Duration::ZERO,

@@ -33,7 +33,8 @@ pub enum Error {
 /// * Serving: `current` has the session. It lasts until the session ends or the relay sends GOAWAY.
 /// * Moving: after GOAWAY the old session keeps serving until `serve` has made the new one; then it is dropped.
 ///
-/// Group numbers are set once, by the first session. Later sessions continue them, so viewers see a gap and no repetition.
+/// Group numbers are set once, by the first session. Later sessions continue them, so viewers see a gap and no
+/// repetition.
 pub(crate) struct BroadcastKeeper {
     pub remote: Remote,
     pub broadcast: Arc<Broadcast>,

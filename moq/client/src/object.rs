@@ -108,7 +108,7 @@ impl ObjectStream {
         }
     }
 
-    /// Returns the next `length` bytes. They share the chunk's memory if one chunk has them all.
+    /// Returns the next `length` bytes. If they are all in one chunk, they share its memory.
     async fn payload(&mut self, length: u64) -> Result<Bytes, Error> {
         if length > MAX_PAYLOAD {
             self.stream.stop(code::Reset::EXCESSIVE_LOAD);

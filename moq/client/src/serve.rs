@@ -344,8 +344,8 @@ impl ObjectWindow {
 ///
 /// `run` owns the request stream and starts one `SubgroupSender` task for each subgroup. It ends in one of two ways:
 ///
-/// * The track or the filter ends: `end` waits until all streams are finished, sends PUBLISH_DONE with their number, and
-///   waits for acknowledgements.
+/// * The track or the filter ends: `end` waits until all streams are finished, sends PUBLISH_DONE with their number,
+///   and waits for acknowledgements.
 /// * The peer cancels or breaks the protocol: the sender of `stop` is dropped, and every writer resets its stream.
 ///
 /// An update that pauses or resumes forwarding replaces `stop`, which resets the streams of earlier writers only. While

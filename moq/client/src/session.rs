@@ -237,7 +237,7 @@ impl Session {
         Self::connect_from(remote, quinn::EndpointConfig::default()).await
     }
 
-    /// Same as [`Session::connect`], from an endpoint with this configuration.
+    /// Connects like [`Session::connect`], from an endpoint with this configuration.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Session::connect`].

@@ -283,8 +283,8 @@ pub type OnSecond<'a> = &'a mut dyn FnMut(&StatsReport) -> io::Result<()>;
 /// `stop` completes.
 ///
 /// # Errors
-/// Fails if a subscriber cannot connect or subscribe, or its session ends. With [`SubscribeOptions::reconnect`] it fails only
-/// if another attempt would not help.
+/// Fails if a subscriber cannot connect or subscribe, or its session ends. With [`SubscribeOptions::reconnect`] it
+/// fails only if another attempt would not help.
 pub async fn measure(
     options: &SubscribeOptions,
     subscribers: usize,
@@ -497,8 +497,8 @@ async fn wait_for_count(figures: &Mutex<ObjectFigures>, count: Option<u64>) {
 /// Writes a broadcast's media, or one track's payloads, in order until its end, or until `stop` completes.
 ///
 /// # Errors
-/// Fails if the broadcast cannot be received, understood or written. With [`SubscribeOptions::reconnect`] it fails only if
-/// another attempt would not help.
+/// Fails if the broadcast cannot be received, understood or written. With [`SubscribeOptions::reconnect`] it fails only
+/// if another attempt would not help.
 pub async fn play(
     options: &SubscribeOptions,
     out: impl AsyncWrite + Send + Unpin + 'static,

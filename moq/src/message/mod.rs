@@ -187,7 +187,7 @@ impl Message {
         }
     }
 
-    /// Whether a bidirectional stream may begin with this message.
+    /// Reports whether a bidirectional stream may begin with this message.
     pub const fn opens_request(&self) -> bool {
         self.request_id().is_some() && !matches!(self, Self::RequestUpdate(_))
     }

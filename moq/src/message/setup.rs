@@ -150,7 +150,7 @@ fn read_algorithms(bytes: &[u8]) -> Vec<u64> {
     algorithms
 }
 
-/// Whether all of `text` may appear in a URI (RFC 3986, appendix A).
+/// Reports whether all of `text` may appear in a URI (RFC 3986, appendix A).
 fn is_uri(text: &[u8]) -> bool {
     text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~:/?#[]@!$&'()*+,;=%".contains(byte))
 }

@@ -91,7 +91,7 @@ mod tests {
         Location { group, object }
     }
 
-    /// The end of a whole group.
+    /// Returns the end of a range that includes the whole group.
     const fn whole(group: u64) -> Option<Location> {
         Some(at(group, u64::MAX))
     }

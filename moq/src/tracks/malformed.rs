@@ -65,7 +65,7 @@ pub fn check_properties(block: &[u8], group: u64, object: u64) -> Result<(), Tra
     KeyValuePairs::new(block).try_for_each(|pair| seen.take(pair?, true))
 }
 
-/// Which properties of an object were seen already, of those that may occur only once.
+/// The properties of an object that may occur only once, and whether each was seen already.
 struct SeenProperties {
     group: u64,
     object: u64,

@@ -20,9 +20,9 @@ use crate::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHe
 ///
 /// Offsets count from the first byte after the SUBGROUP_HEADER. One [`SubgroupReceiver`] appends bytes, and
 /// [`SubgroupStream::evict`] frees all of them at once. A subgroup is open until its writer ends it by
-/// [`finish`](SubgroupReceiver::finish), [`reset`](SubgroupReceiver::reset) or drop, or [`conclude`](SubgroupStream::conclude)
-/// ends it early. It never reopens. Readers may hold any number of references in every state; after `evict` they read
-/// nothing.
+/// [`finish`](SubgroupReceiver::finish), [`reset`](SubgroupReceiver::reset) or drop, or
+/// [`conclude`](SubgroupStream::conclude) ends it early. It never reopens. Readers may hold any number of references in
+/// every state; after `evict` they read nothing.
 pub struct SubgroupStream {
     serial: u64,
     header: SubgroupHeader,
@@ -62,8 +62,8 @@ impl SubgroupStream {
         Self::begin_behind(0, header, header_len)
     }
 
-    /// Same as [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes in front of the
-    /// header.
+    /// Begins a subgroup like [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes in
+    /// front of the header.
     pub fn begin_behind(preamble: usize, header: SubgroupHeader, header_len: usize) -> SubgroupReceiver {
         let parser = ObjectParser::new(&header, 0);
         let state = SubgroupBytes {

@@ -193,7 +193,7 @@ mod tests {
     use super::super::boxes::{child, children};
     use super::*;
 
-    /// Two samples with vectors of eight bytes and one subsample each.
+    /// Returns the information of two samples, with initialization vectors of eight bytes and one subsample each.
     fn information() -> Vec<u8> {
         (0..2_u8).flat_map(|sample| [&[sample; 8][..], &[0, 1, 0, 5, 0, 0, 0, 9]].concat()).collect()
     }

@@ -68,8 +68,8 @@ pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights))).min(MOST);
     let mut at = 0;
     while at < most {
-        // Each step grows by an eighth. A binary search finds the change in it, of which a step is taken to have only
-        // one.
+        // Each step grows by an eighth. A binary search finds the change within the step, and assumes that the step has
+        // only one.
         let next = at.saturating_add(1 + at / 8).min(most);
         let known = rungs.last().map(|(_, allocation)| allocation.clone());
         if Some(allocate(sets, next)) != known {
