@@ -58,7 +58,7 @@ impl Closer {
         self.waiting.load(Relaxed) >= WAITING
     }
 
-    /// Closes a connection by dropping it, in the thread and not in the caller.
+    /// Drops a connection in the closer's thread, so that the caller does not wait until it is closed.
     pub fn close(&self, connection: impl Send + 'static) {
         self.waiting.fetch_add(1, Relaxed);
         // The thread lives as long as this value, so the send cannot fail.

@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn line_after_a_cut_off_one_is_whole() {
-        /// Takes three bytes of the first line, then fails once.
+        /// A file that accepts three bytes of the first line, then fails once.
         struct Disk(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>, u8);
         impl Write for Disk {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -8,7 +8,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Least number of free bytes that is worth returning. They must also be a third of all resident memory.
 const WORTH: usize = 4 << 20;
 
-/// Decides when to return memory.
+/// The state that decides when free memory is returned to the system.
 #[derive(Debug, Default)]
 pub struct MemoryTrimmer {
     last: Option<Instant>,

@@ -33,7 +33,7 @@ pub fn reloading() {
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
 }
 
-/// Reports that the daemon has begun to end.
+/// Reports that the daemon is stopping.
 pub fn stopping() {
     notify("STOPPING=1");
 }

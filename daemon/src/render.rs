@@ -35,7 +35,7 @@ pub fn size() -> (usize, usize) {
     tcgetwinsize(std::io::stdout()).map_or((80, 24), |size| (or(size.ws_col, 80), or(size.ws_row, 24)))
 }
 
-/// How a column is fitted into a table that is too wide.
+/// The way in which a column is fitted into a table that is too wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     /// The column stays whole: numbers and addresses.

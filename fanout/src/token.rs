@@ -11,7 +11,7 @@ pub struct ReceiverToken(pub [u8; 8]);
 /// Shortest time for which a token is good, in seconds. It is good for at most twice as long.
 pub const GOOD_S: u64 = 60;
 
-/// Makes and checks tokens of one relay, from its start to its end.
+/// A maker and checker of a relay's tokens. Its secret lasts for one run of the relay.
 pub struct Mint {
     key: hmac::Key,
 }

@@ -44,7 +44,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a session is closed: the application error code of CONNECTION_CLOSE.
+    /// The reason why a session is closed: the application error code of CONNECTION_CLOSE.
     Session {
         NO_ERROR = 0x0,
         INTERNAL_ERROR = 0x1,
@@ -71,7 +71,7 @@ codes! {
 }
 
 codes! {
-    /// Why a request failed: the code of REQUEST_ERROR.
+    /// The reason why a request failed: the code of REQUEST_ERROR.
     Request {
         INTERNAL_ERROR = 0x0,
         UNAUTHORIZED = 0x1,
@@ -110,7 +110,7 @@ impl Request {
 }
 
 codes! {
-    /// Why a subscription ended: the status code of PUBLISH_DONE.
+    /// The reason why a subscription ended: the status code of PUBLISH_DONE.
     Done {
         INTERNAL_ERROR = 0x0,
         UNAUTHORIZED = 0x1,
@@ -145,7 +145,7 @@ impl Done {
 }
 
 codes! {
-    /// Why a stream was abandoned: the application error code of RESET_STREAM and STOP_SENDING.
+    /// The reason why a stream was abandoned: the application error code of RESET_STREAM and STOP_SENDING.
     Reset {
         INTERNAL_ERROR = 0x0,
         CANCELLED = 0x1,

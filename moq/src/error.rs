@@ -8,7 +8,7 @@ use crate::{code, draft::Draft};
 pub struct DecodeError {
     /// The code to close the session with.
     pub code: code::Session,
-    /// Describes the fault, for the reason phrase and the log.
+    /// The fault in words, for the reason phrase and the log.
     pub reason: &'static str,
 }
 

@@ -42,10 +42,10 @@ impl Location {
 /// The order of groups: a subscription's groups are prioritized in it, those of a FETCH are sent in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
-    /// The smallest group ID first.
+    /// The group with the smallest ID comes first.
     #[default]
     Ascending,
-    /// The largest group ID first.
+    /// The group with the largest ID comes first.
     Descending,
 }
 

@@ -233,8 +233,8 @@ fn hex_digit(byte: u8) -> Result<u8, NameError> {
     }
 }
 
-/// Displays a name as users type it, with slashes between its fields: `live/1.m4s`. A name that cannot be typed that
-/// way, or would be read as another name, is displayed in the draft's form.
+/// The display of a name as users type it, with slashes between its fields: `live/1.m4s`. A name that cannot be typed
+/// that way, or would be read as another name, is displayed in the draft's form.
 #[derive(Clone, Copy, Debug)]
 pub struct Typed<'a, N>(&'a N);
 

@@ -40,7 +40,7 @@ pub enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Reads Key-Value-Pairs to the end of a block, or to the first error.
+/// An iterator over the Key-Value-Pairs of a block, to its end or to the first error.
 #[derive(Clone, Debug)]
 pub struct KeyValuePairs<'a> {
     rest: &'a [u8],
@@ -91,7 +91,7 @@ impl<'a> Iterator for KeyValuePairs<'a> {
     }
 }
 
-/// Appends Key-Value-Pairs. Their types must not descend.
+/// A writer that appends Key-Value-Pairs. Their types must not descend.
 #[derive(Debug)]
 pub struct PairWriter<'a> {
     out: &'a mut Vec<u8>,

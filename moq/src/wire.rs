@@ -79,8 +79,8 @@ pub(super) fn put_prefixed(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Appends the fields of a message in a draft's format. If the draft cannot express a field, [`finish`](Self::finish)
-/// fails.
+/// A writer that appends the fields of a message in a draft's format. If the draft cannot express a field,
+/// [`finish`](Self::finish) fails.
 #[derive(Debug)]
 pub(super) struct WireWriter<'a> {
     draft: Draft,

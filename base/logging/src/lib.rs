@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(limit.suppressed(), 100_000 - lines[&Level::ERROR]);
     }
 
-    /// Finds the number of lines that were left out.
+    /// A layer that stores the number of lines that were left out.
     #[derive(Clone, Default)]
     struct LeftOut(Arc<Mutex<Option<u64>>>);
 

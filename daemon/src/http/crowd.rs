@@ -14,7 +14,7 @@ use tokio::{sync::Notify, task::AbortHandle};
 #[derive(Default)]
 pub struct ConnectionCrowd {
     state: Mutex<CrowdState>,
-    /// Notifies that one more connection may be closed.
+    /// Notification of the task that waits for a connection that may be closed.
     more: Notify,
 }
 

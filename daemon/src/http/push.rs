@@ -56,7 +56,7 @@ type Snapshot = Box<dyn Fn() -> Option<String> + Send + Sync>;
 /// A channel of snapshots with its listeners.
 pub struct Channel {
     event: &'static str,
-    /// Returns JSON without line breaks.
+    /// The function that returns the snapshot: JSON without line breaks.
     snapshot: Snapshot,
     limits: PushLimits,
     state: Mutex<PushState>,

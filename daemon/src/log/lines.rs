@@ -16,8 +16,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Formats the fields of a line of text. Strings are quoted, and so is a value that is not a single word. Characters
-/// that cannot be printed are escaped.
+/// A formatter for the fields of a line of text. Strings are quoted, and so is a value that is not a single word.
+/// Characters that cannot be printed are escaped.
 pub(super) struct TextFields;
 
 impl<'w> FormatFields<'w> for TextFields {
@@ -62,7 +62,7 @@ impl Visit for TextVisitor<'_> {
     }
 }
 
-/// Formats events as lines of JSON. Characters that cannot be printed are escaped, beyond what JSON requires.
+/// A formatter that makes lines of JSON. Characters that cannot be printed are escaped, beyond what JSON requires.
 pub(super) struct JsonLogLines(pub(super) Format<Json>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> FormatEvent<S, JsonFields> for JsonLogLines {

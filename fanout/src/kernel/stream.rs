@@ -39,7 +39,7 @@ pub struct SenderStream {
     index: u32,
     listen: SocketAddr,
     places: Vec<SocketAddr>,
-    /// Marks the receivers that are in use, from the stream's first on.
+    /// Whether each receiver is in use, from the stream's first on.
     used: Mutex<Vec<bool>>,
 }
 

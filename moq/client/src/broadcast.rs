@@ -11,7 +11,7 @@ use millrace_moq::{GroupOrder, Location, Namespace, Properties, SubgroupId, Trac
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-/// How much of a track is kept for subscribers that lag or join late, and for FETCH.
+/// Limits of the part of a track that is kept for subscribers that lag or join late, and for FETCH.
 #[derive(Clone, Copy, Debug)]
 pub struct History {
     /// Age at which items are dropped.
@@ -448,7 +448,7 @@ impl Subgroup {
     }
 }
 
-/// Adds objects to a subgroup, which ends when its writer is dropped.
+/// A writer of a subgroup's objects. The subgroup ends when its writer is dropped.
 pub struct SubgroupWriter {
     track: Arc<BroadcastTrack>,
     subgroup: Arc<Subgroup>,

@@ -191,7 +191,7 @@ const RECEIVE_WINDOW: u64 = 1 << 40;
 /// (RFC 9000, section 10.3).
 const PROBE_LEN: usize = 48;
 
-/// Probes whether a silent peer still knows the connection.
+/// A prober that finds out whether a silent peer still knows the connection.
 pub(crate) struct Prober {
     socket: Arc<ShieldedSocket>,
     nudges: u64,
@@ -252,7 +252,7 @@ async fn answer(answers: &mut watch::Receiver<Option<io::ErrorKind>>) -> io::Err
     }
 }
 
-/// Makes the kernel report ICMP errors about a socket's packets, until dropped. Used during the handshake only:
+/// A guard that makes the kernel report ICMP errors about a socket's packets. It is used during the handshake only:
 /// anyone on the path can forge such errors.
 struct IcmpListener {
     socket: tokio::net::UdpSocket,

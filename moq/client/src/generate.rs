@@ -14,7 +14,7 @@ use crate::payload::{self, MIN_LEN, Stamp};
 /// The longest payload that [`Settings::sizes`] may have, in bytes.
 const MAX_LEN: usize = 1 << 26;
 
-/// How objects are sent.
+/// The way in which objects are sent: on streams or as datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ObjectShape {
     /// Each subgroup of a group is one stream.
@@ -41,7 +41,7 @@ pub struct Settings {
     pub duration: Option<f64>,
     /// Priorities of the subgroups of a group. Its objects are put into the subgroups in turn.
     pub priority_pattern: Vec<u8>,
-    /// How objects are sent.
+    /// The way in which objects are sent: on streams or as datagrams.
     pub shape: ObjectShape,
 }
 

@@ -24,7 +24,7 @@ pub enum Error {
     Ended(#[source] session::Error),
 }
 
-/// Keeps a broadcast available at a relay.
+/// A task that keeps a broadcast available at a relay.
 ///
 /// [`run`](Self::run) has one session at a time, and goes through these states:
 ///
@@ -48,7 +48,7 @@ pub(crate) struct BroadcastKeeper {
     pub current: watch::Sender<Option<ServingSession>>,
 }
 
-/// How long a relay may take to report which groups of a broadcast it has.
+/// Time that a relay may take to report which groups of a broadcast it has.
 const LARGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The session that serves now.
@@ -56,7 +56,7 @@ const LARGEST_WAIT: Duration = Duration::from_secs(1);
 pub(crate) struct ServingSession {
     pub server: Arc<BroadcastServer>,
     pub session: Arc<Session>,
-    /// Turns true once every pushed track is delivered. Without pushing it is true from the start.
+    /// Whether every pushed track is delivered. Without pushing it is true from the start.
     pushed: watch::Receiver<bool>,
 }
 

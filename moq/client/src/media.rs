@@ -88,7 +88,7 @@ impl Packaging {
     }
 }
 
-/// How a track's groups are cut into subgroups.
+/// The way in which a track's groups are divided into subgroups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cut {
     /// A group is one subgroup.

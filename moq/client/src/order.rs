@@ -8,7 +8,7 @@ use millrace_moq::Location;
 use crate::object::ReceivedObject;
 use crate::receive::TrackEvent;
 
-/// Orders objects by location.
+/// A queue that puts objects in the order of their locations.
 ///
 /// Groups come out one after the other. Within a group, an object comes out when no open stream can still carry an
 /// earlier one. Objects that arrive too late are dropped and counted. [`push`](Self::push) every event of the

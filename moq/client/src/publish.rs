@@ -78,7 +78,7 @@ pub struct PublishOptions {
 pub enum Input {
     /// Generated objects.
     Generated {
-        /// Makes the objects.
+        /// The generator of the objects.
         generator: Generator,
         /// Name of the track.
         track: String,
@@ -91,7 +91,7 @@ pub enum Input {
         realtime: bool,
         /// The contents of an object.
         packaging: Packaging,
-        /// How groups are divided into subgroups.
+        /// The way in which groups are divided into subgroups.
         cut: Cut,
     },
     /// Renditions of the same media, the best first, published as CMAF at the pace of their time stamps. Only the
@@ -99,7 +99,7 @@ pub enum Input {
     Ladder {
         /// The renditions.
         renditions: [Encoded; RUNGS],
-        /// How groups are divided into subgroups.
+        /// The way in which groups are divided into subgroups.
         cut: Cut,
     },
 }

@@ -16,12 +16,12 @@ use crate::object::{ObjectStream, ReceivedObject};
 use crate::session::{DataStream, Error, Handler, Session, SessionRequest, reset_of, violation};
 use crate::stats::{ObjectFigures, StreamOrder};
 
-/// How long a stream waits for the answer that names its track alias.
+/// Time that a stream waits for the answer that names its track alias.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
-/// How long the stream of a fill may take to begin.
+/// Time that the stream of a fill may take to begin.
 const FILL_WAIT: Duration = Duration::from_secs(10);
 
-/// How long to wait for streams that PUBLISH_DONE counts but that have not arrived: they were reset before their
+/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived: they were reset before their
 /// header, or are still on the way.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
@@ -77,7 +77,7 @@ struct SubscriptionStreams {
 
 type Fetches = HashMap<u64, (GroupOrder, oneshot::Sender<ObjectStream>)>;
 
-/// Receives the objects of one session.
+/// A receiver of the objects of one session.
 ///
 /// ```no_run
 /// use millrace_client::receive::{ObjectReceiver, ObjectSink, TrackEvent};

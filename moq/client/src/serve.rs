@@ -24,14 +24,14 @@ use tokio::task::JoinSet;
 use crate::broadcast::{Broadcast, BroadcastEvent, BroadcastTrack, DatagramObject, Subgroup};
 use crate::session::{Error, Handler, Session, SessionRequest, reset, violation};
 
-/// How long the end of a subscription waits for acknowledgements.
+/// Time that the end of a subscription waits for acknowledgements.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long a joining FETCH waits for the subscription that it names, which may arrive later.
+/// Time that a joining FETCH waits for the subscription that it names, which may arrive later.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
 /// The object ID that stands for the end of a group: the largest that every peer can hold.
 const LAST_OBJECT: u64 = (1 << 62) - 1;
 
-/// Serves one broadcast on one session.
+/// A server of one broadcast on one session.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -657,7 +657,7 @@ impl ServedSubscription {
     }
 }
 
-/// Writes one subgroup to one stream.
+/// A task that writes one subgroup to one stream.
 struct SubgroupSender {
     session: Arc<Session>,
     streams: Arc<SentStreams>,

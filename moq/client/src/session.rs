@@ -171,7 +171,7 @@ pub(crate) fn reset(stream: &mut SendStream, code: code::Reset) {
     let _ = stream.reset(varint(code.0));
 }
 
-/// Handles requests, streams and datagrams that the peer starts.
+/// A handler of the requests, streams and datagrams that the peer starts.
 pub trait Handler: Send + Sync + 'static {
     /// Handles a request. The default refuses it.
     fn request(

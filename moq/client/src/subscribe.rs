@@ -26,16 +26,17 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
 /// Largest number of objects in a player's queue for one track.
 const QUEUE: usize = 256;
-/// How long a player waits for a missing group.
+/// Time that a player waits for a missing group.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a player waits after a longer silence. A group that is still missing then was published during the silence.
+/// Time that a player waits after a longer silence. A group that is still missing then was published during the
+/// silence.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
-/// How long closing a session may take when the subscriber leaves.
+/// Time that closing a session may take when the subscriber leaves.
 const LEAVING: Duration = Duration::from_secs(3);
-/// How long a track may be missing after a GOAWAY redirected its subscriber: the publisher was redirected too, and
+/// Time that a track may be missing after a GOAWAY redirected its subscriber: the publisher was redirected too, and
 /// may arrive later.
 const ARRIVAL: Duration = Duration::from_secs(10);
-/// How long to wait for the catalog, whose track names are added to an error.
+/// Time to wait for the catalog, whose track names are added to an error.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
 /// The track that is measured if none is named.
 const MEASURED_TRACK: &str = "objects";

@@ -99,7 +99,7 @@ const NO_PRIOR: DecodeError =
     DecodeError::violation("a fetched object refers to a previous one that does not exist");
 const ID_RANGE: DecodeError = DecodeError::violation("an ID of a fetched object is outside 0 to 2^64 - 1");
 
-/// Reads the items of a FETCH response. The caller must take the payload of each object before the next call.
+/// A decoder of the items of a FETCH response. The caller must take the payload of each object before the next call.
 #[derive(Clone, Debug)]
 pub struct FetchDecoder {
     draft: Draft,
@@ -200,7 +200,7 @@ impl FetchDecoder {
     }
 }
 
-/// Writes the items of a FETCH response, in the order that the FETCH asked for.
+/// An encoder of the items of a FETCH response, in the order that the FETCH asked for.
 #[derive(Clone, Debug)]
 pub struct FetchEncoder {
     draft: Draft,
@@ -302,7 +302,8 @@ pub struct FetchStart {
     pub payload: u64,
 }
 
-/// Finds the items in the bytes of a FETCH response after its header. The bytes may arrive in pieces of any size.
+/// A parser that finds the items in the bytes of a FETCH response after its header. The bytes may arrive in pieces of
+/// any size.
 #[derive(Clone, Debug)]
 pub struct FetchParser {
     scanner: Scanner,

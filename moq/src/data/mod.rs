@@ -98,7 +98,7 @@ pub fn encode_fetch_header(request_id: u64, out: &mut Vec<u8>) {
     vi64::encode(request_id, out);
 }
 
-/// How a SUBGROUP_HEADER gives the subgroup's ID.
+/// The way in which a SUBGROUP_HEADER gives the subgroup's ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubgroupId {
     /// The ID is 0.

@@ -3,8 +3,8 @@
 use super::super::{DecodeError, vi64};
 use super::MAX_PROPERTIES;
 
-/// Reads fields at the front of a piece of a stream. Where bytes are missing, it reports the smallest number needed, so
-/// that the scanner takes no byte after the header.
+/// A reader of fields at the front of a piece of a stream. Where bytes are missing, it reports the smallest number
+/// needed, so that the scanner takes no byte after the header.
 pub(super) struct ScannedFields<'a> {
     rest: &'a [u8],
 }
@@ -73,7 +73,8 @@ const MAX_PAYLOAD: u64 = (1 << 62) - 1;
 /// Capacity of the header buffer that is kept between headers, in bytes. A larger buffer shrinks to it.
 const KEPT: usize = 256;
 
-/// Walks a stream of `header payload header payload ...`. It holds at most one incomplete header and skips payloads.
+/// A scanner of a stream of `header payload header payload ...`. It holds at most one incomplete header and skips
+/// payloads.
 #[derive(Clone, Debug)]
 pub(super) struct Scanner {
     /// Stream offset of the next byte that the scanner expects.

@@ -30,7 +30,8 @@ impl ObjectStart {
     }
 }
 
-/// Finds the objects in the bytes of a subgroup stream after its header. The bytes may arrive in pieces of any size.
+/// A parser that finds the objects in the bytes of a subgroup stream after its header. The bytes may arrive in pieces
+/// of any size.
 #[derive(Clone, Debug)]
 pub struct ObjectParser {
     scanner: Scanner,

@@ -247,7 +247,7 @@ pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     if unfinished.is_some() { Readiness::Unfinished } else { readiness }
 }
 
-/// Iterates over a range of a track, a few objects at a time.
+/// A walk over a range of a track, a few objects at a time.
 pub struct FetchWalk {
     first: Location,
     last: Location,

@@ -51,8 +51,8 @@ struct TrackState {
 /// Number of group IDs that a track may skip, and by which objects may be late.
 pub const GROUP_SLACK: u64 = 16;
 
-/// Counts consecutive objects from far behind the largest one, with none near the largest in between. Once there are
-/// enough of them, the track continues from there, and the former largest object counts as stray.
+/// A counter of consecutive objects from far behind the largest one, with none near the largest in between. Once there
+/// are enough of them, the track continues from there, and the former largest object counts as stray.
 #[derive(Default)]
 struct Behind {
     group: u64,

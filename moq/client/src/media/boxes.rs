@@ -18,7 +18,7 @@ const FIRST: [&[u8; 4]; 17] = [
     b"prft", b"pdin", b"uuid", b"meta", b"mfra", b"junk",
 ];
 
-/// Cuts bytes into MP4 boxes.
+/// A splitter that cuts bytes into MP4 boxes.
 #[derive(Debug, Default)]
 pub struct Boxes {
     buffer: BytesMut,
@@ -199,7 +199,7 @@ pub(super) fn quietly<T>(read: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), read)
 }
 
-/// Reads numbers from the front of some bytes.
+/// A reader of numbers from the front of some bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NumberReader<'a>(pub &'a [u8]);
 

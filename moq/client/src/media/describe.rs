@@ -47,7 +47,7 @@ pub(super) struct Described {
     protection: Option<Protected>,
 }
 
-/// How a track is encrypted.
+/// The encryption of a track.
 #[derive(Clone, PartialEq, Eq)]
 struct Protected {
     scheme: String,

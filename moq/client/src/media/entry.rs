@@ -5,7 +5,7 @@ use mp4_atom::{Codec, Decode, FourCC};
 
 use super::boxes::{Child, HEADER, NumberReader, child, children, quietly};
 
-/// How samples are encrypted (ISO/IEC 23001-7).
+/// The encryption of samples (ISO/IEC 23001-7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Protection {
     /// The scheme: `cenc`, `cbcs` ...

@@ -31,7 +31,7 @@ pub(crate) enum Stopped {
 struct FeedClock<'a> {
     /// The pace that is shared with other inputs, if there is one.
     pace: Option<&'a FirstFragment>,
-    /// When the input's own pace began, and the media's time then. A jump of the clock begins a new pace.
+    /// Time when the input's own pace began, and the media's time then. A jump of the media's time begins a new pace.
     own: (Instant, Duration),
     last: Duration,
     length: Duration,

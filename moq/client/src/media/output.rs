@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Largest time, which stands for any later one: publishing could not wait for it.
 const LATEST: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// How necessary a fragment is for other fragments. The number is that of the subgroup.
+/// The degree to which other fragments need a fragment. The number is that of the subgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FragmentNeed {
     /// A key frame, or sound: decoders can start with it.
@@ -59,7 +59,7 @@ pub(super) struct TrackOutput {
     pub iv_size: u8,
     /// The decoder's configuration.
     configuration: Option<Vec<u8>>,
-    /// How much earlier than its time a sample is presented, in units of the timescale.
+    /// Time by which a sample is presented earlier than its time stamp says, in units of the timescale.
     pub edit: i64,
     /// Offset that is added to all times, in units of the timescale.
     pub later: u64,

@@ -55,7 +55,7 @@ enum ObjectPayload {
     Sample(MediaSample, Bytes),
 }
 
-/// Publishes boxes into a broadcast.
+/// A publisher that turns MP4 boxes into objects of a broadcast.
 ///
 /// For each box in the order of the input, call [`take`](Self::take), then [`publish`](Self::publish) (or
 /// [`publish_next`](Self::publish_next) at the time that [`next_time`](Self::next_time) says) for the objects that it
@@ -330,7 +330,7 @@ impl MediaPublisher {
     }
 
     fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
-        // This many fragments wait only if their samples are not where they say.
+        // So many fragments wait only if their samples are not at the offsets that they state.
         if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
             return Err(oldest.outside());
         }

@@ -86,7 +86,7 @@ impl ConnectionSample {
     }
 }
 
-/// Watches one subscriber's path and selects the rung that fits.
+/// A decider that watches one subscriber's path and selects the rung that fits.
 ///
 /// It steps down as soon as a backlog shows the path's capacity, and up by one rung after a time without backlog. A
 /// climb is on trial at first: if it causes a backlog, the rung below is restored and the next climb waits twice as
