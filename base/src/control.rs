@@ -219,7 +219,7 @@ mod tests {
             assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::Malformed(_)), "{record:?}");
         }
         assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::Nothing));
-        // A peer that does not read blocks nobody.
+        // A peer that does not read cannot block the sender.
         let refused = (0..100_000).find_map(|_| one.send(&ControlNotice::Listening, &[]).err());
         assert_eq!(refused.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
     }

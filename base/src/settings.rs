@@ -92,7 +92,7 @@ pub enum ValueOrTable<'t, T> {
 }
 
 impl SettingsReader {
-    /// Begins to read; returns the file's root.
+    /// Returns a reader of this text, and the root section.
     pub fn new(text: &str) -> (Self, Section<'_>) {
         let mut reader = Self { breaks: breaks(text), problems: Vec::new(), lines: RefCell::default() };
         let (table, errors) = DeTable::parse_recoverable(text);

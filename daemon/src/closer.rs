@@ -23,8 +23,8 @@ use tokio::signal::unix::{SignalKind, signal};
 const WAITING: usize = 64;
 /// Time between two checks whether a thread has ended by itself.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// Longest time between two signals to a thread that does not end. A thread that closes a file on a dead file system
-/// may never end.
+/// Longest time between two signals to a thread that does not end. A thread that closes a file on a file system that
+/// does not answer may never end.
 const PATIENCE_MOST: Duration = Duration::from_secs(5);
 /// The signal that interrupts a close. This process uses it for nothing else, and the kernel ignores it if there is
 /// no handler.
@@ -118,7 +118,7 @@ mod tests {
             let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // This would be the last descriptor of the socket in the record, so dropping it would linger.
+            // The copy in the record keeps the socket open, so this drop does not linger.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

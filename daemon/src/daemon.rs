@@ -354,7 +354,7 @@ impl EndSignals {
         }
     }
 
-    /// Waits for another signal to end by the same user, which is more than `ONE_WISH` later.
+    /// Waits for the user's next signal to end. Signals within `ONE_WISH` from now count as copies of the previous one.
     pub async fn next_signal(&mut self) -> SignalKind {
         let first = Instant::now();
         loop {

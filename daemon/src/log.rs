@@ -140,7 +140,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // This waits for a place in the queue, at most until the disk has taken one line.
+        // The send waits for a place in the queue, at most until the disk has taken one line.
         let _ = self.commands.send(LogCommand::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -55,7 +55,7 @@ fn resident() -> Option<usize> {
     Some(resident.saturating_sub(shared) * rustix::param::page_size())
 }
 
-/// Returns the bytes that the allocator has handed out.
+/// Returns the number of bytes that are allocated now.
 #[cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "a function of the C library"))]
 fn in_use() -> usize {
     #[cfg(target_env = "gnu")]

@@ -392,7 +392,7 @@ impl PartPings {
             (self.is_asked, self.since) = (false, Instant::now());
         }
         if !self.is_asked && self.since.elapsed() >= PING_EVERY {
-            // At most one ping is under way, so the socket has room for it.
+            // No other ping is unanswered, so the socket's buffer has room for this one.
             let _ = self.stream.write_all(PING);
             (self.is_asked, self.since) = (true, Instant::now());
         }

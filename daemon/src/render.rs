@@ -28,7 +28,7 @@ pub fn width() -> usize {
     size().0
 }
 
-/// Returns columns and rows of the terminal.
+/// Returns the numbers of columns and rows of the terminal.
 pub fn size() -> (usize, usize) {
     // Serial lines report a size of 0.
     let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };

@@ -413,7 +413,7 @@ mod tests {
             let passed = [near.as_fd()];
             assert!(beside.push(SendAncillaryMessage::ScmRights(&passed)));
             sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
-            // This would be the last descriptor of the socket on its way, so dropping it would linger.
+            // The copy in the message keeps the socket open, so this drop does not linger.
             drop(near);
             kept.push((stream, far));
         }

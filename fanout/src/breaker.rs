@@ -1,7 +1,7 @@
 //! A circuit breaker for the packets that one receiver is sent (RFC 8083, section 4). It is no congestion control: it
 //! only ends traffic that does harm.
 //!
-//! It judges by the receiver's reports, and by how many packets and bytes were sent to the receiver.
+//! The breaker judges by the receiver's reports, and by how many packets and bytes were sent to the receiver.
 
 use std::time::Duration;
 

@@ -140,7 +140,7 @@ impl Fanout {
     /// Fans out the packets that arrive on an Ethernet interface of the calling thread's network namespace, with its
     /// routes.
     ///
-    /// It switches on the forwarding flag of the loopback interface, as `RelayProgram::attach` of
+    /// The call switches on the forwarding flag of the loopback interface, as `RelayProgram::attach` of
     /// `millrace-relay-kernel` does.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
         let ethernet = stack::has_ethernet(ifindex)

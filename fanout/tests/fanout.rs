@@ -58,7 +58,7 @@ const WAYS: [CopyMethod; 4] =
 struct DelayFigures {
     /// Time from the publisher's send call until a copy was registered, or sent by userspace.
     copies: Vec<u64>,
-    /// The same for the last copy of each packet.
+    /// Time from the publisher's send call until the last copy of a packet was registered, or sent by userspace.
     last: Vec<u64>,
     bystander: Vec<u64>,
 }

@@ -1,4 +1,4 @@
-//! A cursor over one complete control message, and the encoders that mirror it.
+//! A reader of the fields of a complete control message, and a writer of such fields.
 
 use bytes::{Buf, Bytes};
 

@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(made.load(Ordering::Relaxed), before);
         // exact: the pump has ended
         assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (PushCounts::default(), true));
-        // It starts again.
+        // A new listener starts the pump again.
         assert!(channel.listen().unwrap().recv().await.is_some());
     }
 

@@ -1,4 +1,4 @@
-//! The secret that all programs of a user share: a file that nobody else may read.
+//! The secret that all programs of a user share. Its file may not be readable for other users.
 
 use std::{
     convert::Infallible,

@@ -327,7 +327,7 @@ impl ReceiverCopy {
                 return true;
             }
         }
-        // After that many collisions with other CPUs the packet passes uncharged.
+        // After so many collisions with other CPUs, the packet is sent without a charge.
         true
     }
 }

@@ -92,7 +92,7 @@ impl Broadcast {
             state: Mutex::new(BroadcastState::default()),
         });
         self.tracks.lock().insert(name.name().clone(), track.clone());
-        // This wakes the receivers of `ended`, which also look for new tracks.
+        // The unchanged value wakes the receivers of `ended`, which also look for new tracks.
         self.ended.send_modify(|_| {});
         Ok(track)
     }
@@ -341,7 +341,7 @@ impl BroadcastTrack {
         let mut state = self.state.lock();
         let newest = state.held.iter().map(HeldItem::group).max().unwrap_or(0);
         let first = first_group.unwrap_or(newest);
-        // This send cannot fail: the receiver is here.
+        // The send cannot fail: the receiver `events` still exists.
         for held in state.held.iter().filter(|held| held.group() >= first) {
             let _ = sender.send(held.event());
         }

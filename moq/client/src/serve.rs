@@ -136,13 +136,13 @@ impl BroadcastServer {
 
     /// Waits until there is a subscription.
     pub async fn subscribed(&self) {
-        // This cannot fail: the sender is in `self`.
+        // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
     }
 
     /// Waits until there is no subscription. A subscription that has ended counts until its objects are delivered.
     pub async fn idle(&self) {
-        // This cannot fail: the sender is in `self`.
+        // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
     }
 
@@ -311,7 +311,7 @@ impl PastObjects {
             encoder.encode(&unknown(start), &mut out);
         }
         stream.write_all(&out).await?;
-        // This fails only when the peer has stopped the stream.
+        // Finishing fails only if the peer has stopped the stream.
         let _ = stream.finish();
         Ok(())
     }
@@ -636,7 +636,7 @@ impl ServedSubscription {
     ) -> Result<(), Error> {
         let mut open = streams.open.subscribe();
         let all_closed = async {
-            // This cannot fail: the sender is in `streams`.
+            // The wait cannot fail: the sender is in `streams`.
             let _ = open.wait_for(|open| *open == 0).await;
         };
         tokio::select! {
@@ -678,7 +678,7 @@ impl SubgroupSender {
         };
         let acknowledged = stream.as_mut().map(|stream: &mut SendStream| match result {
             Ok(()) => {
-                // This fails only when the peer has stopped the stream.
+                // Finishing fails only if the peer has stopped the stream.
                 let _ = stream.finish();
                 Some(stream.stopped())
             }

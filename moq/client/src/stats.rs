@@ -242,7 +242,7 @@ impl ObjectFigures {
         }
     }
 
-    /// Renumbers the objects of a restarted publisher to follow those of before. One publisher numbers its objects in
+    /// Renumbers the objects of a restarted publisher to follow the earlier ones. One publisher numbers its objects in
     /// the order of sending. Therefore an object that was sent last but has a far lower number is of a restarted
     /// publisher.
     fn follow(&mut self, stamp: Stamp) -> Stamp {

@@ -101,7 +101,7 @@ impl MessageBody for RequestOk {
 pub struct Redirect {
     /// The URI of the session; empty for the current one. A client must send it empty.
     pub uri: String,
-    /// The track to ask for. With no fields and no name it is the same track as before.
+    /// The track to ask for. An empty namespace and name stand for the track of the failed request.
     pub track: TrackName,
 }
 

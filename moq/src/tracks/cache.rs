@@ -194,7 +194,7 @@ impl TrackCache {
         while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {
             let Some((at, entry)) = self.victim(&largest) else { return };
             self.drop_group(&entry);
-            // The same account goes to its new place, with the memory that it has left.
+            // The account that lost the group moves to the place that its remaining memory gives it in the order.
             let (_, id) = largest.remove(at);
             let bytes = self.holders.lock().get(&id).map_or(0, |holder| holder.account.bytes());
             let place = largest.partition_point(|(other, _)| *other >= bytes);
@@ -204,7 +204,7 @@ impl TrackCache {
 
     /// Returns the next group to drop, and its account. The publisher with the most memory loses old groups first. A
     /// track's newest group is dropped only if no publisher with at least half as much memory has an old one.
-    /// Otherwise many tracks of one large group each would push out all others' groups.
+    /// Without this rule, many tracks of one large group each would push out all others' groups.
     fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, CacheEntry)> {
         let mut holders = self.holders.lock();
         let most = largest.first()?.0;

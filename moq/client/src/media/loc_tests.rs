@@ -258,7 +258,7 @@ fn loc_of_other_publishers_is_played() {
     let huge =
         loc::LocSample { timestamp: 1 << 61, timescale: 1, config: None, sample: b"x" }.encode().unwrap();
     assert!(matches!(wrap.fragment(false, &huge), Err(Error::Malformed(_))));
-    // This configuration is not valid.
+    // The decoder configuration in this catalog is not valid.
     let catalog = br#"{"tracks": [{"name": "v", "packaging": "loc", "role": "video", "codec": "avc1.42C01E", "width": 1, "height": 1, "initData": "AAAA"}]}"#;
     let error = Playlist::from_catalog(&msf::MsfCatalog::parse(catalog).unwrap(), &TrackChoice::default())
         .err()

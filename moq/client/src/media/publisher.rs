@@ -154,7 +154,7 @@ impl MediaPublisher {
             b"moov" => self.set_up(at, bytes)?,
             b"moof" => self.fragment(at, bytes)?,
             b"mdat" => self.samples(at, bytes)?,
-            // Indexes and the like have no meaning in a live stream.
+            // Boxes without a meaning in a live stream, such as indexes, are dropped.
             _ => WaitingBox::read(kind, &bytes)
                 .into_iter()
                 .for_each(|front| events::wait(&mut self.front, front)),
@@ -585,7 +585,8 @@ impl Fragment {
         let behind = self.at + self.moof.len() as u64;
         let (at, mdat) = data.iter().find(|(at, _)| *at == behind)?;
         let end = at + mdat.len() as u64;
-        // Players in browsers look for the samples where the body of the mdat begins, whatever the fragment says.
+        // Players in browsers expect the samples where the body of the mdat begins, and ignore the offset in the
+        // fragment.
         let begins = run.samples.first().is_some_and(|first| first.at.start == at + HEADER as u64);
         let is_whole = begins && run.samples.iter().all(|sample| sample.at.end <= end);
         // A box whose size has 64 bits, or that has no size, is rewritten.

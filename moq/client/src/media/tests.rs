@@ -85,7 +85,7 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // The objects are the file when they are put in its order.
+    // The objects, put in the order of the file, are its bytes.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -390,7 +390,7 @@ fn new_init_segment_renames_tracks() {
         eprintln!("SKIP: ffmpeg with libx264 is not here");
         return;
     };
-    // The same init segment again changes nothing; another one does.
+    // A repeated init segment changes nothing, and a different one begins new tracks.
     let (broadcast, _) = publish(&[&small[..], &small, &large].concat(), 1000);
     let names: Vec<_> = broadcast.tracks().iter().map(|track| track.name().name().clone()).collect();
     assert_eq!(names, [".catalog", "catalog", "catalog.json", "i2-0.mp4", "i2-1.m4s"]);
