@@ -14,10 +14,10 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Most bytes of a record.
+/// Largest number of bytes of a record.
 pub const RECORD_MAX: usize = 4096;
 
-/// Most descriptors of a record.
+/// Largest number of descriptors of a record.
 const DESCRIPTORS_MAX: usize = 4;
 
 /// One end of the connection. No method but [`Self::wait`] blocks.
@@ -53,8 +53,10 @@ impl ControlEnd {
         Ok((Self(one), Self(other)))
     }
 
+    /// Sends a record with descriptors.
+    ///
     /// # Errors
-    /// The other end is gone, or does not read (`WouldBlock`).
+    /// Fails if the other end is gone, or does not read (`WouldBlock`).
     pub fn send(&self, record: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = serde_json::to_vec(record)?;
         if text.len() > RECORD_MAX {
@@ -90,8 +92,8 @@ impl ControlEnd {
         }
     }
 
-    /// Receives a record, and takes no descriptor that is passed with it. The kernel closes those in this thread.
-    /// That takes as long as the sender wants, because a TCP socket may linger.
+    /// Receives a record without the descriptors that are passed with it. The kernel closes those in this thread, which
+    /// takes as long as the sender wants, because a TCP socket may linger.
     pub fn receive_alone<T: DeserializeOwned>(&self) -> ControlReceived<T> {
         self.receive_with(&mut RecvAncillaryBuffer::default())
     }
@@ -129,7 +131,7 @@ impl ControlEnd {
 
     /// Waits until there is something to receive, or the other end is gone.
     pub fn wait(&self) {
-        // An error shows when the record is received.
+        // An error of poll shows when the next record is received.
         let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
     }
 
@@ -217,7 +219,7 @@ mod tests {
             assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::Malformed(_)), "{record:?}");
         }
         assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::Nothing));
-        // A peer that does not read blocks nobody.
+        // A peer that does not read cannot block the sender.
         let refused = (0..100_000).find_map(|_| one.send(&ControlNotice::Listening, &[]).err());
         assert_eq!(refused.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
     }

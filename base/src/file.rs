@@ -9,9 +9,10 @@ use std::{
 /// Reads a file that has at most `most` bytes. The length of a device or a pipe is known only by reading it.
 ///
 /// # Errors
-/// The file is longer, or cannot be read.
+/// Fails if the file is longer, or cannot be read.
 pub fn bytes(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    // One byte more than allowed shows that the file is too long.
     File::open(path)?.take(most as u64 + 1).read_to_end(&mut bytes)?;
     match bytes.len() > most {
         true => Err(io::Error::other(format!("the file has more than {most} bytes"))),
@@ -22,7 +23,7 @@ pub fn bytes(path: &Path, most: usize) -> io::Result<Vec<u8>> {
 /// Reads a file of UTF-8 that has at most `most` bytes.
 ///
 /// # Errors
-/// The file is longer, is not UTF-8, or cannot be read.
+/// Fails if the file is longer, is not UTF-8, or cannot be read.
 pub fn text(path: &Path, most: usize) -> io::Result<String> {
     String::from_utf8(bytes(path, most)?).map_err(|_| io::Error::other("the file is not UTF-8"))
 }

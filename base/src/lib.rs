@@ -2,12 +2,12 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`networks`] | whom an address stands for, and how many places each network gets |
+//! | [`networks`] | the client that an address stands for, and the places that each network gets |
 //! | [`file`](mod@file) | reads files within bounds |
-//! | [`pem`] | what is wrong with files of certificates and keys, in words |
-//! | [`control`] | a connection between two processes of a host: records of JSON, with descriptors beside them |
+//! | [`pem`] | explains what is wrong with files of certificates and keys |
+//! | [`control`] | a connection between two processes of a host: records of JSON, with file descriptors |
 //! | [`settings`] | reads TOML files, and reports everything that is wrong with them at once |
-//! | [`Reload`] | what became of reading a daemon's settings again |
+//! | [`Reload`] | the outcome of the latest reload of a daemon's settings |
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

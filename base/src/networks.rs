@@ -1,27 +1,29 @@
 //! Clients and the networks that they are in, by address.
 //!
-//! One client has an IPv4 address or an IPv6 /64, but a client with a /48 has 65,536 of them. So each wider network
-//! has a limit of its own, which is a multiple of one client's: generous enough for a translator of addresses, or a
-//! site with many clients.
+//! One client has an IPv4 address or an IPv6 /64, but a client with a /48 has 65,536 of those. Each wider network
+//! therefore has a limit of its own, a multiple of one client's. It is generous enough for a translator of addresses,
+//! or a site with many clients.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Lengths of prefixes of IPv4 and IPv6, the narrowest first, and how many times as much as one client each may have.
+/// Prefix lengths of IPv4 and IPv6, the narrowest network first, each with the multiple of one client's limit that the
+/// network may have.
 const LEVELS_V4: [(u8, usize); 2] = [(32, 1), (24, 8)];
 const LEVELS_V6: [(u8, usize); 3] = [(64, 1), (56, 8), (48, 64)];
 
-/// A prefix.
+/// A network, as an address prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NetworkPrefix {
     /// The first address.
     pub address: IpAddr,
-    /// Bits that addresses of the network have in common.
+    /// Number of bits that the network's addresses have in common.
     pub length: u8,
 }
 
 impl NetworkPrefix {
-    /// Returns the network of this length that an address is in. An IPv4-mapped IPv6 address counts as the IPv4 address.
+    /// Returns the network of this length that an address is in. An IPv4-mapped IPv6 address counts as the IPv4
+    /// address.
     pub fn from_address(address: IpAddr, length: u8) -> Self {
         let address = match address.to_canonical() {
             IpAddr::V4(address) => {
@@ -36,13 +38,14 @@ impl NetworkPrefix {
         Self { address, length }
     }
 
-    /// Returns whether the address is in the network.
+    /// Reports whether the address is in the network.
     pub fn contains(self, address: IpAddr) -> bool {
         self == Self::from_address(address, self.length)
     }
 }
 
-/// Returns the networks that an address is in, the narrowest first, each with how many times as much as one client it may have.
+/// Returns the networks that an address is in, the narrowest first, each with the multiple of one client's limit that
+/// it may have.
 pub fn levels(address: IpAddr) -> impl Iterator<Item = (NetworkPrefix, usize)> {
     let levels = match address.to_canonical() {
         IpAddr::V4(_) => &LEVELS_V4[..],
@@ -51,17 +54,18 @@ pub fn levels(address: IpAddr) -> impl Iterator<Item = (NetworkPrefix, usize)> {
     levels.iter().map(move |(length, times)| (NetworkPrefix::from_address(address, *length), *times))
 }
 
-/// Returns the address that stands for a client: that of the narrowest network.
+/// Returns the address that stands for a client: the first one of its narrowest network.
 pub fn client(address: IpAddr) -> IpAddr {
     levels(address).next().map_or(address, |(network, _)| network.address)
 }
 
-/// Returns what a network may have where one client may have `of_client`: `times` as much, and no more than half of `all`.
+/// Returns the limit of a network where one client may have `of_client`: `times` as much, and no more than half of
+/// `all`.
 pub fn network_limit(of_client: usize, times: usize, all: usize) -> usize {
     of_client.saturating_mul(times).min(all.div_ceil(2))
 }
 
-/// Places that clients hold, counted in each of their networks.
+/// The places that clients hold, counted in each of their networks.
 #[derive(Clone, Debug)]
 pub struct NetworkPlaces {
     all: usize,
@@ -73,11 +77,11 @@ pub struct NetworkPlaces {
 #[derive(Clone, Copy, Debug)]
 struct NetworkUse {
     places: usize,
-    /// How many times as much as one client the network may have.
+    /// Multiple of one client's limit that the network may have.
     times: usize,
 }
 
-/// Why there is no place.
+/// The reason why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkFull {
     /// Every place is taken.
@@ -94,7 +98,7 @@ impl NetworkPlaces {
         Self { all, of_client, taken: 0, counts: HashMap::new() }
     }
 
-    /// Changes how many places one client may hold. Nobody loses one.
+    /// Changes how many places one client may hold. No client loses a place.
     pub fn set_of_client(&mut self, of_client: usize) {
         self.of_client = of_client;
     }
@@ -102,7 +106,7 @@ impl NetworkPlaces {
     /// Takes a place for this address.
     ///
     /// # Errors
-    /// Every place is taken, or one of the address's networks holds as many as it may.
+    /// Fails if every place is taken, or one of the address's networks holds as many as it may.
     pub fn enter(&mut self, address: IpAddr) -> Result<(), NetworkFull> {
         if let Some(full) = self.full(address) {
             return Err(full);
@@ -114,7 +118,7 @@ impl NetworkPlaces {
         Ok(())
     }
 
-    /// Returns why there is no place for this address; `None` if there is one.
+    /// Returns why there is no place for this address, or `None` if there is one.
     pub fn full(&self, address: IpAddr) -> Option<NetworkFull> {
         let is_full = |(network, times): &(NetworkPrefix, usize)| {
             let places = self.counts.get(network).map_or(0, |count| count.places);
@@ -151,8 +155,8 @@ impl NetworkPlaces {
         self.taken
     }
 
-    /// Returns the load of an address: the share that its networks hold of what they may, of the network with the
-    /// highest. Loads of different addresses can be compared.
+    /// Returns the load of an address: the share of its limit that a network of the address holds, for the network with
+    /// the highest share. Loads of different addresses can be compared.
     pub fn load(&self, address: IpAddr) -> usize {
         levels(address)
             .filter_map(|(network, _)| self.counts.get(&network))
@@ -170,6 +174,7 @@ impl NetworkPlaces {
 impl NetworkUse {
     fn load(&self) -> usize {
         const WIDEST: usize = LEVELS_V6[2].1;
+        // Places are scaled to the widest network's multiple, so that loads are whole numbers that can be compared.
         self.places * WIDEST / self.times
     }
 }
@@ -247,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_network_that_is_full() {
+    fn refusal_names_the_network_that_is_full() {
         let mut places = NetworkPlaces::new(1000, 1);
         let network = |text: &str, length| NetworkPrefix { address: address(text), length };
         for n in 0..64 {

@@ -1,8 +1,8 @@
 //! Explains what is wrong with a file that should hold certificates or a private key, and what to do about it.
 //!
-//! PEM readers skip sections that they do not look for, and report anything else as bad base64. So a caller that
-//! finds nothing in a file, or cannot use what it found, asks here. Messages contain no bytes of the file, because it
-//! may be a secret.
+//! PEM readers skip sections that they do not look for, and report anything else as bad base64. A caller that finds
+//! nothing in a file, or cannot use what it found, therefore asks here. Messages contain no bytes of the file, because
+//! it may be a secret.
 
 use std::path::Path;
 
@@ -15,11 +15,11 @@ pub enum PemKind {
     PrivateKey,
 }
 
-/// Most labels that are looked at. No file has more of them that matter.
+/// Largest number of labels that are looked at. No file has more of them that matter.
 const LABELS_MAX: usize = 64;
 const BEGIN: &str = "-----BEGIN ";
 
-/// Returns why the file at `path` does not give what is wanted, and what to do.
+/// Returns why the file at `path` does not contain what is wanted, and what to do.
 pub fn fault(path: &Path, bytes: &[u8], wanted: PemKind) -> String {
     let path = path.display();
     let labels = labels(bytes);
@@ -133,7 +133,7 @@ fn labels(bytes: &[u8]) -> Vec<String> {
     labels.take(LABELS_MAX).collect()
 }
 
-/// Returns whether a key is encrypted in the form of RFC 1421.
+/// Reports whether a key is encrypted in the form of RFC 1421.
 fn is_encrypted(bytes: &[u8]) -> bool {
     contains(bytes, b"Proc-Type: 4,ENCRYPTED")
 }

@@ -1,8 +1,9 @@
-//! Settings files: TOML, read as a whole. Everything that is wrong is reported at once, each with its line, its key and a remedy.
+//! Settings files: TOML, read as a whole. Everything that is wrong is reported at once, each fault with its line, its
+//! key and a remedy.
 //!
-//! A [`SettingsReader`] takes values one by one out of a [`Section`], or a whole section as a type that derives `Deserialize`
-//! ([`SettingsReader::read`]), and notes what is wrong. Keys that were not taken are unknown. A single value stands for a
-//! list of one.
+//! A [`SettingsReader`] takes values one by one out of a [`Section`], or a whole section as a type that derives
+//! `Deserialize` ([`SettingsReader::read`]), and records what is wrong. Keys that were not taken are unknown. A single
+//! value stands for a list of one.
 
 mod place;
 mod value;
@@ -31,7 +32,7 @@ use self::{
 pub struct SettingsProblem {
     /// Number of the line, from 1.
     pub line: usize,
-    /// Keys joined by dots. It is empty where the message names its subject, or where the line is not TOML.
+    /// Keys joined by dots. It is empty if the message names its subject, or if the line is not TOML.
     pub key: String,
     /// The fault in words, which follow the place.
     pub message: String,
@@ -60,7 +61,7 @@ impl fmt::Display for Problems {
     }
 }
 
-/// A file that is being read.
+/// A reader of one file.
 #[derive(Debug)]
 pub struct SettingsReader {
     /// Offsets of the line breaks.
@@ -91,7 +92,7 @@ pub enum ValueOrTable<'t, T> {
 }
 
 impl SettingsReader {
-    /// Begins to read; returns the file's root.
+    /// Returns a reader of this text, and the root section.
     pub fn new(text: &str) -> (Self, Section<'_>) {
         let mut reader = Self { breaks: breaks(text), problems: Vec::new(), lines: RefCell::default() };
         let (table, errors) = DeTable::parse_recoverable(text);
@@ -103,11 +104,11 @@ impl SettingsReader {
         (reader, Section::new(place, table.into_inner()))
     }
 
-    /// Reads a whole file as a type that derives `Deserialize`. Then `check` converts it, and may note further
-    /// problems. Errors call the file `file`.
+    /// Reads a whole file as a type that derives `Deserialize`. Then `check` converts it, and may record further
+    /// problems. `file` is the file's name in errors.
     ///
     /// # Errors
-    /// Everything that is wrong.
+    /// Returns everything that is wrong.
     pub fn file<R: DeserializeOwned, T>(
         text: &str,
         what: &'static str,
@@ -123,7 +124,7 @@ impl SettingsReader {
     /// Returns what was read, if there is no problem.
     ///
     /// # Errors
-    /// Everything that is wrong.
+    /// Returns everything that is wrong.
     pub fn end<T>(mut self, what: &'static str, file: &str, done: Option<T>) -> Result<T, Problems> {
         self.problems.sort_by_key(|problem| problem.line);
         match done {
@@ -132,7 +133,7 @@ impl SettingsReader {
         }
     }
 
-    /// Notes a problem at a place.
+    /// Records a problem at a place.
     pub fn problem(&mut self, place: &SettingPlace, message: impl Into<String>) {
         self.problems.push(SettingsProblem {
             line: place.line,
@@ -141,7 +142,7 @@ impl SettingsReader {
         });
     }
 
-    /// Notes an error, whose text names its subject, at the line of `key`, or of the table that lacks the key.
+    /// Records an error, whose text names its subject, at the line of `key`, or of the table that lacks the key.
     pub fn check<T, E: fmt::Display>(&mut self, key: &str, done: Result<T, E>) -> Option<T> {
         done.map_err(|error| {
             let place = SettingPlace { line: self.line_of(key), key: String::new() };
@@ -150,7 +151,7 @@ impl SettingsReader {
         .ok()
     }
 
-    /// Checks each item of the list at `key`, and notes the errors at the items' lines. Returns `None` if there is an
+    /// Checks each item of the list at `key`, and records the errors at the items' lines. Returns `None` if there is an
     /// error.
     pub fn read_each<R, T, E: fmt::Display>(
         &mut self,
@@ -244,7 +245,7 @@ impl SettingsReader {
         sections
     }
 
-    /// Notes the keys that are left in a section as unknown.
+    /// Records the keys that are left in a section as unknown.
     pub fn finish(&mut self, section: Section<'_>) {
         for key in section.entries.keys() {
             let place = section.place.inner(key.get_ref(), line(&self.breaks, key.span()));

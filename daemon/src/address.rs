@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Returns addresses to listen on, at most one of each family. A port alone stands for all addresses.
 ///
 /// # Errors
-/// The text is no address; the error tells the possible forms.
+/// Fails if the text is no address. The error lists the possible forms.
 pub fn listen(text: &str) -> Result<Vec<SocketAddr>, String> {
     match port(text) {
         Some(port) => Ok(vec![(Ipv4Addr::UNSPECIFIED, port).into(), (Ipv6Addr::UNSPECIFIED, port).into()]),
@@ -16,7 +16,7 @@ pub fn listen(text: &str) -> Result<Vec<SocketAddr>, String> {
 /// Returns one address for a server whose socket takes both families.
 ///
 /// # Errors
-/// The same as [`listen`].
+/// Fails for the same reasons as [`listen`].
 pub fn listen_once(text: &str) -> Result<SocketAddr, String> {
     port(text).map_or_else(|| parse_one(text), |port| Ok((Ipv6Addr::UNSPECIFIED, port).into()))
 }
@@ -24,7 +24,7 @@ pub fn listen_once(text: &str) -> Result<SocketAddr, String> {
 /// Returns the address of a server to connect to. A port alone stands for this machine.
 ///
 /// # Errors
-/// The same as [`listen`].
+/// Fails for the same reasons as [`listen`].
 pub fn ask(text: &str) -> Result<SocketAddr, String> {
     port(text).map_or_else(|| parse_one(text), |port| Ok((Ipv4Addr::LOCALHOST, port).into()))
 }

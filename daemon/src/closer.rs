@@ -1,7 +1,8 @@
 //! Closes connections whose descriptors may linger, in threads that nothing else depends on.
 //!
-//! A client of a Unix socket may pass descriptors. The kernel closes those that nobody has taken with the connection, and to close a TCP
-//! socket takes as long as its owner has set (`SO_LINGER`). It waits only until the thread that closes it has a signal, however.
+//! A client of a Unix socket may pass descriptors. The kernel closes those that nobody received together with the
+//! connection. Closing a TCP socket may take as long as its owner has set with `SO_LINGER`. A signal to the closing
+//! thread ends that wait.
 
 use std::{
     io,
@@ -18,12 +19,12 @@ use std::{
 use nix::sys::{pthread::pthread_kill, signal::Signal};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Most connections that wait to be closed.
+/// Largest number of connections that wait to be closed.
 const WAITING: usize = 64;
 /// Time between two checks whether a thread has ended by itself.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// Longest time between two signals to a thread that does not end. A thread that closes a file on a dead file system
-/// may never end.
+/// Longest time between two signals to a thread that does not end. A thread that closes a file on a file system that
+/// does not answer may never end.
 const PATIENCE_MOST: Duration = Duration::from_secs(5);
 /// The signal that interrupts a close. This process uses it for nothing else, and the kernel ignores it if there is
 /// no handler.
@@ -31,19 +32,19 @@ const INTERRUPT: Signal = Signal::SIGURG;
 
 type Closed = Box<dyn Send>;
 
-/// A thread that closes one connection after the other. It ends when this is dropped.
+/// A thread that closes one connection after the other. It ends when the `Closer` is dropped.
 pub struct Closer {
     connections: Sender<Closed>,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Closer {
-    /// Starts the thread. To be called inside a runtime.
+    /// Starts the thread. Call it inside a Tokio runtime.
     ///
     /// # Errors
-    /// The signal handler or the thread cannot be created.
+    /// Fails if the signal handler or the thread cannot be created.
     pub fn start() -> io::Result<Self> {
-        // The handler stays installed. An ignored signal would interrupt nothing.
+        // The handler stays installed. Without one, the kernel ignores the signal, which then interrupts nothing.
         drop(signal(SignalKind::from_raw(INTERRUPT as i32))?);
         let (connections, come) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -52,19 +53,19 @@ impl Closer {
         Ok(Self { connections, waiting })
     }
 
-    /// Returns whether so much waits to be closed that no new connection should be accepted.
+    /// Reports whether so many connections wait to be closed that no new one should be accepted.
     pub fn is_full(&self) -> bool {
         self.waiting.load(Relaxed) >= WAITING
     }
 
-    /// Closes a connection by dropping it, without waiting for that.
+    /// Drops a connection in the closer's thread, so that the caller does not wait until it is closed.
     pub fn close(&self, connection: impl Send + 'static) {
         self.waiting.fetch_add(1, Relaxed);
         // The thread lives as long as this value, so the send cannot fail.
         let _ = self.connections.send(Box::new(connection));
     }
 
-    /// Ends threads that only have a connection left to close.
+    /// Ends threads that have only a connection left to close.
     pub fn end(&self, threads: Vec<JoinHandle<()>>) {
         end(threads);
     }
@@ -73,7 +74,7 @@ impl Closer {
 fn run(come: &Receiver<Closed>, waiting: &AtomicUsize) {
     for connection in come {
         let closing = thread::Builder::new().name("closing".into()).spawn(move || drop(connection));
-        // If no thread can be created, they are ended here.
+        // If no thread can be created, `spawn` drops the connection, which closes it in this thread.
         end(closing.into_iter().collect());
         waiting.fetch_sub(1, Relaxed);
     }
@@ -110,14 +111,14 @@ mod tests {
 
     /// The lingering sockets would take an hour to close.
     #[tokio::test]
-    async fn lingering_sockets_of_connections_that_are_turned_away_are_interrupted() {
+    async fn close_of_a_lingering_socket_is_interrupted() {
         let closer = Closer::start().unwrap();
         let mut others = Vec::new();
         for _ in 0..3 {
             let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // This would be the last descriptor of the socket in the record, so dropping it would linger.
+            // The copy in the record keeps the socket open, so this drop does not linger.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

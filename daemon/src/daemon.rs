@@ -41,16 +41,16 @@ use crate::{
 pub struct DaemonFront {
     /// Path of the control socket.
     pub socket: PathBuf,
-    /// The group that may use the control socket, as well as its owner. `None`: the owner alone.
+    /// The group that may use the control socket in addition to its owner. `None`: only the owner may.
     pub socket_group: Option<String>,
-    /// The address of the HTTP server. `None`: there is none.
+    /// The address of the HTTP server. `None`: the daemon has none.
     pub http: Option<SocketAddr>,
     /// The clients that the HTTP server answers.
     pub http_access: access::HttpFlags,
 }
 
 impl DaemonFront {
-    /// Binds the control socket. Errors call the daemon `who`.
+    /// Binds the control socket. `who` is the daemon's name in errors.
     fn bind(&self, who: &str) -> anyhow::Result<ControlSocket> {
         ControlSocket::bind(&self.socket, who, self.socket_group.as_deref())
     }
@@ -64,24 +64,24 @@ impl DaemonFront {
     }
 }
 
-/// A daemon's answers to HTTP requests. Each call may take some 10 ms.
+/// The methods that answer HTTP requests to a daemon. Each call may take some 10 ms.
 pub trait Observed: Send + Sync + 'static {
-    /// The status, as JSON has it.
+    /// The daemon's status, which is sent as JSON.
     type Status: Serialize;
 
     /// Returns the status at this moment.
     ///
     /// # Errors
-    /// It cannot be read. The client gets the text.
+    /// Fails if the status cannot be read. The client gets the text of the error.
     fn status(&self) -> anyhow::Result<Self::Status>;
 
     /// Returns the status as a page of metrics.
     fn metrics(&self) -> anyhow::Result<String>;
 
-    /// Returns whether there is no fault.
+    /// Reports whether the daemon has no fault.
     fn is_well(&self) -> bool;
 
-    /// Returns the text of `/healthz`, which everybody may read. It does not describe the fault, because that may
+    /// Returns the text of `/healthz`, which needs no token. It does not describe a fault, because the description may
     /// name files. `/status` does, for requests with the token.
     fn health(&self) -> Cow<'static, str> {
         if self.is_well() { "ok\n" } else { "trouble\n" }.into()
@@ -94,7 +94,7 @@ pub trait Daemon: Observed {
     type Request: DeserializeOwned;
     /// Answer to a request that asks for something.
     type Answer: Serialize;
-    /// State of one connection to the control socket, dropped when that ends.
+    /// State of one connection to the control socket. It is dropped when the connection ends.
     type Caller: Send + 'static;
 
     /// Time between two calls of [`tick`](Self::tick).
@@ -110,7 +110,7 @@ pub trait Daemon: Observed {
         request: Self::Request,
     ) -> anyhow::Result<Option<Self::Answer>>;
 
-    /// Reads the settings again, all or nothing. Callers use [`reload`](Self::reload).
+    /// Reads the settings again. Either all of them apply, or none does. Callers use [`reload`](Self::reload).
     fn read_settings(&self) -> anyhow::Result<()>;
 
     /// Returns the store of the latest reload's outcome.
@@ -119,7 +119,7 @@ pub trait Daemon: Observed {
     /// Does periodic work.
     ///
     /// # Errors
-    /// The daemon cannot go on, and ends.
+    /// Fails if the daemon cannot continue. The daemon then ends.
     fn tick(&self) -> anyhow::Result<()>;
 
     /// Reads the settings again, and keeps the outcome for the status.
@@ -132,7 +132,7 @@ pub trait Daemon: Observed {
     }
 }
 
-/// Outcome of the latest reload of the settings. At first it is that of start-up.
+/// The outcome of the latest reload of the settings. Before the first reload it is that of start-up.
 pub struct Reloads(Mutex<Reload>);
 
 impl Default for Reloads {
@@ -153,7 +153,7 @@ impl Reloads {
         self.0.lock().clone()
     }
 
-    /// Returns the line of the status about a reload that failed. `stays`: which settings stay in force, such as
+    /// Returns the status line about a reload that failed. `stays` names the settings that stay in force, such as
     /// `settings before stay`.
     pub fn trouble(&self, stays: &str) -> Option<String> {
         let latest = self.latest();
@@ -180,11 +180,10 @@ enum RequestSource {
 }
 
 impl DaemonFrame {
-    /// Takes over the signals, and binds the control socket, which fails if another daemon uses it. To be called
-    /// inside a runtime.
+    /// Takes over the signals, and binds the control socket. Call it inside a Tokio runtime.
     ///
     /// # Errors
-    /// Another daemon answers on the socket, or the socket cannot be created.
+    /// Fails if another daemon answers on the socket, or the socket cannot be created.
     pub fn open(front: DaemonFront, who: &str) -> anyhow::Result<Self> {
         let signals = DaemonSignals::new()?;
         let socket = front.bind(who)?;
@@ -199,7 +198,7 @@ impl DaemonFrame {
     /// Runs a daemon until a signal ends it.
     ///
     /// # Errors
-    /// Metrics cannot be served, or the daemon cannot go on.
+    /// Fails if HTTP cannot be served, or the daemon cannot continue.
     pub async fn run<D: Daemon>(self, daemon: &Arc<D>) -> anyhow::Result<()> {
         self.run_beside(daemon, pending()).await
     }
@@ -207,7 +206,7 @@ impl DaemonFrame {
     /// Runs a daemon, and `beside` at the same time.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// Fails for the same reasons as [`run`](Self::run).
     pub async fn run_beside<D: Daemon>(
         self,
         daemon: &Arc<D>,
@@ -274,7 +273,7 @@ impl DaemonFrame {
 /// Runs a part in this process. Its supervisor gets the error if `serve` fails.
 ///
 /// # Errors
-/// The process was not started by a supervisor.
+/// Fails if the process was not started by a supervisor.
 pub async fn run_part<W>(serve: impl FnOnce(DaemonFrame) -> W) -> anyhow::Result<()>
 where
     W: Future<Output = anyhow::Result<()>>,
@@ -325,14 +324,14 @@ enum Signal {
 }
 
 /// Time after the first signal to end in which further ones count as the same. `timeout`, `tini -g` and service
-/// managers send one signal to the process and one to its group, and a wrapper passes its own on, late on a busy
-/// machine. A user who insists takes longer or tries once more. Skipping the drain by mistake costs viewers, waiting
-/// for a third signal costs a second.
+/// managers send one signal to the process and one to its group. A wrapper passes its own signal on, late on a busy
+/// machine. A user who insists takes longer or tries once more. Skipping the drain by mistake costs viewers, while
+/// waiting for a third signal costs a second.
 const ONE_WISH: Duration = Duration::from_secs(1);
 /// Shortest time between two signals that a user sends. Faster ones come from a program.
 const MACHINE: Duration = Duration::from_millis(100);
 
-/// SIGTERM and SIGINT. Once this exists, neither ends the process by itself.
+/// The signals SIGTERM and SIGINT. Once this value exists, neither ends the process by itself.
 pub struct EndSignals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
@@ -342,7 +341,7 @@ impl EndSignals {
     /// Takes over the signals.
     ///
     /// # Errors
-    /// The kernel does not allow it.
+    /// Fails if the kernel does not allow it.
     pub fn new() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
@@ -355,7 +354,7 @@ impl EndSignals {
         }
     }
 
-    /// Waits for another signal to end by the same user: one that is more than `ONE_WISH` later.
+    /// Waits for the user's next signal to end. Signals within `ONE_WISH` from now count as copies of the previous one.
     pub async fn next_signal(&mut self) -> SignalKind {
         let first = Instant::now();
         loop {
@@ -373,7 +372,7 @@ impl EndSignals {
     }
 }
 
-/// SIGHUP, SIGTERM and SIGINT. Once this exists, none of them ends the process by itself.
+/// The signals SIGHUP, SIGTERM and SIGINT. Once this value exists, none of them ends the process by itself.
 struct DaemonSignals {
     ends: EndSignals,
     hangup: unix::Signal,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The longest duration: ten years. Its nanoseconds are exact enough in a float.
+/// The longest duration, in seconds: ten years. A float holds its nanoseconds exactly enough.
 const MAX_S: f64 = 3650.0 * 86_400.0;
 
 /// Parses a number and its unit, from `ns` to `d`. Only `0` needs no unit.

@@ -69,13 +69,13 @@ impl FromStr for ListenAddr {
     }
 }
 
-/// The server cannot listen on its address.
+/// The error for a server that cannot listen on its address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve HTTP on {addr}: {source}{}", hint(source))]
 pub struct HttpStartError {
     /// The address that was asked for.
     pub addr: SocketAddr,
-    /// The reason of the system.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -86,15 +86,16 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Limits of what clients may use.
+/// Limits on what clients of an HTTP server may use.
 #[derive(Clone, Copy, Debug)]
 struct HttpLimits {
-    /// Most connections at once. For one more the [`ConnectionCrowd`] closes one, or the new one waits until one has ended.
+    /// Largest number of connections. For a further one, the [`ConnectionCrowd`] closes one, or the new one waits until
+    /// another has ended.
     connections: usize,
-    /// Time for the head of a request, from when the connection is ready for it. Idle connections end after this
-    /// time.
+    /// Time for a client to send the head of a request, once the connection is ready for it. Idle connections end after
+    /// this time.
     head: Duration,
-    /// Time in which the client has to read some of the data that waits for it.
+    /// Time within which the client has to read some of the data that waits for it.
     unread: Duration,
     /// Bytes that the kernel buffers for the client in the meantime.
     unread_bytes: usize,
@@ -116,10 +117,10 @@ pub struct HttpServer {
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Binds, and serves requests that `access` admits in a task.
+/// Binds the address, and serves in a task the requests that `access` admits.
 ///
 /// # Errors
-/// The address cannot be bound.
+/// Fails if the address cannot be bound.
 pub async fn serve(
     addr: SocketAddr,
     router: Router,
@@ -156,6 +157,7 @@ async fn accept(
     let crowd = Arc::new(ConnectionCrowd::default());
     let mut connections = JoinSet::new();
     loop {
+        // The set would otherwise keep the results of connections that have ended.
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -164,6 +166,7 @@ async fn accept(
                     continue;
                 }
                 let place = place(&places, &crowd).await;
+                // The task needs its own abort handle, which exists only after the task was spawned.
                 let (tell, told) = oneshot::channel();
                 let router = router.clone();
                 let access = access.clone();
@@ -173,7 +176,7 @@ async fn accept(
                     converse(stream, router, access, &CrowdMember::new(crowd, handle), limits.head).await;
                     drop(place);
                 });
-                // The receiver waits for it.
+                // The task waits for the handle, so the send cannot fail.
                 let _ = tell.send(handle);
             }
             Err(error) => {
@@ -184,7 +187,7 @@ async fn accept(
     }
 }
 
-/// Waits for a place, and makes the crowd free one if need be.
+/// Waits for a place for a connection. If there is none, the crowd closes a connection to free one.
 async fn place(places: &Arc<Semaphore>, crowd: &ConnectionCrowd) -> OwnedSemaphorePermit {
     loop {
         if let Ok(place) = places.clone().try_acquire_owned() {
@@ -218,6 +221,7 @@ async fn converse(
     server.timer(TokioTimer::new()).header_read_timeout(head);
     let router = TowerToHyperService::new(router);
     let answer = service_fn(|request: Request<Incoming>| {
+        // A connection that has shown the token is not closed to make room for others.
         if access.is_shown(request.headers()) {
             member.leave();
         } else {
@@ -273,7 +277,7 @@ mod tests {
             let mut stream = TcpStream::connect(addr).await.unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
             let mut answer = String::new();
-            // Then the connection is silent, too.
+            // After the answer, this connection is silent as well.
             stream.read_to_string(&mut answer).await.unwrap();
             answer
         };
@@ -374,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_taken_port_is_named() {
+    async fn port_in_use_is_named_in_the_error() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = taken.local_addr().unwrap();
         let error = serve(addr, Router::new(), HttpAccess::default()).await.map(|_| ()).unwrap_err();

@@ -19,14 +19,14 @@ use crate::{closer::Closer, socket::Conversations};
 
 /// A request that each part answers by itself, so that its supervisor knows whether it goes on.
 pub(crate) const PING: &[u8] = b"ping\n";
-/// Longest error that a report carries, bytes.
+/// Longest error that a report carries, in bytes.
 const ERROR_MAX: usize = 3000;
 
-/// A message of a supervisor, with a connection that is to be served.
+/// A message of a supervisor, which passes a connection to be served.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PartConnection;
 
-/// A message of a part.
+/// A message of a part to its supervisor.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum PartMessage {
     Ready,
@@ -38,8 +38,9 @@ pub(crate) enum PartMessage {
 pub(crate) struct Inherited(ControlEnd);
 
 impl Inherited {
-    /// Takes over the connection. To be called once, before other threads and processes are started.
+    /// Takes over the connection. Call it once, before other threads and processes are started.
     pub(crate) fn take() -> io::Result<Self> {
+        // The kernel kills this part when its supervisor ends.
         prctl::set_pdeathsig(Some(Signal::SIGKILL))?;
         let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
         // Processes that this one starts must not hold the connection open.
@@ -58,7 +59,7 @@ impl Inherited {
         let _ = self.0.send(&PartMessage::Failed(text), &[]);
     }
 
-    /// Serves conversations until the supervisor has ended the connection, or is gone.
+    /// Serves conversations until the supervisor ends the connection, or is gone.
     pub(crate) async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> anyhow::Result<()>
     where
         A: Serialize,
@@ -73,7 +74,7 @@ impl Inherited {
                 control.wait();
                 match control.receive::<PartConnection>() {
                     ControlReceived::Record(PartConnection, all) => {
-                        // There is no receiver when this part ends.
+                        // The send fails if this part is ending, which drops the receiver.
                         all.into_iter().for_each(|stream| drop(passed.send(stream.into())));
                     }
                     ControlReceived::Malformed(_) | ControlReceived::Nothing => {}

@@ -95,7 +95,8 @@ where
 
 /// Starts logging for a daemon. Lines are written until the handle is dropped.
 ///
-/// # Errors The file cannot be opened, the level is not valid, or the process logs already.
+/// # Errors
+/// Fails if the file cannot be opened, the level is not valid, or the process logs already.
 pub fn start(log: &Settings) -> Result<Handle, Error> {
     let sink = match &log.file {
         Some(path) => LogSink::file(path).map_err(|source| Error::Open { path: path.clone(), source })?,
@@ -114,7 +115,7 @@ enum LogCommand {
     Stop,
 }
 
-/// Owns the thread that writes.
+/// The handle of the thread that writes log lines. Dropping it writes the waiting lines and ends the thread.
 pub struct Handle {
     commands: SyncSender<LogCommand>,
     thread: Option<JoinHandle<()>>,
@@ -139,7 +140,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Waits for a place in the queue, at most until the disk has taken one line.
+        // The send waits for a place in the queue, at most until the disk has taken one line.
         let _ = self.commands.send(LogCommand::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -178,7 +179,7 @@ impl MakeWriter<'_> for LogQueue {
 struct LogSink {
     out: Box<dyn Write + Send>,
     path: Option<PathBuf>,
-    /// A line was cut off: the next one begins with a newline.
+    /// Whether the last line was cut off, so that the next one begins with a newline.
     torn: bool,
 }
 
@@ -269,8 +270,8 @@ mod tests {
     }
 
     #[test]
-    fn line_after_a_torn_one_is_whole() {
-        /// Takes three bytes of the first line, then fails once.
+    fn line_after_a_cut_off_one_is_whole() {
+        /// A file that accepts three bytes of the first line, then fails once.
         struct Disk(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>, u8);
         impl Write for Disk {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

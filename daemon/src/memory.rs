@@ -1,14 +1,14 @@
-//! Returns free memory of the allocator to the system. Each thread's arena would otherwise keep its peak for ever
-//! after a flood.
+//! Returns free memory of the allocator to the system. Each thread's arena would otherwise keep its peak for ever after
+//! a flood of requests.
 
 use std::time::{Duration, Instant};
 
 /// Shortest time between two checks. A check takes microseconds, returning memory takes milliseconds.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Free bytes that are worth returning, if they are also a third of all resident memory.
+/// Least number of free bytes that is worth returning. They must also be a third of all resident memory.
 const WORTH: usize = 4 << 20;
 
-/// Decides when to return memory.
+/// The state that decides when free memory is returned to the system.
 #[derive(Debug, Default)]
 pub struct MemoryTrimmer {
     last: Option<Instant>,
@@ -17,7 +17,7 @@ pub struct MemoryTrimmer {
 }
 
 impl MemoryTrimmer {
-    /// Returns whether a check is due.
+    /// Reports whether a check is due.
     pub fn is_time(&mut self, now: Instant) -> bool {
         let soon = self.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL);
         if !soon {
@@ -26,7 +26,7 @@ impl MemoryTrimmer {
         !soon
     }
 
-    /// Checks, and returns memory if it is worth it. That blocks for some milliseconds.
+    /// Checks the memory, and returns free memory if there is enough of it. That blocks for some milliseconds.
     pub fn look(&mut self) {
         if let Some(resident) = resident()
             && self.is_worth(resident, in_use)
@@ -36,7 +36,7 @@ impl MemoryTrimmer {
         }
     }
 
-    /// Returns whether enough resident memory is unused, and was not so after the last return.
+    /// Reports whether enough resident memory is unused, and was not so after the last return.
     fn is_worth(&mut self, resident: usize, in_use: impl FnOnce() -> usize) -> bool {
         self.floor = self.floor.min(resident);
         if resident < self.floor.saturating_add(WORTH) {
@@ -55,16 +55,16 @@ fn resident() -> Option<usize> {
     Some(resident.saturating_sub(shared) * rustix::param::page_size())
 }
 
-/// Returns the bytes that the allocator has handed out.
+/// Returns the number of bytes that are allocated now.
 #[cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "a function of the C library"))]
 fn in_use() -> usize {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: it takes the allocator's own locks, and changes nothing.
+        // SAFETY: `mallinfo2` takes the allocator's own locks, and changes nothing.
         let info = unsafe { libc::mallinfo2() };
         info.uordblks + info.hblkhd
     }
-    // Nothing is known, so nothing is returned.
+    // Without figures all memory counts as used, so nothing is returned.
     #[cfg(not(target_env = "gnu"))]
     usize::MAX
 }
@@ -72,7 +72,7 @@ fn in_use() -> usize {
 #[cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "a function of the C library"))]
 fn give_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes the allocator's own locks, and moves nothing that is in use.
+    // SAFETY: `malloc_trim` takes the allocator's own locks, and moves nothing that is in use.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -1,6 +1,7 @@
 //! Messages to the service manager that started this process: the protocol of sd_notify(3), without its library.
 //!
-//! `Type=notify-reload` of a systemd unit waits for [`ready`] at start-up and after each SIGHUP, and for [`stopping`] at the end.
+//! `Type=notify-reload` of a systemd unit waits for [`ready`] at start-up and after each SIGHUP, and for [`stopping`]
+//! at the end.
 
 use std::{
     env,
@@ -32,7 +33,7 @@ pub fn reloading() {
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
 }
 
-/// Reports that the daemon has begun to end.
+/// Reports that the daemon is stopping.
 pub fn stopping() {
     notify("STOPPING=1");
 }

@@ -49,7 +49,7 @@ pub fn encode_all(groups: Vec<(&str, Box<dyn Collector>)>) -> Result<String, fmt
     Ok(text)
 }
 
-/// Writes metric families.
+/// A writer of metric families.
 pub struct Out<'a>(pub DescriptorEncoder<'a>);
 
 impl Out<'_> {

@@ -13,8 +13,8 @@
 //!                                          Silent
 //! ```
 //!
-//! The thread [`SupervisedPart::keep`] alone moves a part between these states. When the supervisor is killed, the kernel kills
-//! its parts, also those that are stopped.
+//! The thread [`SupervisedPart::keep`] alone moves a part between these states. When the supervisor is killed, the
+//! kernel kills its parts, also those that are stopped.
 
 use std::{
     ffi::OsString,
@@ -55,12 +55,12 @@ use crate::{
 const PING_EVERY: Duration = Duration::from_millis(500);
 /// Longest time for the answer to a ping. A part that takes longer is not answering.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// Longest wait for one event of a part's process.
+/// Longest wait for one event of a part's process, in milliseconds.
 const LOOK: u16 = 250;
 /// Pauses between the end of a part and its next start: the first, and the longest.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MOST: Duration = Duration::from_secs(30);
-/// A part that has served for so long has not failed at its start.
+/// Time of serving after which the pause before the next start is the shortest again.
 const STEADY: Duration = Duration::from_secs(60);
 /// Longest time for a part to end after its connection was closed.
 const END: Duration = Duration::from_secs(15);
@@ -75,11 +75,11 @@ pub struct PartStatus {
     pub name: String,
     /// `off`, `starting`, `serving`, `not-answering` or `ended`.
     pub state: String,
-    /// Process, if there is one.
+    /// Process ID, if the part has a process.
     pub pid: Option<u32>,
-    /// How often it was started again.
+    /// Number of times that the part was started again.
     pub restarts: u64,
-    /// Reason for its latest end.
+    /// Reason for the part's latest end.
     pub error: Option<String>,
 }
 
@@ -106,7 +106,7 @@ impl PartState {
 
 struct PartShared {
     state: PartState,
-    /// Whether the part is to run.
+    /// Whether the part should run.
     is_wanted: bool,
     control: Option<Arc<ControlEnd>>,
     pid: Option<u32>,
@@ -124,14 +124,15 @@ pub struct SupervisedPart {
     changed: Condvar,
 }
 
-/// A lock that a supervisor and its parts hold, so that a new supervisor waits until the parts of a killed one have ended.
+/// A lock that a supervisor and its parts hold, so that a new supervisor waits until the parts of a killed one have
+/// ended.
 pub struct Lock(Flock<File>);
 
 impl Lock {
     /// Takes the lock of the daemon with this control socket.
     ///
     /// # Errors
-    /// Another supervisor or its parts keep it.
+    /// Fails if another supervisor or its parts keep the lock.
     pub fn take(socket: &Path) -> anyhow::Result<Self> {
         let path = socket.with_extension("lock");
         let mut file = File::create(&path).with_context(|| path.display().to_string())?;
@@ -150,7 +151,7 @@ impl Lock {
 }
 
 impl SupervisedPart {
-    /// Describes a part that the same program runs with these arguments.
+    /// Makes a part, which the same program runs with these arguments.
     pub fn new(name: &'static str, arguments: Vec<OsString>, lock: Arc<Lock>) -> Arc<Self> {
         let shared = PartShared {
             state: PartState::Off,
@@ -166,7 +167,7 @@ impl SupervisedPart {
     /// Starts the part and waits until it serves. From then on it is started again whenever it ends.
     ///
     /// # Errors
-    /// The part cannot start, for the reason that it has reported.
+    /// Fails if the part cannot start, with the reason that it has reported.
     pub fn start(self: &Arc<Self>) -> anyhow::Result<()> {
         let (first, started) = sync_channel(1);
         self.shared.lock().is_wanted = true;
@@ -186,7 +187,7 @@ impl SupervisedPart {
         }
     }
 
-    /// Reports whether the part is to run.
+    /// Reports whether the part should run.
     pub fn is_wanted(&self) -> bool {
         self.shared.lock().is_wanted
     }
@@ -203,7 +204,7 @@ impl SupervisedPart {
         }
     }
 
-    /// Returns the line of the status about a part that should serve and does not.
+    /// Returns a line for the status if the part should serve and does not.
     pub fn trouble(&self) -> Option<String> {
         let shared = self.shared.lock();
         let error = || shared.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
@@ -224,7 +225,7 @@ impl SupervisedPart {
     /// Sends a request and waits for the answer, at most for `patience`, and no longer than the part answers pings.
     ///
     /// # Errors
-    /// The part does not serve, or refuses the request.
+    /// Fails if the part does not serve, or refuses the request.
     pub fn ask(
         &self,
         request: &impl Serialize,
@@ -264,7 +265,7 @@ impl SupervisedPart {
                 self.run(&mut first).unwrap_or_else(|error| format!("it cannot be started: {error}"));
             let mut shared = self.shared.lock();
             (shared.control, shared.pid) = (None, None);
-            // A part that has never served is not started again: whoever wanted it gets the reason.
+            // A part that has never served is not started again: the caller of `start` gets the reason.
             if let Some(first) = first.take() {
                 shared.is_wanted = false;
                 let _ = first.send(Err(anyhow!(reason.clone())));
@@ -292,10 +293,11 @@ impl SupervisedPart {
         let (control, theirs) = ControlEnd::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.arguments).env_remove("NOTIFY_SOCKET").stdin(OwnedFd::from(theirs));
-        // A part prints nothing. So its standard output can be its share in the lock.
+        // A part prints nothing, so its standard output can be its share in the lock.
         command.stdout(Stdio::from(self.lock.0.try_clone()?));
-        // A signal from the terminal is the supervisor's.
+        // A signal from the terminal is for the supervisor alone, so the part has a process group of its own.
         let mut child = command.process_group(0).spawn()?;
+        // The command holds the part's end of the connection. If it stayed open here, its end would not show.
         drop(command);
         let control = Arc::new(control);
         {
@@ -319,7 +321,7 @@ impl SupervisedPart {
                 ControlReceived::Record(PartMessage::Failed(reason), _) => failure = Some(reason),
                 ControlReceived::Malformed(_) => {}
                 ControlReceived::Nothing => {
-                    // An error shows when the next record is received.
+                    // An error of poll shows when the next record is received.
                     let _ =
                         poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::from(LOOK));
                 }
@@ -333,7 +335,7 @@ impl SupervisedPart {
                 break;
             }
         }
-        // A part that does not answer does not end by itself either.
+        // A part that does not answer does not end by itself either, so it is killed at once.
         let patience = if self.shared.lock().state == PartState::Silent { Duration::ZERO } else { END };
         let status = end(&mut child, patience)?;
         Ok(failure.unwrap_or_else(|| status.to_string()))
@@ -368,7 +370,7 @@ fn end(child: &mut Child, patience: Duration) -> io::Result<std::process::ExitSt
     child.wait()
 }
 
-/// A conversation in which a part is asked again and again whether it goes on.
+/// A conversation in which a part is asked at intervals whether it still answers.
 struct PartPings {
     stream: UnixStream,
     /// Time of the latest ping or answer.
@@ -384,13 +386,13 @@ impl PartPings {
         Ok(Self { stream: ours, since: Instant::now(), is_asked: false })
     }
 
-    /// Returns whether the part answers.
+    /// Sends and receives pings when they are due. Returns whether the part answers.
     fn step(&mut self) -> bool {
         if self.is_asked && matches!(self.stream.read(&mut [0; 256]), Ok(1..)) {
             (self.is_asked, self.since) = (false, Instant::now());
         }
         if !self.is_asked && self.since.elapsed() >= PING_EVERY {
-            // At most one ping is under way, so there is room for it.
+            // No other ping is unanswered, so the socket's buffer has room for this one.
             let _ = self.stream.write_all(PING);
             (self.is_asked, self.since) = (true, Instant::now());
         }

@@ -42,7 +42,7 @@ fn wrong(path: &Path, fault: String) -> Error {
 /// Reads a file.
 ///
 /// # Errors
-/// It cannot be read.
+/// Fails if the file cannot be read.
 pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
@@ -50,7 +50,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
 /// Reads the certificates of a file: at least one.
 ///
 /// # Errors
-/// The file cannot be read, or holds none.
+/// Fails if the file cannot be read, or has no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let bytes = read(path)?;
     let certificates = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>();
@@ -61,7 +61,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
 /// Reads a private key that TLS can use here.
 ///
 /// # Errors
-/// The file cannot be read, holds none, or one of another kind.
+/// Fails if the file cannot be read, has no key, or has a key of another kind.
 pub fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, Arc<dyn SigningKey>), Error> {
     let bytes = read(path)?;
     let named = |fault| wrong(path, fault);
@@ -74,7 +74,7 @@ pub fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, Arc<dyn Signi
 /// Reads a certificate, those that signed it, and its key.
 ///
 /// # Errors
-/// A file cannot be read or is of the wrong kind, or the two do not belong together.
+/// Fails if a file cannot be read or is of the wrong kind, or the two do not belong together.
 pub fn pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
     let chain = certificates(cert)?;
     let (private, signing) = private_key(key)?;
@@ -109,7 +109,7 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
 /// Reads trusted roots. Certificates that cannot be parsed are skipped, because bundles have some.
 ///
 /// # Errors
-/// The file cannot be read, or holds no certificate that can be parsed.
+/// Fails if the file cannot be read, or has no certificate that can be parsed.
 pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     match roots.add_parsable_certificates(certificates(path)?) {

@@ -13,7 +13,7 @@ use crate::log::printable;
 /// Prints to standard output, and flushes.
 ///
 /// # Errors
-/// The pipe is closed.
+/// Fails if the pipe is closed.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -28,14 +28,14 @@ pub fn width() -> usize {
     size().0
 }
 
-/// Returns columns and rows of the terminal.
+/// Returns the numbers of columns and rows of the terminal.
 pub fn size() -> (usize, usize) {
     // Serial lines report a size of 0.
     let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
     tcgetwinsize(std::io::stdout()).map_or((80, 24), |size| (or(size.ws_col, 80), or(size.ws_row, 24)))
 }
 
-/// How a column is fitted into a table that is too wide.
+/// The way in which a column is fitted into a table that is too wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     /// The column stays whole: numbers and addresses.
@@ -80,7 +80,7 @@ pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl It
     }
 }
 
-/// Returns whether a column has numbers only, with their units: `1.5K`, `7/29`, `1h01m`. A dash stands for none.
+/// Reports whether a column has only numbers, with their units: `1.5K`, `7/29`, `1h01m`. A dash stands for none.
 /// Addresses do not count.
 fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
     let is_number = |cell: &String| {

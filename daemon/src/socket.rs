@@ -1,7 +1,7 @@
 //! Control sockets of daemons: a file that only its owner, and perhaps a group, may use, and one line of JSON each way.
 //!
-//! The answer to a request is `{"ok":true}`, with one more field if the request asks for something: the variant of the daemon's `SumAnswer`, an
-//! enum whose variants have a value each. A refusal is `{"ok":false,"error":"..."}`.
+//! The answer to a request is `{"ok":true}`. If the request asks for something, it has one more field: a variant of the
+//! daemon's answer, an enum whose variants have a value each. A refusal is `{"ok":false,"error":"..."}`.
 
 use std::{
     convert::Infallible,
@@ -25,15 +25,15 @@ use crate::closer::Closer;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two checks whether to wait for an answer any longer.
 const LOOK: Duration = Duration::from_millis(100);
-/// Longest request, bytes.
+/// Longest request, in bytes.
 const LINE_MAX: u64 = 64 * 1024;
-/// Most connections at once.
+/// Largest number of connections at once.
 const CONVERSATIONS_MAX: usize = 64;
 /// Pause after an error of accept, which is mostly a lack of descriptors, and while many connections wait to be
 /// closed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sends one request to a daemon, which errors call `who`. Returns `None` if there is nothing to report.
+/// Sends one request to a daemon, whose name in errors is `who`. Returns `None` if there is nothing to report.
 pub fn ask<A: DeserializeOwned>(
     path: &Path,
     who: &'static str,
@@ -50,7 +50,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Connects to a daemon, which errors call `who`.
+    /// Connects to a daemon, whose name in errors is `who`.
     pub fn open(path: &Path, who: &'static str) -> anyhow::Result<Self> {
         let stream = UnixStream::connect(path).with_context(|| absent(path, who))?;
         Ok(Self::over(stream, who))
@@ -69,7 +69,7 @@ impl Conversation {
     /// Sends a request and waits for the answer. Returns `None` if there is nothing to report.
     ///
     /// # Errors
-    /// The daemon sent no answer, or a refusal, whose text is the error.
+    /// Fails if the daemon sent no answer, or a refusal, whose text is the error.
     pub fn ask<A: DeserializeOwned>(&mut self, request: &impl Serialize) -> anyhow::Result<Option<A>> {
         let began = Instant::now();
         self.ask_while(request, || began.elapsed() < PATIENCE)
@@ -85,6 +85,7 @@ impl Conversation {
         line.push(b'\n');
         let who = self.who;
         let ended = || format!("the {who} has stopped answering");
+        // Every early return below leaves the conversation as ended.
         self.has_ended = true;
         self.stream.get_mut().write_all(&line).map_err(|_| anyhow::Error::msg(ended()))?;
         self.stream.get_mut().set_read_timeout(Some(LOOK))?;
@@ -109,7 +110,8 @@ impl Conversation {
     }
 }
 
-/// Takes the value of one variant out of an answer: `expect_answer!(ask(path, who, &Request::Status)?, Answer::Status)?`.
+/// Takes the value of one variant out of an answer:
+/// `expect_answer!(ask(path, who, &Request::Status)?, Answer::Status)?`.
 #[macro_export]
 macro_rules! expect_answer {
     ($answer:expr, $variant:path) => {
@@ -175,7 +177,7 @@ pub fn put<S>(path: &Path, make: impl FnOnce(&Path) -> anyhow::Result<S>) -> any
     made
 }
 
-/// A listening socket. Its file is removed when it is dropped.
+/// A listening socket. Its file is removed when the socket is dropped.
 pub struct ControlSocket {
     path: PathBuf,
     listener: UnixListener,
@@ -183,7 +185,7 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Binds the socket. To be called inside a runtime. Members of `group`, if given, may use it, too.
+    /// Binds the socket. Call it inside a Tokio runtime. Members of `group`, if given, may use the socket too.
     pub fn bind(path: &Path, who: &str, group: Option<&str>) -> anyhow::Result<Self> {
         Self::try_bind(path, who, group).with_context(|| format!("socket {}", path.display()))
     }
@@ -215,7 +217,7 @@ impl ControlSocket {
         loop {
             match self.accept().await.into_std() {
                 Ok(stream) => conversations.begin(stream, answerer()),
-                Err(error) => tracing::warn!(%error, "control socket"),
+                Err(error) => tracing::warn!(%error, "cannot take over a connection to the control socket"),
             }
             while self.closer.is_full() {
                 tokio::time::sleep(PAUSE).await;
@@ -274,7 +276,8 @@ impl<'a> Conversations<'a> {
             Ok(thread) => self.live.push((weak, thread)),
             Err(error) => tracing::warn!(%error, "cannot serve a connection to the control socket"),
         }
-        // Its thread may have ended already.
+        // If the connection's thread has ended already, this reference is the last one, and dropping it closes the
+        // connection.
         self.closer.close(stream);
     }
 }
@@ -310,6 +313,7 @@ fn converse<A: Serialize>(stream: &UnixStream, mut answer: impl FnMut(&[u8]) -> 
     let mut line = Vec::new();
     loop {
         line.clear();
+        // The bound ends a request that is too long, which then has no line end.
         let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line);
         if !matches!(got, Ok(1..)) {
             return;
@@ -409,7 +413,7 @@ mod tests {
             let passed = [near.as_fd()];
             assert!(beside.push(SendAncillaryMessage::ScmRights(&passed)));
             sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
-            // This would be the last descriptor of the socket on its way, so dropping it would linger.
+            // The copy in the message keeps the socket open, so this drop does not linger.
             drop(near);
             kept.push((stream, far));
         }

@@ -15,7 +15,7 @@ pub fn name(choice: &impl ValueEnum) -> String {
     choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Reads from a file what a flag takes: strings, and plain numbers where they mean the same.
+/// A visitor for a flag's value in a file: a string, or a plain number if it means the same.
 struct FlagWord;
 
 impl de::Visitor<'_> for FlagWord {

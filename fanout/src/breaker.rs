@@ -1,7 +1,7 @@
 //! A circuit breaker for the packets that one receiver is sent (RFC 8083, section 4). It is no congestion control: it
 //! only ends traffic that does harm.
 //!
-//! It judges by the receiver's reports, and by how many packets and bytes were sent to the receiver.
+//! The breaker judges by the receiver's reports, and by how many packets and bytes were sent to the receiver.
 
 use std::time::Duration;
 
@@ -25,8 +25,7 @@ pub enum Trip {
     Silent,
     /// Reports say that no packet arrives.
     Nothing,
-    /// The receiver's reports showed in a row that more than ten times as much was sent as TCP would send at that
-    /// loss.
+    /// The receiver's reports showed in a row that more than ten times as much was sent as TCP would send at that loss.
     Congestion,
 }
 
@@ -76,15 +75,17 @@ pub struct ReceiverReport {
 const ROUND_TRIP: Duration = Duration::from_millis(200);
 /// Time between frames of media. It only matters if reports are more frequent than frames.
 const FRAMES: Duration = Duration::from_millis(40);
-/// Two reports count as one if less than this fraction of an interval lies between them.
+/// Divisor of the interval. Two reports that are closer together than the quotient count as one.
 const SOONEST: u32 = 10;
+/// Number of intervals without a report after which a receiver is cut off.
 const SILENT_INTERVALS: u32 = 3;
+/// Multiple of TCP's rate above which a receiver with loss is cut off (RFC 8083, section 4.3).
 const TIMES_TCP: f64 = 10.0;
 
 /// The state of one receiver's breaker. Times are of one clock that does not go back.
 ///
-/// [`Self::heard`] and [`Self::heard_something`] end a silence, [`Self::tick`] notices one. The breaker trips at most
-/// once: the caller ends the receiver's lease then.
+/// [`Self::on_report`] and [`Self::heard_something`] end a silence, and [`Self::tick`] detects one. The breaker trips
+/// at most once, since the caller then ends the receiver's lease.
 #[derive(Clone, Debug)]
 pub struct Breaker {
     settings: Settings,
@@ -94,7 +95,7 @@ pub struct Breaker {
     last: Option<BreakerReport>,
     /// Mean time between reports.
     mean: Duration,
-    /// Consecutive reports that no packet had arrived.
+    /// Number of consecutive reports that no packet had arrived.
     nothing: u32,
     congested: u32,
 }
@@ -119,7 +120,7 @@ impl Breaker {
         SILENT_INTERVALS * self.settings.interval
     }
 
-    /// Leaves out a time in which the receiver was sent nothing, so that it does not count as silence.
+    /// Skips a time in which nothing was sent to the receiver, so that it does not count as silence.
     pub fn skip(&mut self, away: Duration) {
         self.silent_since = self.silent_since.map(|since| since + away);
         if let Some(last) = &mut self.last {
@@ -127,7 +128,7 @@ impl Breaker {
         }
     }
 
-    /// Reports whether the receiver was silent for too long. Called a few times per interval.
+    /// Reports whether the receiver was silent for too long. Call it a few times per interval.
     pub fn tick(&mut self, now: Duration, sent: ReceiverSent) -> Option<Trip> {
         let last = *self.last.get_or_insert(BreakerReport { at: now, highest: None, sent });
         if sent.packets == last.sent.packets {
@@ -138,13 +139,13 @@ impl Breaker {
         (now.saturating_sub(since) > SILENT_INTERVALS * self.settings.interval).then_some(Trip::Silent)
     }
 
-    /// Notes a report that cannot be read (SRTCP): the receiver is not silent.
+    /// Records a report that cannot be read (SRTCP): the receiver is not silent.
     pub fn heard_something(&mut self, now: Duration, sent: ReceiverSent) {
         self.silent_since = None;
         self.last = Some(BreakerReport { at: now, highest: None, sent });
     }
 
-    /// Takes a report. Returns why to cut the receiver off, if it has to be.
+    /// Handles a report. Returns the reason to cut the receiver off, if there is one.
     pub fn on_report(&mut self, now: Duration, heard: ReceiverReport, sent: ReceiverSent) -> Option<Trip> {
         self.silent_since = None;
         let last = self.last.unwrap_or(BreakerReport { at: now, highest: None, sent });
@@ -156,6 +157,7 @@ impl Breaker {
         if past < self.settings.interval / SOONEST {
             return None;
         }
+        // The mean is exponential, with a weight of 1/8.
         self.mean = (7 * self.mean + past) / 8;
         self.last = Some(BreakerReport { at: now, highest: Some(heard.highest), sent });
         let packets = sent.packets.saturating_sub(last.sent.packets);
@@ -177,7 +179,7 @@ impl Breaker {
             .or_else(|| (self.congested >= most).then_some(Trip::Congestion))
     }
 
-    /// CB_INTERVAL of RFC 8083, section 4.3.
+    /// Returns CB_INTERVAL of RFC 8083, section 4.3: the number of reports in a row that trip the breaker.
     fn in_a_row(&self, round_trip: Duration) -> u32 {
         let least = (10 * FRAMES).max(10 * round_trip).max(3 * self.mean);
         let most = Duration::from_secs(15).max(3 * self.settings.interval);
@@ -186,7 +188,7 @@ impl Breaker {
     }
 }
 
-/// Returns whether one sequence number is ahead of another, by less than half of the number space.
+/// Reports whether one sequence number is ahead of another, by less than half of the number space.
 fn is_ahead(highest: u32, before: u32) -> bool {
     highest != before && highest.wrapping_sub(before) < 1 << 31
 }

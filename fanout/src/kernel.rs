@@ -1,18 +1,18 @@
 //! Fans out RTP over UDP at TC ingress, from one sender to many receivers, before any process wakes up.
 //!
-//! [`Fanout::load`] takes all streams. [`Fanout::attach`] is called for each interface that their packets arrive on.
-//! [`Fanout::open`] and [`Fanout::close`] change streams while the program runs.
+//! [`Fanout::load`] loads the program with all streams. [`Fanout::attach`] is called for each interface that their
+//! packets arrive on. [`Fanout::open`] and [`Fanout::close`] change streams while the program runs.
 //!
-//! [`SenderStream::add`] is called for each receiver that has proved its address, with the end of its lease. [`ReceiverCopy::renew`]
-//! extends the lease. The program checks the lease itself, so a receiver whose lease is not renewed is sent nothing,
-//! even if this process has died.
+//! [`SenderStream::add`] is called for each receiver that has proved its address, with the end of its lease.
+//! [`ReceiverCopy::renew`] extends the lease. The program checks the lease itself, so a receiver whose lease is not
+//! renewed is sent nothing, even if this process has died.
 //!
 //! The program drops the sender's packets after it has copied them. Other packets (super-packets, unusual headers,
 //! everything while the program is not attached) arrive at a socket that is bound to the stream's address. Userspace
 //! fans them out, and asks [`ReceiverCopy::admit`] to apply the same caps.
 //!
-//! The receivers of a stream are consecutive entries of one array. The program has read a consistent entry if the
-//! epoch is the same before and after. So an entry is reused at once, and nobody waits for runs of the program.
+//! The receivers of a stream are consecutive entries of one array. The program has read a consistent entry if the epoch
+//! is the same before and after. An entry can therefore be reused at once, without waiting for runs of the program.
 
 mod config;
 mod intf;
@@ -137,10 +137,11 @@ impl Fanout {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fans out what arrives on an Ethernet interface of the calling thread's network namespace, with its routes.
+    /// Fans out the packets that arrive on an Ethernet interface of the calling thread's network namespace, with its
+    /// routes.
     ///
-    /// It switches the forwarding flag of the loopback interface on, as
-    /// `RelayProgram::attach` of `millrace-relay-kernel` does.
+    /// The call switches on the forwarding flag of the loopback interface, as `RelayProgram::attach` of
+    /// `millrace-relay-kernel` does.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
         let ethernet = stack::has_ethernet(ifindex)
             .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
@@ -156,13 +157,13 @@ impl Fanout {
         )
     }
 
-    /// Returns whether the program is attached to an interface. Somebody else may have detached it, and the interface
+    /// Reports whether the program is attached to an interface. Another program may have detached it, and the interface
     /// may be gone.
     pub fn is_attached(&self, ifindex: i32) -> bool {
         self.attachments.has(ifindex)
     }
 
-    /// Detaches from every interface.
+    /// Detaches the program from every interface.
     pub fn detach(&self) {
         self.attachments.clear();
     }
@@ -177,8 +178,8 @@ impl Fanout {
         self.trace.set(tracing);
     }
 
-    /// Hands over the events since the last call, without a system call. Returns how many events were lost since then
-    /// because the ring was full.
+    /// Passes the events since the last call to `read`, without a system call. Returns how many events were lost since
+    /// then because the ring was full.
     pub fn drain_events(&self, read: impl FnMut(CopyEvent)) -> u64 {
         self.trace.drain(read)
     }

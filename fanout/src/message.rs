@@ -15,17 +15,17 @@ use super::token::ReceiverToken;
 
 /// First bytes of every message.
 pub const MAGIC: [u8; 4] = *b"MRF1";
-/// Least length of a request, bytes.
+/// Least length of a request, in bytes.
 pub const REQUEST_BYTES: usize = 64;
-/// Length of an answer, bytes.
+/// Length of an answer, in bytes.
 pub const ANSWER_BYTES: usize = 20;
-/// Longest name of a stream, bytes.
+/// Longest name of a stream, in bytes.
 pub const NAME_MAX: usize = REQUEST_BYTES - ANSWER_BYTES;
 
 /// A message of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiverRequest {
-    /// The request itself.
+    /// The requested action.
     pub what: ReceiverAction,
     /// Token of the latest answer; 0 if there was none.
     pub token: ReceiverToken,
@@ -40,7 +40,7 @@ pub struct ReceiverRequest {
 pub enum ReceiverAction {
     /// Asks for a lease of this many seconds, or renews one.
     Subscribe {
-        /// Length of the lease.
+        /// Length of the lease, in seconds.
         seconds: u16,
     },
     /// Ends the lease.
@@ -50,7 +50,7 @@ pub enum ReceiverAction {
 /// The relay's answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayAnswer {
-    /// The answer itself.
+    /// The outcome of the request.
     pub what: RequestOutcome,
     /// The number of the request.
     pub transaction: u32,
@@ -63,7 +63,7 @@ pub enum RequestOutcome {
     Prove(ReceiverToken),
     /// The lease lasts for this many seconds. The token renews it.
     Lease {
-        /// Length of the lease. It may be shorter than what was asked for.
+        /// Length of the lease, in seconds. It may be shorter than what was asked for.
         seconds: u16,
         /// The token for the next request.
         token: ReceiverToken,
@@ -74,7 +74,7 @@ pub enum RequestOutcome {
     Refused {
         /// The reason.
         why: RequestRefusal,
-        /// Time to wait.
+        /// Time to wait, in seconds.
         seconds: u16,
     },
 }
@@ -133,7 +133,7 @@ const ENDED: u8 = 0x83;
 const REFUSED: u8 = 0x84;
 
 impl ReceiverRequest {
-    /// Returns whether a datagram is meant as a request, readable or not.
+    /// Reports whether a datagram is meant as a request, well-formed or not.
     pub fn is_meant(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }
@@ -171,7 +171,7 @@ impl ReceiverRequest {
 }
 
 impl RelayAnswer {
-    /// Reads an answer; `None` if the datagram is none.
+    /// Reads an answer. Returns `None` if the datagram is none.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let MessageHead { kind, more, seconds, token, transaction } =
             MessageHead::read(bytes.try_into().ok()?)?;

@@ -17,9 +17,9 @@ use super::{
 /// Limits of a stream's receivers.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiverLimits {
-    /// The most receivers of the stream, those that the operator has named included.
+    /// Largest number of receivers of the stream, including those that the operator has named.
     pub receivers: usize,
-    /// Most receivers of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it
+    /// Largest number of receivers of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it
     /// ([`levels`]).
     pub per_address: usize,
     /// Longest lease.
@@ -47,7 +47,7 @@ pub enum Command {
         /// End of the lease.
         until: Duration,
     },
-    /// Sends the stream to a receiver no more.
+    /// Stops sending the stream to a receiver.
     Remove {
         /// The receiver.
         who: SocketAddr,
@@ -71,12 +71,12 @@ pub enum RemovalReason {
 
 /// The receivers of one stream. Times are of one clock that does not go back.
 ///
-/// A receiver has a lease ([`Self::ask`], or [`Self::pin`] for one that the operator has named), or waits after it
-/// was cut off. It leaves when it asks to, when its lease ends, or when the circuit breaker trips ([`Self::heard`],
-/// [`Self::tick`]). Its breaker is remembered for a while, so that to leave and come again does not reset it.
+/// A receiver has a lease ([`Self::ask`], or [`Self::pin`] for one that the operator has named), or waits after it was
+/// cut off. It leaves when it asks to, when its lease ends, or when the circuit breaker trips ([`Self::on_report`],
+/// [`Self::tick`]). Its breaker is remembered for a while, so that leaving and returning does not reset it.
 ///
-/// An address is absent, leased or paused. Every method that moves it returns the [`Command`] that makes the kernel equal to the table. The
-/// caller carries commands out in the order in which it got them.
+/// An address is absent, leased or paused. Every method that changes this returns the [`Command`] that makes the
+/// kernel's state equal to the table. The caller carries out commands in the order in which it got them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -112,8 +112,8 @@ pub struct StreamReceivers {
     stream: String,
     limits: ReceiverLimits,
     entries: BTreeMap<SocketAddr, ReceiverEntry>,
-    /// Receivers that left recently. A receiver that comes again gets its breaker back. There are no more of these
-    /// than receivers.
+    /// Receivers that left recently. A receiver that returns gets its breaker back. There are no more of these than
+    /// receivers.
     left: BTreeMap<SocketAddr, DepartedReceiver>,
 }
 
@@ -126,10 +126,10 @@ struct DepartedReceiver {
 /// One receiver. It also counts against the limits while it waits, so that another port does not evade the pause.
 struct ReceiverEntry {
     state: LeaseState,
-    /// An operator has named the receiver: it needs no lease.
+    /// Whether an operator has named the receiver, so that it needs no lease.
     pinned: bool,
     breaker: Option<Breaker>,
-    /// Traffic before the receiver left and came again, as the breaker counts it.
+    /// Traffic before the receiver left and returned, as the breaker counts it.
     sent: ReceiverSent,
 }
 
@@ -138,7 +138,7 @@ enum LeaseState {
     Paused { until: Duration },
 }
 
-/// The lease of receivers that an operator has named.
+/// The end of the lease of receivers that an operator has named.
 pub const FOREVER: Duration = Duration::MAX;
 /// The shortest lease.
 const LEAST: Duration = Duration::from_secs(1);
@@ -149,8 +149,8 @@ impl StreamReceivers {
         Self { stream: stream.to_owned(), limits, entries: BTreeMap::new(), left: BTreeMap::new() }
     }
 
-    /// Adds a receiver that an operator has named: without a lease, and beyond all limits. `breaker`: its reports are
-    /// judged.
+    /// Adds a receiver that an operator has named, without a lease and beyond all limits. `breaker` tells whether its
+    /// reports are judged.
     pub fn pin(&mut self, who: SocketAddr, breaker: bool) -> Command {
         let breaker = self.limits.breaker.filter(|_| breaker).map(Breaker::new);
         let state = LeaseState::Leased { until: FOREVER };
@@ -159,7 +159,7 @@ impl StreamReceivers {
         Command::Add { who, until: FOREVER }
     }
 
-    /// Removes a receiver that the operator names no more. It may ask for a lease from now on.
+    /// Removes a receiver that the operator no longer names. It may ask for a lease from now on.
     pub fn unpin(&mut self, who: SocketAddr) -> Option<Command> {
         let entry = self.entries.get(&who).filter(|entry| entry.pinned)?;
         let is_leased = matches!(entry.state, LeaseState::Leased { .. });
@@ -172,7 +172,7 @@ impl StreamReceivers {
         self.limits = limits;
     }
 
-    /// Returns the receivers that are sent the stream now.
+    /// Returns the receivers that are sent the stream now, each with whether an operator has named it.
     pub fn leased(&self) -> impl Iterator<Item = (SocketAddr, bool)> {
         let leased =
             self.entries.iter().filter(|(_, entry)| matches!(entry.state, LeaseState::Leased { .. }));
@@ -187,12 +187,12 @@ impl StreamReceivers {
         })
     }
 
-    /// Returns whether the receiver has a lease.
+    /// Reports whether the receiver has a lease.
     pub fn is_leased(&self, who: SocketAddr) -> bool {
         self.entries.get(&who).is_some_and(|entry| matches!(entry.state, LeaseState::Leased { .. }))
     }
 
-    /// Answers a request. Without a token that proves the address nothing is changed. `sent`: traffic to this
+    /// Answers a request. Without a token that proves the address, nothing is changed. `sent` is the traffic to this
     /// receiver so far.
     pub fn ask(
         &mut self,
@@ -229,7 +229,7 @@ impl StreamReceivers {
         RelayAnswer { what: RequestOutcome::Refused { why: RequestRefusal::Full, seconds }, ..answer }
     }
 
-    /// Removes a receiver. One that waits after it was cut off goes on waiting.
+    /// Removes a receiver that asked for it. A receiver that was cut off keeps waiting.
     fn leave(&mut self, who: SocketAddr, sent: ReceiverSent, now: Duration) -> Option<Command> {
         let entry = self.entries.get(&who)?;
         if entry.pinned || matches!(entry.state, LeaseState::Paused { .. }) {
@@ -298,7 +298,7 @@ impl StreamReceivers {
         if is_free { Ok(()) } else { Err(RequestRefusal::FullAddress) }
     }
 
-    /// Takes a receiver's report. `None`: the report cannot be read.
+    /// Handles a receiver's report, which is `None` if it cannot be read.
     pub fn on_report(
         &mut self,
         who: SocketAddr,
@@ -319,8 +319,8 @@ impl StreamReceivers {
         trip.map(|trip| self.cut(who, trip, now))
     }
 
-    /// Ends leases that are over and receivers whose breaker trips. Called a few times a second. `sent` returns the
-    /// traffic to a receiver so far.
+    /// Ends leases that are over, and cuts off receivers whose breaker trips. Call it a few times a second. `sent`
+    /// returns the traffic to a receiver so far.
     pub fn tick(&mut self, now: Duration, sent: impl Fn(SocketAddr) -> ReceiverSent) -> Vec<Command> {
         self.left.retain(|_, left| now < left.since + left.breaker.memory());
         let all: Vec<_> = self.entries.keys().copied().collect();
@@ -362,12 +362,13 @@ impl StreamReceivers {
     }
 }
 
-/// Returns the number of receivers in one of the networks of an address.
+/// Returns the receivers in one of the networks of an address.
 fn count_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,
     network: NetworkPrefix,
 ) -> impl Iterator<Item = &SocketAddr> {
+    // IPv4-mapped receivers are sorted as IPv6 addresses, so their network has to be one as well.
     let first = match (one, network.address) {
         (SocketAddr::V6(_), IpAddr::V4(first)) => first.to_ipv6_mapped().into(),
         (_, first) => first,

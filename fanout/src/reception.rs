@@ -12,7 +12,7 @@ use super::{
 #[derive(Clone, Debug, Default)]
 pub struct Reception {
     source: Option<RtpSource>,
-    /// The latest sender report: its NTP time, and when it arrived.
+    /// The latest sender report: the middle of its NTP time, and its time of arrival.
     sender: Option<(u32, Duration)>,
 }
 
@@ -23,15 +23,15 @@ struct RtpSource {
     first: u32,
     highest: u32,
     received: u32,
-    /// Packets expected and received when the last report was made.
+    /// Numbers of packets expected and received when the last report was made.
     reported: (u32, u32),
 }
 
-/// A jump ahead by more than this means that the source has restarted.
+/// Bound of a step ahead in sequence numbers. A step of this size or more means that the source has restarted.
 const JUMP_MAX: u16 = 3000;
 
 impl Reception {
-    /// Notes a packet of the stream that has arrived.
+    /// Records a packet of the stream that has arrived.
     pub fn packet(&mut self, packet: DatagramKind, now: Duration) {
         match packet {
             DatagramKind::Control { ntp_middle: Some(middle), .. } => self.sender = Some((middle, now)),
@@ -45,7 +45,7 @@ impl Reception {
         }
     }
 
-    /// Returns a compound packet of RTCP; `None`: nothing has arrived yet. Its jitter is 0, because the rate of the
+    /// Returns a compound RTCP packet, or `None` if nothing has arrived yet. Its jitter is 0, because the rate of the
     /// media clock is not in RTP.
     pub fn report(&mut self, from: u32, now: Duration) -> Option<Vec<u8>> {
         let source = self.source.as_mut()?;
@@ -74,6 +74,7 @@ impl RtpSource {
     /// Counts a packet. Returns whether it belongs to this source.
     fn take(&mut self, sequence: u16) -> bool {
         let ahead = sequence.wrapping_sub(self.highest as u16);
+        // A packet that is a little behind the highest one is late. Any other step is that of a restarted source.
         if ahead < JUMP_MAX {
             self.highest = self.highest.wrapping_add(ahead.into());
         } else if ahead < JUMP_MAX.wrapping_neg() {
@@ -88,9 +89,9 @@ fn in_65536ths(time: Duration) -> u32 {
     u32::try_from((time.as_micros() << 16) / 1_000_000).unwrap_or(u32::MAX)
 }
 
-/// Returns the round trip to a receiver that reports. A sender report passed here, and the receiver repeated its
-/// time, together with the time that it held it (RFC 3550, section 6.4.1). `passed_us`: when the sender report
-/// passed, modulo 2^32 microseconds, as `now_us`.
+/// Returns the round trip to a receiver that reports. A sender report passed this host at `passed_us`. The receiver
+/// repeated its time, together with the delay until its own report (RFC 3550, section 6.4.1). `passed_us` and `now_us`
+/// are microseconds modulo 2^32.
 pub fn round_trip(block: &Block, passed_us: u32, now_us: u32) -> Duration {
     let lay_us = (u64::from(block.delay) * 1_000_000) >> 16;
     let past_us = u64::from(now_us.wrapping_sub(passed_us));
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_report_tells_the_round_trip() {
+    fn sender_report_gives_the_round_trip() {
         let mut reception = Reception::default();
         reception.packet(media(1), NOW);
         reception.packet(DatagramKind::Control { ssrc: 7, ntp_middle: Some(0xabcd_0123) }, NOW);

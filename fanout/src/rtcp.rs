@@ -7,7 +7,7 @@ const SENDER_REPORT: u8 = 200;
 const RECEIVER_REPORT: u8 = 201;
 const BLOCK_BYTES: usize = 24;
 
-/// A report block: what a receiver says of one source.
+/// A report block: a receiver's reception of one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// SSRC of the source.
@@ -24,8 +24,8 @@ pub struct Block {
     pub delay: u32,
 }
 
-/// Calls `each` for every report block of a compound packet, and returns the number of packets in it. Returns `None`
-/// if the bytes are no compound packet, are cut off, or have something behind the end.
+/// Calls `each` for every report block of a compound packet, and returns the number of packets in it. Returns `None` if
+/// the bytes are no compound packet, are cut off, or continue after its end.
 pub fn walk(mut bytes: &[u8], mut each: impl FnMut(Block)) -> Option<usize> {
     let mut packets = 0;
     while !bytes.is_empty() {
@@ -65,7 +65,7 @@ fn read(block: &[u8; BLOCK_BYTES]) -> Block {
 }
 
 /// Writes a receiver report with one block, and the source description that every compound packet has (RFC 3550,
-/// section 6.1). `lost`: packets lost since the beginning.
+/// section 6.1). `lost` is the number of packets lost since the beginning.
 pub fn receiver_report(from: u32, block: &Block, lost: u32) -> Vec<u8> {
     const CNAME: &[u8] = b"millrace";
     let mut bytes = vec![0x81, RECEIVER_REPORT, 0, 7];
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_read_as_it_was_written() {
+    fn receiver_report_is_read_as_it_was_written() {
         let bytes = receiver_report(7, &BLOCK, 3);
         assert_eq!(bytes.len() % 4, 0);
         assert_eq!(walked(&bytes), Some((2, vec![BLOCK])));

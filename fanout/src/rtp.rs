@@ -2,9 +2,9 @@
 
 /// Version of RTP and RTCP.
 pub const VERSION: u8 = 2;
-/// Length of RTP's fixed header, bytes.
+/// Length of RTP's fixed header, in bytes.
 pub const HEADER_BYTES: usize = 12;
-/// Length of RTCP's header with the SSRC of its author, bytes.
+/// Length of RTCP's header with the SSRC of its author, in bytes.
 pub const RTCP_HEADER_BYTES: usize = 8;
 const REPORT_BYTES: usize = 28;
 const SENDER_REPORT: u8 = 200;
@@ -40,8 +40,8 @@ pub enum DatagramKind {
 }
 
 impl DatagramKind {
-    /// Classifies a datagram; `None`: neither RTP nor RTCP. RTCP packet types on a port shared with RTP are those of
-    /// RFC 5761, section 4.
+    /// Classifies a datagram. Returns `None` if it is neither RTP nor RTCP. RTCP packet types on a port shared with RTP
+    /// are those of RFC 5761, section 4.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let header: &[u8; RTCP_HEADER_BYTES] = bytes.first_chunk()?;
         if header[0] >> 6 != VERSION {
@@ -65,7 +65,7 @@ impl DatagramKind {
     }
 }
 
-/// Returns the big-endian word at an offset, or 0 behind the end.
+/// Returns the big-endian word at an offset, or 0 past the end.
 pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_be_bytes(*word))
 }

@@ -8,10 +8,10 @@ use ring::hmac;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverToken(pub [u8; 8]);
 
-/// Time for which a token is good, at least. It is good for at most twice as long.
+/// Shortest time for which a token is good, in seconds. It is good for at most twice as long.
 pub const GOOD_S: u64 = 60;
 
-/// Makes and checks tokens of one relay, from its start to its end.
+/// A maker and checker of a relay's tokens. Its secret lasts for one run of the relay.
 pub struct Mint {
     key: hmac::Key,
 }
@@ -27,7 +27,7 @@ impl Mint {
         self.mint_token(stream, who, now_s / GOOD_S)
     }
 
-    /// Returns whether this address got the token for this stream in the present period or in the one before.
+    /// Reports whether this address got the token for this stream in the present period or in the one before.
     pub fn is_good(&self, token: ReceiverToken, stream: &str, who: SocketAddr, now_s: u64) -> bool {
         let now = now_s / GOOD_S;
         let good = [Some(now), now.checked_sub(1)];
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_good_for_one_stream_address_and_time() {
+    fn token_is_good_for_one_stream_address_and_time() {
         let mint = Mint::new([7; 32]);
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         let who = at("192.0.2.1:5000");

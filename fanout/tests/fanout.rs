@@ -2,8 +2,9 @@
 //!
 //! `cargo test -p millrace-fanout --test fanout -- --ignored --nocapture`, as root on a machine that does nothing else.
 //!
-//! The publisher, and so the program, runs on CPU 0; the receiver runs on CPU 1. A bystander's packets are steered to
-//! CPU 0 a moment after each of the publisher's. Their delay tells how long CPU 0 is kept from other work.
+//! The publisher, and so the program, runs on CPU 0; the receiver runs on CPU 1. Packets of a bystander, a flow that
+//! has nothing to do with the fan-out, are steered to CPU 0 a moment after each of the publisher's. Their delay tells
+//! how long CPU 0 is kept from other work.
 
 #[path = "../../relay/kernel/tests/support/quic.rs"]
 #[allow(dead_code)]
@@ -41,6 +42,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 enum CopyMethod {
     /// One run makes all copies, however long that takes.
     OneRun,
+    /// Further runs of the program, on the CPU that received the packet.
     FurtherRuns,
     /// Further runs, spread over both CPUs by RPS.
     FurtherRunsSpread,
@@ -56,7 +58,7 @@ const WAYS: [CopyMethod; 4] =
 struct DelayFigures {
     /// Time from the publisher's send call until a copy was registered, or sent by userspace.
     copies: Vec<u64>,
-    /// The same for the last copy of each packet.
+    /// Time from the publisher's send call until the last copy of a packet was registered, or sent by userspace.
     last: Vec<u64>,
     bystander: Vec<u64>,
 }
@@ -225,7 +227,7 @@ fn measure(way: CopyMethod) -> DelayFigures {
     figures
 }
 
-/// The least work of userspace: it sends sealed packets in batches, and does not find out which are due.
+/// The least work that userspace has: it sends sealed packets in batches, and does not find out which are due.
 struct OutgoingBatches {
     socket: UdpSocket,
     remote: SocketAddr,
@@ -233,7 +235,7 @@ struct OutgoingBatches {
 }
 
 impl OutgoingBatches {
-    /// Sends what the kernel has not, beginning with subscriber `first`.
+    /// Sends the copies that the kernel has not sent, beginning with subscriber `first`.
     fn rest(
         &mut self,
         subscribers: &[SealedSubscriber],
@@ -264,7 +266,7 @@ impl OutgoingBatches {
     }
 }
 
-/// Sends small packets that CPU 0 takes in.
+/// A flow that has nothing to do with the fan-out, whose small packets CPU 0 receives.
 struct Bystander {
     from: UdpSocket,
     to: UdpSocket,
@@ -278,7 +280,7 @@ impl Bystander {
         Self { from, to }
     }
 
-    /// Returns the delay of a packet that is sent a moment after one of the publisher.
+    /// Returns the delay in microseconds of a packet that is sent a moment after one of the publisher's.
     fn delay(&self, publisher: &AtomicU64) -> u64 {
         const MOMENT_NS: u64 = 100_000;
         let due = || publisher.load(Ordering::SeqCst) + MOMENT_NS;

@@ -1,4 +1,5 @@
-//! Every object of this crate loads into the running kernel, with the configuration that it is compiled with. Needs root.
+//! Checks that every object of this crate loads into the running kernel, with the configuration that it is compiled
+//! with. Needs root.
 
 const OBJECTS: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 

@@ -55,7 +55,7 @@ impl<'a> RtpScene<'a> {
     fn receiver(&self, family: u8, cap: Cap) -> (ReceiverCopy, UdpSocket) {
         let socket = net::socket(&self.network.subscriber, SocketAddr::new(address(family, 2, 2), 0));
         let to = socket.local_addr().expect("an address");
-        // Makes the relay's host know the link address.
+        // This makes the relay's host learn the receiver's link address.
         self.own.send_to(&[0], to).expect("send");
         assert_eq!(receive(&socket).0, [0]);
         (self.stream().add(to, cap, FAR).expect("room"), socket)
@@ -105,7 +105,7 @@ fn expect(socket: &UdpSocket, want: &[u8]) {
     assert_eq!(from.port(), PORT, "it comes from where it was asked for");
 }
 
-/// Both address families, sizes that are odd and sizes that Ethernet pads, checksums by the sender and by its
+/// Covers both address families, sizes that are odd or that Ethernet pads, and checksums by the sender or by its
 /// interface.
 #[test]
 fn every_receiver_gets_the_same_bytes_in_order() {
@@ -139,7 +139,7 @@ fn every_receiver_gets_the_same_bytes_in_order() {
     }
 }
 
-/// 300 copies, 40 in a run.
+/// The test sends 300 copies of a packet, 40 in each run.
 #[test]
 fn more_receivers_than_fit_a_run_get_it_by_further_runs() {
     if !root("more_receivers_than_fit_a_run_get_it_by_further_runs") {
@@ -256,7 +256,7 @@ fn copy_that_cannot_be_sent_is_counted() {
     assert_eq!((narrow.copies(CopyOutcome::TooLarge), narrow.copies(CopyOutcome::Sent)), (1, 1));
 }
 
-/// Frames as they are: without a checksum, with a wrong one, behind a VLAN tag.
+/// Frames without a checksum, with a wrong one, and with a VLAN tag are sent as they are.
 #[test]
 fn copies_keep_checksums_and_lose_vlan_tags() {
     if !root("copies_keep_checksums_and_lose_vlan_tags") {

@@ -1,7 +1,7 @@
-//! Error codes (draft-22, section 16.11), of all drafts.
+//! Error codes of MoQ Transport (draft-22, section 16.11), for every supported draft.
 //!
-//! Newtypes and not enums: an unknown code is legal in all four registries and means the same as an internal error
-//! there ("Grease"), so a relay must be able to keep it and pass it on.
+//! The types are newtypes and not enums: an unknown code is legal in all four registries and means the same as an
+//! internal error ("Grease"). A relay must therefore be able to keep an unknown code and pass it on.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ macro_rules! codes {
         impl $name {
             $(pub const $constant: Self = Self($value);)*
 
-            /// The code's name in its registry; `None` for an unknown code.
+            /// Returns the code's name in its registry, or `None` for an unknown code.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($constant)),)*
@@ -44,7 +44,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a session is closed: the application error code of CONNECTION_CLOSE.
+    /// The reason why a session is closed: the application error code of CONNECTION_CLOSE.
     Session {
         NO_ERROR = 0x0,
         INTERNAL_ERROR = 0x1,
@@ -71,7 +71,7 @@ codes! {
 }
 
 codes! {
-    /// Why a request failed: the code of REQUEST_ERROR.
+    /// The reason why a request failed: the code of REQUEST_ERROR.
     Request {
         INTERNAL_ERROR = 0x0,
         UNAUTHORIZED = 0x1,
@@ -97,7 +97,7 @@ codes! {
 }
 
 impl Request {
-    /// The code to send in `draft`: an internal error if the draft does not define this one.
+    /// Returns the code to send in `draft`: an internal error if the draft does not define this one.
     pub(super) fn in_draft(self, draft: Draft) -> Self {
         let known = match self {
             Self::DUPLICATE_SUBSCRIPTION => !draft.repeats_subscriptions(),
@@ -110,7 +110,7 @@ impl Request {
 }
 
 codes! {
-    /// Why a subscription ended: the status code of PUBLISH_DONE.
+    /// The reason why a subscription ended: the status code of PUBLISH_DONE.
     Done {
         INTERNAL_ERROR = 0x0,
         UNAUTHORIZED = 0x1,
@@ -126,7 +126,7 @@ codes! {
 }
 
 impl Done {
-    /// The code received in `draft`: an internal error if the draft does not define this one.
+    /// Returns the code as received in `draft`: an internal error if the draft does not define this one.
     pub(super) fn in_draft(self, draft: Draft) -> Self {
         match self {
             Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::INTERNAL_ERROR,
@@ -134,8 +134,8 @@ impl Done {
         }
     }
 
-    /// The code to send in `draft`. In drafts without "subscription ended", a subscription that ends with its filter
-    /// is reported as the end of its track.
+    /// Returns the code to send in `draft`. Drafts without "subscription ended" report a subscription that ends with
+    /// its filter as the end of its track.
     pub(super) fn for_draft(self, draft: Draft) -> Self {
         match self {
             Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::TRACK_ENDED,
@@ -145,7 +145,7 @@ impl Done {
 }
 
 codes! {
-    /// Why a stream was abandoned: the application error code of RESET_STREAM and STOP_SENDING.
+    /// The reason why a stream was abandoned: the application error code of RESET_STREAM and STOP_SENDING.
     Reset {
         INTERNAL_ERROR = 0x0,
         CANCELLED = 0x1,

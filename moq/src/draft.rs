@@ -1,8 +1,8 @@
 //! The supported drafts of MoQ Transport, and where they differ.
 //!
-//! Messages, parameters and locations are one set of types for all drafts, with the meaning that the newest draft
-//! gives them. A codec gets the draft as an argument and asks it where the wire format differs. Only this file and
-//! the codecs' tables compare drafts by number.
+//! Messages, parameters and locations are one set of types for all drafts, with the meaning that the newest draft gives
+//! them. A codec gets the draft as an argument and asks it where the wire format differs. Only this file and the
+//! codecs' tables compare drafts by number.
 
 use std::{fmt, str::FromStr};
 
@@ -27,7 +27,7 @@ impl Draft {
     /// The newest supported draft.
     pub const NEWEST: Self = Self::D22;
 
-    /// The draft's name, as WebTransport negotiates it.
+    /// Returns the draft's name in WebTransport's protocol negotiation.
     pub const fn protocol(self) -> &'static str {
         match self {
             Self::D18 => "moqt-18",
@@ -38,7 +38,7 @@ impl Draft {
         }
     }
 
-    /// The draft's name in ALPN, over QUIC without WebTransport.
+    /// Returns the draft's ALPN, which negotiates it over QUIC without WebTransport.
     pub const fn alpn(self) -> &'static [u8] {
         self.protocol().as_bytes()
     }
@@ -64,72 +64,72 @@ impl Draft {
         }
     }
 
-    /// Whether GOAWAY on the control stream names the first request that was not processed.
+    /// Reports whether GOAWAY on the control stream names the first request that was not processed.
     pub fn names_unprocessed(self) -> bool {
         self == Self::D18
     }
 
-    /// Whether FIN from the requester cancels a request for namespaces or tracks. In later drafts FIN only says that
-    /// no update will follow.
+    /// Reports whether FIN from the requester cancels a request for namespaces or tracks. In later drafts FIN only says
+    /// that no update will follow.
     pub fn fin_cancels(self) -> bool {
         self == Self::D18
     }
 
-    /// Whether a session may have several subscriptions to one track.
+    /// Reports whether a session may have several subscriptions to one track.
     pub fn repeats_subscriptions(self) -> bool {
         self >= Self::D19
     }
 
-    /// Whether range filters exist. Peers may send them only after MAX_FILTER_RANGES in SETUP.
+    /// Reports whether range filters exist. Peers may send them only after MAX_FILTER_RANGES in SETUP.
     pub fn has_range_filters(self) -> bool {
         self >= Self::D19
     }
 
-    /// Whether MAX_REQUEST_UPDATES in SETUP limits the number of unanswered updates.
+    /// Reports whether MAX_REQUEST_UPDATES in SETUP limits the number of unanswered updates.
     pub fn limits_updates(self) -> bool {
         self >= Self::D19
     }
 
-    /// Whether a subscriber asks for earlier objects with FILL_PARAMETERS. Earlier drafts use a FETCH that joins the
-    /// subscription.
+    /// Reports whether a subscriber asks for earlier objects with FILL_PARAMETERS. Earlier drafts use a FETCH that
+    /// joins the subscription.
     pub fn has_fills(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts both name
-    /// the object after it, or 0 for a whole group.
+    /// Reports whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts
+    /// both name the object after it, or 0 for a whole group.
     pub fn has_inclusive_ends(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether a filter may begin any number of groups back, and end within a group.
+    /// Reports whether a filter may begin any number of groups back, and end within a group.
     pub fn has_relative_filters(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether LOCATION_FILTER begins with a type instead of a length.
+    /// Reports whether LOCATION_FILTER begins with a type instead of a length.
     pub fn has_typed_filters(self) -> bool {
         self >= Self::D22
     }
 
-    /// Whether a subscription ends once its filter can let nothing more through. One whose filter lets nothing
-    /// through from the start is refused.
+    /// Reports whether a subscription ends as soon as its filter can let no further object pass. A subscription whose
+    /// filter lets none pass from the start is refused.
     pub fn ends_with_its_filter(self) -> bool {
         self < Self::D20
     }
 
-    /// Whether the answer to PUBLISH changes the subscription. Later drafts use REQUEST_UPDATE for that.
+    /// Reports whether the answer to PUBLISH changes the subscription. Later drafts use REQUEST_UPDATE for that.
     pub fn accepts_with_parameters(self) -> bool {
         self < Self::D20
     }
 
-    /// Whether a publisher may report changes of a subscription with PUBLISH_STATE_NOTIFY, and a subscriber may
+    /// Reports whether a publisher may report changes of a subscription with PUBLISH_STATE_NOTIFY, and a subscriber may
     /// decline the track's properties with INCLUDE_PROPERTIES.
     pub fn has_state_notify(self) -> bool {
         self >= Self::D20
     }
 
-    /// Whether a FETCH response distinguishes objects that timed out from objects that are unknown.
+    /// Reports whether a FETCH response distinguishes objects that timed out from objects that are unknown.
     pub fn has_timed_out_ranges(self) -> bool {
         self >= Self::D20
     }
@@ -141,7 +141,7 @@ impl fmt::Display for Draft {
     }
 }
 
-/// The error for text that names no supported draft.
+/// The error for a text that names no supported draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a draft of MoQ Transport is a number from 18 to 22")]
 pub struct UnknownDraft;

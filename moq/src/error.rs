@@ -1,14 +1,14 @@
-//! Errors of decoding and encoding.
+//! Errors of decoding and encoding messages and objects.
 
 use crate::{code, draft::Draft};
 
-/// A peer sent something that cannot be decoded: close the session with `code`.
+/// The error for bytes from a peer that cannot be decoded. The session is to be closed with `code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct DecodeError {
     /// The code to close the session with.
     pub code: code::Session,
-    /// Describes the fault, for the reason phrase and the log.
+    /// The fault in words, for the reason phrase and the log.
     pub reason: &'static str,
 }
 

@@ -3,12 +3,12 @@
 use super::wire::{WireReader, WireWriter};
 use super::{DecodeError, Location};
 
-/// A location filter. Relative ones count from the largest object at the time the request is served.
+/// A location filter. Relative filters count from the track's largest object at the time the request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// Everything, the same as no filter. It is useful in an update.
+    /// Every object, the same as no filter. An update uses it to lift the filter that applied before.
     All,
-    /// Starts this number of groups before the next group: 0 is the next group, 1 the current one.
+    /// Starts the given number of groups before the next group: 0 is the next group, 1 the current one.
     Relative(u64),
     /// Starts with the object after the largest one.
     NextObject,
@@ -21,7 +21,7 @@ pub enum Filter {
         start: Location,
         /// The last group.
         end_group: u64,
-        /// The last object of the last group; `None` for all of it.
+        /// The last object of the last group; `None` for the whole group.
         end_object: Option<u64>,
     },
 }
@@ -45,7 +45,7 @@ mod kind {
 }
 
 impl Filter {
-    /// Starts with the group after the largest one.
+    /// The filter that starts with the group after the largest one.
     pub const NEXT_GROUP: Self = Self::Relative(0);
 
     /// Makes a filter for the objects from `start` to `last`, both inclusive.
@@ -73,8 +73,8 @@ impl Filter {
         }
     }
 
-    /// Returns the last location that passes, if the filter has an end. The largest object ID stands for the whole
-    /// group.
+    /// Returns the last location that passes, or `None` if the filter has no end. The largest object ID stands for the
+    /// whole group.
     pub fn end(&self) -> Option<Location> {
         match *self {
             Self::AbsoluteRange { end_group, end_object, .. } => {
@@ -84,12 +84,12 @@ impl Filter {
         }
     }
 
-    /// Whether the filter's start does not depend on the track's largest object.
+    /// Reports whether the filter's start does not depend on the track's largest object.
     pub fn is_absolute(&self) -> bool {
         !matches!(self, Self::Relative(_) | Self::NextObject)
     }
 
-    /// Reads LOCATION_FILTER's value.
+    /// Reads the value of LOCATION_FILTER.
     pub(super) fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
         if input.draft().has_typed_filters() {
             return Self::decode_typed(input);
@@ -117,7 +117,7 @@ impl Filter {
         })
     }
 
-    /// Reads the fields of draft-20. Their number says what they mean.
+    /// Reads the fields of drafts 20 and 21. The number of fields tells which kind of filter it is.
     fn decode_fields(input: &mut WireReader) -> Result<Self, DecodeError> {
         if input.is_empty() {
             return Ok(Self::All);
@@ -128,6 +128,7 @@ impl Filter {
         }
         let start = Location::new(group, input.vi64()?);
         if input.is_empty() {
+            // A filter from the beginning of the track has no fields at all, so two zeros can mean the next object.
             let is_next = start == Location::default();
             return Ok(if is_next { Self::NextObject } else { Self::AbsoluteStart(start) });
         }
@@ -249,12 +250,12 @@ mod tests {
         Ok(filter)
     }
 
-    /// The group's ID takes two bytes, so that no length equals a number of fields.
+    /// The group ID takes two bytes, so that no encoded length equals a number of fields.
     #[test]
     fn filter_is_encoded_as_each_draft_defines() {
         let to_group = Filter::AbsoluteRange { start: START, end_group: 130, end_object: None };
         let to_object = Filter::AbsoluteRange { start: START, end_group: 130, end_object: Some(9) };
-        /// A filter, and its encoding in draft-18 (if it has one), in 20 and in 22.
+        /// A filter, and its encoding in drafts 18 and 19 (if they have one), in 20 and 21, and in 22.
         type Row<'a> = (Filter, Option<&'a [u8]>, &'a [u8], &'a [u8]);
         let table: [Row<'_>; 7] = [
             (Filter::NEXT_GROUP, Some(&[1, 1]), &[1, 0], &[1, 0]),
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn subscription_filters_start_relative_to_the_largest_object() {
+    fn subscription_filter_starts_relative_to_the_largest_object() {
         let largest = Some(Location::new(7, 3));
         let table = [
             (Filter::NEXT_GROUP, Location::new(8, 0)),
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn subscription_filters_end_at_their_last_group() {
+    fn range_filter_ends_at_its_last_object() {
         let range = Filter::range(Location::new(2, 1), Location::new(3, 4));
         assert_eq!(range.end(), Some(Location::new(3, 4)));
         let whole = Filter::range(Location::new(2, 1), Location::new(3, u64::MAX));

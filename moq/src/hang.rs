@@ -87,9 +87,8 @@ pub enum Container {
 }
 
 impl HangCatalog {
-    /// Describes the tracks that a player can start: those whose codec and initialisation are known and that are not
-    /// encrypted, since hang cannot describe encryption. `configurations` are the decoders' configurations by track
-    /// name, where there are any.
+    /// Describes the tracks that a player can start: those with a known codec and initialisation and without
+    /// encryption, which hang cannot describe. `configurations` has the decoders' configurations by track name.
     pub fn from_msf(msf: &msf::MsfCatalog, configurations: &BTreeMap<String, Vec<u8>>) -> Self {
         let plain = msf.tracks.iter().filter(|it| it.content_protection_ref_ids.is_empty());
         let with_role = |role: &'static str| plain.clone().filter(move |it| it.role.as_deref() == Some(role));

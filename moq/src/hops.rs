@@ -1,4 +1,4 @@
-//! Paths of announcements through relays (draft-lcurley-moq-cluster): which relays have passed a namespace on, from its
+//! Paths of announcements through relays (draft-lcurley-moq-cluster): the relays that passed a namespace on, from its
 //! publisher to the sender.
 
 use std::fmt;
@@ -11,12 +11,12 @@ use super::{DecodeError, vi64};
 pub struct HopId(pub u64);
 
 impl HopId {
-    /// An endpoint without an identity. It may appear in a path several times.
+    /// The ID of an endpoint without an identity. It may appear in a path several times.
     pub const UNNAMED: Self = Self(0);
-    /// The largest identity that is drawn. moq-net reads no larger ones.
+    /// The largest ID. Relays draw their IDs at random up to it, since moq-net reads no larger ones.
     pub const MAX: Self = Self((1 << 62) - 1);
 
-    /// Whether it identifies an endpoint.
+    /// Reports whether this ID identifies an endpoint, which [`HopId::UNNAMED`] does not.
     pub fn is_named(self) -> bool {
         self != Self::UNNAMED
     }
@@ -28,18 +28,18 @@ impl fmt::Display for HopId {
     }
 }
 
-/// The hops of an announcement, the publisher first and the sender last. It has 1 to [`HopPath::MAX`] entries, and no
-/// named one twice.
+/// The hops of an announcement, the publisher first and the sender last. A path has 1 to [`HopPath::MAX`] entries, and
+/// no named hop appears twice.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HopPath(Vec<HopId>);
 
-/// Why a hop cannot be added to a path.
+/// The reason why a hop cannot be added to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HopError {
-    /// The path has the hop already, so it is a loop.
+    /// The path has the hop already, so the announcement went in a loop.
     #[error("a path passes a relay twice")]
     Loop,
-    /// The path has [`HopPath::MAX`] hops.
+    /// The path already has [`HopPath::MAX`] hops.
     #[error("a path has more than 32 hops")]
     TooLong,
 }
@@ -48,15 +48,15 @@ impl HopPath {
     /// Largest number of hops of a path.
     pub const MAX: usize = 32;
 
-    /// Makes the path of what `publisher` announces.
+    /// Makes the path of an announcement by `publisher`.
     pub fn new(publisher: HopId) -> Self {
         Self(vec![publisher])
     }
 
-    /// Returns the path with `hop` behind it.
+    /// Returns the path with `hop` appended.
     ///
     /// # Errors
-    /// The path is full, or has the hop already.
+    /// Fails if the path is full, or has the hop already.
     pub fn then(&self, hop: HopId) -> Result<Self, HopError> {
         if self.0.len() >= Self::MAX {
             return Err(HopError::TooLong);
@@ -70,32 +70,32 @@ impl HopPath {
         Ok(Self(hops))
     }
 
-    /// Whether a named `hop` is on the path.
+    /// Reports whether `hop` is on the path. It returns false for [`HopId::UNNAMED`].
     pub fn passes(&self, hop: HopId) -> bool {
         hop.is_named() && self.0.contains(&hop)
     }
 
-    /// Whether an endpoint on the path gave no identity.
+    /// Reports whether an endpoint on the path gave no identity.
     pub fn has_unnamed(&self) -> bool {
         self.0.contains(&HopId::UNNAMED)
     }
 
-    /// The hops, the publisher first.
+    /// Returns the hops, the publisher first.
     pub fn hops(&self) -> &[HopId] {
         &self.0
     }
 
-    /// The publisher. Announcements with the same named one are of the same publisher.
+    /// Returns the publisher's ID. Two announcements with the same named publisher ID are of the same publisher.
     pub fn publisher(&self) -> HopId {
         self.0.first().copied().unwrap_or_default()
     }
 
-    /// The endpoint that sent the announcement.
+    /// Returns the ID of the endpoint that sent the announcement.
     pub fn sender(&self) -> HopId {
         self.0.last().copied().unwrap_or_default()
     }
 
-    /// Reads the value of HOP_PATH: hops that fill it.
+    /// Reads the value of HOP_PATH: hops up to the end of `value`, without a count.
     pub(super) fn decode(mut value: WireReader) -> Result<Self, DecodeError> {
         let mut path = Self(Vec::new());
         while !value.is_empty() {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn path_has_neither_a_hop_twice_nor_more_than_its_bound() {
+    fn path_refuses_a_repeated_hop_and_a_33rd_hop() {
         let own = HopId(7);
         assert_eq!(path(&[1, 0, 0]).then(own), Ok(path(&[1, 0, 0, 7])));
         assert_eq!(path(&[7, 1]).then(own), Err(HopError::Loop));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn value_is_hops_without_a_count() {
+    fn hop_path_is_encoded_without_a_count() {
         let mut out = Vec::new();
         path(&[1, 2, 3]).encode(&mut WireWriter::new(Draft::NEWEST, &mut out));
         assert_eq!(out, [3, 1, 2, 3]);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn value_of_a_hostile_peer_is_refused() {
+    fn malformed_hop_path_is_refused() {
         let long: Vec<u8> = (1..=33).collect();
         for (bytes, why) in [
             (&[][..], "without hops"),

@@ -3,12 +3,13 @@
 //! Everything here turns bytes into values and back. Decoders never panic on a peer's input: they ask for more bytes,
 //! or fail with the [`code::Session`] to close the session with.
 //!
-//! [`tracks`] is the state that relays and clients keep. Nothing here does I/O, reads a clock, spawns a task or needs
+//! [`tracks`] has the state that relays and clients keep. Nothing here does I/O, reads a clock, spawns a task or needs
 //! `unsafe`.
 //!
-//! To follow an object, read three things. [`tracks::subgroup::SubgroupStream`] keeps the bytes of a publisher's stream as they arrived.
-//! [`tracks::view::SubgroupView`] is the same subgroup as one subscriber gets it, and a [source](millrace_quic::plane::source::Source). The data
-//! plane sends sources, and repairs what the network loses.
+//! To learn how an object travels, read three things. [`tracks::subgroup::SubgroupStream`] keeps the bytes of a
+//! publisher's stream as they arrived. [`tracks::view::SubgroupView`] is the same subgroup as one subscriber gets it,
+//! and a [source](millrace_quic::plane::source::Source). The data plane sends sources, and retransmits what the network
+//! loses.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -1,9 +1,9 @@
 //! Objects of the Low Overhead Media Container (draft-ietf-moq-loc-04): a sample in the decoder's own format, with
 //! properties.
 //!
-//! Only the draft's private properties are used. They stand in front of the sample, inside the payload, where relays
-//! do not look. The draft does not say where they end. Players (`@moq/loc` 0.2, `moq-loc` 0.2) read a length in front
-//! of them, and integers of QUIC rather than vi64; this module does the same.
+//! This module uses only the draft's private properties. They stand before the sample, inside the payload, where relays
+//! do not look. The draft does not say where they end. Players (`@moq/loc` 0.2, `moq-loc` 0.2) read a length before
+//! them, and QUIC varints rather than vi64; this module does the same.
 
 use bytes::Bytes;
 use millrace_quic::cursor::PayloadCursor;
@@ -20,7 +20,7 @@ const TIMESTAMP_BEFORE: u64 = 0x06;
 /// Units per second of time stamps whose object has no time scale.
 pub const MICROSECONDS: u64 = 1_000_000;
 
-/// Why a payload is not LOC.
+/// The reason why a payload is not a LOC object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum NotLoc {
@@ -55,7 +55,7 @@ pub struct LocSample<'a> {
 }
 
 impl<'a> LocSample<'a> {
-    /// Reads an object. Unknown properties are skipped.
+    /// Reads an object from its payload. Unknown properties are skipped.
     pub fn parse(payload: &'a [u8]) -> Result<Self, NotLoc> {
         let mut payload = PayloadCursor { rest: payload };
         let properties = payload.prefixed().map_err(|_| NotLoc::Malformed)?;
@@ -63,6 +63,7 @@ impl<'a> LocSample<'a> {
         let mut timestamp = None;
         let mut timescale = MICROSECONDS;
         let mut config = None;
+        // Each type is encoded as the difference to the previous one, so types ascend.
         let mut kind = 0_u64;
         while !properties.rest.is_empty() {
             let (next, value) = property(&mut properties, kind).ok_or(NotLoc::Malformed)?;

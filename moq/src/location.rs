@@ -18,13 +18,13 @@ impl Location {
         Self { group, object }
     }
 
-    /// The location after this one, as FETCH encodes its end in drafts 18 and 19: there the object ID 0 stands for a
-    /// whole group.
+    /// Returns the location after this one, which drafts 18 and 19 encode as the end of a FETCH. An object ID of 0 then
+    /// stands for a whole group.
     pub(super) fn exclusive(self) -> Self {
         Self { object: self.object.checked_add(1).unwrap_or(0), ..self }
     }
 
-    /// The last location before an exclusive end.
+    /// Returns the last location before the exclusive end `self`. An object ID of 0 stands for a whole group.
     pub(super) fn inclusive(self) -> Self {
         Self { object: self.object.checked_sub(1).unwrap_or(u64::MAX), ..self }
     }
@@ -39,13 +39,13 @@ impl Location {
     }
 }
 
-/// The order of groups: by priority for a subscription, on the wire for a fetch.
+/// The order of groups: a subscription's groups are prioritized in it, those of a FETCH are sent in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
-    /// The smallest group ID first.
+    /// The group with the smallest ID comes first.
     #[default]
     Ascending,
-    /// The largest group ID first.
+    /// The group with the largest ID comes first.
     Descending,
 }
 

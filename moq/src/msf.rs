@@ -20,7 +20,7 @@ pub struct MsfCatalog {
     pub tracks: Vec<MsfTrack>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     init_data_list: Vec<InitData>,
-    /// How tracks are encrypted (CMSF, 4).
+    /// The encryption of tracks (CMSF, section 4).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub content_protections: Vec<ContentProtection>,
 }
@@ -57,13 +57,13 @@ impl ContentProtection {
         Self { ref_id: String::new(), default_kid, scheme, drm_system }
     }
 
-    /// Gives it the name by which tracks refer to it.
+    /// Returns the content protection with the name by which tracks refer to it.
     #[must_use]
     pub fn named(self, ref_id: String) -> Self {
         Self { ref_id, ..self }
     }
 
-    /// Reports whether it says the same, whatever its name is.
+    /// Reports whether both content protections are the same, apart from their names.
     pub fn is_like(&self, other: &Self) -> bool {
         self.clone().named(other.ref_id.clone()) == *other
     }
@@ -193,6 +193,8 @@ impl MsfCatalog {
         self
     }
 
+    /// Reads a catalog from JSON.
+    ///
     /// # Errors
     /// Fails if the JSON is no catalog, or a delta update of one.
     pub fn parse(json: &[u8]) -> Result<Self, serde_json::Error> {

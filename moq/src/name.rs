@@ -14,7 +14,7 @@ pub const MAX_FIELDS: usize = 32;
 /// The largest sum, in bytes, of a namespace's fields and the track name.
 pub const MAX_LEN: usize = 4096;
 
-/// Why something is not a name.
+/// The reason why fields or a text are not a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum NameError {
@@ -76,47 +76,47 @@ impl Namespace {
         &self.0
     }
 
-    /// Whether there are no fields.
+    /// Reports whether the namespace has no fields.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Sum of the lengths of the fields, in bytes.
+    /// Returns the sum of the lengths of the fields, in bytes.
     pub fn byte_len(&self) -> usize {
         self.0.iter().map(Bytes::len).sum()
     }
 
-    /// Whether `other` begins with all of these fields. A namespace is a prefix of itself.
+    /// Reports whether `other` begins with all of these fields. A namespace is a prefix of itself.
     pub fn is_prefix_of(&self, other: &Self) -> bool {
         other.0.starts_with(&self.0)
     }
 
-    /// Every prefix of this namespace, from the empty one to itself.
+    /// Returns every prefix of this namespace, from the empty one to the namespace itself.
     pub fn prefixes(&self) -> impl Iterator<Item = Self> + '_ {
         (0..=self.0.len()).map(|fields| Self(self.0[..fields].into()))
     }
 
-    /// Whether one is a prefix of the other, which makes two namespace subscriptions overlap.
+    /// Reports whether one namespace is a prefix of the other, which makes two namespace subscriptions overlap.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.is_prefix_of(other) || other.is_prefix_of(self)
     }
 
-    /// The fields behind `prefix`, or `None` if this does not begin with it.
+    /// Returns the fields after `prefix`, or `None` if this namespace does not begin with it.
     pub fn suffix_after(&self, prefix: &Self) -> Option<Self> {
         self.0.strip_prefix(&*prefix.0).map(|suffix| Self(suffix.into()))
     }
 
-    /// These fields and then those of `suffix`.
+    /// Returns these fields followed by those of `suffix`.
     pub fn join(&self, suffix: &Self) -> Result<Self, NameError> {
         Self::new(self.0.iter().chain(suffix.0.iter()).cloned())
     }
 
-    /// Whether the first field is exactly `.`: nothing may be requested or published in such a namespace.
+    /// Reports whether the first field is exactly `.`. Nothing may be requested or published in such a namespace.
     pub fn is_forbidden(&self) -> bool {
         self.0.first().is_some_and(|first| first == ".")
     }
 
-    /// Whether this belongs to the session itself and is never forwarded (`.session`).
+    /// Reports whether the namespace belongs to the session itself (`.session`) and is never forwarded.
     pub fn is_session_level(&self) -> bool {
         self.0.first().is_some_and(|first| first == ".session")
     }
@@ -128,7 +128,7 @@ impl Namespace {
         }
         let mut fields = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            // Copied: a name that is kept must not keep the whole message alive.
+            // The field is copied, so that a kept name does not keep the whole message's memory.
             fields.push(Bytes::copy_from_slice(&input.prefixed()?));
         }
         Ok(Self::new(fields)?)
@@ -233,8 +233,8 @@ fn hex_digit(byte: u8) -> Result<u8, NameError> {
     }
 }
 
-/// Displays a name as users type it, with slashes between its fields: `live/1.m4s`. A name that cannot be typed that
-/// way, or would be read as another one, is displayed in the draft's form.
+/// The display of a name as users type it, with slashes between its fields: `live/1.m4s`. A name that cannot be typed
+/// that way, or would be read as another name, is displayed in the draft's form.
 #[derive(Clone, Copy, Debug)]
 pub struct Typed<'a, N>(&'a N);
 
@@ -273,8 +273,8 @@ impl fmt::Display for Typed<'_, TrackName> {
     }
 }
 
-/// Returns the field as text if it can stand between slashes on a terminal. Only visible characters can, and spaces
-/// within.
+/// Returns the field as text if it can stand between slashes on a terminal. It needs visible characters, with spaces
+/// only between them.
 fn word(field: &[u8]) -> Option<&str> {
     let other = |c: char| c == '/' || c.is_control() || (c.is_whitespace() && c != ' ');
     let text = str::from_utf8(field).ok()?;

@@ -1,6 +1,6 @@
 //! Message Parameters (draft-22, section 9.20): the options of a request between two neighbours.
 //!
-//! Which message may have which parameter is where drafts differ most; [`scope`] is the table.
+//! The drafts differ most in which message may have which parameter; the function [`scope`] is that table.
 
 use std::fmt;
 use std::ops::BitOr;
@@ -93,9 +93,9 @@ impl fmt::Debug for AuthToken {
     }
 }
 
-/// SWITCHING_SET_ASSIGNMENT (draft-wilaw-moq-moqt-ssts): the subscription is to one of several tracks of the same
-/// content. The sender forwards the track that the path has room for. `set` and `threshold` are the subscription's;
-/// the other fields are the set's, and the most recent ones count.
+/// SWITCHING_SET_ASSIGNMENT (draft-wilaw-moq-moqt-ssts): assigns the subscription to a set of tracks with the same
+/// content. The sender forwards the track that the path has room for. `set` and `threshold` belong to the subscription.
+/// The other fields belong to the set, and their most recent values count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// The set's number in the session.
@@ -106,7 +106,7 @@ pub struct Assignment {
     pub threshold: u64,
     /// Weight among sets of the same rank: 1 to 10.
     pub weight: u64,
-    /// Number of tracks from which the sender starts to choose; 0 turns the choice off.
+    /// Number of assigned tracks at which the sender starts to choose; 0 turns the choice off.
     pub activate: u64,
     /// Rank of the set. Sets of a lower rank are served first.
     pub rank: u8,
@@ -137,7 +137,7 @@ impl Assignment {
     }
 }
 
-/// SUBGROUP_FILTER and the other range filters, as they were sent: they select objects or tracks with values in some
+/// SUBGROUP_FILTER and the other range filters, still encoded: they select objects or tracks with values in some
 /// ranges. An endpoint may send one only to a peer that sent MAX_FILTER_RANGES.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeFilter {
@@ -152,29 +152,29 @@ impl RangeFilter {
     pub const KINDS: std::ops::RangeInclusive<u64> = 0x25..=0x29;
 }
 
-/// The parameters of one message. Absent is not the same as the default: in REQUEST_UPDATE it means
+/// The parameters of one message. An absent parameter is not the same as its default: in REQUEST_UPDATE it means
 /// unchanged. Durations are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Milliseconds; 0 means no timeout.
+    /// Delivery timeout of each object, in milliseconds; 0 means none.
     pub object_delivery_timeout: Option<u64>,
     /// AUTHORIZATION_TOKEN, any number of times.
     pub authorization_tokens: Vec<AuthToken>,
-    /// Time that a subscription waits for a publisher.
+    /// Time that a subscription waits for a publisher, in milliseconds.
     pub rendezvous_timeout: Option<u64>,
-    /// Milliseconds; 0 means no timeout.
+    /// Delivery timeout of each subgroup, in milliseconds; 0 means none.
     pub subgroup_delivery_timeout: Option<u64>,
-    /// Time after which the subscription ends; 0 means never.
+    /// Time after which the subscription ends, in milliseconds; 0 means never.
     pub expires: Option<u64>,
     /// The track's largest location.
     pub largest_object: Option<Location>,
-    /// Time that a FETCH waits for missing objects; 0 means that it does not wait.
+    /// Time that a FETCH waits for missing objects, in milliseconds; 0 means that it does not wait.
     pub fill_timeout: Option<u64>,
-    /// Whether objects are forwarded.
+    /// Whether the publisher forwards objects to the subscriber.
     pub forward: Option<bool>,
     /// Priority of the subscription; a lower value is sent first.
     pub subscriber_priority: Option<u8>,
-    /// LOCATION_FILTER.
+    /// LOCATION_FILTER: the range of objects that passes.
     pub filter: Option<Filter>,
     /// The order of groups.
     pub group_order: Option<GroupOrder>,
@@ -182,9 +182,9 @@ pub struct Parameters {
     pub fill: Option<Box<Parameters>>,
     /// Range filters by type. Draft-19 and later.
     pub range_filters: Vec<RangeFilter>,
-    /// The largest group that the subscriber knows plus 1, or 0 if it knows none.
+    /// The largest group that the subscriber knows, plus 1; 0 if it knows none.
     pub new_group_request: Option<u64>,
-    /// The prefix of the namespaces that a subscription to namespaces is changed to.
+    /// The new prefix of a subscription to namespaces.
     pub track_namespace_prefix: Option<Namespace>,
     /// Whether the answer should include the track's properties. Draft-20 and later.
     pub include_properties: Option<bool>,
@@ -215,11 +215,11 @@ const TRACK_NAMESPACE_PREFIX: u64 = 0x34;
 const INCLUDE_PROPERTIES: u64 = 0x35;
 /// The number is provisional; another proposal uses it for something else.
 const SWITCHING_SET_ASSIGNMENT: u64 = 0x41;
-/// HOP_PATH and ROUTE_COST are of draft-lcurley-moq-cluster-01.
+/// HOP_PATH and ROUTE_COST come from draft-lcurley-moq-cluster-01.
 const HOP_PATH: u64 = 0x40b57;
 const ROUTE_COST: u64 = 0x40b58;
 
-/// Returns the messages that a parameter may be in: none for one that the draft does not define.
+/// Returns the messages that may have a parameter: none if the draft does not define it.
 fn scope(kind: u64, draft: Draft) -> Scope {
     // Draft-19 allows in SUBSCRIBE_TRACKS what it allows in SUBSCRIBE; draft-22 names a subset.
     let tracks = match draft {
@@ -305,7 +305,7 @@ fn scope(kind: u64, draft: Draft) -> Scope {
     }
 }
 
-/// Whether a message may have a parameter several times.
+/// Reports whether a message may have a parameter several times.
 fn repeats(kind: u64) -> bool {
     kind == AUTHORIZATION_TOKEN || RangeFilter::KINDS.contains(&kind)
 }
@@ -313,10 +313,11 @@ fn repeats(kind: u64) -> bool {
 const MISPLACED: DecodeError = DecodeError::violation("a parameter that this message does not allow");
 
 impl Parameters {
-    /// Reads the count and the parameters of a message of `scope`.
+    /// Reads the count and the parameters of a message that is one of `allowed`.
     pub(super) fn decode(input: &mut WireReader, allowed: Scope) -> Result<Self, DecodeError> {
         let mut parameters = Self::default();
         let mut previous = None;
+        // Nothing is allocated for the count: a false one fails where the message ends.
         for _ in 0..input.vi64()? {
             let delta = input.vi64()?;
             let kind = previous
@@ -339,7 +340,7 @@ impl Parameters {
         match kind {
             OBJECT_DELIVERY_TIMEOUT => self.object_delivery_timeout = Some(input.vi64()?),
             AUTHORIZATION_TOKEN => {
-                // Copied: a token that is kept must not keep the whole message alive.
+                // The token is copied, so that a kept token does not keep the whole message's memory.
                 let token = Bytes::copy_from_slice(&input.prefixed()?);
                 self.authorization_tokens.push(AuthToken(token));
             }
@@ -390,14 +391,14 @@ impl Parameters {
         result
     }
 
-    /// Whether there are range filters, including those inside FILL_PARAMETERS. An empty filter counts: in an update
-    /// it removes an earlier one.
+    /// Reports whether there are range filters, including those inside FILL_PARAMETERS. An empty filter does not count:
+    /// in an update it removes an earlier filter.
     pub fn has_range_filters(&self) -> bool {
         let fill = self.fill.as_deref().is_some_and(Self::has_range_filters);
         fill || self.range_filters.iter().any(|filter| !filter.value.is_empty())
     }
 
-    /// Writes the count and the parameters. A parameter that the draft does not allow in the message is an error.
+    /// Writes the count and the parameters. A parameter that the draft allows in no message is an error.
     pub(super) fn encode(&self, out: &mut WireWriter<'_>) {
         let mut count = 0;
         self.for_each(|_, _| count += 1);
@@ -459,7 +460,7 @@ fn flag(input: &mut WireReader, other: &'static str) -> Result<bool, DecodeError
     }
 }
 
-/// The encodings that parameters have.
+/// The value of a parameter, by its encoding.
 enum ParamEncoding<'a> {
     Byte(u8),
     Integer(u64),
@@ -512,8 +513,8 @@ mod tests {
     }
 
     #[test]
-    fn the_default_priority_is_one_byte() {
-        // A varint of 128 would take two.
+    fn subscriber_priority_is_encoded_in_one_byte() {
+        // A varint of 128 would take two bytes.
         let parameters = Parameters { subscriber_priority: Some(128), ..Parameters::default() };
         let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x20, 0x80]);
@@ -534,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn tracks_are_assigned_to_switching_sets() {
+    fn switching_set_assignment_round_trips() {
         let assignment =
             Assignment { set: 7, algorithm: 0, threshold: 3000, weight: 5, activate: 3, rank: 1 };
         let parameters = Parameters { assignment: Some(assignment), ..Parameters::default() };
@@ -674,9 +675,9 @@ mod tests {
         assert!(decode(&overflow, Scope::SUBSCRIBE).is_err());
     }
 
-    /// The bytes are those of moq-net 0.3.18.
+    /// The bytes are those that moq-net 0.3.18 sends.
     #[test]
-    fn path_and_cost_of_an_announcement() {
+    fn announcement_path_and_cost_round_trip() {
         let bytes = [2, 0xc4, 0x0b, 0x57, 3, 1, 0, 9, 1, 4];
         let parameters = decode(&bytes, Scope::NAMESPACE).unwrap();
         let path = parameters.hop_path.clone().unwrap();
@@ -690,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_without_parameters_fails_without_allocating_for_it() {
+    fn parameter_count_without_parameters_is_refused() {
         let mut bytes = Vec::new();
         crate::vi64::encode(u64::MAX, &mut bytes);
         assert!(decode(&bytes, Scope::SUBSCRIBE).is_err());

@@ -22,7 +22,7 @@ const MANDATORY: std::ops::RangeInclusive<u64> = 0x4000..=0x7fff;
 /// The longest value of a Key-Value-Pair, in bytes.
 const MAX_VALUE: u64 = u16::MAX as u64;
 
-/// One Key-Value-Pair, its type resolved from the delta.
+/// One Key-Value-Pair. Its type is absolute, while the wire has the difference to the previous type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValuePair<'a> {
     /// The type.
@@ -31,7 +31,7 @@ pub struct KeyValuePair<'a> {
     pub value: Value<'a>,
 }
 
-/// An integer where the type is even, bytes where it is odd.
+/// The value of a pair: an integer if its type is even, bytes if it is odd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     /// The value of an even type.
@@ -40,7 +40,7 @@ pub enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Reads Key-Value-Pairs to the end of a block, or to the first error.
+/// An iterator over the Key-Value-Pairs of a block, to its end or to the first error.
 #[derive(Clone, Debug)]
 pub struct KeyValuePairs<'a> {
     rest: &'a [u8],
@@ -48,7 +48,7 @@ pub struct KeyValuePairs<'a> {
 }
 
 impl<'a> KeyValuePairs<'a> {
-    /// Reads the pairs of `block`.
+    /// Makes an iterator over the pairs of `block`.
     pub fn new(block: &'a [u8]) -> Self {
         Self { rest: block, previous: 0 }
     }
@@ -83,6 +83,7 @@ impl<'a> Iterator for KeyValuePairs<'a> {
             return None;
         }
         let pair = self.read();
+        // Nothing can be read after an error, since the next pair's start is unknown.
         if pair.is_err() {
             self.rest = &[];
         }
@@ -90,7 +91,7 @@ impl<'a> Iterator for KeyValuePairs<'a> {
     }
 }
 
-/// Appends Key-Value-Pairs, whose types must not descend.
+/// A writer that appends Key-Value-Pairs. Their types must not descend.
 #[derive(Debug)]
 pub struct PairWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -98,7 +99,7 @@ pub struct PairWriter<'a> {
 }
 
 impl<'a> PairWriter<'a> {
-    /// Appends pairs to `out`.
+    /// Makes a writer that appends pairs to `out`.
     pub fn new(out: &'a mut Vec<u8>) -> Self {
         Self { out, previous: 0 }
     }
@@ -129,7 +130,7 @@ impl<'a> PairWriter<'a> {
 pub struct Properties(Bytes);
 
 impl Properties {
-    /// Checks that all pairs of the block parse, and takes it.
+    /// Checks that all pairs of the block are well-formed, and keeps the block.
     pub fn new(block: Bytes) -> Result<Self, DecodeError> {
         KeyValuePairs::new(&block).try_for_each(|pair| pair.map(drop))?;
         Ok(Self(block))
@@ -140,7 +141,7 @@ impl Properties {
         &self.0
     }
 
-    /// Whether there are no properties.
+    /// Reports whether there are no properties.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -160,13 +161,13 @@ impl fmt::Debug for Properties {
 /// The properties of a track that matter for its delivery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrackProperties {
-    /// Milliseconds; 0 and absent both mean no timeout.
+    /// Delivery timeout of each object, in milliseconds; 0 and absent both mean none.
     pub object_delivery_timeout: Option<u64>,
-    /// Milliseconds; 0 and absent both mean no timeout.
+    /// Delivery timeout of each subgroup, in milliseconds; 0 and absent both mean none.
     pub subgroup_delivery_timeout: Option<u64>,
     /// Milliseconds that an object may be served from a cache.
     pub max_cache_duration: Option<u64>,
-    /// Publisher priority, lower is sent first; absent means 128.
+    /// Publisher priority; a lower value is sent first. Absent means 128.
     pub publisher_priority: Option<u8>,
     /// The order in which the publisher prefers groups to be sent.
     pub group_order: Option<GroupOrder>,
@@ -181,7 +182,7 @@ pub struct TrackProperties {
 pub const DEFAULT_PRIORITY: u8 = 128;
 
 impl TrackProperties {
-    /// Reads `properties` as those of a track, inside its immutable properties too.
+    /// Reads `properties` as those of a track, including the pairs inside its immutable properties.
     pub fn parse(properties: &Properties) -> Result<Self, DecodeError> {
         let mut track = Self::default();
         for pair in properties.iter() {
@@ -248,9 +249,8 @@ impl TrackProperties {
     }
 }
 
-/// Returns the delivery timeouts that the properties of a subgroup's first object set for the subgroup (draft-22,
-/// "Delivery Timeouts"). They override the track's: first the timeout for each object, then the one for the subgroup,
-/// in milliseconds. Malformed properties set none.
+/// Returns the delivery timeouts for each object and for the subgroup, in milliseconds, from the properties of a
+/// subgroup's first object (draft-22, "Delivery Timeouts"). They override the track's. Malformed properties set none.
 pub fn subgroup_timeouts(block: &[u8]) -> (Option<u64>, Option<u64>) {
     let mut object = None;
     let mut subgroup = None;
@@ -279,7 +279,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    /// Pairs with ascending types, as (type delta, value); a delta above 0 keeps types in range.
+    /// Generates pairs with ascending types, from (type delta, integer, bytes).
     pub(crate) fn block() -> impl Strategy<Value = Vec<u8>> {
         vec((0..5000u64, any::<u64>(), vec(any::<u8>(), 0..30)), 0..8).prop_map(|pairs| {
             let mut out = Vec::new();

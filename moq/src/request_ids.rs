@@ -1,8 +1,9 @@
-//! Request IDs that were used.
+//! The set of request IDs that a peer has used.
 
 use std::collections::BTreeSet;
 
-/// Kept short: all below `next` were, and those in `ahead`. An index is an ID without its parity bit.
+/// The request IDs that a peer has used. They are all IDs below `next` and those in `ahead`, so the set stays small. An
+/// index is a request ID without its parity bit.
 #[derive(Default)]
 pub struct RequestIds {
     next: u64,
@@ -10,10 +11,11 @@ pub struct RequestIds {
 }
 
 impl RequestIds {
-    /// Requests that may be missing between others: streams arrive in any order, but not in any number.
+    /// Largest number of IDs kept after a missing one. Streams may arrive in any order, but the set must not grow
+    /// without limit.
     const MAX_AHEAD: usize = 1 << 16;
 
-    /// Takes an index; `false` for a repeated one.
+    /// Records an index as used. Returns false if it was used before, or if too many wait for a missing one.
     pub fn take(&mut self, index: u64) -> bool {
         if index < self.next || self.ahead.len() >= Self::MAX_AHEAD || !self.ahead.insert(index) {
             return false;
@@ -24,12 +26,12 @@ impl RequestIds {
         true
     }
 
-    /// Whether an index was taken.
+    /// Reports whether an index was used.
     pub fn contains(&self, index: u64) -> bool {
         index < self.next || self.ahead.contains(&index)
     }
 
-    /// The index behind the largest that was taken.
+    /// Returns the index after the largest that was used.
     pub fn first_unseen(&self) -> u64 {
         self.ahead.last().map_or(self.next, |last| last + 1)
     }

@@ -12,7 +12,7 @@ const REGISTER: u64 = 0x1;
 const USE_ALIAS: u64 = 0x2;
 const USE_VALUE: u64 = 0x3;
 
-/// Bytes that each registered token counts for in addition to its value.
+/// Number of bytes that a registered token counts for in addition to its value.
 const ENTRY_COST: u64 = 16;
 
 /// A token's type and payload. It is a credential, so the payload is never printed.
@@ -30,7 +30,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// The Token structure.
+/// The Token structure: a credential, or a reference to a registered one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Deletes a registered token.
@@ -55,6 +55,8 @@ pub enum Form {
 }
 
 impl Form {
+    /// Reads the structure from a parameter's value.
+    ///
     /// # Errors
     /// Fails with KEY_VALUE_FORMATTING_ERROR if the bytes are not a token.
     pub fn decode(token: &AuthToken) -> Result<Self, DecodeError> {
@@ -163,7 +165,7 @@ impl RegisteredTokens {
         Ok(found)
     }
 
-    /// Bytes of the registered tokens, as the limit counts them.
+    /// Returns the number of bytes of the registered tokens, as the limit counts them.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_and_room_are_limited() {
+    fn repeated_alias_and_full_token_cache_are_refused() {
         let mut registered = RegisteredTokens::new(40);
         registered.resolve_request_tokens(&[register(1, "abcd")]).unwrap();
         let twice = registered.resolve_request_tokens(&[register(1, "x")]).unwrap_err();
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setup_may_register_more_than_there_is_room_for_but_refer_to_nothing() {
+    fn setup_token_past_the_limit_is_used_and_setup_alias_is_refused() {
         let mut registered = RegisteredTokens::new(0);
         assert_eq!(registered.resolve_setup_tokens(&[register(1, "abcd")]), Ok(vec![from_value("abcd")]));
         let unknown = registered.resolve_request_tokens(&[Form::UseAlias { alias: 1 }.encode()]).unwrap_err();

@@ -6,7 +6,7 @@
 /// Length of the longest encoding, in bytes.
 pub const MAX_LEN: usize = 9;
 
-/// Number of bytes that [`encode`] writes for `value`: 1 to 9.
+/// Returns the number of bytes that [`encode`] writes for `value`: 1 to 9.
 pub const fn len(value: u64) -> usize {
     match u64::BITS - value.leading_zeros() {
         0..=7 => 1,
@@ -38,7 +38,7 @@ pub fn encode_in(value: u64, width: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// The length in bytes of the encoding that begins with `first`.
+/// Returns the length in bytes of the encoding that begins with `first`.
 pub const fn encoded_len(first: u8) -> usize {
     first.leading_ones() as usize + 1
 }

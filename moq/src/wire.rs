@@ -1,4 +1,4 @@
-//! A cursor over one complete control message, and the encoders that mirror it.
+//! A reader of the fields of a complete control message, and a writer of such fields.
 
 use bytes::{Buf, Bytes};
 
@@ -79,7 +79,7 @@ pub(super) fn put_prefixed(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Appends the fields of a message in a draft's format. If the draft cannot express a field, that is remembered and
+/// A writer that appends the fields of a message in a draft's format. If the draft cannot express a field,
 /// [`finish`](Self::finish) fails.
 #[derive(Debug)]
 pub(super) struct WireWriter<'a> {
@@ -113,7 +113,7 @@ impl<'a> WireWriter<'a> {
         put_prefixed(bytes, self.out);
     }
 
-    /// Appends what `write` writes, with its length in front.
+    /// Appends the bytes that `write` appends, with their length in front.
     pub(super) fn nested(&mut self, write: impl FnOnce(&mut WireWriter<'_>)) {
         let mut bytes = Vec::new();
         let mut nested = WireWriter::new(self.draft, &mut bytes);

@@ -1,4 +1,4 @@
-//! A picture with several renditions on a path whose capacity changes.
+//! Test of a video with several renditions on a path whose capacity changes.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const FPS: u64 = 30;
 const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 const LOOK: Duration = Duration::from_millis(50);
-/// Time after a change of the path in which a stall is unavoidable.
+/// Time after a change of the path's capacity in which a stall is unavoidable.
 const GRACE: Duration = Duration::from_secs(2);
 const STALL: Duration = Duration::from_millis(250);
 
@@ -43,7 +43,7 @@ fn link(bits: u64) -> SimLink {
     SimLink { rate: Some(rate), queue: rate / 10, delay: Duration::from_millis(30), ..SimLink::default() }
 }
 
-/// Watches groups of one second: a key frame as large as 8 others, and the others as a subgroup of their own.
+/// Simulates a viewer of groups of one second. A key frame is as large as 8 others, which form a subgroup of their own.
 fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> ShownGroups {
     let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
     let config = Config { algorithm: CongestionAlgorithm::Bbr, ..Config::new(CODES) };

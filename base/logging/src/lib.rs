@@ -1,4 +1,4 @@
-//! Limits log lines. Whatever a stranger does, each place in the code writes a burst of lines at most, and then some
+//! Limits log lines. Whatever a stranger does, each place in the code writes at most a burst of lines, and then some
 //! per second.
 #![deny(missing_docs)]
 
@@ -48,10 +48,10 @@ struct LogLimiter {
 /// The state of one place in the code.
 #[derive(Debug, Default)]
 struct PlaceBucket {
-    /// Lines that were used of the burst, and the time for which this number is right.
+    /// Number of lines of the burst that are used up, and the time for which this number is right.
     used: u32,
     since: Option<Instant>,
-    /// Lines that were left out since the last one.
+    /// Number of lines that were left out since the last one that was written.
     suppressed: u64,
 }
 
@@ -81,7 +81,7 @@ impl<S: Subscriber> Layer<S> for LogLimit {
 }
 
 impl PlaceBucket {
-    /// If a line may be written now, returns how many lines before it were left out.
+    /// Returns `None` if the line is to be left out, or else how many lines before it were left out.
     fn line(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
         let periods = now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos();
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(written, BURST as usize);
     }
 
-    /// Counts the lines that reach it, by level.
+    /// A counter of the lines that reach it, by level.
     #[derive(Clone, Default)]
     struct LineCounter(Arc<Mutex<HashMap<Level, u64>>>);
 
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(limit.suppressed(), 100_000 - lines[&Level::ERROR]);
     }
 
-    /// Finds the number of lines that were left out.
+    /// A layer that stores the number of lines that were left out.
     #[derive(Clone, Default)]
     struct LeftOut(Arc<Mutex<Option<u64>>>);
 
@@ -175,7 +175,7 @@ mod tests {
         }
     }
 
-    /// An event inside another one reaches the process's subscriber only.
+    /// An event inside another one reaches only the process's subscriber.
     #[test]
     fn next_log_line_reports_how_many_lines_were_left_out() {
         let left_out = LeftOut::default();

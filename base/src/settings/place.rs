@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Most known keys that the message about an unknown one lists.
+/// Largest number of known keys that the message about an unknown key lists.
 const LISTED_MAX: usize = 32;
 
 /// A place in a file: a line, and keys joined by dots.
@@ -41,7 +41,7 @@ pub fn unknown<K: AsRef<str>>(key: &str, known: &[K]) -> String {
     }
 }
 
-/// A key within another.
+/// Returns a key within another.
 pub(super) fn inner(outer: &str, key: &str) -> String {
     if outer.is_empty() { key.to_owned() } else { format!("{outer}.{key}") }
 }

@@ -36,8 +36,10 @@ pub struct HttpFlags {
 }
 
 impl HttpFlags {
+    /// Returns the access rules that the flags describe.
+    ///
     /// # Errors
-    /// There is no token, and none can be made.
+    /// Fails if there is no token, and none can be made.
     pub fn access(&self) -> Result<HttpAccess, Error> {
         HttpAccess::new(&self.http_token_file.clone().unwrap_or_default(), self.http_name.clone())
     }
@@ -54,23 +56,25 @@ pub struct HttpAccess {
 }
 
 impl HttpAccess {
+    /// Makes access rules. Requests may use the host names `names` in addition to addresses and localhost.
+    ///
     /// # Errors
-    /// There is no token, and none can be made.
+    /// Fails if there is no token, and none can be made.
     pub fn new(token: &TokenFile, names: Vec<String>) -> Result<Self, Error> {
         Ok(Self { token: token.read_or_make()?, names, ..Self::default() })
     }
 
-    /// Returns the token. `None`: requests need none.
+    /// Returns the token, or `None` if requests need none.
     pub fn token(&self) -> Option<&HttpToken> {
         self.token.as_ref()
     }
 
-    /// Adds paths that need no token and that any page may ask for, because they tell nothing secret.
+    /// Adds paths that need no token and that any page may ask for, because their answers contain nothing secret.
     pub fn with_public(self, public: &'static [&'static str]) -> Self {
         Self { public, ..self }
     }
 
-    /// Derives the cookie for the port that is served. It is worth nothing on other ports.
+    /// Derives the cookie for the port that is served. Other ports do not accept it.
     pub(super) fn at(self, port: u16) -> Self {
         let cookie = self.token.as_ref().map(|token| (format!("{COOKIE}{port}"), token.cookie(port)));
         Self { cookie, ..self }
@@ -80,7 +84,7 @@ impl HttpAccess {
         router.layer(middleware::from_fn_with_state(self.clone(), check))
     }
 
-    /// Returns whether a request shows the token or its cookie, or none is needed.
+    /// Reports whether a request shows the token or its cookie, or needs neither.
     pub(super) fn is_shown(&self, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else { return true };
         let bearer = text(headers, header::AUTHORIZATION).and_then(|it| it.strip_prefix("Bearer "));
@@ -116,8 +120,8 @@ impl HttpAccess {
         Some((code, [(header::WWW_AUTHENTICATE, "Bearer")], format!("{why}\n")).into_response())
     }
 
-    /// Redirects to the address without the token, so that it does not stay in the browser's history. Other
-    /// parameters of the query stay.
+    /// Returns a redirect to the address without the token, so that the token does not stay in the browser's history.
+    /// Other parameters of the query stay.
     fn with_cookie(&self, uri: &Uri) -> Response {
         let query = uri.query().unwrap_or_default();
         let others: Vec<_> = query.split('&').filter(|pair| !pair.is_empty() && !is_token(pair)).collect();
@@ -158,7 +162,7 @@ fn name_of(host: &str) -> &str {
     }
 }
 
-/// Returns whether a request comes from another site's page. Old browsers and programs send no `Sec-Fetch-Site`.
+/// Reports whether a request comes from another site's page. Old browsers and programs send no `Sec-Fetch-Site`.
 fn is_of_another_site(headers: &HeaderMap, host: &str) -> bool {
     let site = headers.get("sec-fetch-site").is_some_and(|it| it != "same-origin" && it != "none");
     let origin = headers.get(header::ORIGIN).is_some_and(|it| {
@@ -269,7 +273,7 @@ mod tests {
         assert_eq!(answer.headers()[header::LOCATION], "/page");
         let uri: Uri = format!("/?jwt=a.b&token={token}&x").parse().unwrap();
         let answer = access.refusal(&uri, &headers).unwrap();
-        assert_eq!(answer.headers()[header::LOCATION], "/?jwt=a.b&x", "what is for the page itself stays");
+        assert_eq!(answer.headers()[header::LOCATION], "/?jwt=a.b&x", "the page's own parameters stay");
         let cookie = answer.headers()[header::SET_COOKIE].to_str().unwrap();
         assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
         // A browser sends the cookie to every port of this host.

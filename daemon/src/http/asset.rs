@@ -17,13 +17,13 @@ macro_rules! asset {
 }
 pub use crate::asset;
 
-/// Media type and content.
+/// The media type and the contents of a file.
 #[derive(Clone, Copy)]
 pub struct Asset(pub &'static str, pub &'static [u8]);
 
 impl IntoResponse for Asset {
     fn into_response(self) -> Response {
-        // Names of files stay the same from one version to the next.
+        // A file keeps its name from one version to the next, so browsers must ask whether it has changed.
         ([(header::CONTENT_TYPE, self.0), (header::CACHE_CONTROL, "no-cache")], self.1).into_response()
     }
 }

@@ -1,9 +1,9 @@
 //! Connections that may be closed to make room for a new one.
 //!
-//! A connection that has sent no request, or only public ones, holds its place as long as no other client needs it.
-//! The one that has done so for longest makes room. So a probe of `/healthz` is answered even if all places are
-//! taken. A connection that has shown the token is not closed for that: it keeps its place until it is idle for too
-//! long.
+//! A connection that has sent no request with the token keeps its place as long as no other client needs it. The
+//! connection that has waited longest is closed first. A probe of `/healthz` is therefore answered even if all places
+//! are taken. A connection that has shown the token is not closed to make room: it keeps its place until it is idle for
+//! too long.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,7 +14,7 @@ use tokio::{sync::Notify, task::AbortHandle};
 #[derive(Default)]
 pub struct ConnectionCrowd {
     state: Mutex<CrowdState>,
-    /// Notifies that one more connection may be closed.
+    /// Notification of the task that waits for a connection that may be closed.
     more: Notify,
 }
 
@@ -53,8 +53,10 @@ impl CrowdMember {
         member
     }
 
-    /// Notes that the connection has just arrived, or sent a request without the token. Others are closed before it.
+    /// Records that the connection has just arrived, or sent a request without the token. All others are closed before
+    /// it.
     pub fn wait(&self) {
+        // Lock order: the member's place before the crowd's state.
         let at = &mut *self.at.lock();
         let state = &mut *self.crowd.state.lock();
         at.take().and_then(|at| state.may_end.remove(&at));
@@ -64,7 +66,7 @@ impl CrowdMember {
         self.crowd.more.notify_one();
     }
 
-    /// Notes that the connection has shown the token. It is not closed to make room until it sends a request without
+    /// Records that the connection has shown the token. It is not closed to make room until it sends a request without
     /// the token.
     pub fn leave(&self) {
         if let Some(at) = self.at.lock().take() {

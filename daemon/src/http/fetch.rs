@@ -11,7 +11,7 @@ use anyhow::Context as _;
 /// Sends a GET request over HTTP/1.0, so that the answer ends with the connection. Returns status code and body.
 ///
 /// # Errors
-/// Nothing answers at the address, or not in HTTP.
+/// Fails if nothing answers at the address, or the answer is not HTTP.
 pub fn fetch(addr: SocketAddr, path: &str, token: Option<&str>) -> anyhow::Result<(u16, String)> {
     const TIMEOUT: Duration = Duration::from_secs(5);
     let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;

@@ -1,7 +1,7 @@
 //! Server-sent events: one channel sends snapshots at a fixed rate to all its listeners.
 //!
 //! A snapshot is made once for all listeners, and only if there are any. A listener that does not read misses
-//! snapshots, and is dropped after too many. So a listener costs no more than its queue.
+//! snapshots, and is dropped after too many. A listener therefore costs no more memory than its queue.
 
 use std::{
     convert::Infallible,
@@ -29,9 +29,9 @@ use tokio::{
 struct PushLimits {
     period: Duration,
     listeners: usize,
-    /// Most snapshots that wait for a listener. Its connection buffers some more.
+    /// Largest number of snapshots that wait for a listener. Its connection buffers some more.
     queue: usize,
-    /// Consecutive snapshots that a listener may miss.
+    /// Largest number of consecutive snapshots that a listener may miss.
     missed: u32,
 }
 
@@ -56,7 +56,7 @@ type Snapshot = Box<dyn Fn() -> Option<String> + Send + Sync>;
 /// A channel of snapshots with its listeners.
 pub struct Channel {
     event: &'static str,
-    /// Returns JSON without line breaks.
+    /// The function that returns the snapshot: JSON without line breaks.
     snapshot: Snapshot,
     limits: PushLimits,
     state: Mutex<PushState>,
@@ -138,8 +138,8 @@ impl Channel {
         Ok(receiver)
     }
 
-    /// Makes snapshots until no listener is left for a period. So clients that come and go do not raise the rate of
-    /// snapshots.
+    /// Makes snapshots until no listener is left for a period. Clients that come and go therefore do not raise the rate
+    /// of snapshots.
     async fn pump(self: Arc<Self>) {
         let mut ticks = time::interval(self.limits.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -157,7 +157,7 @@ impl Channel {
         }
     }
 
-    /// Returns whether there is no listener. Then there is no pump either.
+    /// Reports whether there is no listener. If so, it marks the pump as ended.
     fn is_alone(&self) -> bool {
         let mut state = self.state.lock();
         state.listeners.retain(|listener| !listener.frames.is_closed());
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(made.load(Ordering::Relaxed), before);
         // exact: the pump has ended
         assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (PushCounts::default(), true));
-        // It starts again.
+        // A new listener starts the pump again.
         assert!(channel.listen().unwrap().recv().await.is_some());
     }
 

@@ -1,4 +1,4 @@
-//! The secret that all programs of a user share: a file that nobody else may read.
+//! The secret that all programs of a user share. Its file may not be readable for other users.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,7 @@ pub enum TokenFile {
     /// One file for all programs of this user.
     #[default]
     Default,
-    /// This file.
+    /// The file at this path.
     At(PathBuf),
     /// No token: every client that reaches the address is answered.
     Off,
@@ -59,7 +59,7 @@ impl TokenFile {
     /// Returns the token for a server: the one in the file, or a new one.
     ///
     /// # Errors
-    /// There is no token and none can be written, or other users may read it.
+    /// Fails if there is no token and none can be written, or if other users may read it.
     pub fn read_or_make(&self) -> Result<Option<HttpToken>, Error> {
         let Some(path) = self.path()? else { return Ok(None) };
         match HttpToken::read(&path) {
@@ -73,7 +73,7 @@ impl TokenFile {
     /// Returns the token for a client; `None` if the default file does not exist, because no server needs one.
     ///
     /// # Errors
-    /// A file that was named cannot be read.
+    /// Fails if a file that was named cannot be read.
     pub fn read(&self) -> Result<Option<HttpToken>, Error> {
         let Some(path) = self.path()? else { return Ok(None) };
         match (HttpToken::read(&path), self) {
@@ -99,7 +99,7 @@ fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBu
     })
 }
 
-/// Reason why there is no token.
+/// The reason why there is no token.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -115,7 +115,7 @@ pub enum Error {
     Malformed(PathBuf),
 }
 
-/// A token. Its text is shown only to the clients that it is for.
+/// A token. Its text is shown only to the clients that may use it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpToken {
     text: String,
@@ -133,14 +133,17 @@ impl HttpToken {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let file = fs::File::open(path).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
+        // The file's group may read it: only access by all other users makes it public.
         if about.mode() & 0o007 != 0 {
             return Err(Error::Public(path.to_owned()));
         }
+        // A file of another user would let that user choose the token.
         let own = nix::unistd::geteuid();
         if about.uid() != 0 && about.uid() != own.as_raw() && !own.is_root() {
             return Err(Error::Foreign { path: path.to_owned(), owner: about.uid() });
         }
         let mut text = String::new();
+        // The two extra bytes leave room for a line end, and show a text that is too long.
         file.take(MOST as u64 + 2).read_to_string(&mut text).map_err(failed)?;
         let text = text.trim_end().to_owned();
         let is_token = (LEAST..=MOST).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_graphic());
@@ -169,7 +172,7 @@ impl HttpToken {
         }
     }
 
-    /// Returns whether a text is the token, in constant time.
+    /// Reports whether a text is the token, in constant time.
     pub fn is(&self, other: &str) -> bool {
         is_same(&self.text, other)
     }
@@ -198,7 +201,7 @@ impl HttpToken {
 pub struct DerivedSecret(String);
 
 impl DerivedSecret {
-    /// Returns whether a text is the secret, in constant time.
+    /// Reports whether a text is the secret, in constant time.
     pub fn is(&self, other: &str) -> bool {
         is_same(&self.0, other)
     }
@@ -217,6 +220,7 @@ impl fmt::Debug for DerivedSecret {
 
 /// Compares two texts in constant time.
 fn is_same(one: &str, other: &str) -> bool {
+    // The time that it takes to compare digests tells nothing about the texts.
     let of = |text: &str| digest::digest(&digest::SHA256, text.as_bytes());
     of(one).as_ref() == of(other).as_ref()
 }

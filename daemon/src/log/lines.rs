@@ -16,8 +16,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Formats the fields of a line of text. Strings are quoted, and so is a value that is not a single word. Characters
-/// that cannot be printed are escaped.
+/// A formatter for the fields of a line of text. Strings are quoted, and so is a value that is not a single word.
+/// Characters that cannot be printed are escaped.
 pub(super) struct TextFields;
 
 impl<'w> FormatFields<'w> for TextFields {
@@ -62,7 +62,7 @@ impl Visit for TextVisitor<'_> {
     }
 }
 
-/// Formats events as lines of JSON. Characters that cannot be printed are escaped, beyond what JSON requires.
+/// A formatter that makes lines of JSON. Characters that cannot be printed are escaped, beyond what JSON requires.
 pub(super) struct JsonLogLines(pub(super) Format<Json>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> FormatEvent<S, JsonFields> for JsonLogLines {
@@ -106,7 +106,7 @@ fn put_escaped(out: &mut impl Write, one: char) -> fmt::Result {
     }
 }
 
-/// Returns whether a value can stand in a line unquoted, so that it ends at the next space.
+/// Reports whether a value can stand in a line unquoted, so that it ends at the next space.
 fn is_word(value: &str) -> bool {
     !value.is_empty()
         && value
@@ -114,8 +114,8 @@ fn is_word(value: &str) -> bool {
             .all(|one| is_printable(one) && !one.is_whitespace() && !matches!(one, '"' | '=' | '\\'))
 }
 
-/// Returns whether a terminal shows the character itself: it is no control character, and does not change the
-/// direction of text.
+/// Reports whether a terminal shows the character itself: it is no control character, and does not change the direction
+/// of text.
 fn is_printable(one: char) -> bool {
     matches!(one, '"' | '\'' | '\\') || one.escape_debug().len() == 1
 }

@@ -16,7 +16,7 @@ impl PemFiles {
         path
     }
 
-    /// Returns the error for a pair.
+    /// Returns the error for this certificate and this key.
     fn refused(&self, cert: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> String {
         let cert = self.put("cert.pem", cert);
         let key = self.put("key.pem", key);
@@ -152,7 +152,7 @@ fn leaf_after_its_issuers_is_named_by_its_position() {
 
 /// Files that OpenSSL, certbot and mkcert write are accepted.
 #[test]
-fn good_files_are_taken_in_all_their_forms() {
+fn good_files_of_all_forms_are_accepted() {
     let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     let both = format!("{key}{cert}");

@@ -39,8 +39,8 @@ pub struct StreamSection {
     pub sender: SocketAddr,
     /// Source port of the sender's RTCP, which receivers' reports are sent to. Default: the port of `sender`.
     pub sender_rtcp_port: Option<u16>,
-    /// Source of the sender that is forwarded: a number, `"first"` for the first that arrives (and again
-    /// after 5 s of silence), or `"any"`, the default.
+    /// SSRC of the sender that is forwarded: a number, `"first"` for the first that arrives (and again after 5 s of
+    /// silence), or `"any"`, the default.
     #[serde(default)]
     ssrc: NumberOrRule,
     /// True for SRTP, whose reports cannot be read.
@@ -73,7 +73,7 @@ pub struct StreamSection {
     /// Reports per second of all receivers that are passed on to the sender, 100 by default.
     #[serde(default = "StreamSection::default_reports")]
     pub max_reports_per_s: u32,
-    /// Receivers that do not ask.
+    /// Receivers that get the stream without asking for it.
     #[serde(default)]
     pub receiver: Vec<Pinned>,
 }
@@ -99,7 +99,7 @@ impl Default for NumberOrRule {
     }
 }
 
-/// A receiver that does not ask for the stream.
+/// A receiver that gets the stream without asking for it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Pinned {
@@ -115,11 +115,11 @@ fn yes() -> bool {
     true
 }
 
-/// Most receivers of all streams together. The kernel's table has an entry for each.
+/// Largest number of receivers of all streams together. The kernel's table has an entry for each.
 pub const RECEIVERS_MAX: u32 = 1 << 16;
-/// Most streams.
+/// Largest number of streams.
 pub const STREAMS_MAX: usize = 256;
-/// The largest datagram, with headers: a smaller bucket would let nothing through.
+/// Smallest burst in KiB: the largest datagram, with headers. A smaller bucket would let no such datagram through.
 const BURST_KIB_MIN: u64 = 64;
 
 impl Settings {
@@ -129,8 +129,10 @@ impl Settings {
         Ok(Self::parse(&text, &path.display().to_string())?)
     }
 
+    /// Parses `text`, which was read from `file`.
+    ///
     /// # Errors
-    /// Everything that is wrong with `text`, which is in this file.
+    /// Returns everything that is wrong with `text`.
     pub fn parse(text: &str, file: &str) -> Result<Self, Problems> {
         SettingsReader::file(text, "the settings are", file, |reader, settings: Self| {
             reader.read_each("stream", settings.stream.iter().collect(), |stream| {
@@ -272,7 +274,7 @@ impl StreamSection {
         SocketAddr::new(self.sender.ip(), self.sender_rtcp_port.unwrap_or(self.sender.port()))
     }
 
-    /// Returns whether two settings are of the same stream: they differ in receivers and limits only.
+    /// Reports whether two settings are of the same stream: they differ only in receivers and limits.
     pub fn is_same_stream(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.name.clone(), it.kernel().without_room(), it.encrypted);
         key(self) == key(other)
@@ -283,7 +285,7 @@ impl StreamSection {
         self.max_receivers.saturating_add(u32::try_from(self.receiver.len()).unwrap_or(u32::MAX))
     }
 
-    /// Returns the source that is forwarded.
+    /// Returns the SSRC that is forwarded, or the rule that selects it.
     pub fn ssrc(&self) -> Ssrc {
         match self.ssrc {
             NumberOrRule::Is(ssrc) => Ssrc::Is(ssrc),

@@ -42,7 +42,7 @@ const DATAGRAM_MAX: usize = 65_536;
 pub struct FanoutSetup {
     /// The settings file.
     pub config: PathBuf,
-    /// Sockets that the daemon answers on.
+    /// The control socket and HTTP address that the daemon answers on.
     pub front: DaemonFront,
 }
 
@@ -56,7 +56,7 @@ pub enum FanoutRequest {
     Reload,
     /// Returns the events since the previous such request. It has to be repeated within two seconds.
     Trace(FanoutTraceFilter),
-    /// Ends the events of this filter.
+    /// Ends the tracing with this filter.
     Untrace(FanoutTraceFilter),
 }
 
@@ -102,7 +102,7 @@ struct RunningFanout {
     streams: Vec<ServedStream>,
 }
 
-/// A stream, and the tasks that read its sockets. The tasks end with it.
+/// A stream, and the tasks that read its sockets. The tasks end when this value is dropped.
 struct ServedStream {
     stream: Arc<ServedRtpStream>,
     tasks: Vec<JoinHandle<Infallible>>,
@@ -118,12 +118,12 @@ struct InterfaceAnswer {
     name: String,
     mechanism: String,
     reattached: u64,
-    /// Reason why the program is not attached to it.
+    /// Reason why the program is not attached to the interface.
     trouble: Option<String>,
 }
 
 impl FanoutDaemon {
-    /// Starts tasks on the current runtime.
+    /// Starts the daemon, with tasks on the current runtime.
     fn start(config: PathBuf) -> anyhow::Result<Self> {
         let settings = Settings::read(&config)?;
         let room = kernel::Config {
@@ -151,7 +151,7 @@ impl FanoutDaemon {
         Ok(Self { config, fanout, running, mint, interfaces, watch: Mutex::default(), reloads, since })
     }
 
-    /// Replaces streams and receivers, all or nothing: whatever can fail comes first.
+    /// Replaces streams and receivers. Either all changes apply or none, since the steps that can fail come first.
     fn apply(&self, running: &mut RunningFanout, settings: Settings) -> anyhow::Result<()> {
         ensure!(
             settings.interface == running.settings.interface,
@@ -170,6 +170,7 @@ impl FanoutDaemon {
                     served.push(made);
                 }
                 Err(error) => {
+                    // Streams opened so far are closed, and packets at their addresses go to the old streams again.
                     opened.iter().for_each(|stream| stream.close(&self.fanout));
                     before.iter().for_each(|stream| stream.place(&self.fanout));
                     return Err(error);
@@ -292,8 +293,8 @@ impl InterfaceAnswer {
         Ok(Self { name: name.to_owned(), mechanism: mechanism.to_string(), reattached: 0, trouble: None })
     }
 
-    /// Attaches the program again if somebody has detached it, or the interface was replaced. In the meantime packets
-    /// arrived at the sockets.
+    /// Attaches the program again if another program has detached it, or the interface was replaced. Until then,
+    /// packets arrive at the sockets, and userspace fans them out.
     fn keep(&mut self, fanout: &Fanout) {
         let name = &self.name;
         let found = index(name);
@@ -353,11 +354,12 @@ async fn receive(
             match socket.try_recv_from(&mut buffer) {
                 Ok((len, from)) => {
                     let datagram = buffer.get(..len).unwrap_or_default();
+                    // A socket for both families shows IPv4 addresses as IPv4-mapped ones.
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
                     stream.receive(&mint, datagram, from, kind);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error of a receiver's host, where nobody reads copies any more.
+                // An ICMP error of a receiver's host, where no program reads the copies any more.
                 Err(_) => {}
             }
         }

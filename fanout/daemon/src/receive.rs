@@ -54,7 +54,7 @@ pub struct ReceiverSetup {
     pub to_rtcp: Option<SocketAddr>,
     /// Length of the lease to ask for.
     pub lease: Duration,
-    /// Time after which the receiver ends. `None`: it goes on.
+    /// Time after which the receiver ends. `None`: it receives until it is stopped.
     pub duration: Option<Duration>,
 }
 
@@ -84,7 +84,7 @@ pub fn run(setup: &ReceiverSetup, stop: &impl AsFd) -> anyhow::Result<()> {
 fn wait(stop: &impl AsFd, relay: &UdpSocket, time: Duration) -> anyhow::Result<bool> {
     let mut ready =
         [PollFd::new(stop.as_fd(), PollFlags::POLLIN), PollFd::new(relay.as_fd(), PollFlags::POLLIN)];
-    // Rounded up, so that the loop does not wake up too early again and again.
+    // The time is rounded up, so that the loop does not wake up too early again and again.
     let time = time.min(REPORT) + Duration::from_millis(1);
     match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {
         Err(Errno::EINTR) => return Ok(false),
@@ -160,7 +160,7 @@ impl<'a> FanoutPlayer<'a> {
             match self.relay.recv(buffer) {
                 Ok(len) => self.take(buffer.get(..len).unwrap_or_default())?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error: nobody listens at the relay's address. Missing answers show that, too.
+                // An ICMP error: no program listens at the relay's address. Missing answers show that, too.
                 Err(_) => {}
             }
         }
@@ -203,12 +203,13 @@ fn random() -> anyhow::Result<u32> {
     Ok(u32::from_be_bytes(number.expose()).max(1))
 }
 
-/// Time after which a request without an answer is repeated.
+/// Time without an answer after which a request is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Time without any answer at all after which it gives up.
+/// Time without any answer after which the receiver gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Asks for a lease, and renews it after a third of its time. Times are since its beginning.
+/// The requests of a receiver: it asks for a lease, and renews the lease after a third of its time. Times count from
+/// the receiver's start.
 struct Asker {
     stream: String,
     seconds: u16,
@@ -216,7 +217,7 @@ struct Asker {
     transaction: u32,
     /// Time of the next request.
     next: Duration,
-    /// Whether anything was answered since its first request.
+    /// Whether the relay has answered any request.
     answered: bool,
     has_lease: bool,
 }
@@ -237,7 +238,7 @@ impl Asker {
     /// Returns the request that is due now.
     ///
     /// # Errors
-    /// The relay has never answered.
+    /// Fails if the relay has never answered.
     fn ask(&mut self, now: Duration) -> anyhow::Result<Option<ReceiverRequest>> {
         if now < self.next {
             return Ok(None);
@@ -255,7 +256,7 @@ impl Asker {
     /// Takes an answer, and returns a message for the user if there is news.
     ///
     /// # Errors
-    /// The relay refuses the stream for good.
+    /// Fails if the relay refuses the stream for good.
     fn on_answer(&mut self, answer: &RelayAnswer, now: Duration) -> anyhow::Result<Option<String>> {
         if answer.transaction != self.transaction {
             return Ok(None);
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!(asker.ask(11 * SECOND).unwrap().unwrap().token, ReceiverToken([8; 8]));
         assert_eq!(asker.on_answer(&answer(&asker, lease), 11 * SECOND).unwrap(), None, "it has one");
         assert_eq!(asker.leave().what, ReceiverAction::Unsubscribe);
-        // The relay is gone for a while: the client goes on asking.
+        // The relay does not answer for a while, and the client keeps asking.
         assert!(asker.ask(100 * SECOND).unwrap().is_some());
     }
 

@@ -1,6 +1,6 @@
 //! A limit for reports of receivers that are passed on to the sender.
 
-/// Reports that were passed on in the latest second in which there was one, of one receiver or of all.
+/// Number of reports that were passed on in the latest second with a report, of one receiver or of all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reports {
     second: u64,
@@ -16,9 +16,9 @@ impl Reports {
     }
 }
 
-/// Takes one of the `most` reports of this second for one of `receivers`. Half of them go to whichever receiver
-/// reports first, and the other half is shared evenly. So a receiver that reports all the time does not keep other
-/// reports from the sender. A single receiver has all of them.
+/// Returns whether one more report may be passed on in this second, and counts it. Half of the `most` reports per
+/// second go to whichever receivers report first. The other half is shared evenly among `receivers`, so that a receiver
+/// that reports all the time does not keep others' reports from the sender. A single receiver may use all of them.
 pub fn take(all: &mut Reports, own: &mut Reports, second: u64, most: u32, receivers: usize) -> bool {
     let first = most.div_ceil(2);
     let share = match u32::try_from(receivers).unwrap_or(u32::MAX) {

@@ -11,7 +11,7 @@ pub type CounterStatus = BTreeMap<String, u64>;
 /// Status of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Time since start, seconds.
+    /// Time since start, in seconds.
     pub uptime_s: f64,
     /// Interfaces that senders' packets arrive on.
     pub interfaces: Vec<FanoutInterfaceStatus>,
@@ -25,7 +25,7 @@ pub struct Status {
     pub runs: CounterStatus,
     /// Faults, in words.
     pub trouble: Vec<String>,
-    /// The latest reading of the settings.
+    /// The outcome of the latest reload of the settings.
     #[serde(default)]
     pub reload: Option<Reload>,
 }
@@ -39,7 +39,7 @@ pub struct FanoutInterfaceStatus {
     pub attached: bool,
     /// Hook that the program is attached to: `tcx` or `clsact`.
     pub mechanism: String,
-    /// Times that the program was attached again, because it was detached or the interface was gone.
+    /// Number of times that the program was attached again, because it was detached or the interface was gone.
     pub reattached: u64,
 }
 
@@ -59,7 +59,7 @@ pub struct StreamStatus {
     pub packets: u64,
     /// Bytes of UDP payload.
     pub bytes: u64,
-    /// Time since the latest packet.
+    /// Time since the latest packet, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_s: Option<f64>,
     /// Receivers that have a lease, and those that the operator has named.
@@ -75,19 +75,19 @@ pub struct StreamStatus {
 pub struct ReceiverStatus {
     /// The receiver's address and port.
     pub address: SocketAddr,
-    /// The operator has named the receiver.
+    /// Whether the operator has named the receiver in the settings.
     pub pinned: bool,
-    /// Packets that were sent to it.
+    /// Number of packets that were sent to the receiver.
     pub packets: u64,
     /// Bytes of UDP payload.
     pub bytes: u64,
     /// Loss that the latest report shows, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_percent: Option<f64>,
-    /// Round trip, if a sender report tells it, milliseconds.
+    /// Round-trip time in milliseconds, if a sender report tells it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
-    /// Copies that were not sent, by the reason.
+    /// Numbers of copies that were not sent, by the reason.
     pub dropped: CounterStatus,
 }
 

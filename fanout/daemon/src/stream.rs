@@ -29,19 +29,19 @@ use super::{
     status::{self, CounterStatus},
 };
 
-/// Lease in the kernel of receivers that an operator has named; this process renews it. It ends with the process,
-/// even if the program outlives it.
+/// Length of the lease in the kernel of receivers that an operator has named. This process renews the lease, which ends
+/// soon after the process, even if the program outlives it.
 const PINNED: Duration = Duration::from_secs(10);
-/// Time without packets after which the next SSRC is forwarded.
+/// Time without packets after which another SSRC may become the one that is forwarded.
 const FORGOTTEN: Duration = Duration::from_secs(5);
-/// Receive buffer of a socket, bytes. It holds requests, and packets while the program is not attached.
+/// Receive buffer of a socket, in bytes. It holds requests, and packets while the program is not attached.
 const RECEIVE_BYTES: usize = 4 << 20;
 const HEADERS_V4: usize = 28;
 const HEADERS_V6: usize = 48;
 /// An empty receiver report. It makes the host find a receiver's link address, and every receiver ignores it.
 const KNOCK: [u8; 8] = [0x80, 201, 0, 1, 0, 0, 0, 0];
 
-/// A stream with its sockets, its receivers and its program's part.
+/// A stream with its sockets, its receivers and its state in the kernel.
 pub struct ServedRtpStream {
     pub settings: Settings,
     kernel: Arc<kernel::SenderStream>,
@@ -65,12 +65,12 @@ struct StreamState {
 /// A receiver and its state.
 struct ReachedReceiver {
     receiver: ReceiverCopy,
-    /// The source that its reports are judged by.
+    /// The SSRC that the receiver's reports are judged by.
     judged: Option<u32>,
     heard: Option<ReceiverReport>,
     /// Reports of this receiver that were passed on.
     reports: Reports,
-    /// Copies without a link address when the receiver was last checked.
+    /// Number of copies without a link address when the receiver was last checked.
     no_neighbour: u64,
 }
 
@@ -82,7 +82,7 @@ pub enum SocketKind {
 }
 
 impl ServedRtpStream {
-    /// Opens a stream. Sockets that one of `before` has at the same address are taken over, so that packets waiting
+    /// Opens a stream. It takes over the sockets that one of `before` has at the same address, so that packets waiting
     /// in them are not lost.
     pub fn open(settings: Settings, fanout: &kernel::Fanout, before: &[Arc<Self>]) -> anyhow::Result<Self> {
         let bind = |at: SocketAddr| match before.iter().find_map(|stream| stream.socket_at(at)) {
@@ -121,7 +121,7 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns whether the stream can change to these settings.
+    /// Reports whether the stream can change to these settings.
     pub fn may_become(&self, settings: &Settings) -> bool {
         self.settings.is_same_stream(settings) && settings.receivers() as usize <= self.kernel.receivers_max()
     }
@@ -171,7 +171,7 @@ impl ServedRtpStream {
         self.kernel.number()
     }
 
-    /// Returns the socket of this kind; `None`: RTCP has no port of its own.
+    /// Returns the socket of this kind, or `None` if RTCP has no port of its own.
     pub fn socket(&self, kind: SocketKind) -> Option<&UdpSocket> {
         match kind {
             SocketKind::Media => Some(&self.socket),
@@ -179,7 +179,7 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns the receiver with this number in the kernel's events, or the other way around.
+    /// Returns the address of the receiver with this number in the kernel's events.
     pub fn receiver(&self, number: u32) -> Option<SocketAddr> {
         let state = self.state.lock();
         state.reached.iter().find(|(_, it)| it.receiver.number() == number).map(|(who, _)| *who)
@@ -190,7 +190,7 @@ impl ServedRtpStream {
         self.state.lock().reached.get(&who).map(|it| it.receiver.number())
     }
 
-    /// Handles a datagram that arrived at one of its sockets.
+    /// Handles a datagram that arrived at one of the stream's sockets.
     pub fn receive(&self, mint: &Mint, datagram: &[u8], from: SocketAddr, kind: SocketKind) {
         let now_ns = monotonic_ns();
         let state = &mut self.state.lock();
@@ -238,7 +238,7 @@ impl ServedRtpStream {
         let now = Duration::from_nanos(now_ns);
         let sent = state.reached.get(&from).map_or(ReceiverSent::default(), ReachedReceiver::sent);
         let (mut answer, command) = state.receivers.ask(mint, &request, from, sent, now);
-        // The receiver already has a lease: the answer tells its state.
+        // If the kernel has no room for the receiver, its lease is taken back.
         if command.is_some_and(|command| !self.apply(state, command)) {
             answer = state.receivers.take_back(from, answer);
         }
@@ -253,7 +253,7 @@ impl ServedRtpStream {
         }
     }
 
-    /// Takes RTCP of a receiver: its reports are judged, and the datagram is passed on to the sender unchanged.
+    /// Handles RTCP of a receiver: its reports are judged, and the datagram is passed on to the sender unchanged.
     fn on_datagram(
         &self,
         state: &mut StreamState,
@@ -283,8 +283,8 @@ impl ServedRtpStream {
         self.pass_on(state, datagram, from, now_ns, kind);
     }
 
-    /// Returns the receiver's report about the source that it is judged by. `None`: the datagram is no RTCP.
-    /// `Some(None)`: it has no such report.
+    /// Returns the receiver's report about the source that it is judged by. `None` means that the datagram is no RTCP,
+    /// and `Some(None)` that it has no such report.
     fn read(
         &self,
         reached: &mut ReachedReceiver,
@@ -313,7 +313,7 @@ impl ServedRtpStream {
         Some(round_trip(block, report.passed_us, (now_ns / 1000) as u32))
     }
 
-    /// Passes a datagram on to the sender, up to a number per second.
+    /// Passes a datagram on to the sender, unless the reports of this second are used up.
     fn pass_on(
         &self,
         state: &mut StreamState,
@@ -332,8 +332,8 @@ impl ServedRtpStream {
         }
     }
 
-    /// Ends leases and cuts off silent receivers, and looks for link addresses that are not known. Called a few times
-    /// a second.
+    /// Ends leases, cuts off silent receivers, and makes the host find link addresses that are not known. Call it a few
+    /// times a second.
     pub fn tick(&self) {
         let now_ns = monotonic_ns();
         let now = Duration::from_nanos(now_ns);
@@ -363,7 +363,8 @@ impl ServedRtpStream {
         }
     }
 
-    /// Applies a decision to the kernel's state; nothing else does. Returns `false` if the kernel has no room.
+    /// Applies a decision to the kernel's state, which no other function changes. Returns false if the kernel has no
+    /// room.
     fn apply(&self, state: &mut StreamState, command: Command) -> bool {
         let name = &self.settings.name;
         match command {
@@ -497,6 +498,7 @@ impl ReachedReceiver {
             .map(|outcome| (outcome.name().to_owned(), self.receiver.copies(outcome)))
             .filter(|(_, count)| *count > 0)
             .collect();
+        // The fraction counts in 256ths (RFC 3550, section 6.4.1).
         let lost = self.heard.map(|heard| f64::from(heard.fraction_lost) / 2.56);
         let trip = self.heard.and_then(|heard| heard.round_trip).map(|trip| trip.as_secs_f64() * 1e3);
         status::ReceiverStatus {

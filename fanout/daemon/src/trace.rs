@@ -25,7 +25,7 @@ pub struct FanoutTraceFilter {
     /// The receiver. `None`: every receiver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receiver: Option<SocketAddr>,
-    /// Selects packets whose sequence number is a multiple of it.
+    /// Selects packets whose sequence number is a multiple of this number.
     pub every: Option<NonZero<u32>>,
 }
 
@@ -43,7 +43,7 @@ pub struct TraceEvents {
 pub struct FanoutTraceLine {
     /// Microseconds since 1970.
     pub time_us: u64,
-    /// Time since the packet arrived.
+    /// Time since the packet arrived, in nanoseconds.
     pub after_ns: u64,
     /// Name of the stream.
     pub stream: String,
@@ -52,7 +52,7 @@ pub struct FanoutTraceLine {
     pub receiver: Option<String>,
     /// SSRC, hexadecimal.
     pub ssrc: String,
-    /// RTP sequence number; the same holds for the timestamp.
+    /// RTP sequence number.
     pub sequence: u16,
     /// RTP timestamp.
     pub timestamp: u32,
@@ -64,13 +64,13 @@ pub struct FanoutTraceLine {
     pub outcome: String,
 }
 
-/// The filter of the viewer that is being served, and when it last asked.
+/// The filter of the viewer that is being served, and the time when the viewer counts as gone.
 #[derive(Default)]
 pub struct FanoutTraceWatch(Option<(FanoutTraceFilter, Instant)>);
 
 /// Time without a request after which a viewer is gone. Viewers ask four times a second.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most events in one answer.
+/// Largest number of events in one answer.
 const PACKETS_MAX: usize = 20_000;
 
 impl FanoutTraceWatch {
@@ -171,7 +171,7 @@ impl FanoutTraceLine {
         }
     }
 
-    /// Heading of the lines of packets.
+    /// The heading of the lines that describe packets.
     pub const HEAD: &str = "TIME, UTC        AFTER us  STREAM    RECEIVER               SSRC      SEQUENCE  TYPE  BYTES  OUTCOME";
 }
 

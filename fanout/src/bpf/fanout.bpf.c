@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Fans out RTP over UDP at TC ingress: a packet of a stream's sender leaves again as one packet per receiver, with other
- * headers in front of the same payload, and ends here. Everything else goes up as it came: receivers' requests and reports,
- * and what this program does not understand of the sender's, which userspace fans out.
+/* Fans out RTP over UDP at TC ingress. A packet of a stream's sender is copied once per receiver, with other headers in front
+ * of the same payload, and is then dropped. All other packets pass on unchanged: receivers' requests and reports, and packets
+ * of the sender that this program does not understand, which userspace fans out.
  *
- *   fanout_intf.h      what is shared with userspace
- *   fanout_maps.h      configuration, maps, what a run works with
- *   fanout_map.h       the received packet: whose it is; rtp.h: what it is
+ *   fanout_intf.h      structures that are shared with userspace
+ *   fanout_maps.h      configuration, maps, the work area of a run
+ *   fanout_map.h       finds the stream of a received packet; rtp.h: classifies the packet
  *   fanout_rewrite.h   a copy: its lease, its cap, its headers
  *   fanout_trace.h     events about single packets
- *   fan.h, fan_runs.h  what all fan-outs have in common
+ *   fan.h, fan_runs.h  code that all fan-outs share
  */
 #include "fanout_map.h"
 #include "fanout_rewrite.h"
@@ -115,7 +115,7 @@ static __always_inline int run(struct __sk_buff *skb, struct fanout_work *work)
 	return verdict_of(outcome);
 }
 
-/* Not inlined: it has a stack frame of its own. */
+/* Not inlined, so that it has a stack frame of its own. */
 static __noinline int pass_by(struct __sk_buff *skb)
 {
 	struct cursor_entry cursor;
@@ -136,6 +136,7 @@ int fanout_ingress(struct __sk_buff *skb)
 		return PASS_ON; /* never true: each CPU has an entry, but the verifier wants the check */
 	/* If the link header cannot be pulled into the linear part, parsing fails and the frame counts as malformed. */
 	have_link(skb);
+	/* With PREEMPT_RT this run may have interrupted another one on its CPU, which still uses the work area. */
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
 	verdict = run(skb, work);

@@ -14,8 +14,8 @@
 
 /* Load-time configuration. */
 struct fanout_config {
-	__u32 max_copies_per_run; /* copies of one received packet that one run makes */
-	__u32 max_runs;		  /* runs of the program for one received packet */
+	__u32 max_copies_per_run; /* largest number of copies of a received packet that one run makes */
+	__u32 max_runs;		  /* largest number of runs of the program for one received packet */
 };
 
 /* Address and port that a stream's packets arrive at. IPv4 addresses are in the first 4 bytes. */
@@ -39,7 +39,7 @@ struct fanout_stream {
 	__u32 receivers; /* number of receivers that may be in use */
 	__u64 packets;	 /* packets that were fanned out; `bytes` counts their UDP payload */
 	__u64 bytes;
-	__u64 last_ns; /* arrival of the latest one, CLOCK_MONOTONIC */
+	__u64 last_ns; /* arrival of the latest packet, CLOCK_MONOTONIC */
 	__u64 sent;    /* number of sender reports so far; the latest are in `reports` */
 	/* High half: the middle 32 bits of a report's NTP time. Low half: when the report passed, in
 	 * microseconds of CLOCK_MONOTONIC modulo 2^32. A receiver repeats the NTP time, so the round trip
@@ -71,7 +71,7 @@ struct fanout_receiver {
 	__u32 number;		 /* identifies the receiver in events */
 	__u64 until_ns;		 /* end of the lease, CLOCK_MONOTONIC: nothing is sent from then on */
 	__u64 full_at;		 /* state of its bucket, in ticks: bucket.h */
-	struct bucket_rate rate; /* of bytes, all headers from IP on included */
+	struct bucket_rate rate; /* rate of bytes, all headers from IP on included */
 	struct net_path path;
 	__u32 pad;
 	__u64 packets; /* packets that were sent; `bytes` counts their UDP payload */

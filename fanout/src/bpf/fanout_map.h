@@ -113,12 +113,13 @@ static __always_inline int is_its_ssrc(struct fanout_stream *stream, __u32 ssrc)
 	if (!stream->one_ssrc)
 		return 1;
 	now = READ_ONCE(stream->ssrc);
+	/* If first packets arrive on several CPUs at once, exactly one sets the SSRC. */
 	if (!now)
 		now = __sync_val_compare_and_swap(&stream->ssrc, 0, known);
 	return !now || now == known;
 }
 
-/* Notes when a report passed. */
+/* Records when a sender report passed, from which userspace computes the receivers' round trips. */
 static __always_inline void note_report(struct fanout_stream *stream, const struct rtp_packet *rtp,
 					__u64 now_ns)
 {
@@ -141,6 +142,7 @@ static __always_inline void trace_packet_of(struct fanout_work *work, const stru
 	__u32 every = tracing.every, wanted = tracing.stream;
 
 	work->traced_ns = 0;
+	/* A further run continues the trace of the packet's first run. */
 	if (work->cursor.id)
 		work->traced_ns = work->cursor.kept.traced_ns;
 	else if (every && !(work->rtp.sequence % every) && (!wanted || wanted == stream->number))
@@ -167,6 +169,7 @@ enum fanout_outcome find_media(struct __sk_buff *skb, struct fanout_work *work)
 		return FANOUT_NOT_RTP;
 	if (!is_its_ssrc(stream, work->rtp.ssrc))
 		return FANOUT_OTHER_SSRC;
+	/* The first run has counted the packet already. */
 	if (!work->cursor.id)
 		count_packet(stream, work);
 	work->receivers = READ_ONCE(stream->receivers);

@@ -119,6 +119,7 @@ static __noinline enum fanout_copy_outcome copy_to(struct __sk_buff *skb, struct
 	__u64 until_ns;
 	__u32 size;
 
+	/* The fields are of one receiver if the epoch is the same before and after these loads. */
 	work->path = receiver->path;
 	until_ns = READ_ONCE(receiver->until_ns);
 	rate = receiver->rate;

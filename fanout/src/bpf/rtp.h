@@ -31,8 +31,8 @@ struct rtp_packet {
 	__u8 second; /* second byte of the packet */
 };
 
-/* Classifies a payload of `bytes` bytes. `header` has its first RTCP_REPORT_BYTES; what lies behind
- * the payload's end is undefined.
+/* Classifies a payload of `bytes` bytes. `header` has its first RTCP_REPORT_BYTES; bytes after the
+ * payload's end are undefined.
  */
 static __always_inline enum rtp_kind rtp_parse(const __u8 *header, __u32 bytes, struct rtp_packet *packet)
 {

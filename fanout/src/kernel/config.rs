@@ -6,7 +6,7 @@ use millrace_kernel::Error;
 use millrace_kernel::fan;
 use millrace_kernel::tc::Mechanism;
 
-/// Room for some 10000 events: 20 ms at 500,000 events per second.
+/// Size of the event ring, in bytes. It has room for some 10,000 events: 20 ms at 500,000 events per second.
 pub(super) const EVENTS_BYTES: u32 = 1 << 19;
 
 /// Sizes and limits. The program takes the memory for them when it is loaded.
@@ -19,10 +19,11 @@ pub struct Config {
     pub streams_max: u32,
     /// Number of receivers, of all streams, that the tables have room for.
     pub receivers_max: u32,
-    /// Copies that one run of the program makes of a received packet, some half a microsecond each. If there are more to
-    /// make, the packet is put back into the queue of packets that wait for the stack, for another run.
+    /// Largest number of copies that one run of the program makes of a received packet. A copy takes some half a
+    /// microsecond. If there are more to make, the packet goes back into the queue of packets that wait for the stack,
+    /// for another run.
     pub max_copies_per_run: u32,
-    /// Runs that one received packet may take. Copies that are left then are lost.
+    /// Largest number of runs for one received packet. Copies that are left then are lost.
     pub max_runs: u32,
     /// Hook to attach to. `None` takes TCX if the kernel has it.
     pub mechanism: Option<Mechanism>,
@@ -52,9 +53,9 @@ pub struct StreamConfig {
     pub sender: SocketAddr,
     /// Source port of the sender's RTCP, if it is another one.
     pub sender_rtcp_port: Option<u16>,
-    /// The source whose packets are forwarded.
+    /// The SSRC whose packets are forwarded, or the rule that selects it.
     pub ssrc: Ssrc,
-    /// The most receivers that the stream has at a time.
+    /// Largest number of receivers that the stream has at a time.
     pub max_receivers: u32,
 }
 
@@ -65,12 +66,12 @@ pub enum Ssrc {
     Any,
     /// The first one that arrives.
     First,
-    /// This source.
+    /// The source with this SSRC.
     Is(u32),
 }
 
 impl Config {
-    /// Checks what the program cannot: that addresses and sizes go together.
+    /// Checks that addresses and sizes go together, which the program cannot check.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.streams.iter().try_for_each(StreamConfig::check)
     }

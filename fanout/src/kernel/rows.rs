@@ -1,4 +1,4 @@
-//! An allocator for the tables of streams and receivers. A row that was given back is reused after a moment only.
+//! An allocator for the tables of streams and receivers. A row that was given back is reused only after a second.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl StreamRows {
     /// Takes the lowest free entry, and the lowest range with this number of free entries in a row.
     ///
     /// # Errors
-    /// Nothing is free: the time until something may be; `None` if it never will be.
+    /// Fails if nothing is free, with the time until something may be, or `None` if nothing ever will be.
     pub fn take(&mut self, receivers: u32, now: Duration) -> Result<StreamRow, Option<Duration>> {
         self.given_back.retain(|(_, since)| now < *since + LINGER);
         match self.find(receivers) {
@@ -50,6 +50,7 @@ impl StreamRows {
 
     fn find(&self, receivers: u32) -> Option<StreamRow> {
         let index = (0..self.streams).find(|index| self.taken().all(|row| row.index != *index))?;
+        // The lowest free range begins at 0, or where a taken one ends.
         let ends = self.taken().map(|row| row.first + row.receivers);
         let is_free = |first: &u32| {
             let end = first.saturating_add(receivers);
@@ -60,7 +61,7 @@ impl StreamRows {
         Some(StreamRow { index, first, receivers })
     }
 
-    /// Gives a row back, which is reused after a moment.
+    /// Gives a row back. It is reused only after a second.
     pub fn give_back(&mut self, index: u32, now: Duration) {
         if let Some(at) = self.used.iter().position(|row| row.index == index) {
             self.given_back.push((self.used.swap_remove(at), now));

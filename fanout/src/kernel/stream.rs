@@ -39,7 +39,7 @@ pub struct SenderStream {
     index: u32,
     listen: SocketAddr,
     places: Vec<SocketAddr>,
-    /// Marks the receivers that are in use, from the stream's first on.
+    /// Whether each receiver is in use, from the stream's first on.
     used: Mutex<Vec<bool>>,
 }
 
@@ -62,7 +62,7 @@ pub struct FanoutMedia {
 pub struct SenderReport {
     /// The middle 32 bits of the report's NTP time.
     pub ntp_middle: u32,
-    /// Time at which the report passed, microseconds.
+    /// Time at which the report passed, in microseconds.
     pub passed_us: u32,
 }
 
@@ -87,7 +87,8 @@ impl SenderStream {
     pub(super) fn new(tables: Arc<Tables>, row: StreamRow, config: &StreamConfig) -> Self {
         let StreamRow { index, first, .. } = row;
         let entry = tables.streams.get(index);
-        // SAFETY: the program cannot reach the entry yet: no place leads to it, nor did one a moment ago (`Rows`).
+        // SAFETY: the program cannot reach the entry yet: no place leads to it, nor did one a moment ago
+        // (`StreamRows`).
         unsafe {
             *entry.sender.get() = fan::bytes(config.sender.ip()).1;
             *entry.port.get() = config.sender.port().to_be_bytes();
@@ -147,7 +148,7 @@ impl SenderStream {
         entry.last_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// Returns whether packets of this SSRC are forwarded. If the stream takes the first SSRC that arrives, this call
+    /// Reports whether packets of this SSRC are forwarded. If the stream takes the first SSRC that arrives, this call
     /// may set it.
     pub fn takes(&self, ssrc: u32) -> bool {
         let entry = self.entry();
@@ -176,7 +177,7 @@ impl SenderStream {
         latest.collect()
     }
 
-    /// Notes a sender report that userspace fans out.
+    /// Records a sender report that userspace fans out.
     pub fn note_report(&self, ntp_middle: u32, now_ns: u64) {
         let entry = self.entry();
         let at = entry.sent.fetch_add(1, Ordering::Relaxed) as usize % REPORTS;
@@ -186,11 +187,12 @@ impl SenderStream {
         }
     }
 
-    /// Adds a receiver, which is sent the stream until `until_ns` of `CLOCK_MONOTONIC`, or until the receiver is dropped.
+    /// Adds a receiver, which is sent the stream until `until_ns` of `CLOCK_MONOTONIC`, or until the receiver is
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// There is no room, or this host has no address of the receiver's family for the stream.
+    /// Fails if there is no room, or this host has no address of the receiver's family for the stream.
     pub fn add(self: &Arc<Self>, to: SocketAddr, cap: Cap, until_ns: u64) -> Result<ReceiverCopy, Error> {
         let path = NetPath::new(self.listen, to)
             .ok_or(Error::Config("a receiver has an address of the stream's family"))?;
@@ -303,7 +305,7 @@ impl ReceiverCopy {
         outcome
     }
 
-    /// Does the same as `is_over_at` of `bucket.h`.
+    /// Charges `bytes` to the receiver's bucket, as `is_over_at` of `bucket.h` does. Returns whether they fit.
     fn take(&self, bytes: u64, now_ns: u64) -> bool {
         let entry = self.entry();
         let cost = entry.rate.cost.load(Ordering::Relaxed);
@@ -311,6 +313,7 @@ impl ReceiverCopy {
         let now = now_ns.wrapping_mul(TICKS);
         for _ in 0..ATTEMPTS {
             let old = entry.full_at.load(Ordering::Relaxed);
+            // The difference wraps if `full_at` is in the past: the bucket is full then.
             let ahead = match old.wrapping_sub(now) {
                 ahead if ahead > burst.saturating_add(SLACK) => 0,
                 ahead => ahead,
@@ -324,6 +327,7 @@ impl ReceiverCopy {
                 return true;
             }
         }
+        // After so many collisions with other CPUs, the packet is sent without a charge.
         true
     }
 }

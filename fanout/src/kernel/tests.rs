@@ -310,7 +310,7 @@ fn packets_are_traced_on_request() {
 }
 
 #[test]
-fn a_run_within_another_one_leaves_the_packet_to_userspace() {
+fn run_that_interrupts_another_leaves_the_packet_to_userspace() {
     if !is_root() {
         return;
     }

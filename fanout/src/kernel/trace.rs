@@ -16,7 +16,8 @@ use super::outcome::{CopyOutcome, Outcome};
 /// A filter for the packets that become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FanoutTraceSelection {
-    /// Selects packets whose sequence number is a multiple of it, and all their copies. RTCP counts as number 0.
+    /// Selects packets whose sequence number is a multiple of this number, and all their copies. RTCP counts as number
+    /// 0.
     pub every: NonZero<u32>,
     /// Restricts events to this stream ([`SenderStream::number`](super::SenderStream::number)).
     pub stream: Option<NonZero<u32>>,
@@ -33,11 +34,11 @@ pub struct CopyEvent {
     pub time_ns: u64,
     /// Number of the stream.
     pub stream: u32,
-    /// Source of the packet.
+    /// SSRC of the packet.
     pub ssrc: u32,
-    /// RTP timestamp; 0 for RTCP. The same holds for the sequence number.
+    /// RTP timestamp; 0 for RTCP.
     pub timestamp: u32,
-    /// RTP sequence number.
+    /// RTP sequence number; 0 for RTCP.
     pub sequence: u16,
     /// Second byte of the packet: RTP marker and payload type, or RTCP packet type.
     pub kind: u8,
@@ -57,7 +58,7 @@ pub enum CopyEventKind {
 }
 
 impl CopyEvent {
-    /// Returns `None` for an unknown outcome.
+    /// Reads an event. Returns `None` for an unknown outcome.
     fn new(raw: &intf::Event) -> Option<Self> {
         let outcome = usize::from(raw.outcome);
         let what = match raw.receiver {
@@ -95,7 +96,7 @@ impl FanoutTraceRing {
         entry.every.store(tracing.every.get(), Ordering::Release);
     }
 
-    /// Hands over the waiting events. Returns how many were lost since the last call.
+    /// Passes the waiting events to `read`. Returns how many were lost since the last call.
     pub fn drain(&self, mut read: impl FnMut(CopyEvent)) -> u64 {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).drain(|bytes| {
             if let Some(event) = intf::Event::from_bytes(bytes).and_then(|raw| CopyEvent::new(&raw)) {

@@ -94,7 +94,7 @@ fn unproved_address_leaves_no_state() {
 }
 
 #[test]
-fn a_lease_is_renewed_or_ends() {
+fn lease_is_renewed_or_ends() {
     let mut scene = ReceiverScene::new();
     let who = at("[2001:db8::1]:5000");
     let (RequestOutcome::Lease { seconds: 30, token }, Some(_)) = scene.subscribe(who, 999, NOW) else {

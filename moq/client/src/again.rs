@@ -1,4 +1,4 @@
-//! When a client connects again.
+//! Pauses between a client's attempts to connect, and its session after a GOAWAY.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::session::{Error, Remote, Session, SessionConnectError, parse_url};
 
-/// Shortest and longest pause between attempts.
+/// Shortest and longest pause between two attempts.
 const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(5);
-/// A session that lasted this long was good: the next attempt follows soon.
+/// Duration after which a session counts as good: the pause before the next attempt is the shortest.
 const GOOD: Duration = Duration::from_secs(10);
-/// A session that lasted this long and that the peer has forgotten is followed by another at once.
+/// Duration after which a session that the peer has forgotten is followed by another at once.
 const BRIEF: Duration = Duration::from_secs(1);
 
 /// The growing pause before the next attempt.
@@ -27,7 +27,7 @@ impl Pause {
         Self { next: SHORTEST, since: Instant::now() }
     }
 
-    /// Returns the pause before the next attempt, which is called for when an attempt has failed.
+    /// Returns the pause before the next attempt. Call it when an attempt has failed.
     pub fn next_pause(&mut self) -> Duration {
         if self.since.elapsed() > GOOD {
             self.next = SHORTEST;
@@ -35,8 +35,8 @@ impl Pause {
         self.next
     }
 
-    /// Returns the pause after an attempt that ended with `error`: the same as [`Self::next_pause`], or zero if the peer
-    /// was restarted and has forgotten the session.
+    /// Returns the pause after an attempt that ended with `error`: the same as [`Self::next_pause`], or zero if the
+    /// peer was restarted and has forgotten the session.
     pub fn after_error(&mut self, error: Option<&Error>) -> Duration {
         match error.is_some_and(Error::is_forgotten) && self.since.elapsed() > BRIEF {
             true => Duration::ZERO,
@@ -60,9 +60,9 @@ impl Pause {
     }
 }
 
-/// Returns the session to continue with, and its peer, after `remote`, the peer of `session`, has sent GOAWAY. It is
-/// at the URI of the GOAWAY, or at the same URI again if there is none (draft-22, "GOAWAY": another server may be
-/// there by then). `session` stays open until this returns, which may be never.
+/// Returns the session to continue with, and its peer, once `remote`, the peer of `session`, has sent GOAWAY. The new
+/// session is at the GOAWAY's URI. Without a URI it is at the same one, where another server may be by then (draft-22,
+/// "GOAWAY"). `session` stays open until this returns, which may be never.
 pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Session>, Remote) {
     let mut goaway = session.goaway();
     let uri = goaway.wait_for(Option::is_some).await.ok().and_then(|uri| uri.clone());
@@ -71,8 +71,7 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
     let next = Remote { url, ..remote.clone() };
     let mut pause = Pause::new();
     loop {
-        // The first attempt waits too: two peers that redirect their clients to each other would keep these busy
-        // otherwise.
+        // The first attempt waits too. Otherwise two peers that redirect clients to each other would keep them busy.
         pause.wait().await;
         match Session::connect(&next).await {
             Ok(session) => return (session, next),
@@ -92,7 +91,7 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
 }
 
 impl SessionConnectError {
-    /// Whether the error may go away by itself.
+    /// Reports whether the error may go away by itself.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Dial(error) => error.may_pass(),
@@ -103,12 +102,12 @@ impl SessionConnectError {
 }
 
 impl Error {
-    /// Whether the peer sent a stateless reset: it was restarted and has forgotten the session.
+    /// Reports whether the peer sent a stateless reset: it was restarted and has forgotten the session.
     pub fn is_forgotten(&self) -> bool {
         matches!(self, Self::Closed(quinn::ConnectionError::Reset))
     }
 
-    /// Whether another session may work: the peer did not close this one because of us.
+    /// Reports whether another session may work. It may unless the peer closed this one for a fault of ours.
     pub fn may_pass(&self) -> bool {
         let Self::Closed(error) = self else { return false };
         match error {

@@ -1,4 +1,4 @@
-//! A subscription to a track or to all its alternates; the relay sends each group of one of them
+//! A subscription to a track or to all its alternates. With alternates, the relay sends each group from one of them
 //! (draft-wilaw-moq-moqt-ssts).
 
 use millrace_moq::message::PublishDone;
@@ -9,7 +9,7 @@ use millrace_moq::{Namespace, Parameters, TrackName, msf};
 use crate::receive::{EstablishedSubscription, ObjectReceiver, ObjectSink};
 use crate::session::Error;
 
-/// The weight of a session's switching sets, which all have the same.
+/// The weight of each switching set of a session.
 const WEIGHT: u64 = 1;
 
 /// The alternates of a track, the least demanding first.
@@ -26,7 +26,7 @@ impl Alternates {
     pub fn from_catalog(catalog: &msf::MsfCatalog, namespace: &Namespace, name: &str) -> Option<Self> {
         let ladder = Ladder::from_catalog(catalog, namespace, name)?;
         let needs = |(at, rung): (usize, &Rung)| {
-            // The least demanding one needs nothing, so that something is always sent.
+            // The least demanding alternate needs nothing, so that something is always sent.
             let bitrate = if at == 0 { 0 } else { rung.bitrate };
             (rung.track.clone(), bitrate.div_ceil(1000))
         };
@@ -44,7 +44,7 @@ impl Alternates {
             activate: self.tracks.len() as u64,
             rank: 0,
         };
-        // The first picture is of the rendition that fits any path.
+        // Only the least demanding rendition is forwarded at first, as it fits any path.
         Parameters { forward: Some(place == 0), assignment: Some(assignment), ..parameters.clone() }
     }
 }
@@ -58,7 +58,7 @@ impl SubscribedAlternates {
         self.0.first_mut()
     }
 
-    /// Waits for the end of all of them. Returns the PUBLISH_DONE of the last one.
+    /// Waits until all subscriptions have ended. Returns the PUBLISH_DONE of the last one.
     pub async fn done(&mut self) -> Result<Option<PublishDone>, Error> {
         let mut last = None;
         for subscription in &mut self.0 {
@@ -72,7 +72,7 @@ impl SubscribedAlternates {
     }
 }
 
-/// Subscribes to a track, or to its `alternates`, with one sink for all.
+/// Subscribes to a track, or to all its `alternates`, with one sink for all of them.
 pub(crate) async fn subscribe(
     receiver: &ObjectReceiver,
     track: TrackName,
@@ -122,7 +122,7 @@ mod tests {
             Alternates::from_catalog(&catalog, &namespace, "low"),
             Some(Alternates { set: 2, ..found })
         );
-        assert_eq!(Alternates::from_catalog(&catalog, &namespace, "sound"), None, "nothing stands for it");
+        assert_eq!(Alternates::from_catalog(&catalog, &namespace, "sound"), None, "it has no alternates");
         assert_eq!(Alternates::from_catalog(&catalog, &namespace, "other"), None);
         let found = Alternates::from_catalog(&catalog, &namespace, "low").unwrap();
         let first = found.parameters(0, &Parameters::default());

@@ -11,7 +11,7 @@ use millrace_moq::{GroupOrder, Location, Namespace, Properties, SubgroupId, Trac
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-/// How much of a track is kept for subscribers that lag or join late, and for FETCH.
+/// Limits of the part of a track that is kept for subscribers that lag or join late, and for FETCH.
 #[derive(Clone, Copy, Debug)]
 pub struct History {
     /// Age at which items are dropped.
@@ -46,7 +46,7 @@ impl Default for History {
 pub struct Broadcast {
     namespace: Namespace,
     history: History,
-    /// The ID on the wire of group 0 of all its tracks.
+    /// The group ID on the wire that stands for group 0 of every track.
     first_group: Arc<AtomicU64>,
     tracks: Mutex<BTreeMap<Bytes, Arc<BroadcastTrack>>>,
     /// Whether the broadcast has ended. Also sent when a track is added.
@@ -75,8 +75,8 @@ impl Broadcast {
         self.first_group.store(first, Ordering::Relaxed);
     }
 
-    /// Returns the ID on the wire of what [`BroadcastTrack::open`] calls group 0. Code that names a group elsewhere, such as
-    /// in a timeline, adds this to its number.
+    /// Returns the ID on the wire of the group that [`BroadcastTrack::open`] calls 0. Code that names a group
+    /// elsewhere, such as in a timeline, adds this ID to the group's number.
     pub fn first_group(&self) -> u64 {
         self.first_group.load(Ordering::Relaxed)
     }
@@ -92,6 +92,7 @@ impl Broadcast {
             state: Mutex::new(BroadcastState::default()),
         });
         self.tracks.lock().insert(name.name().clone(), track.clone());
+        // The unchanged value wakes the receivers of `ended`, which also look for new tracks.
         self.ended.send_modify(|_| {});
         Ok(track)
     }
@@ -118,7 +119,7 @@ impl Broadcast {
         self.tracks.lock().values().cloned().collect()
     }
 
-    /// Returns a receiver of whether the broadcast has ended. It also changes whenever a track is made.
+    /// Returns a receiver that tells whether the broadcast has ended. It also changes whenever a track is made.
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
@@ -139,7 +140,7 @@ pub fn group_of_now(largest: Option<u64>) -> u64 {
     largest.filter(|largest| *largest < LAST_FIRST_GROUP).map_or(millis, |largest| millis.max(largest + 1))
 }
 
-/// Half of the numbers that JavaScript holds exactly is left to the groups that follow.
+/// The largest group ID to begin with. It leaves half of the integers that JavaScript holds exactly to later groups.
 const LAST_FIRST_GROUP: u64 = 1 << 52;
 
 /// An object that is sent as a datagram.
@@ -176,7 +177,7 @@ struct HeldItem {
 }
 
 impl HeldItem {
-    /// Time since which nothing was added to it.
+    /// Returns the time since which nothing was added to the item.
     fn since(&self) -> Instant {
         match &self.item {
             BroadcastItem::Subgroup(subgroup) => subgroup.objects.lock().last_at.unwrap_or(self.since),
@@ -184,7 +185,7 @@ impl HeldItem {
         }
     }
 
-    /// Number of bytes that history no longer counts.
+    /// Marks the item as dropped from history. Returns the number of bytes that history no longer counts.
     fn let_go(&self) -> usize {
         match &self.item {
             BroadcastItem::Subgroup(subgroup) => {
@@ -231,9 +232,9 @@ pub struct BroadcastTrack {
     state: Mutex<BroadcastState>,
 }
 
-/// A place in a track, from which every event is received once.
+/// A listener's place in a track. It receives every event once.
 pub struct BroadcastListener {
-    /// First what is kept of the groups from `first_group` on, then new events.
+    /// The kept items of the groups from `first_group` on, then new events.
     pub events: mpsc::UnboundedReceiver<BroadcastEvent>,
     /// The largest location when listening began (the joining location).
     pub largest: Option<Location>,
@@ -268,7 +269,7 @@ impl BroadcastTrack {
         self.state.lock().largest
     }
 
-    /// Whether the track has ended.
+    /// Reports whether the track has ended.
     pub fn is_ended(&self) -> bool {
         self.state.lock().ended
     }
@@ -304,6 +305,7 @@ impl BroadcastTrack {
     }
 
     fn add(&self, subgroup: &Subgroup, id: u64, payload: Bytes) {
+        // Lock order: the track's state before a subgroup's objects.
         let mut state = self.state.lock();
         let mut objects = subgroup.objects.lock();
         state.largest = state.largest.max(Some(Location::new(subgroup.group, id)));
@@ -333,13 +335,13 @@ impl BroadcastTrack {
         }
     }
 
-    /// Starts listening with what is kept of group `first_group`, or of the newest group.
+    /// Makes a listener. It first gets the kept items from group `first_group` on, or else from the newest group on.
     pub fn listen(&self, first_group: Option<u64>) -> BroadcastListener {
         let (sender, events) = mpsc::unbounded_channel();
         let mut state = self.state.lock();
         let newest = state.held.iter().map(HeldItem::group).max().unwrap_or(0);
         let first = first_group.unwrap_or(newest);
-        // This send cannot fail: the receiver is here.
+        // The send cannot fail: the receiver `events` still exists.
         for held in state.held.iter().filter(|held| held.group() >= first) {
             let _ = sender.send(held.event());
         }
@@ -380,7 +382,7 @@ impl BroadcastTrack {
 }
 
 impl BroadcastState {
-    /// Drops items that are too old or too large, but never the newest one.
+    /// Drops the oldest items while they are too old or history has too many bytes, but never the newest item.
     fn evict(&mut self, history: History) {
         while self.held.len() > 1 {
             let Some(oldest) = self.held.front() else { return };
@@ -397,7 +399,7 @@ impl BroadcastState {
 struct HeldObjects {
     list: Vec<(u64, Bytes)>,
     bytes: usize,
-    /// Whether the track's history counts this.
+    /// Whether the track's history counts this subgroup.
     is_held: bool,
     /// Time when the last object was added, or the subgroup ended.
     last_at: Option<Instant>,
@@ -446,7 +448,7 @@ impl Subgroup {
     }
 }
 
-/// Adds objects to a subgroup, which ends when this is dropped.
+/// A writer of a subgroup's objects. The subgroup ends when its writer is dropped.
 pub struct SubgroupWriter {
     track: Arc<BroadcastTrack>,
     subgroup: Arc<Subgroup>,
@@ -525,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn first_group_is_the_time_and_above_what_a_relay_has() {
+    fn first_group_is_the_time_and_above_the_relays_largest() {
         let now = group_of_now(None);
         // The ID is a time from 2020 to 100,000 years later.
         assert!((1_577_836_800_000..LAST_FIRST_GROUP).contains(&now), "{now}");
@@ -553,7 +555,7 @@ mod tests {
 
     /// The end of a group is still to be sent when the next group begins.
     #[test]
-    fn a_long_group_is_as_old_as_its_last_object() {
+    fn long_group_is_kept_by_the_age_of_its_last_object() {
         let track = track(History { max_age: Duration::from_secs(10), ..History::default() });
         let long_ago = Instant::now() - Duration::from_secs(11);
         let mut long = track.open(0, SubgroupId::Zero, 0);

@@ -1,4 +1,4 @@
-//! A QUIC connection to one of a host's addresses, and the network's ICMP answers meanwhile.
+//! QUIC connections to one of a host's addresses, with the ICMP errors that arrive during the handshake.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,7 +22,8 @@ use url::Url;
 
 use crate::tls::{self, CertificateRefusal, CertificateTrust, LastRefusal};
 
-/// Socket buffer that is asked for, in bytes. Linux' default holds less than 100 packets: 5 ms of 200 Mbit/s.
+/// Size of the receive buffer that is requested, in bytes. Linux' default holds less than 100 packets: 5 ms of 200
+/// Mbit/s.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Time without an answer after which a likely reason is logged.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -84,7 +85,7 @@ fn describe(error: &quinn::ConnectionError) -> String {
 }
 
 impl Error {
-    /// Whether the error may go away by itself.
+    /// Reports whether the error may go away by itself.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Refused { source: DialError::Certificate(_) | DialError::Start(_), .. } => false,
@@ -120,7 +121,7 @@ pub(crate) async fn connect(
         tracing::info!(%address, "connecting to the relay");
         match connect_to(address, host, endpoint.clone(), config.clone(), &verdict).await {
             Ok(connected) => return Ok(connected),
-            // The answer of one of several addresses tells more than that nothing listens on another.
+            // An answer from one address says more than a closed port at another.
             Err(DialError::NobodyListens) if matches!(failure, Error::Refused { .. }) => {}
             Err(source) => failure = Error::Refused { address, source },
         }
@@ -144,7 +145,7 @@ async fn connect_to(
     if let Err(error) = UdpSocket::bind(local)?.connect(address) {
         return Err(DialError::Unreachable(error.kind()));
     }
-    // The kernel's limit may be lower; it does not report that.
+    // The kernel may grant less, and does not report that.
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
     let icmp = IcmpListener::open(&socket, address)?;
     let (told, answers) = watch::channel(None);
@@ -173,7 +174,7 @@ pub(crate) fn transport() -> quinn::TransportConfig {
     transport
         .keep_alive_interval(Some(Duration::from_secs(4)))
         .max_idle_timeout(Some(quinn::VarInt::from_u32(30_000).into()))
-        // A stream per object at 20 kHz and 100 ms of delay has 2,000 open.
+        // A track with a stream per object needs many: at 20 kHz and 100 ms of delay, 2,000 are open.
         .max_concurrent_uni_streams(quinn::VarInt::from_u32(8192))
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
@@ -184,22 +185,23 @@ pub(crate) fn transport() -> quinn::TransportConfig {
     transport
 }
 
-/// The connection's receive window; streams have smaller ones of their own.
+/// The connection's receive window, in bytes. Its streams have smaller windows.
 const RECEIVE_WINDOW: u64 = 1 << 40;
 /// Length of a probe in bytes: longer than a stateless reset, which must be shorter than the packet that triggers it
 /// (RFC 9000, section 10.3).
 const PROBE_LEN: usize = 48;
 
-/// Finds out whether a silent peer still knows the connection.
+/// A prober that finds out whether a silent peer still knows the connection.
 pub(crate) struct Prober {
     socket: Arc<ShieldedSocket>,
     nudges: u64,
 }
 
 impl Prober {
-    /// Sends two packets. A living peer acknowledges the first, and follows us if our address has changed. A peer
-    /// that has forgotten the connection answers at least the second with a stateless reset. The second does not
-    /// count for congestion control, which may hold everything back by now, and its few bytes are not authenticated.
+    /// Sends two packets. A living peer acknowledges the first, and learns our address if it has changed. A peer that
+    /// has forgotten the connection answers at least the second with a stateless reset. The second bypasses congestion
+    /// control, which may hold everything back by now. It repeats the start of an earlier packet, so the peer cannot
+    /// authenticate it.
     pub fn probe(&mut self, connection: &quinn::Connection) {
         self.nudges += 1;
         // A larger window is new to the peer, so it has to be acknowledged.
@@ -250,7 +252,7 @@ async fn answer(answers: &mut watch::Receiver<Option<io::ErrorKind>>) -> io::Err
     }
 }
 
-/// Makes the kernel report ICMP errors about a socket's packets, until dropped. Used during the handshake only:
+/// A guard that makes the kernel report ICMP errors about a socket's packets. It is used during the handshake only:
 /// anyone on the path can forge such errors.
 struct IcmpListener {
     socket: tokio::net::UdpSocket,
@@ -259,7 +261,7 @@ struct IcmpListener {
 
 impl IcmpListener {
     fn open(socket: &UdpSocket, peer: SocketAddr) -> io::Result<Self> {
-        // An error does not wake a task that waits for readability of the same descriptor.
+        // The descriptor is cloned, since an error does not wake a task that waits for readability of the same one.
         let socket = socket.try_clone()?;
         socket.set_nonblocking(true)?;
         let socket = tokio::net::UdpSocket::from_std(socket)?;
@@ -275,12 +277,12 @@ impl IcmpListener {
         }
     }
 
-    /// Reports errors as long as this runs.
+    /// Passes ICMP errors to `socket` until the future is dropped.
     async fn listen(&self, socket: &ShieldedSocket) -> io::Result<Infallible> {
         loop {
             self.socket.ready(Interest::ERROR).await?;
             let told = self.socket.try_io(Interest::ERROR, || {
-                // Another reader may have taken it; the retransmission will be answered again.
+                // Another reader may have taken the error. The retransmission will cause it again.
                 self.socket.take_error()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
             });
             match told {
@@ -303,7 +305,7 @@ impl Drop for IcmpListener {
 struct ShieldedSocket {
     socket: Arc<dyn AsyncUdpSocket>,
     told: watch::Sender<Option<io::ErrorKind>>,
-    /// The first bytes of the last packet with a short header.
+    /// The first bytes of the last packet with a short header, which a [`Prober`] repeats.
     sent: Mutex<Option<[u8; PROBE_LEN]>>,
 }
 

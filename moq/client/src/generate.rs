@@ -11,10 +11,10 @@ use serde::Serialize;
 use crate::broadcast::{BroadcastTrack, DatagramObject, SubgroupWriter};
 use crate::payload::{self, MIN_LEN, Stamp};
 
-/// The longest payload of [`Settings::sizes`], bytes.
+/// The longest payload that [`Settings::sizes`] may have, in bytes.
 const MAX_LEN: usize = 1 << 26;
 
-/// How objects are sent.
+/// The way in which objects are sent: on streams or as datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ObjectShape {
     /// Each subgroup of a group is one stream.
@@ -37,11 +37,11 @@ pub struct Settings {
     pub rate_hz: f64,
     /// Number of objects in a group.
     pub objects_per_group: u64,
-    /// How long to generate, in seconds; without end if `None`.
+    /// Time to generate objects, in seconds; `None` for no end.
     pub duration: Option<f64>,
     /// Priorities of the subgroups of a group. Its objects are put into the subgroups in turn.
     pub priority_pattern: Vec<u8>,
-    /// How objects are sent.
+    /// The way in which objects are sent: on streams or as datagrams.
     pub shape: ObjectShape,
 }
 
@@ -55,7 +55,7 @@ pub struct Unusable {
     pub rule: String,
 }
 
-/// Makes objects; its settings have been checked.
+/// A generator of objects, with checked settings.
 #[derive(Clone, Debug)]
 pub struct Generator {
     /// Payload lengths that the objects take in turn.
@@ -78,6 +78,8 @@ pub struct Generated {
 }
 
 impl Generator {
+    /// Makes a generator.
+    ///
     /// # Errors
     /// Fails if a setting is out of its range.
     pub fn new(settings: Settings) -> Result<Self, Unusable> {
@@ -119,8 +121,8 @@ impl Generator {
         Generated { objects, objects_per_second: objects.saturating_sub(1) as f64 / seconds.max(1e-9) }
     }
 
-    /// Time after the start at which an object is due. It is not a sum, which would drift by the rounding of each
-    /// step.
+    /// Returns the time after the start at which an object is due. It is a product and not a sum, which would drift by
+    /// the rounding of each step.
     fn at(&self, sequence: u64) -> Duration {
         Duration::from_nanos((self.interval.as_nanos() * u128::from(sequence)) as u64)
     }
@@ -145,6 +147,7 @@ impl Generator {
             }
             ObjectShape::Groups => {
                 if object == 0 {
+                    // Dropping the writers ends the subgroups of the previous group.
                     open.fill_with(|| None);
                 }
                 let subgroup = open[turn]
@@ -165,7 +168,7 @@ fn sleep_until(deadline: Duration) {
     const SPIN: Duration = Duration::from_micros(80);
     let wake = deadline.saturating_sub(SPIN);
     while payload::now() < wake {
-        // A signal may interrupt it; the loop looks at the clock again.
+        // A signal may interrupt the sleep, so the loop reads the clock again.
         let _ = clock_nanosleep(
             ClockId::CLOCK_MONOTONIC,
             ClockNanosleepFlags::TIMER_ABSTIME,
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn generator_settings_are_checked() {
+    fn generator_refuses_settings_out_of_range() {
         for bad in [
             Settings { rate_hz: 0.0, ..settings() },
             Settings { object_bytes: 31, ..settings() },

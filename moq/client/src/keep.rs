@@ -24,7 +24,7 @@ pub enum Error {
     Ended(#[source] session::Error),
 }
 
-/// Keeps a broadcast available at a relay.
+/// A task that keeps a broadcast available at a relay.
 ///
 /// [`run`](Self::run) has one session at a time, and goes through these states:
 ///
@@ -33,7 +33,8 @@ pub enum Error {
 /// * Serving: `current` has the session. It lasts until the session ends or the relay sends GOAWAY.
 /// * Moving: after GOAWAY the old session keeps serving until `serve` has made the new one; then it is dropped.
 ///
-/// Group numbers are set once, by the first session. Later sessions continue them, so viewers see a gap and no repetition.
+/// Group numbers are set once, by the first session. Later sessions continue them, so viewers see a gap and no
+/// repetition.
 pub(crate) struct BroadcastKeeper {
     pub remote: Remote,
     pub broadcast: Arc<Broadcast>,
@@ -43,11 +44,11 @@ pub(crate) struct BroadcastKeeper {
     pub reconnect: bool,
     /// The first group's ID; `None` until the first session has reported which groups the relay already has.
     pub first_group: Option<u64>,
-    /// The session that serves now.
+    /// The session that serves the broadcast now, if there is one.
     pub current: watch::Sender<Option<ServingSession>>,
 }
 
-/// How long a relay may take to report which groups of a broadcast it has.
+/// Time that a relay may take to report which groups of a broadcast it has.
 const LARGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The session that serves now.
@@ -55,20 +56,20 @@ const LARGEST_WAIT: Duration = Duration::from_secs(1);
 pub(crate) struct ServingSession {
     pub server: Arc<BroadcastServer>,
     pub session: Arc<Session>,
-    /// Whether everything that should be pushed has been.
+    /// Whether every pushed track is delivered. Without pushing it is true from the start.
     pushed: watch::Receiver<bool>,
 }
 
 impl ServingSession {
     /// Waits, after the end of the broadcast, until everything is delivered to subscribers.
     pub async fn delivered(mut self) {
-        // This fails when the session ends; the keeper notices that itself.
+        // This fails when the session ends, which the keeper notices itself.
         let _ = self.pushed.wait_for(|pushed| *pushed).await;
         self.server.idle().await;
     }
 }
 
-/// A session that is being served, until this is dropped.
+/// Guard of a session that serves the broadcast. Dropping it closes the session.
 struct LiveSessionGuard {
     current: ServingSession,
     serving: JoinHandle<session::Error>,
@@ -95,7 +96,7 @@ enum KeepEnd {
 }
 
 impl BroadcastKeeper {
-    /// Keeps the broadcast at its relay until that is impossible.
+    /// Keeps the broadcast available at its relay. Returns the error that makes this impossible.
     pub async fn run(mut self) -> Error {
         let configured = self.remote.url.clone();
         let mut pause = Pause::new();
@@ -138,13 +139,13 @@ impl BroadcastKeeper {
                     tracing::warn!("cannot publish yet: {error}; trying again in {next:?}");
                 }
             }
-            // The address that a relay redirected us to may not work for ever.
+            // A relay may redirect us for a time only, so the next attempt uses the configured address.
             self.remote.url.clone_from(&configured);
             pause.wait_for(next).await;
         }
     }
 
-    /// Whether another session would not help either.
+    /// Reports whether no other session is wanted: reconnecting is off, or the broadcast has ended.
     fn is_over(&self) -> bool {
         !self.reconnect || *self.broadcast.ended().borrow()
     }
@@ -152,7 +153,7 @@ impl BroadcastKeeper {
     fn may_pass(&self, error: &Error, was_there: bool) -> bool {
         match error {
             Error::Connect(error) => error.may_pass(),
-            // Our previous session may be in the way, if the relay has not noticed that it is dead.
+            // The relay may still hold our previous session, if it has not noticed the session's end.
             Error::Announce(session::Error::Refused(_)) => was_there,
             Error::Announce(error) | Error::Ended(error) => error.may_pass(),
         }
@@ -180,8 +181,8 @@ impl BroadcastKeeper {
 }
 
 impl BroadcastKeeper {
-    /// Numbers the groups from above those of the broadcast that the relay still has, before any is asked for. Later
-    /// sessions continue these numbers.
+    /// Makes group numbers begin above those of the broadcast that the relay still has, before any group is requested.
+    /// Later sessions continue these numbers.
     async fn number_groups(&mut self, server: &BroadcastServer) {
         if self.first_group.is_some() {
             return;

@@ -1,7 +1,7 @@
 //! A publisher and a subscriber of Media over QUIC (MoQ Transport, drafts 18 to 22), as a library.
 //!
-//! They run on stock quinn, and do not depend on the relay's kernel engine: any other implementation can be at the
-//! other end. `millrace publish` and `millrace subscribe` are thin shells around them.
+//! They run on stock quinn and do not depend on the relay's kernel engine, so the peer can be any other implementation.
+//! The commands `millrace publish` and `millrace subscribe` are built on them.
 //!
 //! Most programs need one of three functions: [`publish::publish`] sends generated objects or fragmented MP4,
 //! [`subscribe::play`] writes a broadcast's media somewhere, [`subscribe::measure`] counts what arrives and how late.
@@ -23,7 +23,7 @@
 //! # }
 //! ```
 //!
-//! Below these are the parts, for programs with objects of their own:
+//! These functions are built from the following modules, for programs with objects of their own:
 //!
 //! | module | what |
 //! | --- | --- |

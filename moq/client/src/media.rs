@@ -13,13 +13,13 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | `boxes` | boxes: cut out of a stream, walked through, written |
-//! | `init`, `entry`, `codec`, `language`, `table` | what a moov box says |
-//! | `fragment`, `aux` | what a moof box says, and fragments that are written anew |
+//! | `boxes` | MP4 boxes: cuts them out of a stream, finds one in another, and writes them |
+//! | `init`, `entry`, `codec`, `language`, `table` | the contents of a moov box |
+//! | `fragment`, `aux` | the contents of a moof box, and rewritten fragments |
 //! | `picture` | whether a decoder can begin with a picture |
 //! | `publisher`, `output`, `events` | from boxes to objects and groups |
 //! | `renditions`, `describe`, `moqpub` | the catalogs |
-//! | `playlist`, `wrap` | the other way: what a player takes |
+//! | `playlist`, `wrap` | the reverse: from objects to a player's input |
 
 mod aux;
 mod boxes;
@@ -72,7 +72,7 @@ pub enum Packaging {
 }
 
 impl Packaging {
-    /// Returns its name in MSF.
+    /// Returns the packaging's name in MSF.
     fn name(self) -> &'static str {
         match self {
             Self::Cmaf => "cmaf",
@@ -88,7 +88,7 @@ impl Packaging {
     }
 }
 
-/// How a track's groups are cut into subgroups.
+/// The way in which a track's groups are divided into subgroups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cut {
     /// A group is one subgroup.

@@ -88,7 +88,7 @@ impl ObjectStream {
         Self { _request: Some(request), ..self }
     }
 
-    /// Returns the next object, or `None` at FIN. Marks of the end of a group or track are skipped. A reset is
+    /// Returns the next object, or `None` at FIN. Marks of the end of a group or track are skipped. A reset gives
     /// [`Error::Cancelled`].
     pub async fn next(&mut self) -> Result<Option<ReceivedObject>, Error> {
         loop {
@@ -108,7 +108,7 @@ impl ObjectStream {
         }
     }
 
-    /// Returns the next `length` bytes, shared with the chunk if they are all in one.
+    /// Returns the next `length` bytes. If they are all in one chunk, they share its memory.
     async fn payload(&mut self, length: u64) -> Result<Bytes, Error> {
         if length > MAX_PAYLOAD {
             self.stream.stop(code::Reset::EXCESSIVE_LOAD);

@@ -8,16 +8,16 @@ use millrace_moq::Location;
 use crate::object::ReceivedObject;
 use crate::receive::TrackEvent;
 
-/// Orders objects by location.
+/// A queue that puts objects in the order of their locations.
 ///
 /// Groups come out one after the other. Within a group, an object comes out when no open stream can still carry an
-/// earlier one. Objects that arrive too late are dropped and counted. [`push`](Self::push) every step of the
+/// earlier one. Objects that arrive too late are dropped and counted. [`push`](Self::push) every event of the
 /// receiver's queue, and [`pop`](Self::pop) until it returns `None`. If [`is_waiting`](Self::is_waiting) lasts too
-/// long, call `pop` with `now`, which skips what is missing.
+/// long, call `pop` with `now`, which skips the missing objects.
 #[derive(Debug, Default)]
 pub struct Sequencer {
     waiting: BTreeMap<Location, Bytes>,
-    /// The last object of each open stream, by group and stream.
+    /// The ID of the last object of each open stream, by group and stream.
     open: BTreeMap<(u64, u64), Option<u64>>,
     /// The location after the last object that came out.
     next: Option<Location>,
@@ -26,20 +26,20 @@ pub struct Sequencer {
     late: u64,
     /// The last groups whose first object came out.
     begun: VecDeque<u64>,
-    /// Objects of a group that may be of a restarted publisher. They are dropped if another object arrives of a newer
-    /// group whose stream is still open.
+    /// Objects that may be of a restarted publisher. They are dropped if another object arrives of a newer group whose
+    /// stream is still open.
     aside: Vec<ReceivedObject>,
 }
 
 /// Number of groups whose beginnings are remembered. A group further behind than this is not merely late.
 const REMEMBERED: usize = 64;
-/// Largest number of skipped groups that are waited for.
+/// Step in group IDs above which the groups in between are not waited for.
 const JUMP: u64 = 64;
 /// Largest number of objects that are put aside until a stream has ended.
 const ASIDE: usize = 256;
 
 impl Sequencer {
-    /// Starts after `last`: everything up to it came from elsewhere.
+    /// Starts the sequence after `last`: the objects up to it were received in another way.
     pub fn skip_to(&mut self, last: Location) {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
     }
@@ -80,7 +80,7 @@ impl Sequencer {
             self.open.retain(|(group, _), _| *group <= object.location.group);
         }
         if self.next.is_none_or(|next| object.location >= next) {
-            // The objects that were put aside are merely late.
+            // A newer object shows that the objects put aside were merely late.
             self.late += std::mem::take(&mut self.aside).len() as u64;
             self.waiting.insert(object.location, object.payload);
         } else if self.aside.len() < ASIDE && (begins_anew || self.is_aside(object.location)) {
@@ -90,8 +90,8 @@ impl Sequencer {
         }
     }
 
-    /// Whether an object may be of a restarted publisher, which numbers from the beginning again: a group begins a
-    /// second time, or is far behind. It is, if nothing newer is on its way.
+    /// Reports whether an object may be of a restarted publisher, which numbers from the beginning again. Its group
+    /// begins a second time, or is far behind. The publisher was restarted if no newer object can arrive.
     fn begins_anew(&self, location: Location) -> bool {
         let Some(next) = self.next.filter(|next| location.object == 0 && location.group < next.group) else {
             return false;
@@ -99,28 +99,29 @@ impl Sequencer {
         self.begun.contains(&location.group) || next.group - location.group > REMEMBERED as u64
     }
 
-    /// Whether more may arrive of the current group or of a later one.
+    /// Reports whether objects of the current group or of a later one may still arrive.
     fn has_newer(&self) -> bool {
         let is_open = |next: Location| self.open.range((next.group, 0)..).next().is_some();
         !self.waiting.is_empty() || self.next.is_some_and(is_open)
     }
 
-    /// Whether an object follows those that were put aside.
+    /// Reports whether an object follows those that were put aside.
     fn is_aside(&self, location: Location) -> bool {
         self.aside.last().is_some_and(|last| last.location < location)
     }
 
-    /// Number of objects that arrived too late or twice.
+    /// Returns the number of objects that arrived too late or twice.
     pub fn late_objects(&self) -> u64 {
         self.late
     }
 
-    /// Whether objects wait for earlier ones.
+    /// Reports whether objects wait for earlier ones.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Returns the next object in order. With `now`, returns the next object at all and skips what is missing.
+    /// Returns the next object in order, or `None` if an earlier one may still arrive. With `now`, returns the first
+    /// waiting object and skips those missing before it.
     pub fn pop(&mut self, now: bool) -> Option<ReceivedObject> {
         let (location, _) = self.waiting.first_key_value()?;
         let location = *location;
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_group_waits_for_the_one_before() {
+    fn next_group_waits_for_the_one_before() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 4, stream: 3 });
         sequencer.push(object(4, 0, 3));
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_track_begins_with_a_group_or_where_it_was_asked_for() {
+    fn track_begins_with_a_group_or_at_the_allowed_object() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 3, stream: 7 });
         sequencer.push(object(3, 1, 7));
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn restarted_publisher_is_not_waited_for() {
+    fn group_far_ahead_is_not_waited_for() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 7, stream: 1 });
         sequencer.push(object(7, 0, 1));

@@ -1,5 +1,5 @@
-//! Latency over all objects that a subscriber should have received. An object that never arrives is infinitely late,
-//! so that drops do not look like speed.
+//! Latency over all objects that a subscriber should have received. An object that never arrives counts as infinitely
+//! late, so that dropped objects do not improve the figures.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const ON_TIME: Duration = Duration::from_secs(1);
 /// The objects that one subscriber, or several together, should have received and did receive.
 #[derive(Clone, Debug)]
 pub struct Owed {
-    /// Objects that were sent from this time on count.
+    /// Objects count if they were sent from this time on.
     since: Option<Duration>,
     /// Number of the last object before that time that arrived. Objects missing between it and the first that counts
     /// do count.
@@ -33,7 +33,7 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// Makes one that records into `latency`, an empty histogram.
+    /// Makes a record without objects. `latency` is an empty histogram.
     pub fn new(latency: Histogram<u64>) -> Self {
         Self { since: None, before: None, first: None, total: 0, ends: None, latency }
     }
@@ -53,7 +53,7 @@ impl Owed {
         let _ = self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64);
     }
 
-    /// Whether the last object of the track has been sent, as far as the arrived ones tell.
+    /// Reports whether the last object of the track was due by `now`, at the rate of the objects that arrived.
     pub fn is_published(&self, now: Duration) -> bool {
         let Some([(low, since), (high, until)]) = self.ends else { return false };
         let came = (high - low) as u32;
@@ -62,14 +62,14 @@ impl Owed {
         came > 0 && self.total > 0 && until + interval.saturating_mul(missing as u32) <= now
     }
 
-    /// Number of objects that should have arrived by the end of the track; `None` if the track's length is unknown,
-    /// or nothing arrived.
+    /// Returns the number of objects that should have arrived by the end of the track. Returns `None` if the track's
+    /// length is unknown, or nothing arrived.
     fn objects(&self) -> Option<u64> {
         let first = self.before.map(|before| before + 1).or(self.first)?;
         self.total.checked_sub(first)
     }
 
-    /// Reports on several subscribers together. Returns `None` if one of them cannot tell.
+    /// Reports on several subscribers together. Returns `None` if for one of them the number of objects is unknown.
     pub fn report<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<OwedReport> {
         let mut objects = 0;
         let mut latency: Option<Histogram<u64>> = None;
@@ -97,14 +97,14 @@ fn at_quantile(latency: &Histogram<u64>, objects: u64, quantile: f64) -> Option<
     (share <= 1.0).then(|| latency.value_at_quantile(share) as f64 / 1e3)
 }
 
-/// Figures for printing.
+/// The figures of one or more subscribers, for printing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OwedReport {
     /// Number of objects sent from a second after the first arrival to the end of the track.
     pub objects: u64,
-    /// Number of those that arrived.
+    /// Number of these objects that arrived.
     pub delivered: u64,
-    /// Number of those that arrived within a second.
+    /// Number of these objects that arrived within a second.
     pub on_time: u64,
     /// Latency quantiles over all objects that count.
     pub latency_us: OwedLatency,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_track_is_published_when_its_last_object_was_due() {
+    fn track_is_published_once_its_last_object_was_due() {
         let start = Duration::from_secs(5);
         let end = start + INTERVAL * (TOTAL as u32 - 1);
         // The arrivals are far behind.

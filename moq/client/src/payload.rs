@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use nix::time::{ClockId, clock_gettime};
 
-/// Marks a payload as made by this module.
+/// The first bytes of a payload, which mark it as made by this module.
 const MAGIC: [u8; 8] = *b"millrace";
 /// The shortest payload, in bytes: magic, sequence number, time, total.
 pub const MIN_LEN: usize = 32;
@@ -20,9 +20,9 @@ pub fn now() -> Duration {
 /// The fields of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Counts the objects of a track from 0.
+    /// The object's number in its track, from 0.
     pub sequence: u64,
-    /// The time of [`now`] when it was handed to the transport.
+    /// The time of [`now`] when the object was handed to the transport.
     pub sent: Duration,
     /// Number of objects that the track will have, or 0 if unknown.
     pub total: u64,
@@ -30,6 +30,7 @@ pub struct Stamp {
 
 /// Returns a word of the pattern after the stamp. It depends on the sequence number and the word's place.
 fn word(sequence: u64, index: u64) -> [u8; 8] {
+    // The factor is 2^64 divided by the golden ratio, which spreads successive numbers over all bits.
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     (sequence.wrapping_mul(ODD) ^ index).wrapping_mul(ODD).to_le_bytes()
 }

@@ -61,7 +61,7 @@ pub struct PublishOptions {
     pub namespace: Namespace,
     /// The media or objects to publish.
     pub input: Input,
-    /// Whether to push the tracks with PUBLISH, without waiting to be asked.
+    /// Whether to push the tracks with PUBLISH, instead of announcing the namespace and waiting for subscriptions.
     pub push: bool,
     /// The ID of the first group of all tracks; `None` for the time in milliseconds since 1970. Publishers that stand
     /// in for each other need the same ID.
@@ -78,7 +78,7 @@ pub struct PublishOptions {
 pub enum Input {
     /// Generated objects.
     Generated {
-        /// Makes the objects.
+        /// The generator of the objects.
         generator: Generator,
         /// Name of the track.
         track: String,
@@ -91,7 +91,7 @@ pub enum Input {
         realtime: bool,
         /// The contents of an object.
         packaging: Packaging,
-        /// How groups are divided into subgroups.
+        /// The way in which groups are divided into subgroups.
         cut: Cut,
     },
     /// Renditions of the same media, the best first, published as CMAF at the pace of their time stamps. Only the
@@ -99,7 +99,7 @@ pub enum Input {
     Ladder {
         /// The renditions.
         renditions: [Encoded; RUNGS],
-        /// How groups are divided into subgroups.
+        /// The way in which groups are divided into subgroups.
         cut: Cut,
     },
 }
@@ -189,7 +189,7 @@ pub async fn publish(
         return Ok(PublishReport::default());
     };
     let path = session.connection().stats().path;
-    // The session is being closed, because its keeper is gone.
+    // The keeper is gone, which closes the session.
     session.closed().await;
     Ok(PublishReport {
         generated,
@@ -201,7 +201,7 @@ pub async fn publish(
     })
 }
 
-/// Runs the source until everything is delivered.
+/// Runs the source until it has ended and everything is delivered.
 async fn work(
     source: TrackSource,
     broadcast: &Broadcast,
@@ -212,7 +212,7 @@ async fn work(
         let current = sessions.wait_for(Option::is_some).await.ok().and_then(|current| current.clone());
         match current {
             Some(current) => current,
-            // The keeper has ended; its error is reported by its own task.
+            // The keeper has ended, and `publish` returns its error.
             None => std::future::pending().await,
         }
     };

@@ -16,12 +16,12 @@ use crate::object::{ObjectStream, ReceivedObject};
 use crate::session::{DataStream, Error, Handler, Session, SessionRequest, reset_of, violation};
 use crate::stats::{ObjectFigures, StreamOrder};
 
-/// How long a stream waits for the answer that names its track alias.
+/// Time that a stream waits for the answer that names its track alias.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
-/// How long the stream of a fill may take to begin.
+/// Time that the stream of a fill may take to begin.
 const FILL_WAIT: Duration = Duration::from_secs(10);
 
-/// How long to wait for streams that PUBLISH_DONE counts but that have not arrived: they were reset before their
+/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived: they were reset before their
 /// header, or are still on the way.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
@@ -68,7 +68,7 @@ struct SinkEntry {
     streams: watch::Sender<SubscriptionStreams>,
 }
 
-/// Numbers of a subscription's data streams so far.
+/// Number of a subscription's data streams that have begun, and that have ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct SubscriptionStreams {
     begun: u64,
@@ -77,7 +77,7 @@ struct SubscriptionStreams {
 
 type Fetches = HashMap<u64, (GroupOrder, oneshot::Sender<ObjectStream>)>;
 
-/// Receives the objects of one session.
+/// A receiver of the objects of one session.
 ///
 /// ```no_run
 /// use millrace_client::receive::{ObjectReceiver, ObjectSink, TrackEvent};
@@ -109,7 +109,7 @@ pub struct ObjectReceiver {
     fetches: Mutex<Fetches>,
 }
 
-/// An established subscription. Dropping it does not end it; the track ends by itself.
+/// An established subscription. Dropping it does not end the subscription, which lasts until the track ends.
 pub struct EstablishedSubscription {
     /// The request ID of the SUBSCRIBE.
     pub request_id: u64,
@@ -117,14 +117,14 @@ pub struct EstablishedSubscription {
     pub ok: SubscribeOk,
     request: SessionRequest,
     streams: watch::Receiver<SubscriptionStreams>,
-    /// The earlier objects, if the subscription asked for them and there were some.
+    /// The stream of earlier objects, if the subscription asked for them and there were some.
     fill: Option<oneshot::Receiver<ObjectStream>>,
-    /// Number of streams that are not subgroups: that of the fill.
+    /// Number of the subscription's streams that are not subgroups: 1 with a fill.
     others: u64,
 }
 
 impl EstablishedSubscription {
-    /// Waits for the end of the track and of its streams.
+    /// Waits for the end of the subscription (PUBLISH_DONE) and of its streams.
     pub async fn done(&mut self) -> Result<PublishDone, Error> {
         let done = loop {
             match self.request.next().await? {
@@ -192,7 +192,7 @@ impl ObjectReceiver {
             }
         };
         let (mut request, ok) = asked.await.inspect_err(|_| drop(self.fetches.lock().remove(&request_id)))?;
-        // A fill without objects has no stream.
+        // A fill has no stream if the track has no objects yet.
         let fill = fill.filter(|_| ok.parameters.largest_object.is_some());
         if TrackProperties::parse(&ok.properties)?.unsupported.is_some() {
             request.cancel();
@@ -213,7 +213,7 @@ impl ObjectReceiver {
         });
     }
 
-    /// Asks for existing objects.
+    /// Sends a FETCH and returns the stream of its objects.
     pub async fn fetch(&self, kind: FetchKind, order: GroupOrder) -> Result<ObjectStream, Error> {
         let request_id = self.session.next_request_id();
         let (sender, stream) = oneshot::channel();
@@ -234,8 +234,8 @@ impl ObjectReceiver {
         }
     }
 
-    /// Returns `parameters` of a subscription to new objects that, where the draft allows it, also asks for earlier
-    /// ones from `groups_back` groups before the current one on. [`ObjectReceiver::join`] returns those.
+    /// Returns `parameters` for a subscription to new objects. In drafts with fills, they also ask for the objects from
+    /// `groups_back` groups before the current one on, which [`ObjectReceiver::join`] returns.
     pub fn joining(&self, groups_back: u64, parameters: Parameters) -> Parameters {
         let fill = Parameters {
             filter: Some(Filter::Relative(groups_back.saturating_add(1))),
@@ -323,7 +323,7 @@ impl Handler for ObjectReceiver {
             Some(ObjectSink::Queue(queue)) if datagram.status.is_none() => {
                 let location = Location::new(datagram.group, datagram.object);
                 let object = ReceivedObject { location, payload: datagram.payload };
-                // A full queue drops it, like a full socket buffer.
+                // A full queue drops the object, like a full socket buffer.
                 let _ = queue.try_send(TrackEvent::Datagram(object));
             }
             _ => {}

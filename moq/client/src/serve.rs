@@ -24,14 +24,14 @@ use tokio::task::JoinSet;
 use crate::broadcast::{Broadcast, BroadcastEvent, BroadcastTrack, DatagramObject, Subgroup};
 use crate::session::{Error, Handler, Session, SessionRequest, reset, violation};
 
-/// How long the end of a subscription waits for acknowledgements.
+/// Time that the end of a subscription waits for acknowledgements.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long a joining FETCH waits for the subscription that it names, which may arrive later.
+/// Time that a joining FETCH waits for the subscription that it names, which may arrive later.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
-/// The object ID that stands for the last object of a group: the largest that every peer can hold.
+/// The object ID that stands for the end of a group: the largest that every peer can hold.
 const LAST_OBJECT: u64 = (1 << 62) - 1;
 
-/// Serves one broadcast on one session.
+/// A server of one broadcast on one session.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -68,7 +68,7 @@ impl BroadcastServer {
         Arc::new(Self { session, broadcast, next_alias: AtomicU64::new(0), joinable })
     }
 
-    /// Announces the namespace until the broadcast has ended or the peer refuses.
+    /// Announces the namespace. It stays announced until the returned request is dropped.
     pub async fn announce(&self) -> Result<SessionRequest, Error> {
         let message = PublishNamespace {
             request_id: self.session.next_request_id(),
@@ -83,7 +83,7 @@ impl BroadcastServer {
         Ok(request)
     }
 
-    /// Pushes `track` to the peer with PUBLISH, to its end.
+    /// Pushes `track` to the peer with PUBLISH, and serves it to its end.
     pub async fn publish(self: Arc<Self>, track: Arc<BroadcastTrack>) -> Result<(), Error> {
         let request_id = self.session.next_request_id();
         let track_alias = self.next_alias.fetch_add(1, Ordering::Relaxed);
@@ -109,8 +109,8 @@ impl BroadcastServer {
         subscription.run(request, None).await
     }
 
-    /// Returns the largest group of any of the broadcast's tracks that a relay of this project still has. Other
-    /// relays are not asked, since not all of them support TRACK_STATUS.
+    /// Returns the largest group of the broadcast's tracks that the relay still has, if it is a relay of this project.
+    /// Other relays are not asked, since not all of them support TRACK_STATUS.
     pub async fn largest_group(&self) -> Option<u64> {
         if !self.session.is_with_millrace().await {
             return None;
@@ -136,13 +136,13 @@ impl BroadcastServer {
 
     /// Waits until there is a subscription.
     pub async fn subscribed(&self) {
-        // This cannot fail: the sender is in `self`.
+        // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
     }
 
-    /// Waits until there is no subscription. One that has ended counts until it is delivered.
+    /// Waits until there is no subscription. A subscription that has ended counts until its objects are delivered.
     pub async fn idle(&self) {
-        // This cannot fail: the sender is in `self`.
+        // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
     }
 
@@ -201,7 +201,7 @@ impl BroadcastServer {
         past.write(&track, self.session.draft(), &mut stream).await
     }
 
-    /// Returns the track and the range, both ends inclusive.
+    /// Returns the track and the range of a FETCH, both ends inclusive, or the code and reason to refuse it with.
     async fn fetch_range(
         &self,
         kind: FetchKind,
@@ -246,7 +246,7 @@ fn properties_for(track: &BroadcastTrack, parameters: &Parameters) -> Properties
     }
 }
 
-/// Whether a message has range filters. A peer may not send any, since we send no MAX_FILTER_RANGES.
+/// Reports whether a message has range filters. A peer may not send any, since we send no MAX_FILTER_RANGES.
 fn has_range_filters(message: &Message) -> bool {
     let parameters = match message {
         Message::Subscribe(message) => &message.parameters,
@@ -291,6 +291,7 @@ impl PastObjects {
         let mut out = Vec::new();
         encode_fetch_header(request_id, &mut out);
         let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
+        // The groups that history dropped come first in ascending order, and last in descending order.
         if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
             encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
         }
@@ -310,7 +311,7 @@ impl PastObjects {
             encoder.encode(&unknown(start), &mut out);
         }
         stream.write_all(&out).await?;
-        // This fails only when the peer has stopped the stream.
+        // Finishing fails only if the peer has stopped the stream.
         let _ = stream.finish();
         Ok(())
     }
@@ -326,7 +327,7 @@ struct ObjectWindow {
 }
 
 impl ObjectWindow {
-    /// Whether a group is after the range.
+    /// Reports whether a group is after the range.
     fn is_past(&self, group: u64) -> bool {
         self.end.is_some_and(|end| group > end.group)
     }
@@ -343,8 +344,8 @@ impl ObjectWindow {
 ///
 /// `run` owns the request stream and starts one `SubgroupSender` task for each subgroup. It ends in one of two ways:
 ///
-/// * The track or the filter ends: `end` waits until all streams are finished, sends PUBLISH_DONE with their number, and
-///   waits for acknowledgements.
+/// * The track or the filter ends: `end` waits until all streams are finished, sends PUBLISH_DONE with their number,
+///   and waits for acknowledgements.
 /// * The peer cancels or breaks the protocol: the sender of `stop` is dropped, and every writer resets its stream.
 ///
 /// An update that pauses or resumes forwarding replaces `stop`, which resets the streams of earlier writers only. While
@@ -516,7 +517,7 @@ impl ServedSubscription {
         }
     }
 
-    /// Starts to write the objects up to `largest`, if there are any and the subscription forwards.
+    /// Returns a future that writes the objects up to `largest`, if there are any and the subscription forwards.
     fn fill(
         &self,
         request_id: u64,
@@ -548,7 +549,7 @@ impl ServedSubscription {
                 streams.opened.fetch_add(1, Ordering::Relaxed);
                 let written = tokio::select! {
                     written = past.write(&track, session.draft(), &mut stream) => written,
-                    // The channel is only ever closed.
+                    // The channel carries no value: it only reports that its sender was dropped.
                     _ = stop.changed() => Err(Error::Cancelled),
                 };
                 if written.is_err() {
@@ -618,8 +619,8 @@ impl ServedSubscription {
         };
         let mut out = Vec::with_capacity(datagram.payload.len() + 32);
         datagram.encode(&mut out);
-        // The datagram is too large for the path, or the session is over. The draft lets it be dropped without
-        // notice.
+        // Sending fails if the datagram is too large for the path, or the session is over. The draft allows to drop it
+        // without notice.
         if let Err(error) = self.server.session.streams().send_datagram(out.into()) {
             tracing::debug!(location = ?object.location, "dropped a datagram with an object: {error}");
         }
@@ -635,7 +636,7 @@ impl ServedSubscription {
     ) -> Result<(), Error> {
         let mut open = streams.open.subscribe();
         let all_closed = async {
-            // This cannot fail: the sender is in `streams`.
+            // The wait cannot fail: the sender is in `streams`.
             let _ = open.wait_for(|open| *open == 0).await;
         };
         tokio::select! {
@@ -656,7 +657,7 @@ impl ServedSubscription {
     }
 }
 
-/// Writes one subgroup to one stream.
+/// A task that writes one subgroup to one stream.
 struct SubgroupSender {
     session: Arc<Session>,
     streams: Arc<SentStreams>,
@@ -666,18 +667,18 @@ struct SubgroupSender {
 }
 
 impl SubgroupSender {
-    /// Returns when the stream is acknowledged or given up.
+    /// Writes the subgroup. Returns once the stream is acknowledged or reset.
     async fn run(mut self, subgroup: Arc<Subgroup>) {
         let mut stream = None;
         let mut stop = self.stop.clone();
         let result = tokio::select! {
             result = self.write(subgroup, &mut stream) => result,
-            // The channel is only ever closed.
+            // The channel carries no value: it only reports that its sender was dropped.
             _ = stop.changed() => Err(code::Reset::CANCELLED),
         };
         let acknowledged = stream.as_mut().map(|stream: &mut SendStream| match result {
             Ok(()) => {
-                // This fails only when the peer has stopped the stream.
+                // Finishing fails only if the peer has stopped the stream.
                 let _ = stream.finish();
                 Some(stream.stopped())
             }
@@ -698,6 +699,7 @@ impl SubgroupSender {
         stream: &mut Option<SendStream>,
     ) -> Result<(), code::Reset> {
         let mut changed = subgroup.changed();
+        // Waiting with a weak reference lets history drop the subgroup.
         let weak = Arc::downgrade(&subgroup);
         drop(subgroup);
         let mut next = 0;
@@ -733,7 +735,7 @@ impl SubgroupSender {
             if ended {
                 return Ok(());
             }
-            // An error means that the subgroup is gone; the next turn of the loop finds that.
+            // An error means that the subgroup was dropped, which the next turn of the loop finds.
             let _ = changed.changed().await;
         }
     }

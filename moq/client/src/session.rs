@@ -22,7 +22,7 @@ use url::{Position, Url};
 use crate::dial::{self, Prober};
 use crate::tls::CertificateTrust;
 
-/// How long the end of a session may take to reach the peer.
+/// Time that the close of a session may take to reach the peer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A peer to connect to, usually a relay.
@@ -47,8 +47,8 @@ pub struct Remote {
     /// Whether to announce in SETUP that switching sets are supported (draft-wilaw-moq-moqt-ssts). Its code points
     /// are provisional.
     pub switching_sets: bool,
-    /// The identity to give in paths of announcements (draft-lcurley-moq-cluster). A relay of a cluster wants HOP_PATH with
-    /// every announcement of a peer that gives one.
+    /// The identity to give in paths of announcements (draft-lcurley-moq-cluster). A relay of a cluster requires
+    /// HOP_PATH with every announcement of a peer that gives one.
     pub hop: Option<HopId>,
 }
 
@@ -153,7 +153,7 @@ pub(crate) const fn violation(reason: &'static str) -> Error {
     Error::Decode(DecodeError { code: code::Session::PROTOCOL_VIOLATION, reason })
 }
 
-/// Treats a stream that the peer gave up as success: that is no failure of its reader.
+/// Converts the error of a stream that the peer cancelled into success: the reader has not failed.
 pub(crate) fn reset_of(error: Error) -> Result<(), Error> {
     match error {
         Error::Cancelled => Ok(()),
@@ -171,7 +171,7 @@ pub(crate) fn reset(stream: &mut SendStream, code: code::Reset) {
     let _ = stream.reset(varint(code.0));
 }
 
-/// Handles requests, streams and datagrams that the peer starts.
+/// A handler of the requests, streams and datagrams that the peer starts.
 pub trait Handler: Send + Sync + 'static {
     /// Handles a request. The default refuses it.
     fn request(
@@ -237,7 +237,7 @@ impl Session {
         Self::connect_from(remote, quinn::EndpointConfig::default()).await
     }
 
-    /// Same as [`Session::connect`], from an endpoint with this configuration.
+    /// Connects like [`Session::connect`], from an endpoint with this configuration.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Session::connect`].
@@ -317,12 +317,12 @@ impl Session {
         self.goaway.subscribe()
     }
 
-    /// Whether the peer supports switching sets. Waits for its SETUP.
+    /// Reports whether the peer supports switching sets. Waits for the peer's SETUP.
     pub async fn switches(&self) -> bool {
         self.peer().await.is_some_and(|peer| peer.switches)
     }
 
-    /// Whether the peer is a Millrace relay. Waits for its SETUP.
+    /// Reports whether the peer is a Millrace relay. Waits for the peer's SETUP.
     pub(crate) async fn is_with_millrace(&self) -> bool {
         self.peer().await.is_some_and(|peer| peer.is_millrace)
     }
@@ -470,7 +470,7 @@ impl Session {
         }
     }
 
-    /// Ends the session on a violation. A cancelled stream concerns only itself.
+    /// Closes the session if `result` is a protocol violation. Other errors concern only their stream.
     fn note(&self, result: Result<(), Error>) {
         match result {
             Err(Error::Decode(error)) => {
@@ -490,7 +490,7 @@ impl Session {
         }
     }
 
-    /// Returns when the peer has been told that the session is closed, as far as it can be reached.
+    /// Waits until the peer was told that the session is closed, as far as it can be reached.
     pub async fn closed(&self) {
         let _ = tokio::time::timeout(LAST_WORDS, self.endpoint.wait_idle()).await;
     }
@@ -544,7 +544,7 @@ impl SessionRequest {
         Ok(self.send.write_all(&out).await?)
     }
 
-    /// Returns the next message, or `None` at the end of the peer's side. Cancelling this loses nothing.
+    /// Returns the next message, or `None` at the end of the peer's side. No message is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<Option<Message>, Error> {
         loop {
             if let Some(message) = Message::decode(self.draft, &mut self.buffer)? {
@@ -558,7 +558,7 @@ impl SessionRequest {
         }
     }
 
-    /// Waits for the first answer. REQUEST_ERROR is an error.
+    /// Returns the first answer. REQUEST_ERROR gives [`Error::Refused`].
     pub async fn answer(&mut self) -> Result<Message, Error> {
         match self.next().await? {
             Some(Message::RequestError(error)) => Err(Error::Refused(error)),
@@ -640,7 +640,7 @@ impl DataStream {
         Ok(chunk)
     }
 
-    /// Stops the stream: no more of it is wanted.
+    /// Stops the stream: the rest of it is not needed.
     pub fn stop(&mut self, code: code::Reset) {
         // This fails only when the stream has already ended.
         let _ = self.stream.stop(varint(code.0));

@@ -10,9 +10,9 @@ use crate::owed::{self, Owed};
 use crate::payload::{self, PayloadFault, Stamp};
 
 /// Size of the window of sequence numbers that may still arrive late, in words of 64 bits. Missing numbers before the
-/// window are lost.
+/// window count as lost.
 const WINDOW_WORDS: usize = 1 << 14;
-/// Number by which an object that was sent last is behind others if its publisher was restarted.
+/// Smallest step back in the sequence numbers of newly sent objects that shows a restarted publisher.
 const BEHIND: u64 = 32;
 
 /// The set of sequence numbers that have arrived, in words of 64 bits.
@@ -22,7 +22,7 @@ struct SequenceSet {
     base: u64,
     window: VecDeque<u64>,
     first: Option<u64>,
-    /// The number after the largest one.
+    /// The number after the largest one that arrived.
     end: u64,
     count: u64,
     gaps: Gaps,
@@ -32,7 +32,7 @@ struct SequenceSet {
 #[derive(Clone, Copy, Debug, Default)]
 struct Gaps {
     count: u64,
-    /// Whether the last number was missing.
+    /// Whether the last number was missing, so that its run continues.
     is_open: bool,
 }
 
@@ -104,6 +104,7 @@ impl SequenceSet {
         while !self.window.is_empty() {
             self.leave_word();
         }
+        // The numbers in between are one run of missing numbers.
         if self.base < sequence & !63 {
             self.gaps.pass(false);
         }
@@ -133,7 +134,7 @@ pub struct ObjectFigures {
     seen: SequenceSet,
     /// Number of objects of the publisher's earlier runs. A restarted publisher counts from 0 again.
     before: u64,
-    /// Time when the newest object was sent.
+    /// Time of sending of the newest object.
     newest: Duration,
     /// Number of objects of the track according to the payloads; 0 if unknown.
     total: u64,
@@ -148,7 +149,7 @@ pub struct ObjectFigures {
     owed: Owed,
     /// The arrivals of all objects, if they should be remembered.
     series: Option<Vec<ObjectArrival>>,
-    /// Times by [`payload::now`] of the request, the first object and the last one.
+    /// Times, by [`payload::now`], of the request, the first object and the last one.
     started: Duration,
     first: Option<Duration>,
     last: Duration,
@@ -200,7 +201,7 @@ impl ObjectFigures {
         Self { series: Some(Vec::new()), ..self }
     }
 
-    /// Returns the objects in order of arrival.
+    /// Returns the remembered objects in order of arrival.
     pub fn series(&self) -> &[ObjectArrival] {
         self.series.as_deref().unwrap_or_default()
     }
@@ -241,7 +242,7 @@ impl ObjectFigures {
         }
     }
 
-    /// Renumbers the objects of a restarted publisher to follow those of before. One publisher numbers its objects in
+    /// Renumbers the objects of a restarted publisher to follow the earlier ones. One publisher numbers its objects in
     /// the order of sending. Therefore an object that was sent last but has a far lower number is of a restarted
     /// publisher.
     fn follow(&mut self, stamp: Stamp) -> Stamp {
@@ -265,7 +266,7 @@ impl ObjectFigures {
         self.seen.count + self.unstamped
     }
 
-    /// Whether all of the track has been sent, however much of it has arrived.
+    /// Reports whether the whole track has been sent, however much of it has arrived.
     pub fn is_published(&self) -> bool {
         self.owed.is_published(payload::now())
     }
@@ -297,7 +298,8 @@ impl ObjectFigures {
         }
     }
 
-    /// Returns totals over subscribers. Rates add up; the first object is the slowest one.
+    /// Returns totals over subscribers. Rates add up, and the time to the first object is that of the slowest
+    /// subscriber.
     pub fn total(all: &[Self], is_end: bool) -> StatsReport {
         let mut latency = ObjectFigures::new().latency;
         let mut total = StatsReport::default();
@@ -333,7 +335,7 @@ impl Default for ObjectFigures {
     }
 }
 
-/// Figures for printing.
+/// The figures of one or more subscribers, for printing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StatsReport {
     /// Number of distinct objects.
@@ -350,7 +352,7 @@ pub struct StatsReport {
     pub gaps: u64,
     /// Number of payload bytes, including duplicates.
     pub bytes: u64,
-    /// Objects per second between the first and the last.
+    /// Objects per second between the first and the last arrival.
     pub rate_hz: f64,
     /// Payload bits per second between the first and the last object.
     pub bits_per_second: f64,
@@ -360,7 +362,7 @@ pub struct StatsReport {
     pub first_object_ms: Option<f64>,
     /// Number of data streams that have ended.
     pub streams: u64,
-    /// Number of those that were reset.
+    /// Number of these streams that were reset.
     pub resets: u64,
     /// Figures over all objects of the track, if the track's length is known and it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -432,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subscriber_without_objects_has_lost_nothing() {
+    fn subscriber_without_objects_has_lost_nothing() {
         assert_eq!(ObjectFigures::new().report(true), StatsReport::default());
     }
 
@@ -449,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_far_jump_is_one_gap() {
+    fn far_jump_is_one_gap() {
         let mut seen = SequenceSet::default();
         assert!(seen.insert(10) && seen.insert(1 << 40) && seen.insert((1 << 40) + 1));
         assert_eq!(seen.missing(0), ((1 << 40) - 11, 1));

@@ -26,16 +26,17 @@ use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
 /// Largest number of objects in a player's queue for one track.
 const QUEUE: usize = 256;
-/// How long a player waits for a missing group.
+/// Time that a player waits for a missing group.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long it waits after a longer silence: a group that is still missing then was published meanwhile.
+/// Time that a player waits after a longer silence. A group that is still missing then was published during the
+/// silence.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
-/// How long closing a session may take when the subscriber leaves.
+/// Time that closing a session may take when the subscriber leaves.
 const LEAVING: Duration = Duration::from_secs(3);
-/// How long a track may be missing after a GOAWAY redirected its subscriber: the publisher was redirected too, and
+/// Time that a track may be missing after a GOAWAY redirected its subscriber: the publisher was redirected too, and
 /// may arrive later.
 const ARRIVAL: Duration = Duration::from_secs(10);
-/// How long to wait for the catalog, whose track names are added to an error.
+/// Time to wait for the catalog, whose track names are added to an error.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
 /// The track that is measured if none is named.
 const MEASURED_TRACK: &str = "objects";
@@ -73,13 +74,13 @@ pub struct SubscribeOptions {
     pub join_groups: Option<u64>,
     /// Range to fetch instead of subscribing. The largest object ID stands for all of its group.
     pub fetch: Option<(Location, Location)>,
-    /// The objects to ask for.
+    /// The filter of the objects to subscribe to.
     pub filter: Option<Filter>,
-    /// Priority; a lower value is sent first.
+    /// Priority of the subscription; a lower value is sent first.
     pub priority: Option<u8>,
     /// The order of groups.
     pub group_order: Option<GroupOrder>,
-    /// Number of objects of each subscriber after which to end.
+    /// Number of objects after which each subscriber ends.
     pub count: Option<u64>,
     /// Whether to remember each object, in [`Measured::series`].
     pub series: bool,
@@ -109,7 +110,8 @@ impl SubscribeOptions {
         }
     }
 
-    /// Returns the options after a session has ended: new objects with whole groups, so that a decoder can continue.
+    /// Returns the options for a session that follows another one: new objects in whole groups, so that a decoder can
+    /// continue.
     fn to_go_on(&self) -> Self {
         let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
@@ -197,7 +199,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a track has ended early.
+    /// Reports whether a track has ended early.
     fn is_early(&self) -> bool {
         match self {
             Self::Early { .. } => true,
@@ -218,12 +220,12 @@ impl Error {
         }
     }
 
-    /// Whether the track has no publisher now.
+    /// Reports whether the track has no publisher at present.
     fn is_without_publisher(&self) -> bool {
         matches!(self, Self::NoTrack { source, .. } if is_absent(source))
     }
 
-    /// Whether another session may work.
+    /// Reports whether another session may work.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect(error) => error.may_pass(),
@@ -238,12 +240,12 @@ impl Error {
     }
 }
 
-/// Whether the track has no publisher now.
+/// Reports whether the error means that the track has no publisher at present.
 fn is_absent(error: &session::Error) -> bool {
     matches!(error, session::Error::Refused(refused) if refused.code == code::Request::DOES_NOT_EXIST)
 }
 
-/// Suggests what to ask for instead.
+/// Returns a suggestion for the user: which track to name instead.
 fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     match others {
         _ if !is_absent(source) => String::new(),
@@ -275,15 +277,15 @@ pub struct Measured {
     pub series: Vec<Vec<ObjectArrival>>,
 }
 
-/// Called with the totals so far, each second once there is a subscription. An error ends everything.
+/// A callback that gets the totals so far, each second once there is a subscription. Its error ends the measurement.
 pub type OnSecond<'a> = &'a mut dyn FnMut(&StatsReport) -> io::Result<()>;
 
 /// Runs `subscribers` subscribers, each with its own connection, until their tracks end, they have enough objects, or
 /// `stop` completes.
 ///
 /// # Errors
-/// Fails if a subscriber cannot connect or subscribe, or its session ends. With [`SubscribeOptions::reconnect`] it fails only
-/// if another attempt would not help.
+/// Fails if a subscriber cannot connect or subscribe, or its session ends. With [`SubscribeOptions::reconnect`] it
+/// fails only if another attempt would not help.
 pub async fn measure(
     options: &SubscribeOptions,
     subscribers: usize,
@@ -344,7 +346,7 @@ enum SubscriberEnd {
     Moved(Arc<Session>, Remote),
 }
 
-/// Runs sessions, one after the other, until one has everything. `left` becomes true when it is time to leave.
+/// Runs sessions one after the other until one is complete. `left` becomes true when the subscriber is to leave.
 async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,
@@ -357,7 +359,8 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     loop {
         let result = tokio::select! {
             result = once(now.clone(), moved.take()) => result,
-            // This covers the time of connecting; an established session hears of `left` itself, and closes first.
+            // This covers the time of connecting. An established session watches `left` itself, and closes before this
+            // ends.
             () = async {
                 let _ = left.wait_for(|left| *left).await;
                 tokio::time::sleep(LEAVING).await;
@@ -446,7 +449,7 @@ async fn count(
     receive_during(session, &options.remote, receiver.clone(), work, left).await
 }
 
-/// Returns an error if the end of a track was not ended by its publisher or the relay as it should.
+/// Returns an error if a track ended early, by a fault or an overload of its publisher or the relay.
 fn early_end_error(name: &str, done: Option<PublishDone>) -> Option<Error> {
     tracing::debug!(last = ?done, "a subscribed track has ended");
     let may_go_on = [
@@ -483,7 +486,7 @@ async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<ObjectFigures>) 
     Ok(())
 }
 
-/// Returns when `count` objects have arrived.
+/// Waits until `count` objects have arrived, or forever without a count.
 async fn wait_for_count(figures: &Mutex<ObjectFigures>, count: Option<u64>) {
     let Some(count) = count else { return std::future::pending().await };
     let mut tick = tokio::time::interval(Duration::from_millis(10));
@@ -495,8 +498,8 @@ async fn wait_for_count(figures: &Mutex<ObjectFigures>, count: Option<u64>) {
 /// Writes a broadcast's media, or one track's payloads, in order until its end, or until `stop` completes.
 ///
 /// # Errors
-/// Fails if the broadcast cannot be received, understood or written. With [`SubscribeOptions::reconnect`] it fails only if
-/// another attempt would not help.
+/// Fails if the broadcast cannot be received, understood or written. With [`SubscribeOptions::reconnect`] it fails only
+/// if another attempt would not help.
 pub async fn play(
     options: &SubscribeOptions,
     out: impl AsyncWrite + Send + Unpin + 'static,
@@ -699,7 +702,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         (!playlist.tracks.iter().any(is_known)).then_some(playlist)
     }
 
-    /// Returns what to play: by moq-pub's track names or its catalog. If a broadcast has neither, or the user has
+    /// Returns the tracks to play, by moq-pub's track names or its catalog. If a broadcast has neither, or the user has
     /// chosen tracks, the MSF catalog decides.
     async fn playlist(&self) -> Result<Playlist, Error> {
         if !self.options.choice.is_default() {
@@ -798,7 +801,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         mut sequencer: Sequencer,
     ) -> Result<(), Error> {
         let mut written = 0;
-        // The deadline for missing objects.
+        // The time at which missing objects are skipped.
         let mut patience = None;
         let mut last_out = Instant::now();
         let mut over = std::pin::pin!(subscription.done());

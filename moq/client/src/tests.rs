@@ -1,4 +1,4 @@
-//! The publisher's side against the subscriber's, in one process and without a relay.
+//! Tests of the publisher's side against the subscriber's, in one process and without a relay.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscriber_gets_the_current_group_and_all_that_follows() {
+async fn subscriber_gets_current_group_and_later_ones() {
     within(async {
         let pair = ConnectedPair::new().await;
         let track = pair.track("t");
@@ -139,9 +139,9 @@ async fn a_subscriber_gets_the_current_group_and_all_that_follows() {
     .await;
 }
 
-/// Later drafts end a subscription only for the subscriber's request or the end of the track.
+/// Later drafts end a subscription only on the subscriber's request or at the end of the track.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_filter_ends_a_subscription_up_to_draft_19() {
+async fn end_of_a_filter_ends_its_subscription_up_to_draft_19() {
     within(async {
         for draft in Draft::ALL {
             let pair = ConnectedPair::with_draft(draft).await;
@@ -169,7 +169,7 @@ async fn a_filter_ends_a_subscription_up_to_draft_19() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_filter_ends_within_a_group() {
+async fn filter_may_end_within_a_group() {
     within(async {
         let pair = ConnectedPair::new().await;
         let track = pair.track("t");
@@ -188,7 +188,7 @@ async fn a_filter_ends_within_a_group() {
     .await;
 }
 
-/// The earlier objects arrive by a FETCH that joins, or by a fill.
+/// The earlier objects arrive by a joining FETCH, or by a fill.
 #[tokio::test(flavor = "multi_thread")]
 async fn earlier_objects_and_subscription_are_contiguous() {
     within(async {
@@ -218,7 +218,7 @@ async fn earlier_objects_and_subscription_are_contiguous() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_track_without_objects_is_joined_by_its_subscription_alone() {
+async fn join_of_a_track_without_objects_returns_none() {
     within(async {
         for draft in [Draft::D19, Draft::D20] {
             let pair = ConnectedPair::with_draft(draft).await;
@@ -298,7 +298,7 @@ async fn fetch_may_be_relative_to_the_largest_object() {
         }
         let next = FetchKind::Standalone { track: pair.name("t"), range: Filter::NextObject };
         let refused = pair.receiver.fetch(next, GroupOrder::Ascending).await.map(drop);
-        let Err(Error::Refused(error)) = refused else { panic!("it is not there yet") };
+        let Err(Error::Refused(error)) = refused else { panic!("the next object does not exist yet") };
         assert_eq!(error.code, code::Request::INVALID_RANGE);
     })
     .await;
@@ -321,7 +321,7 @@ async fn range_filters_are_refused_and_properties_can_be_declined() {
         let (queue, _) = mpsc::channel(1);
         let refused =
             pair.receiver.subscribe(pair.name("t"), parameters, ObjectSink::Queue(queue)).await.map(drop);
-        let Err(Error::Refused(error)) = refused else { panic!("no filters here") };
+        let Err(Error::Refused(error)) = refused else { panic!("the filter was accepted") };
         assert_eq!(error.code, code::Request::INVALID_FILTER);
     })
     .await;

@@ -146,7 +146,7 @@ impl CertificateTrust {
         self.explaining_config(alpn).map(|(config, _)| config)
     }
 
-    /// Same as [`Self::client_config`], with the reason for refusing a certificate.
+    /// Returns the same as [`Self::client_config`], and a record of why a certificate was refused.
     pub(crate) fn explaining_config(
         &self,
         alpn: &[&[u8]],
@@ -202,7 +202,7 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Remembers why a certificate was refused, since QUIC's error has no room for advice.
+/// A verifier that records why a certificate was refused, since QUIC's error has no room for advice.
 #[derive(Debug)]
 struct Explaining {
     inner: Arc<dyn ServerCertVerifier>,
@@ -251,7 +251,8 @@ impl ServerCertVerifier for Explaining {
     }
 }
 
-/// Accepts the certificate with a fingerprint, or any. The server must hold its key in any case.
+/// A verifier that accepts the certificate with a fingerprint, or any certificate. The server must prove in any case
+/// that it holds the certificate's key.
 #[derive(Debug)]
 struct LeafVerifier {
     provider: Arc<CryptoProvider>,
@@ -303,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fingerprints_as_relays_log_them_and_as_openssl_does() {
+    fn fingerprint_is_parsed_with_or_without_colons() {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let fingerprint = Fingerprint::from_certificate(made.cert.der());
         let text = fingerprint.to_string();

@@ -1,4 +1,4 @@
-//! Inputs that fuzzing found or begins with, and small inputs with random changes, as an ordinary test.
+//! Runs inputs that fuzzing found or begins with, and random changes of them, as an ordinary test.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{fs, path::Path};

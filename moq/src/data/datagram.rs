@@ -66,6 +66,8 @@ impl ObjectDatagram {
             return Ok(None);
         }
         let set = |bit: u64| kind & bit != 0;
+        // The draft forbids a status together with the end-of-group flag: a status already tells whether the group
+        // ends.
         if kind & !KNOWN != 0 || (set(STATUS) && set(END_OF_GROUP)) {
             return Err(DecodeError::violation("unknown datagram type"));
         }
@@ -93,12 +95,12 @@ impl ObjectDatagram {
         Ok(Some(Self { alias, group, object, priority, end_of_group, properties, status, payload }))
     }
 
-    /// Whether it is the last object of its group.
+    /// Reports whether the object is the last one of its group.
     pub fn ends_group(&self) -> bool {
         self.end_of_group || self.status == Some(Status::EndOfGroup)
     }
 
-    /// Appends everything up to the payload.
+    /// Appends the datagram without its payload.
     pub fn encode_header(&self, out: &mut Vec<u8>) {
         debug_assert!(self.status.is_none() || (self.payload.is_empty() && !self.end_of_group));
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
@@ -137,6 +139,7 @@ fn read_properties(datagram: &Bytes, rest: &mut &[u8]) -> Result<Bytes, DecodeEr
     }
     let (properties, behind) = rest.split_at_checked(len as usize).ok_or(TRUNCATED)?;
     *rest = behind;
+    // Slices share the datagram's memory, so the properties are not copied.
     let mut shared = datagram.slice(..datagram.len() - behind.len());
     shared.advance(shared.len() - properties.len());
     Ok(shared)

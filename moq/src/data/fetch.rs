@@ -1,4 +1,4 @@
-//! The objects of a FETCH response.
+//! Encoding and decoding of the objects in a FETCH response.
 
 use bytes::Bytes;
 
@@ -19,7 +19,7 @@ const END_UNKNOWN: u64 = 0x10c;
 /// End of a range whose objects timed out; draft-20 and later.
 const END_TIMED_OUT: u64 = 0x20c;
 
-/// The header of an object; `payload_len` bytes of payload follow it.
+/// The header of an object in a FETCH response; `payload_len` bytes of payload follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchObject {
     /// The object's location.
@@ -30,7 +30,7 @@ pub struct FetchObject {
     pub priority: u8,
     /// The block of properties without its length, empty if there is none.
     pub properties: Bytes,
-    /// Length of the payload, in bytes. There is no status here: objects that do not exist are gaps.
+    /// Length of the payload, in bytes. A FETCH response carries no status: it leaves out objects that do not exist.
     pub payload_len: u64,
 }
 
@@ -39,19 +39,19 @@ pub struct FetchObject {
 pub enum RangeEnd {
     /// The objects do not exist.
     NonExistent,
-    /// It is not known whether the objects exist.
+    /// The sender does not know whether the objects exist.
     Unknown,
-    /// The objects did not arrive from upstream in time. Drafts 18 and 19 report that as unknown.
+    /// The objects did not arrive from upstream in time. Drafts 18 and 19 report such a range as unknown.
     TimedOut,
 }
 
-/// One step of a FETCH response.
+/// One item of a FETCH response: an object, or a range without objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchItem {
     /// An object; its payload follows.
     Object(FetchObject),
-    /// None of the locations after the last item up to and including `last` has an object, or it is not known whether
-    /// one exists.
+    /// A range from the location after the previous item up to and including `last`. It has no objects, or the sender
+    /// does not know whether it has.
     Range {
         /// The last location of the range.
         last: Location,
@@ -69,7 +69,7 @@ impl FetchItem {
     }
 }
 
-/// The state that an item's absent fields are filled in from.
+/// Fields of the previous items, which stand in for the fields that an item leaves out.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
     /// Location of the last item, object or range.
@@ -99,7 +99,7 @@ const NO_PRIOR: DecodeError =
     DecodeError::violation("a fetched object refers to a previous one that does not exist");
 const ID_RANGE: DecodeError = DecodeError::violation("an ID of a fetched object is outside 0 to 2^64 - 1");
 
-/// Reads the items of a FETCH response. The caller must take the payload of each object before the next call.
+/// A decoder of the items of a FETCH response. The caller must take the payload of each object before the next call.
 #[derive(Clone, Debug)]
 pub struct FetchDecoder {
     draft: Draft,
@@ -113,8 +113,7 @@ impl FetchDecoder {
         Self { draft, order, prior: Prior::default() }
     }
 
-    /// Takes one item off the front of `input`, or returns `None` and leaves `input` as it was when it is
-    /// not all there yet.
+    /// Takes one item off the front of `input`. If the item is incomplete, returns `None` and leaves `input` unchanged.
     pub fn decode(&mut self, input: &mut &[u8]) -> Result<Option<FetchItem>, DecodeError> {
         let mut fields = ScannedFields::new(input);
         match self.read(&mut fields) {
@@ -130,7 +129,7 @@ impl FetchDecoder {
 
     fn read(&self, fields: &mut ScannedFields<'_>) -> Result<FetchItem, ScanStop> {
         let range = |fields: &mut ScannedFields<'_>, end| {
-            // Absolute, unlike those of an object (draft-18, "End of Range").
+            // The location of a range is absolute, unlike an object's (draft-18, "End of Range").
             let last = Location { group: fields.vi64()?, object: fields.vi64()? };
             Ok(FetchItem::Range { last, end })
         };
@@ -183,8 +182,8 @@ impl FetchDecoder {
         }
     }
 
-    /// An object ID is absolute in a new group and relative within a group. If it is left out, it is the last one plus
-    /// one, in any group.
+    /// Reads an object ID. The ID is absolute in a new group and relative within a group. An absent ID means the
+    /// previous ID plus one, even in a new group.
     fn read_object_id(
         &self,
         new_group: bool,
@@ -201,7 +200,7 @@ impl FetchDecoder {
     }
 }
 
-/// Writes the items of a FETCH response, in the order that the FETCH asked for.
+/// An encoder of the items of a FETCH response, in the order that the FETCH asked for.
 #[derive(Clone, Debug)]
 pub struct FetchEncoder {
     draft: Draft,
@@ -270,6 +269,7 @@ impl FetchEncoder {
 
     fn object_field(&self, location: Location) -> Option<u64> {
         match self.prior.location {
+            // The ID may be left out even in a new group, where its absence still means the previous ID plus one.
             Some(prior) if prior.object.checked_add(1) == Some(location.object) => None,
             Some(prior) if prior.group == location.group => {
                 debug_assert!(prior.object < location.object, "object IDs ascend in a group");
@@ -291,18 +291,19 @@ impl FetchEncoder {
     }
 }
 
-/// An item and where it is in the stream of the response.
+/// An item and its place in the stream of the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchStart {
     /// The item.
     pub item: FetchItem,
     /// Stream offset of the item's first byte.
     pub start: u64,
-    /// Stream offset of the payload, and of the end of the header.
+    /// Stream offset of the payload's first byte, which is also the end of the header.
     pub payload: u64,
 }
 
-/// Finds the items in the bytes of a FETCH response behind its header, in pieces of any size.
+/// A parser that finds the items in the bytes of a FETCH response after its header. The bytes may arrive in pieces of
+/// any size.
 #[derive(Clone, Debug)]
 pub struct FetchParser {
     scanner: Scanner,
@@ -315,8 +316,8 @@ impl FetchParser {
         Self { scanner: Scanner::new(offset), decoder: FetchDecoder::new(draft, order) }
     }
 
-    /// Consumes `chunk` up to the end of the next item's header and returns that item, or consumes all of
-    /// it and returns `None`. Call again until `None`.
+    /// Consumes `chunk` up to the end of the next item's header and returns that item. Returns `None` once all of
+    /// `chunk` is consumed. Call it again until then.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<FetchStart>, DecodeError> {
         let decoder = &self.decoder;
         let found = self.scanner.next(chunk, |fields| {
@@ -332,17 +333,17 @@ impl FetchParser {
         Ok(Some(FetchStart { item: found.header, start: found.start, payload: found.payload }))
     }
 
-    /// Stream offset of the next byte to come.
+    /// Returns the stream offset of the next byte that the parser expects.
     pub fn offset(&self) -> u64 {
         self.scanner.offset()
     }
 
-    /// Number of bytes of an item's incomplete header, without payload.
+    /// Returns the number of bytes held of an incomplete item header. Payloads are never held.
     pub fn incomplete(&self) -> usize {
         self.scanner.incomplete()
     }
 
-    /// Whether everything read so far is whole items, so that the stream may end here.
+    /// Reports whether the stream may end here: every item read so far is complete.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }

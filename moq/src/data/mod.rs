@@ -17,13 +17,13 @@ use super::{DecodeError, vi64};
 
 /// The longest block of object properties that is accepted, in bytes.
 ///
-/// The draft sets no limit; this one bounds what a peer makes a receiver hold for one object.
+/// The draft sets no limit. This one bounds the memory that a peer can make a receiver hold for one object.
 pub const MAX_PROPERTIES: u64 = 1 << 16;
 
 /// The status that an object without payload carries about the objects after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// An object with a payload, or an empty one.
+    /// The object exists, with a payload or an empty one.
     Normal,
     /// No object of the group has this ID or a larger one.
     EndOfGroup,
@@ -54,10 +54,10 @@ const FETCH: u64 = 0x05;
 const SETUP: u64 = 0x2f00;
 const PADDING: u64 = 0x132b_3e28;
 
-/// The front of a unidirectional stream.
+/// The first bytes of a unidirectional stream, which tell what the stream carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamHeader {
-    /// A control stream. Nothing was consumed: the bytes are the type of the SETUP message that follows.
+    /// A control stream. Decoding consumes no bytes, since the stream type is also the type of the SETUP message.
     Setup,
     /// Objects of a subgroup.
     Subgroup(SubgroupHeader),
@@ -66,7 +66,7 @@ pub enum StreamHeader {
         /// The request ID of the FETCH.
         request_id: u64,
     },
-    /// Zeros, to be discarded.
+    /// Padding: zeros that the receiver discards.
     Padding,
 }
 
@@ -74,8 +74,8 @@ impl StreamHeader {
     /// The number of bytes of the longest header.
     pub const MAX_LEN: usize = 4 * vi64::MAX_LEN + 1;
 
-    /// Takes the header off the front of a stream, or returns `None` and leaves `input` as it was when it
-    /// is not all there yet.
+    /// Takes the header off the front of a stream. If the header is incomplete, returns `None` and leaves `input`
+    /// unchanged.
     pub fn decode(input: &mut &[u8]) -> Result<Option<Self>, DecodeError> {
         let mut rest = *input;
         let Some(kind) = vi64::decode(&mut rest) else { return Ok(None) };
@@ -98,7 +98,7 @@ pub fn encode_fetch_header(request_id: u64, out: &mut Vec<u8>) {
     vi64::encode(request_id, out);
 }
 
-/// How a SUBGROUP_HEADER gives the subgroup's ID.
+/// The way in which a SUBGROUP_HEADER gives the subgroup's ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubgroupId {
     /// The ID is 0.
@@ -109,7 +109,7 @@ pub enum SubgroupId {
     Explicit(u64),
 }
 
-/// SUBGROUP_HEADER: whose objects the stream carries.
+/// SUBGROUP_HEADER: names the track, group and subgroup whose objects the stream carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubgroupHeader {
     /// The track alias.
@@ -138,7 +138,7 @@ impl SubgroupHeader {
     const DEFAULT_PRIORITY: u64 = 0x20;
     const FIRST_OBJECT: u64 = 0x40;
 
-    /// The stream type, whose bits say which fields are present.
+    /// Returns the stream type. Its bits tell which fields are present.
     fn kind(&self) -> u64 {
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
         Self::SUBGROUP
@@ -161,7 +161,7 @@ impl SubgroupHeader {
     /// Appends the header in exactly `len` bytes if a longer encoding of the alias makes that possible, else in the
     /// fewest bytes.
     ///
-    /// A relay that changes the alias thus keeps the offsets of everything after the header.
+    /// A relay that changes the alias uses this to keep the stream offsets of everything after the header.
     pub fn encode_padded(&self, len: usize, out: &mut Vec<u8>) {
         let start = out.len();
         vi64::encode(self.kind(), out);

@@ -1,4 +1,4 @@
-//! The state of a parser in a subgroup stream, from which another parser can continue.
+//! The state of a parser in a subgroup stream. Another parser can continue from it.
 
 use super::super::vi64;
 
@@ -29,7 +29,7 @@ pub enum Field {
     Status,
     /// The object's payload.
     Payload,
-    /// A stream without framing: any bytes, and any end.
+    /// A byte of a stream without framing. Such a byte has any value, and the stream may end anywhere.
     Opaque,
 }
 
@@ -55,7 +55,7 @@ pub struct Position {
     pub with_properties: bool,
     /// Whether the group or track has ended, so that no object may follow.
     pub ended: bool,
-    /// The stream's type, once it is known.
+    /// The stream's type; 0 until it is known.
     pub kind: u8,
 }
 
@@ -65,7 +65,8 @@ impl Position {
         Self { offset, field: Field::Opaque, ..Self::default() }
     }
 
-    /// Moves into an object's incomplete header, which is well-formed so far. The offset stays.
+    /// Moves the position into an object's incomplete header, whose bytes are well-formed so far. The offset stays, as
+    /// it counts these bytes already.
     pub(super) fn inside_header(mut self, mut partial: &[u8]) -> Self {
         while !partial.is_empty() {
             if self.field == Field::Properties {
@@ -98,13 +99,14 @@ impl Position {
                 (self.left, self.with_properties) = (value, value > 0);
                 self.field = if value > 0 { Field::Properties } else { Field::Length };
             }
-            // A payload's length would have completed the header.
+            // Only a payload length of 0 leaves the header incomplete: a status follows it.
             _ => self.field = Field::Status,
         }
     }
 
     fn inside_integer(self, bytes: &[u8]) -> Self {
         let width = bytes.first().map_or(0, |first| vi64::encoded_len(*first));
+        // The first byte of an integer begins with its length in unary, which is not part of the value.
         let top = bytes.first().map_or(0, |first| first & 0xffu8.checked_shr(width as u32).unwrap_or(0));
         let value = bytes.iter().skip(1).fold(u64::from(top), |value, byte| value << 8 | u64::from(*byte));
         Self { value, missing: (width - bytes.len()) as u8, ..self }

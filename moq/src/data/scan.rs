@@ -3,15 +3,15 @@
 use super::super::{DecodeError, vi64};
 use super::MAX_PROPERTIES;
 
-/// Reads fields at the front of a piece of a stream. Where bytes are missing, it reports the smallest number that is
-/// needed, so that a scanner takes no byte of what follows the header.
+/// A reader of fields at the front of a piece of a stream. Where bytes are missing, it reports the smallest number
+/// needed, so that the scanner takes no byte after the header.
 pub(super) struct ScannedFields<'a> {
     rest: &'a [u8],
 }
 
-/// Why a header was not read.
+/// The reason why a header was not read.
 pub(super) enum ScanStop {
-    /// Needs at least this many more bytes: 1 or more.
+    /// The header needs at least this many more bytes: 1 or more.
     Need(usize),
     Bad(DecodeError),
 }
@@ -68,16 +68,16 @@ pub(super) struct FoundHeader<T> {
     pub(super) payload: u64,
 }
 
-/// The largest payload of an object, bytes: a QUIC stream has no more (RFC 9000, section 4.5).
+/// The largest payload of an object, in bytes: a QUIC stream cannot carry more (RFC 9000, section 19.8).
 const MAX_PAYLOAD: u64 = (1 << 62) - 1;
-/// Memory that is kept for the next header, in bytes.
+/// Capacity of the header buffer that is kept between headers, in bytes. A larger buffer shrinks to it.
 const KEPT: usize = 256;
 
-/// Walks a stream of `header payload header payload ...`. Holds at most one incomplete header; payloads
-/// are skipped.
+/// A scanner of a stream of `header payload header payload ...`. It holds at most one incomplete header and skips
+/// payloads.
 #[derive(Clone, Debug)]
 pub(super) struct Scanner {
-    /// Stream offset of the next byte to come.
+    /// Stream offset of the next byte that the scanner expects.
     offset: u64,
     /// The bytes received so far of an incomplete header.
     partial: Vec<u8>,
@@ -145,6 +145,7 @@ impl Scanner {
                 }
                 Err(ScanStop::Bad(error)) => return Err(error),
                 Err(ScanStop::Need(needed)) => {
+                    // An empty chunk cannot be split after 1 byte, so the scanner then returns and waits for more.
                     let taken = needed.clamp(1, chunk.len().max(1));
                     let Some((head, rest)) = chunk.split_at_checked(taken) else { return Ok(None) };
                     self.partial.extend_from_slice(head);
@@ -155,7 +156,7 @@ impl Scanner {
         }
     }
 
-    /// Records a header of `length` bytes. Its last `new` bytes are not counted in the offset yet.
+    /// Records a header of `length` bytes. The offset does not count the last `new` of them yet.
     fn found_header<T>(
         &mut self,
         header: T,

@@ -1,4 +1,4 @@
-//! The objects of a subgroup stream.
+//! Encoding and decoding of the objects on a subgroup stream.
 
 use bytes::Bytes;
 
@@ -19,18 +19,19 @@ pub struct ObjectStart {
     pub status: Option<Status>,
     /// Stream offset of the first byte of the object's header.
     pub start: u64,
-    /// Stream offset of the first byte of the payload, and of the end of the header.
+    /// Stream offset of the payload's first byte, which is also the end of the header.
     pub payload: u64,
 }
 
 impl ObjectStart {
-    /// Stream offset of the byte behind the object.
+    /// Returns the stream offset of the first byte after the object.
     pub const fn end(&self) -> u64 {
         self.payload + self.payload_len
     }
 }
 
-/// Finds the objects in the bytes of a subgroup stream behind its header, in pieces of any size.
+/// A parser that finds the objects in the bytes of a subgroup stream after its header. The bytes may arrive in pieces
+/// of any size.
 #[derive(Clone, Debug)]
 pub struct ObjectParser {
     scanner: Scanner,
@@ -53,8 +54,8 @@ impl ObjectParser {
         }
     }
 
-    /// Consumes `chunk` up to the end of the next object header and returns that object, or consumes all
-    /// of it and returns `None`. Call again until `None`.
+    /// Consumes `chunk` up to the end of the next object header and returns that object. Returns `None` once all of
+    /// `chunk` is consumed. Call it again until then.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<ObjectStart>, DecodeError> {
         if self.ended && !chunk.is_empty() {
             return Err(DecodeError::violation("an object after the end of its group or track"));
@@ -69,7 +70,7 @@ impl ObjectParser {
         Ok(Some(object))
     }
 
-    /// Stream offset of the next byte to come.
+    /// Returns the stream offset of the next byte that the parser expects.
     pub fn offset(&self) -> u64 {
         self.scanner.offset()
     }
@@ -90,12 +91,12 @@ impl ObjectParser {
         }
     }
 
-    /// Number of bytes of an incomplete object header.
+    /// Returns the number of bytes held of an incomplete object header.
     pub fn incomplete(&self) -> usize {
         self.scanner.incomplete()
     }
 
-    /// Whether everything read so far is whole objects, so that the stream may end here.
+    /// Reports whether the stream may end here: every object read so far is complete.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }
@@ -138,7 +139,7 @@ fn read_object(
 
 /// Appends the header of an object of a subgroup stream.
 ///
-/// `previous` is the ID of the object before it on the same stream, if any, and is less than `id`. `properties` is
+/// `previous` is the ID of the previous object on the same stream, if any, and is less than `id`. `properties` is
 /// `Some`, perhaps empty, exactly if the stream's header says that objects have properties. `status` is used only if
 /// `payload_len` is 0.
 pub fn encode_object_header(

@@ -11,7 +11,8 @@ fn header(bytes: &[u8]) -> Result<Option<StreamHeader>, DecodeError> {
     StreamHeader::decode(&mut &bytes[..])
 }
 
-/// Feeds `stream` in pieces of the given sizes (then whole) and collects the objects.
+/// Parses `stream` in pieces of the given sizes, then the rest at once. Returns the objects, and whether the parser
+/// stopped between objects.
 fn objects(
     header: &SubgroupHeader,
     stream: &[u8],
@@ -151,7 +152,7 @@ fn parser_continues_from_any_position() {
 }
 
 #[test]
-fn a_stream_ends_between_objects_only() {
+fn stream_may_end_between_objects_only() {
     for (stream, at_boundary) in [
         (&b"\x00\x02ab"[..], true),
         (b"\x00\x02a", false),
@@ -287,7 +288,7 @@ fn a_header() -> impl Strategy<Value = SubgroupHeader> {
     )
 }
 
-/// An object to write: step from the object before it, properties, payload.
+/// An object to write: the number of IDs skipped before it, its properties and its payload.
 type WrittenObject = (u64, Vec<u8>, Vec<u8>);
 
 fn stream_of(header: &SubgroupHeader, written: &[WrittenObject]) -> (Vec<u8>, Vec<ObjectStart>) {
@@ -328,7 +329,7 @@ fn a_datagram() -> impl Strategy<Value = ObjectDatagram> {
         })
 }
 
-/// Items in order, from steps: (groups forward, objects forward, object, range end).
+/// Returns items in `order`. Each step is (groups forward, objects forward, object, reason of a range without objects).
 fn items(order: GroupOrder, steps: Vec<(u64, u64, FetchObject, Option<RangeEnd>)>) -> Vec<FetchItem> {
     let mut at = match order {
         GroupOrder::Ascending => Location::new(0, 0),
@@ -382,7 +383,7 @@ proptest! {
     }
 
     #[test]
-    fn objects_are_the_same_in_any_pieces(
+    fn objects_parse_equally_in_any_pieces(
         header in a_header(),
         written in vec((0..300u64, vec(any::<u8>(), 0..200), vec(any::<u8>(), 0..200)), 0..6),
         pieces in vec(1..40usize, 0..60),
@@ -394,7 +395,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_streams_give_the_same_in_any_pieces(
+    fn arbitrary_stream_parses_equally_in_any_pieces(
         header in a_header(),
         stream in vec(prop_oneof![3 => 0..4u8, 1 => any::<u8>()], 0..60),
         pieces in vec(1..5usize, 0..60),
@@ -453,7 +454,7 @@ proptest! {
     }
 }
 
-/// Returns the item that a receiver reads if `draft` cannot express `item`.
+/// Returns `item` as a receiver reads it in `draft`. Drafts before 20 report a timeout as unknown.
 fn as_said(draft: Draft, item: FetchItem) -> FetchItem {
     match item {
         FetchItem::Range { last, end: RangeEnd::TimedOut } if draft < Draft::D20 => {

@@ -31,15 +31,15 @@ fn read_properties(input: &mut WireReader) -> Result<Properties, DecodeError> {
     Properties::new(input.rest())
 }
 
-/// GOAWAY: the sender intends to close the session (on the control stream), or wants the request to move (on a
-/// request's stream).
+/// GOAWAY: on the control stream, the sender intends to close the session. On a request's stream, the sender wants that
+/// request to move to another session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoAway {
     /// The URI to connect to instead; empty for the current URI. A client must send it empty.
     pub uri: String,
     /// Milliseconds until the sender closes; 0 for no particular time.
     pub timeout: u64,
-    /// The smallest request ID that was not processed. Present on the control stream of draft-18 only.
+    /// The smallest request ID that was not processed. It is present only on the control stream of draft-18.
     pub request_id: Option<u64>,
 }
 
@@ -74,8 +74,8 @@ pub struct RequestOk {
 }
 
 impl RequestOk {
-    /// Whether the message is a proper answer of kind `scope`: [`Scope::PUBLISH_OK`],
-    /// [`Scope::TRACK_STATUS_OK`], [`Scope::NAMESPACE_OK`] or [`Scope::UPDATE_OK`].
+    /// Checks that the message is a valid answer of kind `scope`: [`Scope::PUBLISH_OK`], [`Scope::TRACK_STATUS_OK`],
+    /// [`Scope::NAMESPACE_OK`] or [`Scope::UPDATE_OK`].
     pub fn check(&self, draft: Draft, scope: Scope) -> Result<(), DecodeError> {
         if scope != Scope::TRACK_STATUS_OK && !self.properties.is_empty() {
             return Err(DecodeError::violation("track properties in an answer that does not allow them"));
@@ -96,12 +96,12 @@ impl MessageBody for RequestOk {
     }
 }
 
-/// The session and track to retry the request with.
+/// The session and track with which to retry a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// The URI of the session; empty for the current one. A client must send it empty.
     pub uri: String,
-    /// The track to ask for. With no fields and no name it is the same track as before.
+    /// The track to ask for. An empty namespace and name stand for the track of the failed request.
     pub track: TrackName,
 }
 
@@ -114,12 +114,12 @@ pub struct RequestError {
     pub retry_interval: u64,
     /// The reason phrase. It is cut to 1024 bytes when sent.
     pub reason: String,
-    /// The place to retry at. Present exactly when the code is REDIRECT.
+    /// The session and track with which to retry. Present exactly when the code is REDIRECT.
     pub redirect: Option<Redirect>,
 }
 
 impl RequestError {
-    /// Makes a final failure: a retry would not help.
+    /// Makes a final failure, which a retry would not change.
     pub fn new(code: code::Request, reason: impl Into<String>) -> Self {
         Self { code, retry_interval: 0, reason: reason.into(), redirect: None }
     }
@@ -178,7 +178,7 @@ impl MessageBody for Subscribe {
     }
 }
 
-/// SUBSCRIBE_OK: objects will be sent under `track_alias`.
+/// SUBSCRIBE_OK: accepts a SUBSCRIBE. The objects are sent under `track_alias`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOk {
     /// The alias of the track in data streams and datagrams.
@@ -275,7 +275,7 @@ pub struct PublishDone {
 impl PublishDone {
     /// The stream count of a publisher that did not count its streams.
     pub const UNKNOWN_COUNT: u64 = u64::MAX;
-    /// The unknown count of drafts 18 and 19.
+    /// The value that stands for an unknown count in drafts 18 and 19.
     const OLD_UNKNOWN_COUNT: u64 = (1 << 62) - 1;
 }
 
@@ -302,7 +302,7 @@ impl MessageBody for PublishDone {
 /// The track and range that a FETCH asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchKind {
-    /// The existing objects that `range` lets through. In drafts 18 and 19 it has a beginning and an end.
+    /// The existing objects that `range` lets through. In drafts 18 and 19 the range needs an end.
     Standalone {
         /// The track.
         track: TrackName,
@@ -390,7 +390,7 @@ impl MessageBody for FetchRequest {
     }
 }
 
-/// FETCH_OK: the end of the response.
+/// FETCH_OK: accepts a FETCH and tells where the response ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchOk {
     /// Whether `last` is the last object that the track will ever have.
@@ -492,11 +492,11 @@ namespace_request! {
     PublishNamespace, namespace, PUBLISH_NAMESPACE
 }
 namespace_request! {
-    /// SUBSCRIBE_NAMESPACE: asks which namespaces begin with this one, now and later.
+    /// SUBSCRIBE_NAMESPACE: asks for all present and future namespaces that begin with `prefix`.
     SubscribeNamespace, prefix, SUBSCRIBE_NAMESPACE
 }
 namespace_request! {
-    /// SUBSCRIBE_TRACKS: asks for a PUBLISH of each track in all namespaces that begin with this one, now and later.
+    /// SUBSCRIBE_TRACKS: asks for a PUBLISH of each present and future track whose namespace begins with `prefix`.
     SubscribeTracks, prefix, SUBSCRIBE_TRACKS
 }
 
@@ -505,8 +505,8 @@ namespace_request! {
 pub struct NamespaceFound {
     /// The namespace without the prefix.
     pub suffix: Namespace,
-    /// The path and its cost, between endpoints that negotiated draft-lcurley-moq-cluster. The message of MoQ Transport
-    /// itself has no parameters, not even their count.
+    /// The path and its cost. They are present only between endpoints that negotiated draft-lcurley-moq-cluster. MoQ
+    /// Transport's own message has no parameters, not even their count.
     pub parameters: Option<Parameters>,
 }
 
@@ -528,7 +528,7 @@ impl MessageBody for NamespaceFound {
     }
 }
 
-/// NAMESPACE_DONE: a namespace that was announced with NAMESPACE is gone.
+/// NAMESPACE_DONE: a namespace that was announced with NAMESPACE has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceDone {
     /// The namespace without the prefix.
@@ -545,8 +545,8 @@ impl MessageBody for NamespaceDone {
     }
 }
 
-/// PUBLISH_STATE_NOTIFY: what a publisher changed of a subscription, and the track's location at that time. Draft-20
-/// and later.
+/// PUBLISH_STATE_NOTIFY: reports which parameters of a subscription the publisher changed, and the track's location at
+/// that time. Draft-20 and later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishStateNotify {
     /// The parameters that changed.
@@ -572,7 +572,7 @@ pub struct Unsubscribe;
 
 impl MessageBody for Unsubscribe {
     fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
-        // Older drafts put the request ID here. It is not needed: the stream says what ends.
+        // Older drafts put the request ID here. It is skipped, since the stream itself tells which subscription ends.
         input.rest();
         Ok(Self)
     }

@@ -24,7 +24,7 @@ trait MessageBody: Sized {
     fn encode(&self, out: &mut WireWriter<'_>);
 }
 
-/// PUBLISH_OK of older drafts. In draft-18 its type is still in the table of types; it is read as a REQUEST_OK.
+/// The type of PUBLISH_OK in older drafts. Draft-18 still lists it, so such a message is read as a REQUEST_OK.
 const PUBLISH_OK: u64 = 0x1e;
 const UNSUBSCRIBE: u64 = 0x0a;
 const PUBLISH_STATE_NOTIFY: u64 = 0x22;
@@ -56,14 +56,14 @@ macro_rules! messages {
         }
 
         impl Message {
-            /// The message type on the wire.
+            /// Returns the message type on the wire.
             pub const fn kind(&self) -> u64 {
                 match self {
                     $(Self::$variant(_) => $kind,)*
                 }
             }
 
-            /// The name in the newest draft.
+            /// Returns the message's name in the newest draft.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $(Self::$variant(_) => $name,)*
@@ -109,7 +109,8 @@ messages! {
     PublishNamespace(PublishNamespace) = 0x06, "PUBLISH_NAMESPACE";
     RequestOk(RequestOk) = 0x07, "REQUEST_OK";
     Namespace(NamespaceFound) = 0x08, "NAMESPACE";
-    // moq-transport 0.17 still ends its draft-18 subscriptions with it, although draft-18 does not define it.
+    // The crate moq-transport 0.17 still ends draft-18 subscriptions with UNSUBSCRIBE, although draft-18 does not
+    // define it.
     Unsubscribe(Unsubscribe) = 0x0a, "UNSUBSCRIBE";
     PublishDone(PublishDone) = 0x0b, "PUBLISH_DONE";
     TrackStatus(TrackStatus) = 0x0d, "TRACK_STATUS";
@@ -150,7 +151,7 @@ impl Message {
         Ok(Some(message))
     }
 
-    /// Appends the message with its frame, or leaves `out` as it was.
+    /// Appends the message with its type and length. On failure `out` is unchanged.
     pub fn encode(&self, draft: Draft, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let start = out.len();
         self.encode_framed(draft, out).inspect_err(|_| out.truncate(start))
@@ -159,6 +160,7 @@ impl Message {
     fn encode_framed(&self, draft: Draft, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         vi64::encode(self.kind(), out);
         let body = out.len() + 2;
+        // The length goes before the body but is known only after it, so the two bytes are filled in at the end.
         out.extend_from_slice(&[0; 2]);
         let mut writer = WireWriter::new(draft, out);
         self.encode_body(&mut writer);
@@ -169,7 +171,8 @@ impl Message {
         Ok(())
     }
 
-    /// The request ID that the message consumes. Answers have none: their stream says what they answer.
+    /// Returns the request ID that the message uses up. Answers have none: their stream tells which request they
+    /// answer.
     pub const fn request_id(&self) -> Option<u64> {
         match self {
             Self::RequestUpdate(RequestUpdate { request_id, .. })
@@ -184,7 +187,7 @@ impl Message {
         }
     }
 
-    /// Whether a bidirectional stream may begin with this message.
+    /// Reports whether a bidirectional stream may begin with this message.
     pub const fn opens_request(&self) -> bool {
         self.request_id().is_some() && !matches!(self, Self::RequestUpdate(_))
     }

@@ -384,7 +384,7 @@ fn a_draft() -> impl Strategy<Value = Draft> {
     prop::sample::select(&Draft::ALL[..])
 }
 
-/// A filter that comes back as it was written.
+/// Generates filters that decode to the same value in `draft`.
 fn a_filter(draft: Draft) -> BoxedStrategy<Filter> {
     let ranges =
         (a_location(), any::<u64>(), option::of(any::<u64>())).prop_map(move |(start, more, end_object)| {
@@ -417,7 +417,7 @@ fn tokens() -> impl Strategy<Value = Vec<AuthToken>> {
     vec(vec(any::<u8>(), 0..20).prop_map(|token| AuthToken(token.into())), 0..3)
 }
 
-/// The parameters of this draft that the previous draft does not have.
+/// Generates the parameters of `draft` that the previous draft does not have.
 fn later_parameters(draft: Draft) -> impl Strategy<Value = Parameters> {
     let fill = (option::of(a_filter(draft)), option::of(any::<u8>()), option::of(any::<u64>())).prop_map(
         |(filter, subscriber_priority, fill_timeout)| {
@@ -465,7 +465,7 @@ fn subscription_parameters(draft: Draft) -> impl Strategy<Value = Parameters> {
     })
 }
 
-/// The path and cost of an announcement, and nothing else.
+/// Generates the path and cost of an announcement, without other parameters.
 fn a_route() -> impl Strategy<Value = Parameters> {
     (vec(1..u64::MAX, 1..4), option::of(any::<u64>())).prop_map(|(mut hops, route_cost)| {
         hops.sort_unstable();
@@ -599,7 +599,7 @@ fn requests(draft: Draft) -> BoxedStrategy<Message> {
     .boxed()
 }
 
-/// A code that every draft has.
+/// Generates a code that every draft has.
 fn a_code() -> impl Strategy<Value = u64> {
     any::<u64>().prop_filter("not in every draft", |code| !matches!(code, 0x3 | 0x19 | 0x32 | 0x35 | 0x36))
 }
@@ -676,12 +676,12 @@ fn common_answers(draft: Draft) -> BoxedStrategy<Message> {
     .boxed()
 }
 
-/// A draft and a message of it.
+/// Generates a draft and one of its messages.
 fn a_message() -> impl Strategy<Value = (Draft, Message)> {
     a_draft().prop_flat_map(|draft| (Just(draft), prop_oneof![requests(draft), answers(draft)]))
 }
 
-/// A draft and messages of it.
+/// Generates a draft and some of its messages.
 fn messages() -> impl Strategy<Value = (Draft, Vec<Message>)> {
     a_draft().prop_flat_map(|draft| (Just(draft), vec(prop_oneof![requests(draft), answers(draft)], 1..4)))
 }
@@ -710,7 +710,7 @@ proptest! {
         let _ = decode_in(draft, &bytes);
     }
 
-    /// Damaged messages reach the fields that random bytes never do; what is accepted encodes again.
+    /// Damaged messages reach fields that random bytes never reach. A damaged message that is accepted can be encoded.
     #[test]
     fn damaged_messages_never_panic((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, message).unwrap();
@@ -722,7 +722,7 @@ proptest! {
         }
     }
 
-    /// Bytes of one draft may be anything in another, and nothing worse.
+    /// Bytes of one draft may have any meaning in another draft, but must not cause a panic.
     #[test]
     fn messages_of_another_draft_never_panic((draft, message) in a_message(), other in a_draft()) {
         let bytes = encode_in(draft, message).unwrap();
@@ -733,7 +733,7 @@ proptest! {
     }
 }
 
-/// The bytes that an independent implementation, moqtap-codec, writes after reading the message.
+/// Returns the bytes that an independent implementation, moqtap-codec, writes after reading the message.
 fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
     macro_rules! again {
         ($draft:ident) => {{
@@ -757,7 +757,7 @@ fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The message without the fields that only one of the two implementations checks or knows.
+/// Returns the message without the fields that only one of the two implementations checks or knows.
 fn as_others_know_it(mut message: Message) -> Message {
     let plain = |parameters: &mut Parameters| {
         parameters.authorization_tokens.clear(); // Here a token may be any bytes.
@@ -787,7 +787,7 @@ fn as_others_know_it(mut message: Message) -> Message {
 }
 
 proptest! {
-    /// Both have been written from the drafts alone.
+    /// Both implementations were written from the drafts alone, so they check each other.
     #[test]
     fn moqtap_codec_decodes_the_same((draft, message) in a_message()) {
         let message = as_others_know_it(message);

@@ -1,11 +1,11 @@
-//! Accounts of the cache's memory: per publisher, and per client for all its publishers.
+//! Accounts of the cache's memory: one per publisher, and one per client or network for all its publishers.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
-/// The cache memory of one publisher: the groups that it opened.
+/// The cache memory of one publisher, which counts the groups that it opened.
 #[derive(Debug)]
 pub struct Account {
     id: u64,
@@ -32,12 +32,12 @@ impl CacheShare {
         std::iter::successors(Some(self), |share| share.within.as_ref())
     }
 
-    /// Memory of the groups that these publishers opened, in bytes.
+    /// Returns the memory of the groups that these publishers opened, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
-    /// Whether the share is over its limit.
+    /// Reports whether the share is over its limit.
     pub(super) fn is_exceeded(&self) -> bool {
         self.bytes() > self.limit
     }
@@ -51,7 +51,7 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Makes the account of one more publisher of a client.
+    /// Makes the account of one more publisher of the client with this share.
     pub fn from_share(share: Arc<CacheShare>) -> Self {
         Self { share: Some(share), ..Self::default() }
     }
@@ -61,17 +61,18 @@ impl Account {
         self.share.iter().flat_map(CacheShare::levels)
     }
 
-    /// Identifies the account in this process.
+    /// Returns the account's ID, which is unique in this process.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Memory of the groups that the publisher opened, in bytes.
+    /// Returns the memory of the groups that the publisher opened, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
     pub(super) fn add(&self, cost: usize) {
+        // Relaxed is enough: the counts bound memory, and no other access depends on their order.
         for bytes in self.counts() {
             bytes.fetch_add(cost, Relaxed);
         }

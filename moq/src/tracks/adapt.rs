@@ -1,8 +1,8 @@
 //! Rendition switching: ladders, bandwidth estimates, and the rendition that each group is taken from.
 //!
 //! A [`Ladder`] lists renditions of the same content whose groups of the same ID cover the same time. A [`Decider`]
-//! looks at a path's throughput and says which rung fits. A [`RenditionChoice`] says which rendition each group is taken from,
-//! so that every group is wholly of one. Where subscribers name alternates themselves, [`sets`] says which of them
+//! watches a path's throughput and selects the rung that fits. A [`RenditionChoice`] assigns each group to one
+//! rendition, so that no group mixes two. Where subscribers name alternates themselves, [`sets`] selects those that
 //! fit. None of these reads a clock or does I/O.
 
 mod choice;

@@ -27,7 +27,7 @@ pub struct CacheLimits {
     pub age: Duration,
 }
 
-/// One part in this many of the limit is kept free when groups are dropped, so that not each new group has to evict.
+/// Divisor of the limit for the room that dropping groups makes. Without that room, each new group would have to evict.
 const SLACK: usize = 64;
 
 /// Number of an account's groups that are examined to find one that is not its track's newest.
@@ -35,9 +35,10 @@ const LOOKS: usize = 64;
 
 /// The cached groups of all tracks, by the publisher that opened them. The [`Track`]s own the groups.
 ///
-/// A group is *begun* ([`Self::began`]) and *grows* ([`Self::grew`]) while its publisher sends, until it is dropped by [`Self::expire`], with its
-/// track ([`Self::forget`]), or since there is too much. Readers that still hold one of its subgroups read nothing more. The sum of bytes is
-/// counted with relaxed atomics, since it bounds memory and orders nothing. It may exceed the limit for a moment.
+/// A group is *begun* ([`Self::began`]) and *grows* ([`Self::grew`]) while its publisher sends. It is dropped by age
+/// ([`Self::expire`]), with its track ([`Self::forget`]), or because the cache is over a limit. A reader that still
+/// holds one of its subgroups reads nothing more. The sum of bytes is counted with relaxed atomics, since it bounds
+/// memory and orders nothing. It may exceed the limit for a moment.
 pub struct TrackCache {
     limits: CacheLimits,
     bytes: AtomicUsize,
@@ -46,10 +47,10 @@ pub struct TrackCache {
     holders: Mutex<HashMap<u64, CacheHolder>>,
 }
 
-/// An account and its groups.
+/// An account and the cached groups of its publisher.
 struct CacheHolder {
     account: Arc<Account>,
-    /// The groups in order of arrival. Newest groups that were examined and kept go to the back.
+    /// The groups in order of arrival. Groups that were examined and kept, as their track's newest, go to the back.
     groups: VecDeque<CacheEntry>,
 }
 
@@ -89,7 +90,7 @@ impl TrackCache {
         self.limits
     }
 
-    /// Returns the figures.
+    /// Returns the cache's current figures.
     pub fn usage(&self) -> CacheUsage {
         CacheUsage {
             bytes: self.bytes.load(Relaxed),
@@ -193,7 +194,7 @@ impl TrackCache {
         while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {
             let Some((at, entry)) = self.victim(&largest) else { return };
             self.drop_group(&entry);
-            // The same account goes to its new place, with the memory that it has left.
+            // The account that lost the group moves to the place that its remaining memory gives it in the order.
             let (_, id) = largest.remove(at);
             let bytes = self.holders.lock().get(&id).map_or(0, |holder| holder.account.bytes());
             let place = largest.partition_point(|(other, _)| *other >= bytes);
@@ -203,7 +204,7 @@ impl TrackCache {
 
     /// Returns the next group to drop, and its account. The publisher with the most memory loses old groups first. A
     /// track's newest group is dropped only if no publisher with at least half as much memory has an old one.
-    /// Otherwise many tracks of one large group each would push out all others' groups.
+    /// Without this rule, many tracks of one large group each would push out all others' groups.
     fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, CacheEntry)> {
         let mut holders = self.holders.lock();
         let most = largest.first()?.0;

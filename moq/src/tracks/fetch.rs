@@ -1,4 +1,4 @@
-//! A FETCH response as a stream source: it has its own object headers, and takes payloads from the cache.
+//! A FETCH response as a stream source: its object headers are its own, and its payloads come from the cache.
 
 use std::{collections::VecDeque, ops::RangeInclusive, sync::Arc, time::Instant};
 
@@ -31,7 +31,7 @@ struct FetchState {
     held: usize,
 }
 
-/// An object header of the response and the payload behind it, or a further part of its payload.
+/// An object header of the response with the payload after it, or a further part of a payload.
 struct Segment {
     start: u64,
     header: Vec<u8>,
@@ -43,7 +43,7 @@ impl Segment {
         self.start + self.header.len() as u64 + self.payload.len()
     }
 
-    /// Payloads in the cache count for the cache.
+    /// Returns the segment's memory, in bytes. Payloads in the cache count for the cache.
     fn cost(&self) -> usize {
         let owned = match &self.payload {
             PayloadPlace::Owned(bytes) => bytes.len(),
@@ -103,8 +103,8 @@ pub struct FetchEntry {
 }
 
 impl FetchResponse {
-    /// Makes an empty response to the FETCH with this request ID. It begins with the prefix of the subscriber's
-    /// streams and FETCH_HEADER. `on_acknowledged` is called when bytes were acknowledged, with locks held.
+    /// Makes an empty response to the FETCH with this request ID. It begins with the prefix of the subscriber's streams
+    /// and FETCH_HEADER. `on_acknowledged` is called when bytes were acknowledged; its caller may hold locks.
     pub fn new(
         preamble: &[u8],
         request_id: u64,
@@ -134,12 +134,12 @@ impl FetchResponse {
         self.state.write().append(Vec::new(), PayloadPlace::Owned(bytes));
     }
 
-    /// Memory that the response takes in addition to the cache's, in bytes.
+    /// Returns the memory that the response takes in addition to the cache's, in bytes.
     pub fn held(&self) -> usize {
         self.state.read().held
     }
 
-    /// Reports that the objects up to and including `last` are not here, and why.
+    /// Appends a range without objects, which ends at `last`, and the reason for it.
     pub fn push_absent(&self, last: Location, end: RangeEnd) {
         let item = FetchItem::Range { last, end };
         self.push(FetchEntry { item, payload: PayloadPlace::Owned(Bytes::new()) });
@@ -150,7 +150,7 @@ impl FetchResponse {
         self.state.write().end = SourceEnd::Fin { at: now };
     }
 
-    /// Gives the response up; its stream is reset with `code`.
+    /// Aborts the response: its stream is reset with `code`.
     pub fn abort(&self, code: u64) {
         self.state.write().end = SourceEnd::Reset(code);
     }
@@ -191,7 +191,7 @@ impl Source for FetchResponse {
             let n = segment.payload.read(from, &mut buf[done..done + owed]);
             done += n;
             if n < owed {
-                break; // The subgroup was evicted.
+                break; // The subgroup was evicted, so its bytes are gone.
             }
         }
         done
@@ -221,11 +221,11 @@ pub enum Readiness {
     Unfinished,
     /// Objects may still arrive: a group is incomplete, and some of its IDs are missing.
     Gaps,
-    /// All of the cached part has arrived.
+    /// Every object of the cached part has arrived.
     Ready,
 }
 
-/// Reports whether the part of the range from `first` to `last`, both inclusive, that the cache holds has arrived
+/// Returns whether the part of the range from `first` to `last`, both inclusive, that the cache holds has arrived
 /// whole.
 pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     let nothing_held = Location { object: last.object.saturating_add(1), ..last };
@@ -247,7 +247,7 @@ pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     if unfinished.is_some() { Readiness::Unfinished } else { readiness }
 }
 
-/// Iterates over a range of a track, a few objects at a time.
+/// A walk over a range of a track, a few objects at a time.
 pub struct FetchWalk {
     first: Location,
     last: Location,
@@ -314,7 +314,7 @@ impl FetchWalk {
         }
     }
 
-    /// The group after `group`, in the range's order.
+    /// Returns the first location of the group after `group` in the walk's order, or `None` past the range.
     fn next_location(&self, group: u64) -> Option<Location> {
         let next = match self.order {
             GroupOrder::Ascending => group.checked_add(1),
@@ -336,7 +336,7 @@ impl FetchWalk {
     }
 }
 
-/// The last location that is smaller than `location`.
+/// Returns the last location before `location`.
 fn previous_location(location: Location) -> Location {
     match location.object.checked_sub(1) {
         Some(object) => Location { object, ..location },
@@ -353,14 +353,14 @@ struct FetchRange {
 }
 
 impl FetchRange {
-    /// The object IDs of a group that are in the range.
+    /// Returns the object IDs of a group that are in the range.
     fn ids(&self, group: u64) -> RangeInclusive<u64> {
         let first = if group == self.first.group { self.first.object } else { 0 };
         let last = if group == self.last.group { self.last.object } else { u64::MAX };
         first..=last
     }
 
-    /// Whether an object of the range is still arriving. Only the last of a stream can be.
+    /// Reports whether an object of the range is still arriving. Only the last object of a stream can be.
     fn is_arriving(&self, id: u64, group: &CachedGroup) -> bool {
         group.subgroups.iter().any(|subgroup| {
             let SourceExtent { len, end } = subgroup.extent();
@@ -370,7 +370,8 @@ impl FetchRange {
         })
     }
 
-    /// Whether `group` has fewer objects here than the range has IDs; false where the range has no known number.
+    /// Reports whether `group` holds fewer objects than the range has IDs in it. False unless the range ends in this
+    /// group, since otherwise that number is unknown.
     fn misses_some(&self, id: u64, group: &CachedGroup) -> bool {
         if id != self.last.group {
             return false;
@@ -378,6 +379,7 @@ impl FetchRange {
         let ids = self.ids(id);
         let in_subgroups: usize = group.subgroups.iter().map(|subgroup| subgroup.count(&ids)).sum();
         let found = in_subgroups + group.datagrams.range(ids.clone()).count();
+        // The range has one ID more than this difference.
         found as u64 <= ids.end().saturating_sub(*ids.start())
     }
 
@@ -393,7 +395,7 @@ impl FetchRange {
         let ids = self.ids(id);
         let ids = from.max(*ids.start())..=*ids.end();
         let mut found = Vec::new();
-        // No subgroup has objects up to this ID that are not in `found`.
+        // Every object of a subgroup up to this ID is in `found`.
         let mut known_to = u64::MAX;
         for subgroup in &group.subgroups {
             if let Some(last) = self.take_subgroup(id, subgroup, &ids, max, &mut found) {

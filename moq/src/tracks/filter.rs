@@ -2,12 +2,12 @@
 
 use crate::{Filter, Location};
 
-/// A filter made absolute when the subscription was established.
+/// A filter that was resolved to absolute locations when the subscription was established.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocationWindow {
     /// The first location.
     pub start: Location,
-    /// The last location, inclusive. The largest object ID stands for all of its group.
+    /// The last location, inclusive. The largest object ID stands for the whole group.
     pub end: Option<Location>,
 }
 
@@ -47,28 +47,28 @@ impl LocationWindow {
         }
     }
 
-    /// Whether the location is in the range.
+    /// Reports whether the location is in the range.
     pub fn contains(&self, location: Location) -> bool {
         location >= self.start && self.end.is_none_or(|end| location <= end)
     }
 
-    /// Whether any object of `group` can be in the range.
+    /// Reports whether any object of `group` can be in the range.
     pub fn touches_group(&self, group: u64) -> bool {
         group >= self.start.group && !self.is_past(group)
     }
 
-    /// The smallest object ID of `group` in the range. The range must [touch](Self::touches_group) the group.
+    /// Returns the smallest object ID of `group` in the range. The range must [touch](Self::touches_group) the group.
     pub fn first_object(&self, group: u64) -> u64 {
         if group == self.start.group { self.start.object } else { 0 }
     }
 
-    /// The largest object ID of `group` in the range, if the range does not cover the group's end. The range must
-    /// touch the group.
+    /// Returns the largest object ID of `group` in the range, or `None` if the range covers the group's end. The range
+    /// must touch the group.
     pub fn last_object(&self, group: u64) -> Option<u64> {
         self.end.filter(|end| end.group == group && end.object != u64::MAX).map(|end| end.object)
     }
 
-    /// The last group that is covered from the start on; `None` if not even the first is.
+    /// Returns the last group that the range covers to its end, or `None` if it covers no group's end.
     pub fn last_whole_group(&self) -> Option<u64> {
         match self.end {
             None => Some(u64::MAX),
@@ -77,7 +77,7 @@ impl LocationWindow {
         }
     }
 
-    /// Whether `group` comes after the last group of the range.
+    /// Reports whether `group` comes after the last group of the range.
     pub fn is_past(&self, group: u64) -> bool {
         self.end.is_some_and(|end| group > end.group)
     }
@@ -91,7 +91,7 @@ mod tests {
         Location { group, object }
     }
 
-    /// The end of a whole group.
+    /// Returns the end of a range that includes the whole group.
     const fn whole(group: u64) -> Option<Location> {
         Some(at(group, u64::MAX))
     }

@@ -1,7 +1,7 @@
 //! Checks that detect malformed tracks (draft-18, "Malformed Tracks").
 //!
-//! They see only what a relay reads anyway. A relay does not read further copies of a subgroup that it has, so
-//! nothing is detected in those.
+//! The checks see only what a relay reads anyway. A relay skips further copies of a subgroup that it has, so faults in
+//! those copies are not detected.
 
 use crate::{
     DecodeError,
@@ -19,7 +19,7 @@ impl From<DecodeError> for TrackMalformed {
     }
 }
 
-/// The state of a group's objects, as far as it is known.
+/// The largest and the final object of a group, as far as they are known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GroupState {
     largest: Option<u64>,
@@ -50,13 +50,13 @@ impl GroupState {
 const IMMUTABLE: u64 = 0x0b;
 const PRIOR_GROUP_GAP: u64 = 0x3c;
 const PRIOR_OBJECT_GAP: u64 = 0x3e;
-/// Types that only tracks may have.
+/// Property types that only tracks may have.
 const MANDATORY: std::ops::RangeInclusive<u64> = 0x4000..=0x7fff;
 
 /// Checks the properties of an object.
 ///
 /// # Errors
-/// Fails if an object, or this object, cannot have them.
+/// Fails if objects in general, or this object, cannot have these properties.
 pub fn check_properties(block: &[u8], group: u64, object: u64) -> Result<(), TrackMalformed> {
     if block.is_empty() {
         return Ok(());
@@ -65,7 +65,7 @@ pub fn check_properties(block: &[u8], group: u64, object: u64) -> Result<(), Tra
     KeyValuePairs::new(block).try_for_each(|pair| seen.take(pair?, true))
 }
 
-/// Properties that may occur once.
+/// The properties of an object that may occur only once, and whether each was seen already.
 struct SeenProperties {
     group: u64,
     object: u64,

@@ -1,10 +1,10 @@
 //! The state that a relay keeps and serves: tracks, their cache, and the bytes of each subscriber's streams.
 //!
-//! A [`track::MsfTrack`] holds its recent groups, and in them each [`subgroup::SubgroupStream`] as the raw bytes that arrived.
-//! The [`cache::TrackCache`] bounds the memory of all tracks. A [`view::SubgroupView`] is a subgroup as one subscriber gets it,
-//! and a [`fetch::FetchResponse`] answers a FETCH. Both are [sources](millrace_quic::plane::source::Source) for the data
-//! plane. A [`filter::LocationWindow`] is the range of a subscription, [`malformed`] detects malformed tracks, and [`adapt`]
-//! selects a subscriber's rendition.
+//! A [`track::Track`] holds its recent groups, and in them each [`subgroup::SubgroupStream`] as the raw bytes that
+//! arrived. The [`cache::TrackCache`] bounds the memory of all tracks. A [`view::SubgroupView`] is a subgroup as one
+//! subscriber gets it, and a [`fetch::FetchResponse`] answers a FETCH. Both are
+//! [sources](millrace_quic::plane::source::Source) for the data plane. A [`filter::LocationWindow`] is the range of a
+//! subscription, [`malformed`] detects malformed tracks, and [`adapt`] selects a subscriber's rendition.
 
 pub mod account;
 pub mod adapt;

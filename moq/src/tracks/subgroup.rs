@@ -20,9 +20,9 @@ use crate::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHe
 ///
 /// Offsets count from the first byte after the SUBGROUP_HEADER. One [`SubgroupReceiver`] appends bytes, and
 /// [`SubgroupStream::evict`] frees all of them at once. A subgroup is open until its writer ends it by
-/// [`finish`](SubgroupReceiver::finish), [`reset`](SubgroupReceiver::reset) or drop, or [`conclude`](SubgroupStream::conclude)
-/// ends it early. It never reopens. Readers may hold any number of references in every state; after `evict` they read
-/// nothing.
+/// [`finish`](SubgroupReceiver::finish), [`reset`](SubgroupReceiver::reset) or drop, or
+/// [`conclude`](SubgroupStream::conclude) ends it early. It never reopens. Readers may hold any number of references in
+/// every state; after `evict` they read nothing.
 pub struct SubgroupStream {
     serial: u64,
     header: SubgroupHeader,
@@ -62,8 +62,8 @@ impl SubgroupStream {
         Self::begin_behind(0, header, header_len)
     }
 
-    /// Same as [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes in front of the
-    /// header.
+    /// Begins a subgroup like [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes in
+    /// front of the header.
     pub fn begin_behind(preamble: usize, header: SubgroupHeader, header_len: usize) -> SubgroupReceiver {
         let parser = ObjectParser::new(&header, 0);
         let state = SubgroupBytes {
@@ -86,7 +86,7 @@ impl SubgroupStream {
         SubgroupReceiver { subgroup, parser }
     }
 
-    /// Identifies this stream of a subgroup in this process.
+    /// Returns the stream's serial number, which is unique in this process.
     pub fn serial(&self) -> u64 {
         self.serial
     }
@@ -96,17 +96,17 @@ impl SubgroupStream {
         &self.header
     }
 
-    /// Length of the SUBGROUP_HEADER as it arrived, in bytes.
+    /// Returns the length of the SUBGROUP_HEADER as it arrived, in bytes.
     pub fn header_len(&self) -> usize {
         self.header_len
     }
 
-    /// Offset on the publisher's stream of the first byte after the header.
+    /// Returns the offset on the publisher's stream of the first byte after the header.
     pub fn body(&self) -> u64 {
         (self.preamble + self.header_len) as u64
     }
 
-    /// The subgroup ID. `None` if it is the ID of the first object, which has not arrived.
+    /// Returns the subgroup ID, or `None` if it is the ID of the first object and that object has not arrived.
     pub fn id(&self) -> Option<u64> {
         match self.header.subgroup {
             SubgroupId::Zero => Some(0),
@@ -128,13 +128,13 @@ impl SubgroupStream {
         if let Some(next) = state.objects.get(behind) {
             return SourceExtent { len: next.start.start, end: SourceEnd::Fin { at: next.received_at } };
         }
-        // The bytes after the last object may begin any object.
+        // While the stream is open, the bytes after the last object may belong to an object past `last`.
         let known = state.objects.last().map_or(0, |object| object.start.end());
         let len = if state.end == SourceEnd::Open { known.min(state.len) } else { state.len };
         SourceExtent { len, end: state.end }
     }
 
-    /// Copies bytes from `offset` on. Returns 0 if they have not arrived or were evicted.
+    /// Copies bytes from `offset` on into `buf` and returns their number: 0 if they have not arrived or were evicted.
     pub fn read(&self, mut offset: u64, buf: &mut [u8]) -> usize {
         let state = self.state.read();
         let mut done = 0;
@@ -151,7 +151,7 @@ impl SubgroupStream {
         done
     }
 
-    /// Time when the first byte of the object that covers `offset` arrived.
+    /// Returns the time when the first byte of the object that covers `offset` arrived.
     pub fn received_at(&self, offset: u64) -> Option<Instant> {
         self.state.read().object_at(offset).map(|object| object.received_at)
     }
@@ -187,12 +187,12 @@ impl SubgroupStream {
         state.objects[range].iter().take(max).cloned().collect()
     }
 
-    /// Number of objects with IDs in `ids`.
+    /// Returns the number of objects with IDs in `ids`.
     pub fn count(&self, ids: &RangeInclusive<u64>) -> usize {
         self.state.read().index_range(ids).len()
     }
 
-    /// Time when its last object or its end arrived.
+    /// Returns the time when the stream's FIN arrived, or else the first byte of its last object.
     pub fn last_at(&self) -> Option<Instant> {
         let state = self.state.read();
         match state.end {
@@ -224,13 +224,14 @@ impl SubgroupStream {
         state.objects = Vec::new();
     }
 
-    /// Whether the bytes were freed.
+    /// Reports whether the bytes were freed.
     pub fn is_evicted(&self) -> bool {
         self.state.read().evicted
     }
 
-    /// Ends the subgroup early, when no more of it can arrive from any publisher. If it has whole objects and does
-    /// not claim to be all of the group, it is complete. Further bytes of the writer are dropped.
+    /// Ends the subgroup early, when no publisher can send more of it. It is complete if its objects are whole and its
+    /// header does not say that it ends the group. Otherwise it counts as reset. Further bytes of the writer are
+    /// dropped.
     pub fn conclude(&self, now: Instant) {
         let mut state = self.state.write();
         let is_whole = state.objects.last().is_some_and(|last| last.start.end() == state.len);
@@ -240,26 +241,26 @@ impl SubgroupStream {
         });
     }
 
-    /// Records that all subscriptions have been told how it ended.
+    /// Records that all subscriptions were told how the subgroup ended.
     pub fn settle(&self) {
         self.settled.store(true, Relaxed);
     }
 
-    /// Whether all subscriptions have been told how it ended.
+    /// Reports whether all subscriptions were told how the subgroup ended.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)
     }
 }
 
 impl SubgroupBytes {
-    /// Ends it, unless it has ended.
+    /// Ends the subgroup, unless it has ended.
     fn end_with(&mut self, end: SourceEnd) {
         if self.end == SourceEnd::Open {
             self.end = end;
         }
     }
 
-    /// The last object that begins at `offset` or before.
+    /// Returns the last object that begins at `offset` or before.
     fn object_at(&self, offset: u64) -> Option<&SubgroupObject> {
         let after = self.objects.partition_point(|object| object.start.start <= offset);
         self.objects.get(after.checked_sub(1)?)
@@ -273,7 +274,7 @@ impl SubgroupBytes {
     }
 
     fn chunk_at(&self, offset: u64) -> usize {
-        // Readers are nearly always at the newest chunk.
+        // Readers are nearly always at the newest chunk, so it is tried before the search.
         match self.chunks.last() {
             Some(last) if last.start <= offset => self.chunks.len() - 1,
             _ => self.chunks.partition_point(|chunk| chunk.start <= offset).saturating_sub(1),
@@ -284,11 +285,11 @@ impl SubgroupBytes {
 /// The changes that a call of [`SubgroupReceiver::push`] made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pushed {
-    /// Objects whose headers became complete, and the bytes of their payloads.
+    /// Number of objects whose headers became complete.
     pub objects: u64,
-    /// Number of payload bytes.
+    /// Number of payload bytes of these objects, including those that have not arrived yet.
     pub payload_bytes: u64,
-    /// The smallest and the largest of their IDs.
+    /// The smallest and the largest ID of these objects.
     pub ids: Option<(u64, u64)>,
     /// The END_OF_TRACK or END_OF_GROUP status that was seen, with its object ID.
     pub status: Option<(Status, u64)>,
@@ -296,13 +297,13 @@ pub struct Pushed {
     pub cost: usize,
 }
 
-/// The reason why bytes were refused.
+/// The reason why received bytes were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// The session must be closed.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// The track must be given up.
+    /// The track is malformed, so it must be ended.
     #[error(transparent)]
     Malformed(#[from] TrackMalformed),
 }
@@ -314,7 +315,7 @@ pub struct SubgroupReceiver {
     parser: ObjectParser,
 }
 
-/// Memory that an object and a chunk cost in addition to their bytes.
+/// Memory that an object and a chunk cost in addition to their own bytes, in bytes.
 const OBJECT_COST: usize = size_of::<SubgroupObject>() + size_of::<SubgroupChunk>();
 
 impl SubgroupReceiver {
@@ -329,8 +330,8 @@ impl SubgroupReceiver {
         Position { offset: self.subgroup.body() + position.offset, ..position }
     }
 
-    /// Number of bytes of an incomplete object header. These are held twice, and are not in the cost of what was
-    /// pushed.
+    /// Returns the number of bytes of an incomplete object header. The parser holds a second copy of them, which
+    /// [`Pushed::cost`] does not count.
     pub fn incomplete(&self) -> usize {
         self.parser.incomplete()
     }
@@ -365,11 +366,13 @@ impl SubgroupReceiver {
             }
         }
         let mut state = self.subgroup.state.write();
+        // The subgroup was ended early, so further bytes are dropped.
         if state.end != SourceEnd::Open {
             return Ok(Pushed { cost: 0, ..pushed });
         }
         let start = state.len;
         state.len += bytes.len() as u64;
+        // An evicted subgroup still has a length, but no bytes.
         if state.evicted {
             return Ok(Pushed { cost: 0, ..pushed });
         }
@@ -396,6 +399,7 @@ impl SubgroupReceiver {
 
 impl Drop for SubgroupReceiver {
     fn drop(&mut self) {
+        // This has no effect after `finish` or `reset`: the first end stays.
         self.subgroup.state.write().end_with(SourceEnd::Reset(code::Reset::INTERNAL_ERROR.0));
     }
 }

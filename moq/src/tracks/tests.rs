@@ -78,7 +78,7 @@ fn read_all(source: &dyn Source) -> Vec<u8> {
     out
 }
 
-/// IDs and payload lengths of the objects in a subgroup stream, and its header.
+/// Returns a subgroup stream's header, and the ID and payload length of each object.
 fn parse_stream(bytes: &[u8]) -> (SubgroupHeader, Vec<(u64, u64)>) {
     let mut rest = bytes;
     let Some(StreamHeader::Subgroup(header)) = StreamHeader::decode(&mut rest).unwrap() else {
@@ -93,7 +93,7 @@ fn parse_stream(bytes: &[u8]) -> (SubgroupHeader, Vec<(u64, u64)>) {
     (header, found)
 }
 
-/// Locations in a FETCH response, behind its header.
+/// Returns the locations in a FETCH response, after its header.
 fn parse_response(bytes: &[u8], order: GroupOrder) -> Vec<Location> {
     let mut rest = bytes;
     assert_eq!(StreamHeader::decode(&mut rest).unwrap(), Some(StreamHeader::Fetch { request_id: 8 }));
@@ -156,7 +156,7 @@ fn subscriber_that_joins_inside_a_subgroup_gets_its_own_header() {
 /// The view is read byte by byte. It never reads beyond its last object, and ends when the next object shows that
 /// there is no more.
 #[test]
-fn a_view_up_to_an_object_ends_where_the_next_one_begins() {
+fn view_up_to_an_object_ends_where_next_object_begins() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
@@ -174,7 +174,7 @@ fn a_view_up_to_an_object_ends_where_the_next_one_begins() {
     }
     assert_eq!(cut.extent().end, SourceEnd::Fin { at: now });
     assert_eq!(parse_stream(&read_all(&cut)).1, [(0, 20), (2, 20)]);
-    // No object of the subgroup is behind this one.
+    // The view's last object is the subgroup's last, so the view ends with the subgroup.
     let all = SubgroupView::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(7));
     assert_eq!(all.extent().end, SourceEnd::Open);
     writer.finish(now).unwrap();
@@ -211,7 +211,7 @@ fn dropped_subgroup_writer_leaves_a_reset() {
 }
 
 #[test]
-fn a_fin_inside_an_object_is_an_error_and_a_reset() {
+fn fin_inside_an_object_is_an_error_and_resets_the_subgroup() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -222,7 +222,7 @@ fn a_fin_inside_an_object_is_an_error_and_a_reset() {
 }
 
 #[test]
-fn properties_and_headers_that_are_not_complete_are_counted() {
+fn incomplete_header_and_its_properties_are_counted() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -263,12 +263,12 @@ fn eviction_empties_every_view() {
     assert_eq!(view.read(header, &mut [0; 16]), 0);
     assert!(track.group(3).is_none());
     assert_eq!(track.known_from(), Some(Location::new(4, 0)));
-    // The writer may go on; nothing is kept.
+    // The writer may continue, but its bytes are dropped.
     let pushed = writer.push(now, &objects([9], 10), |_| Ok(())).unwrap();
     assert_eq!(pushed.cost, 0);
 }
 
-/// Returns how a stream over `view` ends that has not been sent `age` after it was opened.
+/// Returns the last event of a stream over `view` that is first polled `age` after it was opened.
 fn fate(view: SubgroupView, now: Instant, age: Duration) -> Option<EventKind> {
     let peer =
         PeerLimits { max_data: 1000, max_stream_data_uni: 1000, max_streams_uni: 5, ..PeerLimits::default() };
@@ -307,7 +307,7 @@ fn late_and_evicted_streams_are_reset_with_the_drafts_codes() {
 }
 
 #[test]
-fn duplicates_are_told_apart_from_second_attempts() {
+fn copy_of_a_subgroup_is_refused_unless_the_first_was_reset() {
     let track = track();
     let now = Instant::now();
     let first = begin(&track, now, 3, SubgroupId::Explicit(1));
@@ -349,7 +349,7 @@ fn subgroup_is_concluded_as_complete_only_if_it_may_end_there() {
         subgroup.conclude(now);
         let len = bytes.len() as u64;
         assert_eq!(subgroup.extent(), SourceExtent { len, end }, "{what}");
-        // The writer has no complete object yet.
+        // Bytes and an end that follow the conclusion change nothing.
         push(&track, &mut writer, now, &whole[..1]);
         writer.reset(code::Reset::INTERNAL_ERROR);
         assert_eq!(subgroup.extent(), SourceExtent { len, end }, "{what}");
@@ -388,7 +388,7 @@ fn datagram(group: u64, object: u64, now: Instant) -> CachedDatagram {
 
 /// The bound on work shows in the running time: a scan of the group for each datagram would take minutes.
 #[test]
-fn a_group_takes_any_number_of_datagrams_and_each_once() {
+fn group_keeps_each_of_many_datagrams_once() {
     const COUNT: u64 = 200_000;
     let track = track();
     let now = Instant::now();
@@ -499,7 +499,7 @@ fn fetch_waits_for_whole_object_and_skips_uncached_ones() {
     let raw = objects(2..4, 30);
     push(&track, &mut writer, now, &raw[..raw.len() - 1]);
     let range = (Location::new(1, 0), Location::new(6, 0));
-    // The first object of group 5 did not come, so nothing before group 6 is known.
+    // The first objects of group 5 were missed, so nothing before group 6 is known.
     assert_eq!(track.known_from(), Some(Location::new(6, 0)));
     let mut six = begin(&track, now, 6, SubgroupId::Zero);
     let raw = objects(0..1, 30);
@@ -601,7 +601,7 @@ fn client_over_its_share_loses_groups() {
     assert!(shares[0].bytes() <= 5 * BYTES);
     let usage = cache.usage();
     assert_eq!((usage.over_share, usage.evicted), (7, 7));
-    // One group that is more than the share goes as well.
+    // A group larger than the whole share is dropped as well.
     publish(&tracks[1], &accounts[1], 1, 6 * BYTES);
     cache.expire(now);
     assert!(shares[0].bytes() <= 5 * BYTES);
@@ -622,7 +622,7 @@ fn stray_object_is_largest_until_track_continues() {
     let largest = || track.largest().unwrap().group;
     for group in [7, u64::MAX] {
         one_object(&track, group, now);
-        assert_eq!(largest(), group, "whatever has come");
+        assert_eq!(largest(), group, "the largest group that arrived");
     }
     assert!(track.is_newest(u64::MAX) && !track.is_newest(7));
     for (group, expected) in [(8, u64::MAX), (9, 9), (10, 10), (11, 11)] {
@@ -630,12 +630,12 @@ fn stray_object_is_largest_until_track_continues() {
         assert_eq!(largest(), expected, "after group {group}");
     }
     assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
-    // Dropping one leaves the others' groups.
+    // Dropping the stray group leaves the other groups.
     track.evict(u64::MAX);
     assert_eq!(track.known_from(), Some(Location::new(7, 0)));
     one_object(&track, 12, now);
     assert_eq!(largest(), 12);
-    // A group does accept more objects.
+    // Many objects of one group count as much as two groups.
     one_object(&track, 1 << 40, now);
     let mut writer = begin(&track, now, 13, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 10));
@@ -766,7 +766,7 @@ fn newest_group_of_a_track_is_evicted_last() {
 }
 
 #[test]
-fn the_cache_drops_the_oldest_group_of_all_tracks_first() {
+fn cache_drops_oldest_group_of_all_tracks_first() {
     let cache = TrackCache::new(CacheLimits { bytes: 40_000, age: Duration::from_secs(60) });
     let one = track();
     let other = track();
@@ -788,7 +788,7 @@ fn the_cache_drops_the_oldest_group_of_all_tracks_first() {
 /// Ten seconds of media are one group, and the age limit is ten. A subscriber that lags slightly when the next group
 /// begins still needs the end.
 #[test]
-fn a_long_group_is_as_old_as_its_end() {
+fn long_group_expires_by_the_age_of_its_end() {
     let cache = TrackCache::new(CacheLimits { bytes: 1 << 20, age: Duration::from_secs(10) });
     let track = track();
     let now = Instant::now();
@@ -809,7 +809,7 @@ fn a_long_group_is_as_old_as_its_end() {
 }
 
 #[test]
-fn old_groups_expire_but_a_tracks_newest_stays() {
+fn old_group_expires_unless_newest_of_its_track() {
     let cache = TrackCache::new(CacheLimits { bytes: 1 << 20, age: Duration::from_secs(10) });
     let track = track();
     let now = Instant::now();

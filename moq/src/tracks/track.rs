@@ -51,8 +51,8 @@ struct TrackState {
 /// Number of group IDs that a track may skip, and by which objects may be late.
 pub const GROUP_SLACK: u64 = 16;
 
-/// Counts consecutive objects from far behind the largest one, with none near the largest in between. When there are
-/// enough of them, the track continues from there, and the largest object counts as astray.
+/// A counter of consecutive objects from far behind the largest one, with none near the largest in between. Once there
+/// are enough of them, the track continues from there, and the former largest object counts as stray.
 #[derive(Default)]
 struct Behind {
     group: u64,
@@ -62,8 +62,9 @@ struct Behind {
 impl Behind {
     const ENOUGH: u32 = 16;
 
-    /// Records objects of `group`. Returns whether there are now enough.
+    /// Records an object of `group`. Returns whether there are now enough.
     fn record(&mut self, group: u64) -> bool {
+        // A further group weighs more than a further object of the same group.
         self.weight += if group > self.group { Self::ENOUGH / 2 } else { 1 };
         self.group = group;
         self.weight >= Self::ENOUGH
@@ -105,7 +106,7 @@ impl CachedDatagram {
         Location::new(self.datagram.group, self.datagram.object)
     }
 
-    /// Memory that it takes in the cache, in bytes.
+    /// Returns the memory that the datagram takes in the cache, in bytes.
     pub fn cost(&self) -> usize {
         size_of::<Self>() + DATAGRAM_PLACE + self.datagram.payload.len() + self.datagram.properties.len()
     }
@@ -143,10 +144,9 @@ impl From<TrackMalformed> for Duplicate {
     }
 }
 
-/// Memory that a group and a subgroup cost in addition to their media, in bytes: their records and the pointers to
-/// them.
+/// Memory that a group costs in addition to its subgroups and datagrams, in bytes: its record and the pointers to it.
 pub(super) const GROUP_COST: usize = size_of::<CachedGroup>() + 128;
-/// Memory that a subgroup costs in addition to its media, in bytes.
+/// Memory that a subgroup costs in addition to its media, in bytes: its record and the pointers to it.
 pub const SUBGROUP_COST: usize = size_of::<SubgroupStream>() + 128;
 
 impl Track {
@@ -173,8 +173,8 @@ impl Track {
         self.state.lock().parsed
     }
 
-    /// Stores the properties from SUBSCRIBE_OK or PUBLISH, unless another publisher's are already here. Returns a
-    /// mandatory property that is not supported: the track must then not be forwarded.
+    /// Stores the properties from SUBSCRIBE_OK or PUBLISH, unless another publisher's are already here. Returns the
+    /// first mandatory property that is not supported: the track must then not be forwarded.
     ///
     /// # Errors
     /// Fails if the properties are malformed. The session must then be closed.
@@ -191,6 +191,7 @@ impl Track {
     /// Forgets everything about the track, because another publisher starts it again. Evict its groups first.
     pub fn restart(&self) {
         let old = std::mem::take(&mut *self.state.lock());
+        // Groups that were not evicted return their memory to their accounts.
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
@@ -204,21 +205,21 @@ impl Track {
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// Records that objects may have been missed from here on.
+    /// Records that objects may be missed until the next one arrives.
     pub fn missed(&self) {
         let mut state = self.state.lock();
         state.known_from = None;
         state.seen = false;
     }
 
-    /// The largest location. Before an object has arrived it is what publishers report; after that, reports do not
-    /// raise it.
+    /// Returns the largest location. Before an object has arrived, publishers' reports count as well; after that, they
+    /// do not raise it.
     pub fn largest(&self) -> Option<Location> {
         let state = self.state.lock();
         if state.seen { state.largest } else { state.largest.max(state.claimed) }
     }
 
-    /// The largest location of the objects that arrived, whatever publishers report.
+    /// Returns the largest location of the objects that arrived, whatever publishers reported.
     pub fn last_seen(&self) -> Option<Location> {
         self.state.lock().largest
     }
@@ -241,20 +242,20 @@ impl Track {
         self.state.lock().end
     }
 
-    /// The publisher priority of subgroups and datagrams that do not set one.
+    /// Returns the publisher priority of subgroups and datagrams that do not set one.
     pub fn default_priority(&self) -> u8 {
         self.state.lock().parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY)
     }
 
-    /// How long an object may be served from the cache, if the publisher limits that.
+    /// Returns how long an object may be served from the cache, if the publisher limits that.
     pub fn max_cache_duration(&self) -> Option<Duration> {
         self.state.lock().parsed.max_cache_duration.map(Duration::from_millis)
     }
 
     /// Adds a subgroup stream whose header just arrived, unless the subgroup is already here. The cache has to count
-    /// [`SUBGROUP_COST`] for it. If it opens a group, the group counts for `account`.
+    /// [`SUBGROUP_COST`] for it. If the stream opens a group, the group counts for `account`.
     ///
-    /// Returns whether it opened a new group.
+    /// Returns whether the stream opened a new group.
     pub fn add_subgroup(
         &self,
         now: Instant,
@@ -276,7 +277,7 @@ impl Track {
         Ok(fresh)
     }
 
-    /// Adds an object that arrived as a datagram. Returns whether it opened a new group.
+    /// Adds an object that arrived as a datagram. Returns the kept object, and whether it opened a new group.
     pub fn add_datagram(
         &self,
         object: CachedDatagram,
@@ -300,14 +301,15 @@ impl Track {
         Ok((object, fresh))
     }
 
-    /// Checks whether the track can have these `objects` of a subgroup stream, in order. Called before they are kept.
+    /// Checks whether the track can have these `objects` of a subgroup stream, in order. Call it before they are kept.
     ///
     /// # Errors
-    /// Fails if it cannot: the track is malformed.
+    /// Fails if the track cannot have them, which makes it malformed.
     pub fn judge(&self, group_id: u64, objects: &[ObjectStart]) -> Result<(), TrackMalformed> {
         let Some(last) = objects.last() else { return Ok(()) };
         objects.iter().try_for_each(|object| check_properties(&object.properties, group_id, object.id))?;
         let mut state = self.state.lock();
+        // IDs ascend on a stream, so the last object stands for all.
         state.judge_end(Location::new(group_id, last.id), last.status)?;
         let Some(group) = state.groups.get_mut(&group_id) else { return Ok(()) };
         if !group.datagrams.is_empty()
@@ -321,7 +323,7 @@ impl Track {
     /// Records that a subgroup stream ended its group with the object `last`.
     ///
     /// # Errors
-    /// Fails if later objects have arrived: the track is malformed.
+    /// Fails if later objects of the group have arrived: the track is malformed.
     pub fn group_ended(&self, group: u64, last: u64) -> Result<(), TrackMalformed> {
         self.state.lock().groups.get_mut(&group).map_or(Ok(()), |group| group.known.take(last, true))
     }
@@ -343,6 +345,7 @@ impl Track {
     pub fn evict(&self, group_id: u64) -> usize {
         let mut state = self.state.lock();
         let Some(group) = state.groups.remove(&group_id) else { return 0 };
+        // Dropping a stray group above the largest location says nothing about the groups below it.
         if state.largest.is_some_and(|largest| group_id <= largest.group) {
             let next = group_id.saturating_add(1);
             state.known_from = state.known_from.max(Some(Location { group: next, object: 0 }));
@@ -354,14 +357,15 @@ impl Track {
         group.cost
     }
 
-    /// Whether `group` is the newest in the cache, not counting groups that are astray.
+    /// Reports whether `group` is the newest cached group up to the largest location. Stray groups above it do not
+    /// count.
     pub fn is_newest(&self, group: u64) -> bool {
         let state = self.state.lock();
         let last = state.largest.map_or(u64::MAX, |largest| largest.group);
         state.groups.range(..=last).next_back().is_some_and(|(newest, _)| *newest == group)
     }
 
-    /// Time when the last data of a cached group arrived: an object, or the end of a stream.
+    /// Returns the time when the last data of a cached group arrived: an object, or the end of a stream.
     pub fn last_at(&self, group: u64) -> Option<Instant> {
         let state = self.state.lock();
         let group = state.groups.get(&group)?;
@@ -403,9 +407,9 @@ impl Track {
         }
     }
 
-    /// The start of the range in which the cache can answer for every object of the track.
+    /// Returns the start of the range in which the cache can answer for every object of the track.
     ///
-    /// A group with a subgroup that was reset is not complete, and the cache answers only for what follows it.
+    /// A group with a subgroup that was reset is incomplete, so the range starts after the newest such group.
     pub fn known_from(&self) -> Option<Location> {
         let state = self.state.lock();
         let broken = state.groups.iter().rev().find(|(_, group)| group.is_broken());
@@ -457,7 +461,7 @@ impl CachedGroup {
         self.datagrams.len() + self.subgroups.iter().map(|subgroup| subgroup.object_count()).sum::<usize>()
     }
 
-    /// Whether a subgroup is still arriving.
+    /// Reports whether a subgroup is still arriving.
     pub fn is_open(&self) -> bool {
         self.subgroups.iter().any(|subgroup| subgroup.extent().end == SourceEnd::Open)
     }
@@ -468,7 +472,7 @@ impl CachedGroup {
 }
 
 impl TrackState {
-    /// Whether `group` is not cached; an error if it was dropped before.
+    /// Reports whether `group` is not cached. Fails if it was dropped before.
     fn group_is_new(&self, group: u64) -> Result<bool, Duplicate> {
         if self.groups.contains_key(&group) {
             return Ok(false);
@@ -487,7 +491,7 @@ impl TrackState {
         let id = match header.subgroup {
             SubgroupId::Zero => 0,
             SubgroupId::Explicit(id) => id,
-            // The ID is known only with the first object. The stream is accepted; duplicates show by their object
+            // The ID is known only with the first object, so the stream is accepted. Duplicates show by their object
             // IDs.
             SubgroupId::FirstObject => return None,
         };
@@ -518,7 +522,7 @@ impl TrackState {
         })
     }
 
-    /// Checks whether an object can exist at `location`, and records the track's end if the status says so.
+    /// Checks whether an object with this status can exist at `location`.
     fn judge_end(&self, location: Location, status: Option<Status>) -> Result<(), TrackMalformed> {
         if self.end.is_some_and(|end| location > end) {
             return Err(TrackMalformed("an object after the last of the track"));
@@ -557,6 +561,7 @@ impl TrackState {
         match astray {
             true => {
                 self.largest = Some(location);
+                // A known range that begins above this location began with a stray group.
                 self.known_from.take_if(|known| known.group > location.group);
                 self.behind = Behind::default();
             }
@@ -564,7 +569,8 @@ impl TrackState {
         }
         self.seen = true;
         self.claimed = None;
-        // A subscription that began inside a group does not have the beginning of that group.
+        // A subscription that began inside a group does not have the beginning of that group, so the next group is the
+        // first.
         self.known_from.get_or_insert(match location.object {
             0 => location,
             _ => Location { group: location.group.saturating_add(1), object: 0 },

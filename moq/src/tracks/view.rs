@@ -1,4 +1,4 @@
-//! A subgroup as one subscriber gets it: a header of its own, then the subgroup's bytes.
+//! A subgroup as one subscriber gets it: with a header of its own, followed by the subgroup's bytes.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -7,7 +7,7 @@ use millrace_quic::plane::source::{Source, SourceExtent};
 use super::subgroup::{SubgroupObject, SubgroupStream};
 use crate::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 
-/// A subgroup stream for one subscriber, from some object on.
+/// A subgroup stream for one subscriber, from any object of the subgroup on.
 ///
 /// It begins with a prefix: the preamble of the subscriber's streams, its own SUBGROUP_HEADER and, when it joins
 /// inside the subgroup, the first object's header with an absolute ID. The subgroup's bytes follow unchanged, and
@@ -31,8 +31,9 @@ impl SubgroupView {
         Self { subgroup, prefix, from: 0, last: None }
     }
 
-    /// Makes a view of the subgroup from `object` on, which is not its first.
+    /// Makes a view of the subgroup from `object` on, which is not the subgroup's first object.
     pub fn from_object(subgroup: Arc<SubgroupStream>, alias: u64, object: &SubgroupObject) -> Self {
+        // The view's first object is not the subgroup's first, so it cannot give the subgroup its ID.
         let id = match subgroup.header().subgroup {
             SubgroupId::FirstObject => SubgroupId::Explicit(subgroup.id().unwrap_or_default()),
             other => other,
@@ -43,6 +44,7 @@ impl SubgroupView {
         let start = &object.start;
         let properties = header.properties.then_some(&start.properties[..]);
         let status = start.status.unwrap_or(Status::Normal);
+        // No object precedes this one on the subscriber's stream, so its ID is absolute.
         encode_object_header(None, start.id, properties, start.payload_len, status, &mut prefix);
         Self { subgroup, prefix, from: start.payload, last: None }
     }
@@ -53,13 +55,13 @@ impl SubgroupView {
         self
     }
 
-    /// Ends the view with the object `last`, if that is given. The view's end is known only when the next object
-    /// begins, so its bytes must not be forwarded by the kernel.
+    /// Ends the view with the object `last`, if there is one. The end is known only when the next object begins, so the
+    /// kernel must not forward the view's bytes.
     pub fn up_to(self, last: Option<u64>) -> Self {
         Self { last, ..self }
     }
 
-    /// Whether the view may end before the subgroup does.
+    /// Reports whether the view may end before the subgroup does.
     pub fn is_cut(&self) -> bool {
         self.last.is_some()
     }
@@ -69,13 +71,13 @@ impl SubgroupView {
         &self.subgroup
     }
 
-    /// The difference from an offset in the publisher's stream to the offset in this one.
+    /// Returns the difference between a byte's offset in this view and its offset in the publisher's stream.
     pub fn shift(&self) -> i64 {
         self.prefix.len() as i64 - self.from as i64 - self.subgroup.body() as i64
     }
 
-    /// The offset in the publisher's stream up to which bytes have arrived or are not part of the view. After it,
-    /// offsets differ by [`Self::shift`].
+    /// Returns the offset in the publisher's stream up to which bytes have arrived or are not part of the view. After
+    /// it, offsets differ by [`Self::shift`].
     pub fn received(&self) -> u64 {
         self.subgroup.body() + self.subgroup.extent().len.max(self.from)
     }

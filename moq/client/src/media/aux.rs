@@ -7,32 +7,32 @@ use bytes::Bytes;
 
 use super::boxes::{Child, HEADER, NumberReader, full};
 
-/// The box of PIFF that has the same body as senc.
+/// The UUID of PIFF's box with the same body as senc.
 const PIFF: [u8; 16] =
     [0xa2, 0x39, 0x4f, 0x52, 0x5a, 0x9b, 0x4f, 0x14, 0xa2, 0x44, 0x6c, 0x42, 0x7c, 0x64, 0x8d, 0xf4];
 /// The flag of senc for subsamples.
 const SUBSAMPLES: u32 = 2;
 
-/// The boxes of a traf that describe it.
+/// The boxes of a traf that locate or contain sample auxiliary information.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Aux {
     senc: Option<Bytes>,
     saiz: Option<Bytes>,
     saio: Option<Bytes>,
-    /// The base of its offsets.
+    /// The base of saio's offsets, in bytes of the input.
     base: u64,
-    /// The first sample of each trun.
+    /// The index of the first sample of each trun.
     runs: Vec<usize>,
 }
 
-/// The information, by sample.
+/// The auxiliary information of a fragment, by sample.
 #[derive(Clone, Debug)]
 pub(super) struct SampleAuxInfo {
     samples: Vec<Bytes>,
     has_subsamples: bool,
 }
 
-/// The information of a fragment that is being written.
+/// The auxiliary information of a fragment that is being written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WrittenAuxInfo {
     sizes: Vec<u8>,
@@ -58,13 +58,14 @@ impl Aux {
         true
     }
 
-    /// Notes that a trun box begins with this sample.
+    /// Records that a trun box begins with this sample.
     pub fn begins_run(&mut self, sample: usize) {
         self.runs.push(sample);
     }
 
-    /// Finds the information of each of `count` samples: by sizes and offsets into the input, which `bytes` reads, or
-    /// else in senc with vectors of `iv_size` bytes. Returns `None` if there is none.
+    /// Finds the information of each of `count` samples. It is located by sizes and offsets (saiz, saio) into the
+    /// input, which `bytes` reads. Otherwise it is read from senc, with vectors of `iv_size` bytes. Returns `None` if
+    /// there is none.
     pub fn find(
         &self,
         count: usize,
@@ -74,6 +75,7 @@ impl Aux {
         let flags = self.senc.as_deref().and_then(|senc| NumberReader(senc).u32());
         let by_offset = self.sizes(count).and_then(|sizes| self.read_by_offset(&sizes, bytes));
         let samples = by_offset.or_else(|| self.read_senc(count, iv_size))?;
+        // Without flags, more data than a vector shows that a sample has subsamples.
         let longer = |sample: &Bytes| sample.len() > usize::from(iv_size) && iv_size > 0;
         let has_subsamples =
             flags.map_or_else(|| samples.iter().any(longer), |flags| flags & SUBSAMPLES != 0);
@@ -82,12 +84,14 @@ impl Aux {
 
     fn sizes(&self, count: usize) -> Option<Vec<u8>> {
         let mut saiz = NumberReader(self.saiz.as_deref()?);
+        // With flag 1, a type and its parameter come first, of four bytes each.
         if saiz.u32()? & 1 == 1 {
             saiz.take(8)?;
         }
         let default = saiz.u8()?;
         let said = saiz.u32()? as usize;
         let mut sizes = match default {
+            // A default size of 0 means that each sample has a size of its own.
             0 => saiz.take(said.min(count))?.to_vec(),
             size => vec![size; said.min(count)],
         };
@@ -106,6 +110,7 @@ impl Aux {
             saio.take(8)?;
         }
         let count = saio.u32()? as usize;
+        // saio has one offset for the whole fragment, or one for each trun.
         if count != 1 && count != self.runs.len() {
             return None;
         }
@@ -143,7 +148,7 @@ impl Aux {
 }
 
 impl SampleAuxInfo {
-    /// Takes the information of some samples, to be written.
+    /// Copies the information of some samples, to be written.
     pub fn write(&self, part: Range<usize>) -> WrittenAuxInfo {
         let samples = self.samples.get(part).unwrap_or_default();
         WrittenAuxInfo {
@@ -165,16 +170,17 @@ impl WrittenAuxInfo {
         self.boxes(0).len()
     }
 
-    /// Writes the boxes of a traf. They begin `before` bytes after the beginning of the moof.
+    /// Returns the boxes for a traf. They begin `before` bytes after the beginning of the moof.
     pub fn boxes(&self, before: usize) -> Vec<u8> {
         if self.is_none() {
             return Vec::new();
         }
-        // Their number is that of a fragment's samples, which fits.
+        // There are as many sizes as a fragment has samples, which fits.
         let count = u32::try_from(self.sizes.len()).unwrap_or(u32::MAX).to_be_bytes();
         let saiz = full(b"saiz", 0, 0, &[&[0][..], &count, &self.sizes].concat());
         let saio =
             |at: usize| full(b"saio", 0, 0, &[1_u32.to_be_bytes(), (at as u32).to_be_bytes()].concat());
+        // saio points behind senc's header, flags and count.
         let data = before + saiz.len() + saio(0).len() + HEADER + 8;
         let flags = if self.has_subsamples { SUBSAMPLES } else { 0 };
         let senc = full(b"senc", 0, flags, &[&count[..], &self.data].concat());
@@ -187,7 +193,7 @@ mod tests {
     use super::super::boxes::{child, children};
     use super::*;
 
-    /// Two samples with vectors of eight bytes and one subsample each.
+    /// Returns the information of two samples, with initialization vectors of eight bytes and one subsample each.
     fn information() -> Vec<u8> {
         (0..2_u8).flat_map(|sample| [&[sample; 8][..], &[0, 1, 0, 5, 0, 0, 0, 9]].concat()).collect()
     }

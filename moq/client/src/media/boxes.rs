@@ -18,7 +18,7 @@ const FIRST: [&[u8; 4]; 17] = [
     b"prft", b"pdin", b"uuid", b"meta", b"mfra", b"junk",
 ];
 
-/// Cuts bytes into MP4 boxes.
+/// A splitter that cuts bytes into MP4 boxes.
 #[derive(Debug, Default)]
 pub struct Boxes {
     buffer: BytesMut,
@@ -34,7 +34,7 @@ impl Boxes {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Returns where the next box begins, in bytes from the beginning of the input.
+    /// Returns the offset of the next box in the input, in bytes.
     pub fn position(&self) -> u64 {
         self.taken
     }
@@ -72,7 +72,7 @@ impl Boxes {
         Ok(Some((header.kind, self.split(whole))))
     }
 
-    /// Returns the last box at the end of the input, if it has no size and only that end ends it.
+    /// Returns the last box at the end of the input, if it has no size, so that only the end of the input ends it.
     ///
     /// # Errors
     /// Fails if the input ends within a box, or is not MP4.
@@ -119,7 +119,7 @@ fn foreign(front: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// A box in another.
+/// A box inside another box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Child<'a> {
     pub kind: [u8; 4],
@@ -142,14 +142,14 @@ impl<'a> Child<'a> {
         Some(Self { kind: *kind, whole, body: whole.get(header..)? })
     }
 
-    /// Returns version and flags of a box that has them, and what follows.
+    /// Returns the version and flags of a box that has them, and the rest of its body.
     pub fn full(&self) -> Option<(u8, u32, &'a [u8])> {
         let (head, rest) = self.body.split_first_chunk::<4>()?;
         Some((head[0], u32::from_be_bytes(*head) & 0x00ff_ffff, rest))
     }
 }
 
-/// Returns the boxes in the body of another one. Fewer bytes than a header has, at the end, are padding.
+/// Returns the boxes in the body of another one. A rest that is shorter than a header is padding.
 ///
 /// # Errors
 /// Fails if a box goes beyond the end of the box that contains it.
@@ -193,12 +193,13 @@ pub(super) fn full(kind: &[u8; 4], version: u8, flags: u32, body: &[u8]) -> Vec<
     boxed(kind, &[&head, body].concat())
 }
 
-/// Reads a decoder's record or box without logging about what it does not know, since that is passed on unchanged.
+/// Runs `read` without logging. Warnings about unknown parts of a decoder's record would mislead, since those parts are
+/// passed on unchanged.
 pub(super) fn quietly<T>(read: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), read)
 }
 
-/// Reads numbers from the front of some bytes.
+/// A reader of numbers from the front of some bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NumberReader<'a>(pub &'a [u8]);
 

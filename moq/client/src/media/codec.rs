@@ -104,6 +104,7 @@ fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
             stereo = kind == PS;
         }
     }
+    // Channel configuration 0 gives no number. Parametric stereo makes two channels of one.
     let channels = match configuration {
         0 => None,
         1 if stereo => Some(2),
@@ -115,8 +116,9 @@ fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
     Some(Aac { kind, rate: (rate > 0).then_some(rate), channels })
 }
 
-/// Reads the extension by which a plain configuration announces spectral band replication: its kind, and its rate.
+/// Reads the extension by which a plain configuration announces spectral band replication. Returns its kind and rate.
 fn sync_extension(bits: &mut Bits<'_>) -> Option<(u32, Option<u32>)> {
+    // ISO/IEC 14496-3 marks spectral band replication with 0x2b7, and parametric stereo with 0x548.
     if bits.left() < 16 || bits.take(11)? != 0x2b7 || object_type(bits)? != SBR || bits.take(1)? == 0 {
         return None;
     }
@@ -361,12 +363,13 @@ mod tests {
     }
 
     #[test]
-    fn aac_is_named_by_what_its_decoder_gives_out() {
+    fn aac_is_described_by_its_decoder_output() {
         for (raw, kind, rate, channels) in [
             (&[0x12, 0x10][..], 2, 44_100, 2),
             // This announces spectral band replication directly: 24 kHz, one channel, 48 kHz.
             (&[0x2b, 0x09, 0x88, 0x00], 5, 48_000, 1),
-            // These announce it in the extension that older decoders skip, the second with parametric stereo.
+            // These announce spectral band replication in the extension that older decoders skip, the second one also
+            // parametric stereo.
             (&[0x13, 0x08, 0x56, 0xe5, 0x98], 5, 48_000, 1),
             (&[0x13, 0x08, 0x56, 0xe5, 0x9d, 0x48, 0x80], 29, 48_000, 2),
             (&[0xeb, 0x09, 0x88, 0x00], 29, 48_000, 2),

@@ -9,9 +9,10 @@ use millrace_moq::msf;
 use super::init::{InitTrack, Presentation, System, single_track_init};
 use super::{Error, Packaging, codec};
 
-/// The number of the group of alternates of a ladder's renditions. The groups of an input are numbered after it.
+/// The number of the alternate group that a ladder's renditions form. Alternate groups of an input are numbered after
+/// it.
 const LADDER: u32 = 1;
-/// The key system that every player with a key supports: W3C's common one, by which ClearKey is found.
+/// The key system that every player with a key supports: W3C's common one, which ClearKey uses.
 const COMMON_SYSTEM: [u8; 16] =
     [0x10, 0x77, 0xef, 0xec, 0xc0, 0xb2, 0x4d, 0x02, 0xac, 0xe3, 0x3c, 0x1e, 0x52, 0xe2, 0xfb, 0x4b];
 
@@ -46,7 +47,7 @@ pub(super) struct Described {
     protection: Option<Protected>,
 }
 
-/// How a track is encrypted.
+/// The encryption of a track.
 #[derive(Clone, PartialEq, Eq)]
 struct Protected {
     scheme: String,
@@ -170,8 +171,7 @@ fn role(track: &InitTrack) -> &'static str {
     }
 }
 
-/// Returns the catalog's content protections, one for each scheme and system with its keys, and makes the tracks
-/// refer to them.
+/// Returns the content protections by track name. Tracks with the same scheme, system and keys share one.
 pub(super) fn protections(all: &[&Described]) -> BTreeMap<String, Vec<msf::ContentProtection>> {
     let mut found: Vec<msf::ContentProtection> = Vec::new();
     let mut of_tracks = BTreeMap::<String, Vec<msf::ContentProtection>>::new();

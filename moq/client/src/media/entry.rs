@@ -5,7 +5,7 @@ use mp4_atom::{Codec, Decode, FourCC};
 
 use super::boxes::{Child, HEADER, NumberReader, child, children, quietly};
 
-/// How samples are encrypted (ISO/IEC 23001-7).
+/// The encryption of samples (ISO/IEC 23001-7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Protection {
     /// The scheme: `cenc`, `cbcs` ...
@@ -40,6 +40,8 @@ impl SampleEntry {
         let mut kind = entry.kind;
         let mut protection = None;
         if let Some(sinf) = child(skip_fields(entry.body, handler), b"sinf") {
+            // An encrypted entry has the original's type in frma. With that type it decodes as if it were not
+            // encrypted.
             if let Some(original) =
                 child(sinf.body, b"frma").and_then(|frma| frma.body.first_chunk::<4>().copied())
             {
@@ -92,7 +94,7 @@ impl Protection {
         let tenc =
             child(sinf.body, b"schi").and_then(|schi| Some(child(schi.body, b"tenc")?.full()?.2.to_vec()));
         let mut numbers = NumberReader(tenc.as_deref().unwrap_or_default());
-        // Two bytes with the pattern, then whether samples are protected at all.
+        // A reserved byte, the pattern, and whether samples are protected are skipped.
         numbers.take(3);
         let iv_size = numbers.u8().unwrap_or(0);
         let key = numbers.take(16).and_then(|key| key.try_into().ok());

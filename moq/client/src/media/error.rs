@@ -7,7 +7,7 @@ use mp4_atom::FourCC;
 
 /// The flags with which ffmpeg makes fragments.
 pub const MOVFLAGS: &str = "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame";
-/// How to make media that can be published.
+/// Advice on making media that can be published.
 pub const HOW: &str = "have ffmpeg make fragments: ffmpeg -i INPUT -c copy -f mp4 \
                    -movflags cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame - | millrace publish ...";
 

@@ -45,16 +45,16 @@ enum Meaning {
     Unknown,
 }
 
-/// The record of a timeline about an object.
+/// A timeline's record about an object.
 #[derive(Clone, Debug)]
 pub(super) enum TimelineRecord {
-    /// The wall-clock time of its first sample, in milliseconds since 1970.
+    /// The wall-clock time of the object's first sample, in milliseconds since 1970.
     Clock(i64),
     Event(Value),
 }
 
 impl WaitingBox {
-    /// Takes a box, if it is one that belongs in front of fragments.
+    /// Reads a box, if its type belongs in front of fragments.
     pub fn read(kind: FourCC, raw: &Bytes) -> Option<Self> {
         let meaning = match kind.as_ref() {
             b"prft" => quietly(|| Prft::decode(&mut &raw[..])).map_or(Meaning::Unknown, Meaning::Clock),
@@ -64,7 +64,7 @@ impl WaitingBox {
         Some(Self { raw: raw.clone(), meaning })
     }
 
-    /// Returns the track that it belongs to; it is kept from the others.
+    /// Returns the track that the box belongs to, which alone gets it, or `None` for all tracks.
     pub fn track(&self) -> Option<u32> {
         match &self.meaning {
             Meaning::Clock(prft) => Some(prft.reference_track_id),
@@ -111,6 +111,7 @@ fn millis(seconds: f64) -> i64 {
 
 fn ntp_to_millis(ntp: u64) -> i64 {
     let seconds = (ntp >> 32) as i64 - NTP_TO_UNIX;
+    // The lower 32 bits are a fraction of a second, which is rounded to milliseconds.
     let fraction = ((ntp & 0xffff_ffff) * 1000 + (1 << 31)) >> 32;
     seconds * 1000 + fraction as i64
 }
@@ -149,7 +150,7 @@ impl Timeline {
     }
 }
 
-/// The timelines of a broadcast. Each begins with its first record.
+/// The timelines of a broadcast. A timeline's track is made with its first record.
 #[derive(Default)]
 pub(super) struct Timelines {
     events: Option<Timeline>,
@@ -157,8 +158,8 @@ pub(super) struct Timelines {
 }
 
 impl Timelines {
-    /// Adds a record about an object: when its first sample is presented, in seconds, and its location. Returns the
-    /// catalog's description of a timeline that begins with it.
+    /// Adds a record about an object. `seconds` is the time when the object's first sample is presented, `place` its
+    /// location. Returns the catalog's description of the timeline if the record is its first.
     pub fn add(
         &mut self,
         broadcast: &Broadcast,

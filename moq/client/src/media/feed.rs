@@ -1,4 +1,4 @@
-//! An input, published as it arrives or at the pace of its own clock.
+//! Publishes an input as it arrives, or at the pace of its own clock.
 
 use std::io;
 use std::sync::OnceLock;
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 use super::{Boxes, Error, MediaPublisher};
 
-/// The time when the first fragment was published, and its time in the media.
+/// The time when the first fragment was published, and that fragment's time in the media.
 pub(crate) type FirstFragment = OnceLock<(Instant, Duration)>;
 
-/// Amount of media published at once that is logged, since it may be a mistake.
+/// Length of media that is logged if it is published at once, since that may be a mistake.
 const NOTICED: Duration = Duration::from_secs(2);
-/// A clock that jumps by more than this counts as another clock: the jump is not waited for.
+/// Step of an input's clock that counts as a jump to another clock: publishing does not wait for it.
 const JUMP: Duration = Duration::from_secs(10);
 
 /// The reason why an input was not published to its end.
@@ -27,11 +27,11 @@ pub(crate) enum Stopped {
     Read(#[from] io::Error),
 }
 
-/// The times of an input.
+/// The clock of an input: paces the input, and measures how fast it was published.
 struct FeedClock<'a> {
     /// The pace that is shared with other inputs, if there is one.
     pace: Option<&'a FirstFragment>,
-    /// Start of the own pace, which begins again when the clock jumps.
+    /// Time when the input's own pace began, and the media's time then. A jump of the media's time begins a new pace.
     own: (Instant, Duration),
     last: Duration,
     length: Duration,
@@ -127,14 +127,14 @@ async fn publish<'a>(
     Ok(())
 }
 
-/// Takes the box that was just cut out of the input.
+/// Passes the box that was just cut out of the input to `media`.
 fn take(media: &mut MediaPublisher, boxes: &Boxes, kind: FourCC, bytes: bytes::Bytes) -> Result<(), Error> {
     let at = boxes.position() - bytes.len() as u64;
     media.take(kind, at, bytes)
 }
 
-/// Returns the last box, which the end of the input ends. If the input is cut off within a box, that is logged; the
-/// rest was published.
+/// Returns the last box, which the end of the input ends. If the input is cut off within a box, that is logged, and the
+/// rest stays published.
 fn last(boxes: &mut Boxes) -> Result<Option<(FourCC, bytes::Bytes)>, Error> {
     match boxes.finish() {
         Err(error @ Error::Truncated { .. }) => {
@@ -148,7 +148,7 @@ fn last(boxes: &mut Boxes) -> Result<Option<(FourCC, bytes::Bytes)>, Error> {
 /// Publishes a complete input at once.
 ///
 /// # Errors
-/// Fails if it cannot be read as media.
+/// Fails if the input cannot be read as media.
 pub fn feed(media: &mut MediaPublisher, input: &[u8]) -> Result<(), Error> {
     let mut boxes = Boxes::default();
     for piece in input.chunks(1 << 16) {
@@ -177,7 +177,7 @@ mod tests {
         let mut clock = FeedClock::new(Some(&pace), seconds(5), 1);
         let first = clock.due_time(seconds(5), 1).unwrap();
         assert_eq!(clock.due_time(seconds(7), 1), Some(first + seconds(2)));
-        // Tracks need not be in step.
+        // The times of different tracks need not ascend together.
         assert_eq!(clock.due_time(seconds(6), 1), Some(first + seconds(1)));
         let hour = clock.due_time(seconds(3607), 1).unwrap();
         assert!(hour < first + seconds(60), "an hour is not waited for");

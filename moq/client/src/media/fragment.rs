@@ -15,21 +15,21 @@ use super::boxes::{Child, HEADER, NumberReader, boxed, child, children, full};
 
 /// Largest number of samples of a fragment. A fragment can declare more in few bytes; no live stream has that many.
 const MAX_SAMPLES: usize = 1 << 20;
-/// The box of Smooth Streaming that replaces tfdt.
+/// The UUID of Smooth Streaming's box that replaces tfdt.
 const TFXD: [u8; 16] =
     [0x6d, 0x1d, 0x9b, 0x05, 0x42, 0xd5, 0x44, 0xe6, 0x80, 0xe2, 0x14, 0x1d, 0xaf, 0xf7, 0x57, 0xb2];
 
 /// A sample. Samples are kept in decoding order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MediaSample {
-    /// Flags of ISO/IEC 14496-12, 8.8.3.1.
+    /// Sample flags (ISO/IEC 14496-12, 8.8.3.1).
     pub flags: u32,
     /// Decode time and duration, in units of the track's timescale.
     pub decoded: u64,
     pub duration: u32,
     /// Presentation time less decode time.
     pub offset: i64,
-    /// The place of its data in the input.
+    /// The byte range of the sample's data in the input.
     pub at: Range<u64>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct SampleRun {
     /// Index of the sample entry that they need, from 1 on.
     pub description: u32,
     pub samples: Vec<MediaSample>,
-    /// Whether its boxes mean the same anywhere, if the fragment has no other run.
+    /// Whether the run's boxes mean the same in any file, if the fragment has no other run.
     pub is_plain: bool,
     pub aux: Aux,
     /// Boxes with groups of samples (sgpd), and with their members (sbgp).
@@ -162,7 +162,7 @@ fn smooth_time(part: &Child<'_>) -> Option<u64> {
     body.word(is_long).filter(|_| part.kind == *b"uuid")
 }
 
-/// The state of reading a fragment.
+/// The decode time and the place in the input of the next sample to be read.
 struct FragmentReader {
     decoded: u64,
     at: u64,
@@ -248,12 +248,13 @@ impl SampleRun {
         let is_whole = part.len() == self.samples.len();
         let aux = aux.map(|aux| aux.write(part.clone())).unwrap_or_default();
         let tfhd = [self.track.to_be_bytes(), self.description.to_be_bytes()].concat();
-        // sample-description-index-present and default-base-is-moof.
+        // The flags are sample-description-index-present and default-base-is-moof.
         let mut traf = full(b"tfhd", 0, 0x02_0002, &tfhd);
         traf.extend(full(b"tfdt", 1, 0, &begins.to_be_bytes()));
         self.groups.iter().for_each(|group| traf.extend_from_slice(group));
         self.members.iter().for_each(|members| traf.extend(slice_members(members, &part)));
-        // Boxes of unknown meaning may apply to each sample, or to the fragment once.
+        // Boxes of unknown meaning may describe each sample, so only a whole fragment keeps them. UUID boxes go to the
+        // first part.
         if is_whole || part.start == 0 && self.others.iter().all(|other| other[4..HEADER] == *b"uuid") {
             self.others.iter().for_each(|other| traf.extend_from_slice(other));
         }

@@ -176,6 +176,7 @@ fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     let timescale = numbers.u32()?.max(1);
     numbers.word(is_long)?;
     let code = numbers.u16()?;
+    // Each letter has five bits, counted from 0x60.
     let letter = |at: u16| char::from((code >> at & 0x1f) as u8 + 0x60);
     Some((timescale, [10, 5, 0].map(letter).iter().collect()))
 }
@@ -239,7 +240,7 @@ fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
                 out.extend(boxed(&part.kind, &without_samples(part.body, true)?))
             }
             b"stbl" => out.extend(boxed(b"stbl", &empty_table(part.body)?)),
-            // Durations are those of the samples that the moov had, so they are removed.
+            // The durations are those of the samples that the moov had, so they are set to 0.
             b"elst" => out.extend(open_ended(&part)),
             b"mvhd" | b"mdhd" => out.extend(without_duration(&part, if is_long(&part) { 24 } else { 16 })),
             b"tkhd" => out.extend(without_duration(&part, if is_long(&part) { 28 } else { 20 })),
@@ -270,7 +271,7 @@ fn without_duration(part: &Child<'_>, at: usize) -> Vec<u8> {
     boxed(&part.kind, &body)
 }
 
-/// Copies an edit list and removes the duration of its last entry.
+/// Copies an edit list and sets the duration of its last entry to 0.
 fn open_ended(part: &Child<'_>) -> Vec<u8> {
     let mut body = part.body.to_vec();
     let (entry, length) = if is_long(part) { (20, 8) } else { (12, 4) };
@@ -324,6 +325,7 @@ pub(super) fn join(init: &[u8], other: &[u8]) -> Result<Option<Bytes>, Error> {
         out.extend(boxed(b"mvex", &more));
     }
     for kind in [*b"trak", *b"pssh"] {
+        // Both segments may have the same pssh box.
         of_kind(kind)
             .filter(|part| kind == *b"trak" || !own.contains(part))
             .for_each(|part| out.extend_from_slice(part.whole));
@@ -349,7 +351,7 @@ fn extends(mvex: &Child<'_>, wanted: impl Fn(u32) -> bool) -> Vec<u8> {
     own.flat_map(|part| part.whole.to_vec()).collect()
 }
 
-/// Reports whether the data is longer than a box's header.
+/// Reports whether an mdat box has any data.
 pub(super) fn has_content(mdat: &[u8]) -> bool {
     mdat.len() > HEADER
 }

@@ -19,7 +19,7 @@ use crate::broadcast::{Broadcast, History};
 /// Largest difference between times of packets, in seconds: less than a millisecond of rounding in any timescale.
 const APART: f64 = 0.0015;
 
-/// Inputs of the long table that must be refused, each with a part of the error.
+/// Inputs of the long test that must be refused, each with a part of the expected error.
 const REFUSED: [(&str, &str); 0] = [];
 
 /// ffmpeg's messages about fragments that it has encrypted itself and cannot read. Nothing can judge a player's
@@ -34,7 +34,7 @@ struct FfmpegPacket {
     sum: String,
 }
 
-/// ffmpeg's result for media: its packets of video and sound, and its complaints when it decodes them.
+/// ffmpeg's result for media: its packets of video and sound, and its error messages when it decodes them.
 struct Judged {
     packets: Vec<FfmpegPacket>,
     said: String,

@@ -18,11 +18,12 @@ use super::*;
 use crate::broadcast::{Broadcast, History};
 
 const EVERY_FRAME: &[&str] = &["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame"];
-/// Fragments of a second.
+/// ffmpeg's arguments for fragments of a second.
 const EVERY_SECOND: &[&str] =
     &["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer", "-frag_duration", "1000000"];
 
-/// Two seconds of small video, a key frame every 10 of 50, and sound; `None` without ffmpeg or these encoders.
+/// Returns two seconds of small video, with a key frame every 10 of 50 frames, and sound. Returns `None` without ffmpeg
+/// or these encoders.
 fn encoded(video: &[&str], audio: &[&str], fragments: &[&str]) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=25:duration=2"])
@@ -117,7 +118,7 @@ fn samples_of(media: &[u8]) -> Vec<(usize, i64, String)> {
 }
 
 #[test]
-fn an_object_is_a_sample_with_its_time() {
+fn loc_object_is_a_sample_with_its_time() {
     let Some(media) = encoded(H264, &["aac"], EVERY_FRAME) else { return };
     let broadcast = publish(&media, Packaging::Loc).unwrap();
     let video = objects(&broadcast, "1.loc");
@@ -230,8 +231,8 @@ fn track_that_loc_cannot_carry_stays_cmaf() {
 
 #[test]
 fn loc_of_other_publishers_is_played() {
-    // The catalog and the objects are like moq-cli's: there is no timescale, time stamps are in microseconds, and
-    // neither is the configuration on objects.
+    // The catalog and the objects are like moq-cli's: they have neither timescale nor configuration, and time stamps
+    // are in microseconds.
     let catalog = br#"{"version": "draft-01", "tracks": [
         {"name": "audio", "packaging": "loc", "isLive": true, "role": "audio", "codec": "opus", "samplerate": 48000, "channelConfig": "2"},
         {"name": "unknown", "packaging": "loc", "isLive": true, "role": "video", "codec": "vp8", "width": 1, "height": 1}]}"#;
@@ -257,7 +258,7 @@ fn loc_of_other_publishers_is_played() {
     let huge =
         loc::LocSample { timestamp: 1 << 61, timescale: 1, config: None, sample: b"x" }.encode().unwrap();
     assert!(matches!(wrap.fragment(false, &huge), Err(Error::Malformed(_))));
-    // This configuration is not valid.
+    // The decoder configuration in this catalog is not valid.
     let catalog = br#"{"tracks": [{"name": "v", "packaging": "loc", "role": "video", "codec": "avc1.42C01E", "width": 1, "height": 1, "initData": "AAAA"}]}"#;
     let error = Playlist::from_catalog(&msf::MsfCatalog::parse(catalog).unwrap(), &TrackChoice::default())
         .err()

@@ -31,7 +31,7 @@ struct CommonFields {
     render_group: Option<u16>,
 }
 
-/// A track in it.
+/// A track in the catalog.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CatalogTrack {

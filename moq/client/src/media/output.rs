@@ -13,14 +13,14 @@ use super::picture::{self, PictureKind, Pictures};
 use super::{Cut, Error, MEDIA_PRIORITY, Packaging, SOUND_PRIORITY, codec};
 use crate::broadcast::{BroadcastTrack, SubgroupWriter};
 
-/// Shortest group of video that nowhere marks where a decoder can start.
+/// Shortest group of a video that nowhere marks where a decoder can start.
 const UNMARKED: Duration = Duration::from_secs(2);
-/// Longest group. Relays keep no longer ones, so a late subscriber would not get their beginning.
+/// Longest group. Relays keep no longer groups, so a late subscriber would not get their beginning.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Largest time; no clock counts that far, so a later time cannot be waited for.
+/// Largest time, which stands for any later one: publishing could not wait for it.
 const LATEST: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// How necessary a fragment is for others. The number is that of the subgroup.
+/// The degree to which other fragments need a fragment. The number is that of the subgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FragmentNeed {
     /// A key frame, or sound: decoders can start with it.
@@ -32,7 +32,7 @@ pub(super) enum FragmentNeed {
 }
 
 impl FragmentNeed {
-    /// Returns how necessary samples are. `is_key` says whether the first is a key frame.
+    /// Returns how necessary the samples are for others. `is_key` tells whether the first is a key frame.
     pub fn classify(is_key: bool, samples: &[MediaSample]) -> Self {
         let is_disposable = !samples.is_empty() && samples.iter().all(|it| picture::is_disposable(it.flags));
         match (is_key, is_disposable) {
@@ -48,20 +48,20 @@ pub(super) struct TrackOutput {
     pub track: Arc<BroadcastTrack>,
     pub packaging: Packaging,
     pub is_video: bool,
-    /// Whether it has groups of its own. Other tracks use the groups of the leading track.
+    /// Whether the track has groups of its own. Other tracks use the groups of the leading track.
     pub has_groups: bool,
     pub timescale: u32,
     /// Default values for fields that fragments omit.
     pub defaults: Trex,
-    /// How pictures are read, by sample entry.
+    /// The formats of the pictures, by sample entry.
     pictures: Vec<Option<Pictures>>,
     /// Length of an initialisation vector, where samples are encrypted.
     pub iv_size: u8,
     /// The decoder's configuration.
     configuration: Option<Vec<u8>>,
-    /// How much earlier than its time a sample is presented, in units of the timescale.
+    /// Time by which a sample is presented earlier than its time stamp says, in units of the timescale.
     pub edit: i64,
-    /// How much is added to all times, in units of the timescale.
+    /// Offset that is added to all times, in units of the timescale.
     pub later: u64,
     /// Time when the last fragment ended.
     pub next: u64,
@@ -166,10 +166,12 @@ impl TrackOutput {
             Some(PictureKind::Needs) => false,
             Some(PictureKind::AsMarked) => is_sync,
             None => {
+                // A track without any mark begins groups by time, at the beginning of a fragment.
                 self.is_marked |= is_sync;
                 is_sync || !self.is_marked && position == 0 && self.is_due(sample, UNMARKED)
             }
         };
+        // A group that lasts too long ends even where a decoder cannot start.
         let is_forced = !begins && position == 0 && self.begun.is_some() && self.is_due(sample, LONGEST);
         if self.is_video && !is_sync && (is_forced || begins && verdict.is_none()) && !self.is_warned {
             self.is_warned = true;
@@ -184,7 +186,7 @@ impl TrackOutput {
         begins || is_forced
     }
 
-    /// Reports whether the group has lasted for `after`, or there is none yet.
+    /// Reports whether the newest group has lasted for `after`, or there is none yet.
     fn is_due(&self, sample: &MediaSample, after: Duration) -> bool {
         self.begun.is_none_or(|begun| self.time(sample.decoded.abs_diff(begun)) >= after)
     }
@@ -194,7 +196,7 @@ impl TrackOutput {
         const TIME: Error = Error::Malformed("a time that LOC cannot express");
         let config = self.configuration.as_deref().filter(|_| begins);
         let config = config.map(if self.is_video { loc::Config::Video } else { loc::Config::Audio });
-        // The part that an edit list cuts off may be before time 0.
+        // The part that an edit list cuts off may be before time 0, which LOC cannot express.
         let timestamp = u64::try_from(self.presented(sample).max(0)).map_err(|_| TIME)?;
         loc::LocSample { timestamp, timescale: self.timescale.into(), config, sample: bytes }
             .encode()
@@ -238,6 +240,7 @@ impl TrackOutput {
     pub fn write(&mut self, cut: Cut, need: FragmentNeed, of_leader: u64, payload: Bytes) -> (u64, u64) {
         let group = self.groups.open.get_or_insert_with(|| OutputGroup::new(of_leader));
         self.groups.next = self.groups.next.max(group.id + 1);
+        // Lower numbers are sent first: sound, then key frames, then frames that others need.
         let (subgroup, priority) = match (cut, self.is_video) {
             (Cut::Whole, _) => (0, MEDIA_PRIORITY),
             (Cut::ByNeed, false) => (0, SOUND_PRIORITY),
@@ -249,7 +252,7 @@ impl TrackOutput {
         slot.get_or_insert_with(|| self.track.open(place.0, id, priority)).write(place.1, payload);
         group.next_object += 1;
         if cut == Cut::ByNeed && self.is_video && need == FragmentNeed::Key {
-            *slot = None; // Objects of that subgroup are complete.
+            *slot = None; // A group has one key frame, so that subgroup is complete.
         }
         place
     }

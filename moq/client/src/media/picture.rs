@@ -5,7 +5,8 @@ use mp4_atom::Codec;
 
 use super::entry::SampleEntry;
 
-/// sample_depends_on of a sample that needs others, and sample_is_non_sync_sample (ISO/IEC 14496-12, 8.8.3.1).
+/// Flags of a sample that depends on others (sample_depends_on is 1), and of a non-sync sample (ISO/IEC 14496-12,
+/// 8.8.3.1).
 const DEPENDS: u32 = 0x0100_0000;
 const NON_SYNC: u32 = 0x0001_0000;
 
@@ -31,10 +32,10 @@ pub(super) enum PictureKind {
     Needs,
 }
 
-/// How pictures of a track are read.
+/// The format of a track's pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pictures {
-    /// Units, each preceded by its length in this many bytes.
+    /// NAL units, each preceded by its length in this many bytes.
     H264(usize),
     H265(usize),
     Av1,
@@ -90,6 +91,7 @@ fn h264(sample: &[u8], length: usize) -> Option<PictureKind> {
     let mut all_intra = true;
     for unit in units(sample, length) {
         let (head, body) = unit.split_first()?;
+        // NAL unit types (ITU-T H.264, 7.4.1): 5 is an IDR slice, 6 supplemental information, 1 and 2 are other slices.
         match head & 0x1f {
             5 => return Some(PictureKind::Begins),
             6 => recovers |= has_recovery_point(body),
@@ -121,7 +123,7 @@ fn has_recovery_point(mut body: &[u8]) -> bool {
     false
 }
 
-/// Reads a number in which a byte of 255 continues.
+/// Reads a number as a sum of bytes, which continues after each byte of 255.
 fn ff_coded(bytes: &mut &[u8]) -> Option<usize> {
     let mut sum = 0_usize;
     loop {
@@ -157,6 +159,7 @@ fn vp9(sample: &[u8]) -> Option<bool> {
     if marker != 2 || profile == 3 && bits.take(1)? != 0 {
         return None;
     }
+    // A frame that only shows an earlier one has no picture of its own.
     let shows_existing = bits.take(1)? == 1;
     Some(!shows_existing && bits.take(1)? == 0)
 }
@@ -169,6 +172,7 @@ fn av1(mut sample: &[u8]) -> Option<PictureKind> {
     let mut is_still = false;
     loop {
         let (head, rest) = sample.split_first()?;
+        // The flags are obu_extension_flag, which adds a byte, and obu_has_size_field.
         let rest = if head & 0x04 == 0 { rest } else { rest.get(1..)? };
         let (size, rest) = if head & 0x02 == 0 { (rest.len(), rest) } else { leb128(rest)? };
         let (unit, behind) = rest.split_at_checked(size)?;
@@ -177,6 +181,7 @@ fn av1(mut sample: &[u8]) -> Option<PictureKind> {
             SEQUENCE => is_still = unit.first()? >> 3 & 1 == 1,
             FRAME_HEADER | FRAME => {
                 let first = unit.first()?;
+                // A frame header begins with show_existing_frame and frame_type, where 0 is a key frame.
                 let is_key = is_still || first >> 7 == 0 && first >> 5 & 0x3 == 0;
                 return Some(if is_key { PictureKind::Begins } else { PictureKind::Needs });
             }
@@ -258,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_say_whether_a_decoder_can_begin() {
+    fn picture_type_decides_whether_a_decoder_can_begin() {
         use PictureKind::{AsMarked, Begins, Needs};
         use Pictures::{Av1, H264, H265, Vp8, Vp9};
         // A slice: first_mb_in_slice 0 is the bit 1, slice_type 7 is 0001000, 5 is 00110.

@@ -14,12 +14,12 @@ use super::{Error, language};
 pub struct PlayedTrack {
     /// The track's name.
     pub name: String,
-    /// Makes fragments of MP4 of its objects, if they are LOC.
+    /// The converter of the track's objects into MP4 fragments, if they are LOC.
     pub wrap: Option<Wrap>,
 }
 
 impl PlayedTrack {
-    /// Makes a part whose objects are played unchanged.
+    /// Makes a track whose objects are played unchanged.
     pub fn plain(name: String) -> Self {
         Self { name, wrap: None }
     }
@@ -40,7 +40,7 @@ impl TrackChoice {
         *self == Self::default()
     }
 
-    /// Returns the tracks of a catalog to play, by name: for each kind in turn the candidates.
+    /// Returns the tracks of a catalog to play: for each kind its candidates, in order of preference.
     fn select_tracks<'a>(&self, catalog: &'a msf::MsfCatalog) -> Result<Vec<Vec<&'a msf::MsfTrack>>, Error> {
         if !self.tracks.is_empty() {
             let named = self.tracks.iter().map(|name| {
@@ -65,7 +65,7 @@ impl TrackChoice {
             let there = sound.iter().filter_map(|track| track.lang.clone()).collect();
             return Err(Error::NoSuchLanguage { wanted: wanted.clone(), there });
         }
-        // Subtitles may be the only track in a language.
+        // Only subtitles may be in the wanted language, so sound in other languages stays a candidate.
         sound.sort_by_key(|track| !is_in(track));
         Ok(vec![video, sound, subtitles])
     }
@@ -81,14 +81,14 @@ pub struct Playlist {
 }
 
 impl Playlist {
-    /// Chooses tracks by an MSF catalog, among those that are CMAF or LOC; `None` if there are none.
+    /// Selects tracks by an MSF catalog, among those that are CMAF or LOC. Returns `None` if there are none.
     ///
     /// # Errors
     /// Fails if an init segment or a decoder's configuration cannot be read, or a chosen track does not exist.
     pub fn from_catalog(catalog: &msf::MsfCatalog, choice: &TrackChoice) -> Result<Option<Self>, Error> {
         let mut playlist = None;
         for tracks in choice.select_tracks(catalog)? {
-            // Track IDs for fragments that are made here are ones that no input uses.
+            // Fragments that are made here get track IDs that no input uses.
             let id = 1001 + playlist.as_ref().map_or(0, |playlist: &Self| playlist.tracks.len() as u32);
             let mut found = tracks.iter().filter_map(|track| part_of(catalog, track, id).transpose());
             let Some((part, init)) = found.next().transpose()? else {
@@ -105,7 +105,7 @@ impl Playlist {
         Ok(playlist)
     }
 
-    /// Adds a track, if its fragments can be told apart from the others'.
+    /// Adds a track, unless its fragments have the track ID of another track.
     fn and(mut self, part: PlayedTrack, init: &[u8]) -> Result<Self, Error> {
         if init != self.init {
             let Some(joined) = join(&self.init, init)? else {

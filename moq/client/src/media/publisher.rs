@@ -29,19 +29,19 @@ struct Fragment {
     at: u64,
     sequence: u32,
     runs: Vec<SampleRun>,
-    /// The boxes in front of it.
+    /// The boxes in front of the fragment.
     front: Vec<WaitingBox>,
-    /// Whether each sample becomes an object: true for samples that the moov lists.
+    /// Whether each sample becomes an object of its own, as the samples that the moov lists do.
     is_table: bool,
 }
 
-/// An object, its track, and its place there.
+/// An object that is ready to be published.
 struct PublishedObject {
     track: u32,
     begins: bool,
     need: FragmentNeed,
     samples: usize,
-    /// Decode and presentation time of its first sample.
+    /// Decode time of the object's first sample; below, its presentation time in seconds.
     time: Duration,
     seconds: f64,
     marks: Vec<TimelineRecord>,
@@ -55,7 +55,7 @@ enum ObjectPayload {
     Sample(MediaSample, Bytes),
 }
 
-/// Publishes boxes into a broadcast.
+/// A publisher that turns MP4 boxes into objects of a broadcast.
 ///
 /// For each box in the order of the input, call [`take`](Self::take), then [`publish`](Self::publish) (or
 /// [`publish_next`](Self::publish_next) at the time that [`next_time`](Self::next_time) says) for the objects that it
@@ -84,7 +84,7 @@ pub struct MediaPublisher {
     data: Vec<(u64, Bytes)>,
     ready: VecDeque<PublishedObject>,
     timelines: Timelines,
-    /// A track that fragments belong to, but that the moov box does not have.
+    /// The ID of a track that fragments belong to but the moov box lacks, once it was logged.
     unknown: Option<u32>,
     /// Number of moov boxes so far.
     inits: u32,
@@ -107,7 +107,7 @@ impl Renditions {
 }
 
 impl MediaPublisher {
-    /// Makes a publisher of the only rendition.
+    /// Makes a publisher of a broadcast with one rendition.
     pub fn new(broadcast: Arc<Broadcast>, packaging: Packaging, cut: Cut) -> Result<Self, NameError> {
         Renditions::new(broadcast, 1, packaging)?.media(0, None, cut)
     }
@@ -147,14 +147,14 @@ impl MediaPublisher {
     /// Takes the next box, which begins at `at` in the input.
     ///
     /// # Errors
-    /// Fails if it cannot be read, or does not fit to the boxes before.
+    /// Fails if the box cannot be read, or does not fit the boxes before it.
     pub fn take(&mut self, kind: FourCC, at: u64, bytes: Bytes) -> Result<(), Error> {
         match kind.as_ref() {
             b"ftyp" => self.ftyp = Some(bytes),
             b"moov" => self.set_up(at, bytes)?,
             b"moof" => self.fragment(at, bytes)?,
             b"mdat" => self.samples(at, bytes)?,
-            // Indexes and the like have no meaning in a live stream.
+            // Boxes without a meaning in a live stream, such as indexes, are dropped.
             _ => WaitingBox::read(kind, &bytes)
                 .into_iter()
                 .for_each(|front| events::wait(&mut self.front, front)),
@@ -194,7 +194,7 @@ impl MediaPublisher {
         }
     }
 
-    /// Logs what is missing at the end of the input.
+    /// Logs and drops the fragments whose samples are missing at the end of the input.
     pub fn finish(&mut self) {
         for fragment in self.waiting.drain(..) {
             let samples: usize = fragment.runs.iter().map(|run| run.samples.len()).sum();
@@ -330,6 +330,7 @@ impl MediaPublisher {
     }
 
     fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
+        // So many fragments wait only if their samples are not at the offsets that they state.
         if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
             return Err(oldest.outside());
         }
@@ -344,7 +345,7 @@ impl MediaPublisher {
         let end = at + bytes.len() as u64;
         self.data.push((at, bytes));
         self.resolve(Some(end))?;
-        // Samples may also be in front of their moof.
+        // Samples may also be in front of their moof, so the last boxes are kept.
         while self.data.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MAX_BOX {
             self.data.remove(0);
         }
@@ -356,6 +357,7 @@ impl MediaPublisher {
         let was_waiting = !self.waiting.is_empty();
         while let Some(mut fragment) = self.waiting.pop_front() {
             if !fragment.is_there(&self.data) {
+                // Once the input is past the places of the samples, or has all their bytes, the places must be wrong.
                 let is_behind = end.is_some_and(|end| fragment.end() <= end);
                 if !is_behind && !fragment.fills(&self.data) {
                     self.waiting.push_front(fragment);
@@ -525,12 +527,12 @@ impl MediaPublisher {
 }
 
 impl Fragment {
-    /// Returns where the last of its samples ends.
+    /// Returns the end of the last sample, as an offset in the input.
     fn end(&self) -> u64 {
         self.runs.iter().flat_map(|run| &run.samples).map(|sample| sample.at.end).max().unwrap_or(0)
     }
 
-    /// Reports whether all of its samples are in boxes that have arrived.
+    /// Reports whether all samples of the fragment are in boxes that have arrived.
     fn is_there(&self, data: &[(u64, Bytes)]) -> bool {
         let mut samples = self.runs.iter().flat_map(|run| &run.samples);
         samples.all(|sample| find(data, sample.at.clone()).is_some())
@@ -542,14 +544,14 @@ impl Fragment {
         find(data, at.clone()).or_else(in_moof)
     }
 
-    /// Reports whether the mdat boxes after it have at least as many bytes as its samples.
+    /// Reports whether the mdat boxes after the fragment have exactly as many bytes as its samples.
     fn fills(&self, data: &[(u64, Bytes)]) -> bool {
         let wanted: u64 = self.runs.iter().map(SampleRun::bytes).sum();
         let there: usize = self.bodies(data).map(|(_, body)| body).sum();
         !self.is_table && wanted > 0 && there as u64 == wanted
     }
 
-    /// Returns where the bodies of the mdat boxes after it begin, and their lengths.
+    /// Returns the beginnings and lengths of the bodies of the mdat boxes after the fragment.
     fn bodies<'a>(&self, data: &'a [(u64, Bytes)]) -> impl Iterator<Item = (u64, usize)> + use<'a> {
         let from = self.at;
         data.iter().filter(move |(at, _)| *at > from).filter_map(|(at, bytes)| {
@@ -577,15 +579,17 @@ impl Fragment {
         Error::Outside { at: self.at, track: self.runs.first().map_or(0, |run| run.track) }
     }
 
-    /// Returns the fragment and its mdat unchanged, if nothing else is between and around them.
+    /// Returns the fragment and its mdat unchanged, if the mdat follows at once and its body begins with the samples.
     fn as_it_is(&self, data: &[(u64, Bytes)]) -> Option<Bytes> {
         let [run] = &self.runs[..] else { return None };
         let behind = self.at + self.moof.len() as u64;
         let (at, mdat) = data.iter().find(|(at, _)| *at == behind)?;
         let end = at + mdat.len() as u64;
-        // Players in browsers look for the samples where the body of the mdat begins, whatever the fragment says.
+        // Players in browsers expect the samples where the body of the mdat begins, and ignore the offset in the
+        // fragment.
         let begins = run.samples.first().is_some_and(|first| first.at.start == at + HEADER as u64);
         let is_whole = begins && run.samples.iter().all(|sample| sample.at.end <= end);
+        // A box whose size has 64 bits, or that has no size, is rewritten.
         let is_short = |bytes: &Bytes| bytes.first_chunk().is_some_and(|size| u32::from_be_bytes(*size) > 1);
         (run.is_plain && is_whole && is_short(&self.moof) && is_short(mdat))
             .then(|| [&self.moof[..], mdat].concat().into())

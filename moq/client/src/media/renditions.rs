@@ -13,7 +13,7 @@ use super::init::Presentation;
 use super::{Error, Packaging};
 use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Largest difference between the beginnings of groups of the same ID: less than a frame.
+/// Largest difference between the beginnings of groups of the same ID in two renditions: less than a frame.
 const APART: Duration = Duration::from_millis(10);
 /// Number of groups whose beginnings are remembered.
 const REMEMBERED: usize = 64;
@@ -39,7 +39,7 @@ struct RenditionState {
 }
 
 impl Renditions {
-    /// Makes this number of renditions, which all go into the same broadcast.
+    /// Makes the shared state of `count` renditions, which all go into the same broadcast.
     pub fn new(
         broadcast: Arc<Broadcast>,
         count: usize,
@@ -50,7 +50,7 @@ impl Renditions {
         Ok(Arc::new(Self { broadcast, catalog, hang, count, packaging, state: Mutex::default() }))
     }
 
-    /// Returns the broadcast that they go into.
+    /// Returns the broadcast that the renditions go into.
     pub(super) fn broadcast(&self) -> Arc<Broadcast> {
         self.broadcast.clone()
     }
@@ -96,7 +96,8 @@ impl Renditions {
         Ok(())
     }
 
-    /// Records that a group of video begins at this time of the media.
+    /// Records that a group of video begins at this time of the media. Fails if another rendition begins it at another
+    /// time.
     fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
         let mut state = self.state.lock();
         let first = *state.starts.entry(group).or_insert(at);

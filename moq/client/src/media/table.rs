@@ -58,6 +58,7 @@ pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<SampleRun>, Er
     let mut described = runs_of_chunks.iter().peekable();
     let mut current = None;
     for (number, mut at) in (1_u32..).zip(chunks) {
+        // An stsc entry applies from its first chunk on, up to the next entry's first chunk.
         while let Some(next) = described.next_if(|next| next.first_chunk <= number) {
             current = Some(next);
         }
@@ -69,6 +70,7 @@ pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<SampleRun>, Er
         for _ in 0..current.samples_per_chunk.min(count - sample) {
             let end = at.checked_add(size(sample).ok_or(WRONG)?.into()).ok_or(WRONG)?;
             let duration = durations.next().unwrap_or(0);
+            // Without stss, every sample is a sync sample.
             let is_sync = sync.as_ref().is_none_or(|sync| sync.contains(&(sample + 1)));
             let flags = if is_sync { SYNC } else { NON_SYNC };
             let offset = offsets.next().unwrap_or(0);

@@ -15,7 +15,7 @@ use super::init::{self, Presentation};
 use super::*;
 use crate::broadcast::{Broadcast, History};
 
-/// Two seconds of video (a key frame every 10 of 50) and audio; `None` without ffmpeg.
+/// Returns two seconds of video (a key frame every 10 of 50 frames) and audio, or `None` without ffmpeg.
 fn sample() -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=25:duration=2"])
@@ -61,7 +61,7 @@ fn objects(broadcast: &Broadcast, name: &str) -> Vec<(Location, Bytes)> {
 }
 
 #[test]
-fn a_group_begins_at_each_key_frame() {
+fn group_begins_at_each_key_frame() {
     let Some(media) = sample() else { return };
     let (broadcast, times) = publish(&media, 1000);
     let video = objects(&broadcast, "1.m4s");
@@ -85,7 +85,7 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // They are the file when put in its order.
+    // The objects, put in the order of the file, are its bytes.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -111,14 +111,14 @@ fn key_frames_and_deltas_are_subgroups_of_their_own() {
     });
     assert_eq!(found, expected.collect::<Vec<_>>());
     assert!(stored("2.m4s").iter().all(|object| (object.subgroup, object.priority) == (Some(0), 124)));
-    // The objects are the same as without the second rendition.
+    // The objects are the same as in groups of one subgroup.
     let (whole, _) = publish(&media, 1000);
     assert_eq!(objects(&broadcast, "1.m4s"), objects(&whole, "1.m4s"));
     assert_eq!(objects(&broadcast, "2.m4s"), objects(&whole, "2.m4s"));
 }
 
 #[test]
-fn frame_flags_say_which_frames_need_it() {
+fn sample_flags_decide_how_necessary_a_fragment_is() {
     use super::output::FragmentNeed;
     let sample = |flags: &u32| super::fragment::MediaSample {
         flags: *flags,
@@ -141,7 +141,7 @@ fn frame_flags_say_which_frames_need_it() {
 }
 
 #[test]
-fn the_catalog_is_the_one_that_moq_pub_writes() {
+fn catalog_equals_the_one_that_moq_pub_writes() {
     let Some(media) = sample() else { return };
     let (broadcast, _) = publish(&media, usize::MAX);
     let catalog = objects(&broadcast, CATALOG).remove(0).1;
@@ -163,8 +163,7 @@ fn the_catalog_is_the_one_that_moq_pub_writes() {
     assert_eq!(audio["samplerate"], 44_100);
 }
 
-/// A second rendition of the same kind as [`sample`], which repeats its parameter sets with each key frame; `None`
-/// without ffmpeg.
+/// Returns three seconds of video that repeats its parameter sets with each key frame, or `None` without ffmpeg.
 fn in_band(size: &str, bitrate: &str, group: &str) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", &format!("testsrc2=size={size}:rate=25:duration=3")])
@@ -195,7 +194,7 @@ fn renditions(media: [&[u8]; 2]) -> Result<Arc<Broadcast>, Error> {
     Ok(broadcast)
 }
 
-/// Decode time of a fragment.
+/// Returns the decode time of a fragment.
 fn time_of(fragment: &[u8]) -> u64 {
     let moof = Moof::decode(&mut &fragment[..]).unwrap();
     moof.traf[0].tfdt.as_ref().unwrap().base_media_decode_time
@@ -241,7 +240,7 @@ fn renditions_whose_groups_are_not_aligned_are_refused() {
     assert!(matches!(error, Error::Apart { group: 1, .. }), "{error}");
 }
 
-/// An init segment in base64, whose only track has another ID.
+/// Returns an init segment in base64 with the ID of its only track changed to `id`.
 fn renamed(init: &str, id: u32) -> String {
     let init = STANDARD.decode(init).unwrap();
     let at = init.windows(4).position(|window| window == b"moov").unwrap() - 4;
@@ -253,7 +252,7 @@ fn renamed(init: &str, id: u32) -> String {
     STANDARD.encode(renamed)
 }
 
-/// The IDs of the tracks of an init segment, and of those that fragments extend.
+/// Returns the IDs of the tracks of an init segment, and of those that fragments extend.
 fn ids(init: &[u8]) -> (Vec<u32>, Vec<u32>) {
     let at = init.windows(4).position(|window| window == b"moov").unwrap() - 4;
     let moov = Moov::decode(&mut &init[at..]).unwrap();
@@ -290,7 +289,7 @@ fn playlist_is_made_from_the_catalog() {
     let common =
         Playlist::from_catalog(&msf::MsfCatalog::new(common), &TrackChoice::default()).unwrap().unwrap();
     assert_eq!(common, Playlist { init, tracks });
-    // The fragments of these tracks could not be told apart.
+    // These tracks have the same ID, so only the first is played.
     let apart = Playlist::from_catalog(&described([1, 1]), &TrackChoice::default()).unwrap().unwrap();
     assert_eq!((playable(&apart.init).unwrap(), apart.tracks.len()), (vec![(0, 1)], 1));
     // These tracks have no playable packaging.
@@ -303,7 +302,7 @@ fn playlist_is_made_from_the_catalog() {
 }
 
 #[test]
-fn a_single_rendition_has_a_catalog_of_its_own() {
+fn single_rendition_is_described_in_both_catalogs() {
     let Some(media) = sample() else { return };
     let (broadcast, _) = publish(&media, usize::MAX);
     let catalog = msf::MsfCatalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
@@ -337,7 +336,7 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
     assert!(sound.description.as_deref().unwrap().starts_with("1208"), "{sound:?}");
 }
 
-/// The body of the box of a type, wherever it is, in hexadecimal digits.
+/// Returns the body of the first box of a type, at any depth, in hexadecimal digits.
 fn body_of(kind: &[u8; 4], init: &[u8]) -> String {
     let at = init.windows(4).position(|window| window == kind).unwrap();
     let length = u32::from_be_bytes(init[at - 4..at].try_into().unwrap()) as usize;
@@ -345,7 +344,7 @@ fn body_of(kind: &[u8; 4], init: &[u8]) -> String {
 }
 
 #[test]
-fn codecs_of_today_have_their_names() {
+fn codecs_have_their_names_in_catalogs() {
     for (video, audio, names, record) in [
         (&["libx265", "-tag:v", "hvc1"][..], "aac", ["hvc1.1.6.L", "mp4a.40.2"], Some(b"hvcC")),
         (&["libx265", "-tag:v", "hev1"], "aac", ["hev1.1.6.L", "mp4a.40.2"], Some(b"hvcC")),
@@ -373,7 +372,7 @@ fn codecs_of_today_have_their_names() {
     }
 }
 
-/// Half a second of small video and sound; `None` without ffmpeg or these encoders.
+/// Returns half a second of small video and sound, or `None` without ffmpeg or these encoders.
 fn encoded(video: &[&str], audio: &str) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=10:duration=0.5"])
@@ -391,7 +390,7 @@ fn new_init_segment_renames_tracks() {
         eprintln!("SKIP: ffmpeg with libx264 is not here");
         return;
     };
-    // The same init segment again changes nothing; another one does.
+    // A repeated init segment changes nothing, and a different one begins new tracks.
     let (broadcast, _) = publish(&[&small[..], &small, &large].concat(), 1000);
     let names: Vec<_> = broadcast.tracks().iter().map(|track| track.name().name().clone()).collect();
     assert_eq!(names, [".catalog", "catalog", "catalog.json", "i2-0.mp4", "i2-1.m4s"]);
@@ -409,7 +408,7 @@ fn new_init_segment_renames_tracks() {
     assert_eq!(after[0].0, Location::new(before.last().unwrap().0.group + 1, 0), "groups go on");
 }
 
-/// Video without a codec that is known: a sample is a byte.
+/// Returns an init segment of video whose codec is unknown. A sample of it is one byte.
 fn unknown_video(entry: &[u8; 4]) -> Vec<u8> {
     let tkhd = [&[0; 8][..], &1_u32.to_be_bytes(), &[0; 68]].concat();
     let mdhd = [&[0; 8][..], &10_u32.to_be_bytes(), &[0; 8]].concat();
@@ -425,10 +424,10 @@ fn unknown_video(entry: &[u8; 4]) -> Vec<u8> {
     boxed(b"moov", &moov.concat())
 }
 
-/// Offset of the sample in such a fragment.
+/// Offset of the sample in an [`unknown_fragment`], in bytes.
 const UNKNOWN_DATA: usize = 104;
 
-/// A fragment of one sample at a time, with these flags.
+/// Returns a fragment of one sample at `time`, with these flags.
 fn unknown_fragment(time: u64, flags: u32) -> Vec<u8> {
     let tfhd = [1_u32.to_be_bytes(), flags.to_be_bytes()].concat();
     let parts = [
@@ -494,7 +493,7 @@ fn fragment_with_unusual_layout_is_rewritten() {
         full(b"trun", 0, 0x201, &[&[0, 0, 0, count], &(offset as u32).to_be_bytes()[..], &sizes].concat())
     };
     let moof = |truns: &[u8]| {
-        // No sample is marked as one that a decoder can start with, so they stay together.
+        // No sample is marked as one that a decoder can start with, so the samples stay together.
         let tfhd = full(b"tfhd", 0, 0x02_0020, &[0, 0, 0, 1, 1, 1, 0, 0]);
         let traf = boxed(b"traf", &[&tfhd[..], &full(b"tfdt", 1, 0, &[0; 8]), truns].concat());
         boxed(b"moof", &[full(b"mfhd", 0, 0, &[0; 4]), traf].concat())

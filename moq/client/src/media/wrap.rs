@@ -11,30 +11,30 @@ use mp4_atom::{
 
 use super::{Error, codec};
 
-/// Flags of a sample that depends on others or that others depend on, and of one that a decoder can start with.
+/// Flags of a sample that a decoder cannot start with, and of one that it can start with.
 const DELTA: u32 = 0x0101_0000;
 const KEY: u32 = 0x0200_0000;
-/// Largest time that video is decoded before its presentation; encoders do not reorder further.
+/// Largest time between the decoding and the presentation of video, in seconds; encoders do not reorder further.
 const EARLY_SECONDS: u64 = 1;
 /// Length of the header of an mdat.
 const HEADER: usize = 8;
 
-/// Makes a fragment of each object of a track.
+/// A converter of a LOC track's objects into MP4 fragments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrap {
     id: u32,
     is_video: bool,
     timescale: u32,
     sequence: u32,
-    /// Decode and presentation time of the last sample.
+    /// Decode and presentation time of the last sample, in units of the timescale.
     last: Option<(u64, u64)>,
     /// Shortest time between two successive samples, which stands in for durations that LOC does not carry.
     duration: Option<u32>,
 }
 
 impl Wrap {
-    /// Makes fragments with this track ID, and the init segment for them. Returns `None` if the catalog lacks a
-    /// needed field of the track.
+    /// Makes a converter to fragments with this track ID, and the init segment for them. Returns `None` if the catalog
+    /// lacks a needed field of the track.
     ///
     /// # Errors
     /// Fails if the decoder's configuration in the catalog cannot be read.
@@ -56,6 +56,8 @@ impl Wrap {
         Ok(Some((wrap, init)))
     }
 
+    /// Makes a fragment of an object. `begins_group` marks its sample as one that a decoder can start with.
+    ///
     /// # Errors
     /// Fails if the payload is not LOC, or its time does not fit.
     pub fn fragment(&mut self, begins_group: bool, payload: &[u8]) -> Result<Bytes, Error> {
@@ -92,7 +94,7 @@ impl Wrap {
         }
         let early = presented.saturating_sub(u64::from(self.timescale) * EARLY_SECONDS);
         match self.last {
-            // A publisher may restart its clock.
+            // A publisher that restarts its clock begins a group at an earlier time, so decode times restart there.
             Some((last, _)) if !begins_group || presented > last => early.max(last + 1),
             _ => early,
         }
@@ -111,7 +113,7 @@ impl Wrap {
             };
             encoded(&moof)
         };
-        // The length is the same wherever the data is.
+        // The length of a moof is the same wherever the data is, so it is encoded once to learn it.
         let mut fragment = moof(moof(0)?.len() + HEADER)?;
         fragment.extend(encoded(&Mdat { data: sample.to_vec() })?);
         Ok(fragment.into())

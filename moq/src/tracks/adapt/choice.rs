@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-/// Number of switches that are remembered. Groups from before the oldest one count as that one's.
+/// Number of switches that are remembered. Older groups count as taken from the rendition of the oldest switch.
 const SPANS: usize = 32;
 
 /// Number of groups by which a rendition may be behind the others and still be switched to, or kept.
 const BEHIND: u64 = 1;
 
-/// Stands for no rendition: groups assigned to it are not sent.
+/// The number that stands for no rendition: groups assigned to it are not sent.
 pub const NOBODY: usize = usize::MAX;
 
 /// A run of groups, from `first` on, that are taken from one rendition.
@@ -22,7 +22,7 @@ pub struct GroupSpan {
 
 #[derive(Clone, Copy, Default)]
 struct RenditionMember {
-    /// The first group that is available whole.
+    /// The first group whose objects all arrive, because the subscription began before the group did.
     whole_from: Option<u64>,
     newest: Option<u64>,
     lost: bool,
@@ -55,6 +55,7 @@ impl RenditionChoice {
 
     /// Adds a rendition at this place of the order; returns its number.
     pub fn add(&mut self, place: usize) -> usize {
+        // A number is free again once no remembered group is taken from it.
         let is_free = |number: &usize| {
             !self.order.contains(number) && self.spans.iter().all(|span| span.member != *number)
         };
@@ -73,13 +74,14 @@ impl RenditionChoice {
         self.order.insert(place.min(self.order.len()), number);
     }
 
-    /// Removes a rendition. Groups that come from it continue.
+    /// Removes a rendition. Groups that were assigned to it are still taken from it.
     pub fn remove(&mut self, number: usize) {
         self.lose(number);
         self.order.retain(|other| *other != number);
     }
 
-    /// Treats the rendition as whole from the start: it already exists when the subscription begins.
+    /// Takes all groups from the rendition. Its current group counts as whole, since it exists when the subscription
+    /// begins.
     pub fn start_with(&mut self, number: usize) {
         if let Some(member) = self.members.get_mut(number) {
             member.whole_from = Some(0);
@@ -120,37 +122,38 @@ impl RenditionChoice {
         span.or(self.spans.front()).map_or(0, |span| span.member)
     }
 
-    /// Returns the rendition of the newest groups.
+    /// Returns the newest assignment: its rendition and its first group.
     pub fn current(&self) -> GroupSpan {
         self.spans.back().copied().unwrap_or(GroupSpan { first: 0, member: 0 })
     }
 
-    /// The group that a switch would begin with: the first that has not begun in any rendition.
+    /// Returns the group that a switch would begin with: the first that has not begun in any rendition.
     fn next(&self) -> Option<u64> {
         self.newest.map_or(Some(0), |newest| newest.checked_add(1))
     }
 
-    /// Whether a switch to the rendition would find its first group whole.
+    /// Reports whether a switch to the rendition is possible: its first group would be whole, and it neither ended nor
+    /// stalled.
     pub fn is_ready(&self, member: usize) -> bool {
         let (Some(next), Some(known)) = (self.next(), self.members.get(member)) else { return false };
         let whole = known.whole_from.is_some_and(|from| from <= next);
         whole && !known.lost && !self.is_behind(member)
     }
 
-    /// Whether other renditions are ahead by more than a moment.
+    /// Reports whether another rendition is ahead by more than [`BEHIND`] groups.
     fn is_behind(&self, member: usize) -> bool {
         let newest = self.members.get(member).and_then(|member| member.newest);
         self.newest.is_some_and(|most| newest.is_none_or(|newest| newest.saturating_add(BEHIND) < most))
     }
 
-    /// Whether the current rendition has ended, or stalls while others continue.
+    /// Reports whether the current rendition has ended, or stalls while others continue.
     pub fn is_stuck(&self) -> bool {
         let current = self.current().member;
         self.members.get(current).is_none_or(|member| member.lost) || self.is_behind(current)
     }
 
-    /// Returns the best available rendition up to the place `wanted`. A higher one is returned only if no other is
-    /// available.
+    /// Returns the best available rendition up to the place `wanted`. A higher one is returned only if the current
+    /// rendition is stuck and no lower one is available.
     pub fn best(&self, wanted: usize) -> usize {
         let current = self.current().member;
         let stuck = self.is_stuck();

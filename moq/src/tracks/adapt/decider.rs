@@ -7,38 +7,40 @@ use std::{
 
 use millrace_quic::plane::{congestion::LATELY, downstream::ConnectionRoom};
 
-/// Age of the oldest waiting media, or delay of the queue on the path, that counts as a backlog. A key frame can
-/// cause one too.
+/// Age of the oldest unsent media, or delay of the queue on the path, that counts as a backlog. A key frame alone can
+/// cause a backlog.
 const BACKLOG: Duration = Duration::from_millis(100);
 
-/// Duration after which a backlog shows the path's capacity.
+/// Time that a backlog lasts before the throughput counts as the path's capacity.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Duration of a backlog that is too long for the path, whatever the estimate says.
+/// Time after which a backlog in the send queue lowers the rung, whatever the estimate says.
 const LONG: Duration = Duration::from_millis(1500);
 
-/// The same for a queue on the path, which may also be a longer route.
+/// Time after which a queue on the path lowers the rung. It is long, since a longer route looks like a queue.
 const LONG_ON_PATH: Duration = Duration::from_secs(5);
 
-/// The throughput is measured over this time.
+/// Time over which the throughput is measured.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// How long there must be no backlog before the next rung is tried, at first and at most. The time doubles each time
-/// the next rung was too much.
+/// Time without backlog before the next rung is tried, at first and at most. It doubles each time the next rung was too
+/// much for the path.
 const HOLD: Duration = Duration::from_secs(5);
 const MOST_HOLD: Duration = Duration::from_secs(80);
 
-/// A rung that is left within this time after a climb was too much.
+/// A rung that is left within this time after a climb counts as too much for the path.
 const TRIAL: Duration = Duration::from_secs(15);
 
-/// The smallest round trip of this time, or twice this time, counts as the path's delay without a queue.
+/// Length of a period in which the smallest round trip is kept. The smallest of this period and the previous one counts
+/// as the path's delay without a queue.
 const SHORTEST: Duration = Duration::from_secs(15);
 
-/// How long the capacity that a backlog showed takes precedence over the estimate. The estimate may be older, since a
-/// sender below the path's capacity learns nothing about it.
+/// Time for which the capacity that a backlog showed takes precedence over the estimate. The estimate may be older,
+/// since a sender below the path's capacity learns nothing about it.
 const MEMORY: Duration = Duration::from_secs(60);
 
-/// Media that arrived faster than the shown capacity by this factor override it. Key frames do, where there is room.
+/// Multiple of the shown capacity at which a recent throughput overrides it. Key frames are sent that fast where there
+/// is room.
 const FASTER: f64 = 1.2;
 
 /// While throughput grows by this factor from the first half of a backlog to the second, the sender is still finding
@@ -55,7 +57,7 @@ const ROOM: f64 = 0.9;
 /// Capacity that the next rung requires, as a multiple of its rate.
 const CARE: f64 = 1.25;
 
-/// The rate of the connection's other media is smoothed over this time.
+/// Time over which the rate of the connection's other media is smoothed.
 const SMOOTHING: Duration = Duration::from_secs(3);
 
 /// The state of a connection at some moment.
@@ -84,7 +86,7 @@ impl ConnectionSample {
     }
 }
 
-/// Watches one subscriber's path and selects the rung that fits.
+/// A decider that watches one subscriber's path and selects the rung that fits.
 ///
 /// It steps down as soon as a backlog shows the path's capacity, and up by one rung after a time without backlog. A
 /// climb is on trial at first: if it causes a backlog, the rung below is restored and the next climb waits twice as
@@ -93,7 +95,7 @@ pub struct Decider {
     /// Rate of each rung, in bytes per second.
     rates: Vec<f64>,
     rung: usize,
-    /// Bytes delivered so far, by time.
+    /// Numbers of bytes delivered so far, each with the time of its sample.
     history: VecDeque<(Instant, u64)>,
     /// Rate of the connection's other data, in bytes per second.
     others: f64,
@@ -101,14 +103,14 @@ pub struct Decider {
     calm_since: Option<Instant>,
     changed: Option<Instant>,
     climbed: Option<Instant>,
-    /// How long there must be no backlog before each rung is tried.
+    /// Time without backlog before each rung is tried.
     holds: Vec<Duration>,
     /// The capacity that the last backlog showed, in bytes per second.
     shown: Option<(Instant, f64)>,
     shortest: Shortest,
 }
 
-/// The smallest recent round trip.
+/// The smallest round trip of the current and the previous period.
 #[derive(Default)]
 struct Shortest {
     since: Option<Instant>,
@@ -117,7 +119,7 @@ struct Shortest {
 }
 
 impl Shortest {
-    /// Returns by how much this round trip exceeds the smallest one.
+    /// Returns the time by which `round_trip` exceeds the smallest recent one.
     fn excess(&mut self, now: Instant, round_trip: Duration) -> Duration {
         let since = *self.since.get_or_insert(now);
         if now == since {
@@ -151,7 +153,7 @@ impl Decider {
         }
     }
 
-    /// Looks at the connection and returns the rung that fits. Call it every ten milliseconds or so.
+    /// Returns the rung that fits the connection now. Call it every ten milliseconds or so.
     pub fn look(&mut self, sample: &ConnectionSample) -> usize {
         let now = sample.now;
         self.note(sample);
@@ -185,27 +187,27 @@ impl Decider {
     fn note(&mut self, sample: &ConnectionSample) {
         self.history.push_back((sample.now, sample.delivered));
         let is_old = |at: Instant| sample.now.saturating_duration_since(at) > WINDOW;
-        // The first entry is as old as the window, or older.
+        // One entry stays that is as old as the window, or older, so that the window is covered.
         while self.history.get(1).is_some_and(|(at, _)| is_old(*at)) {
             self.history.pop_front();
         }
     }
 
-    /// Whether it climbed recently.
+    /// Reports whether the rung was climbed recently.
     fn is_on_trial(&self, now: Instant) -> bool {
         self.climbed.is_some_and(|at| now.saturating_duration_since(at) < TRIAL)
     }
 
-    /// Whether throughput has kept growing since `from`.
+    /// Reports whether throughput has kept growing since `from`.
     fn is_growing(&self, from: Instant) -> bool {
         let Some((last, _)) = self.history.back() else { return false };
         let middle = from + last.saturating_duration_since(from) / 2;
         let halves = self.delivered_since(from).zip(self.delivered_since(middle));
-        // Both halves have the same length.
+        // Both halves have the same length, so the first half's rate is twice the whole rate less the second's.
         halves.is_some_and(|(both, second)| second > GROWTH * (2.0 * both - second))
     }
 
-    /// Bytes per second delivered since `from`, within the window; `None` if that has just begun.
+    /// Returns the bytes per second delivered since `from`, within the window; `None` if that time has just begun.
     fn delivered_since(&self, from: Instant) -> Option<f64> {
         let (first, before) = *self.history.iter().find(|(at, _)| *at >= from)?;
         let (last, after) = *self.history.back()?;
@@ -260,7 +262,7 @@ impl Decider {
         self.holds.iter_mut().skip(self.rung).take(1).for_each(|hold| *hold = to);
     }
 
-    /// Whether there is a next rung, and it would fit.
+    /// Reports whether there is a next rung, and it would fit.
     fn has_room_above(&self, sample: &ConnectionSample) -> bool {
         let Some(need) = self.need(self.rung + 1) else { return false };
         let estimate = sample.bandwidth as f64;

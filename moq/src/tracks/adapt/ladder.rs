@@ -21,8 +21,8 @@ pub struct Ladder {
 }
 
 impl Ladder {
-    /// Makes a ladder. Returns `None` unless there are at least two and not too many, each with a name and a bitrate
-    /// of its own.
+    /// Makes a ladder, with one of several renditions of the same bitrate. Returns `None` unless 2 to [`MAX_RUNGS`]
+    /// renditions are left, with different tracks and bitrates above 0.
     pub fn new(mut rungs: Vec<Rung>) -> Option<Self> {
         rungs.sort_by_key(|rung| rung.bitrate);
         rungs.dedup_by_key(|rung| rung.bitrate);
@@ -53,7 +53,7 @@ impl Ladder {
     }
 
     /// Returns the part of the ladder for a subscriber that asked for `track`: that rung and those below. Returns
-    /// `None` if nothing is below it, or it is not in the ladder.
+    /// `None` if the track is the lowest rung, or not in the ladder.
     pub fn up_to(&self, track: &TrackName) -> Option<Self> {
         let top = self.position(track)?;
         Self::new(self.rungs[..=top].to_vec())

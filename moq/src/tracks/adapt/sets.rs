@@ -3,7 +3,7 @@
 /// A switching set that is active.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchingSet {
-    /// Sets of a lower rank get what they can use first.
+    /// Rank of the set. Sets of a lower rank get the throughput that they can use first.
     pub rank: u8,
     /// The set's share of its rank's throughput, relative to the other weights.
     pub weight: u64,
@@ -68,7 +68,8 @@ pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights))).min(MOST);
     let mut at = 0;
     while at < most {
-        // The steps are small enough that each contains at most one change.
+        // Each step grows by an eighth. A binary search finds the change within the step, and assumes that the step has
+        // only one.
         let next = at.saturating_add(1 + at / 8).min(most);
         let known = rungs.last().map(|(_, allocation)| allocation.clone());
         if Some(allocate(sets, next)) != known {
@@ -107,11 +108,11 @@ mod tests {
             ("the best that fits", vec![set(0, 5, &ladder)], 1500, vec![Some(1)]),
             ("exactly", vec![set(0, 5, &ladder)], 2000, vec![Some(2)]),
             ("nothing fits", vec![set(0, 5, &ladder)], 499, vec![None]),
-            ("what needs nothing fits always", vec![set(0, 1, &[0, 9])], 0, vec![Some(0)]),
+            ("a track that needs nothing always fits", vec![set(0, 1, &[0, 9])], 0, vec![Some(0)]),
             // The shares are 1800 and 1200; the first set has its best track and leaves 200 over.
             ("by weight", vec![set(0, 6, &[800, 1600]), set(0, 4, &ladder)], 3000, vec![Some(1), Some(1)]),
             (
-                "what one leaves the other has",
+                "the rest of one set goes to the other",
                 vec![set(0, 1, &[500]), set(0, 1, &ladder)],
                 2500,
                 vec![Some(0), Some(2)],

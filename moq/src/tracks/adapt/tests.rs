@@ -1,4 +1,4 @@
-//! Choices keep their decisions, and the decider keeps a simulated picture live.
+//! Tests of ladders, rendition choices and the decider.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,7 @@ fn rendition_ladder_is_sorted_and_has_different_rungs() {
 }
 
 #[test]
-fn a_catalog_makes_a_ladder_of_the_namespace_only() {
+fn ladder_from_catalog_has_only_tracks_of_its_namespace() {
     let track = |name: &str, bitrate, namespace: Option<&str>| msf::MsfTrack {
         name: name.to_owned(),
         namespace: namespace.map(str::to_owned),
@@ -58,18 +58,18 @@ fn a_catalog_makes_a_ladder_of_the_namespace_only() {
 }
 
 #[test]
-fn a_switch_begins_with_the_first_group_that_has_not_begun() {
+fn switch_begins_with_first_group_that_has_not_begun() {
     let mut choice = RenditionChoice::new(2, 1);
     assert!(choice.saw(1, 7));
     choice.join(0, Some(7));
     assert!(!choice.saw(0, 7));
     assert_eq!(choice.switch(0), Some(8));
-    assert!(choice.saw(1, 7), "what has begun goes on");
+    assert!(choice.saw(1, 7), "a group that has begun continues");
     assert!(!choice.saw(1, 8));
     assert!(choice.saw(0, 8));
-    assert_eq!(choice.switch(0), None, "it is there");
+    assert_eq!(choice.switch(0), None, "0 is current already");
     assert_eq!(choice.switch(1), Some(9));
-    assert_eq!(choice.switch(0), Some(9), "before the switch has begun it is taken back");
+    assert_eq!(choice.switch(0), Some(9), "the second switch replaces the first, whose group has not begun");
     assert_eq!(choice.current(), GroupSpan { first: 8, member: 0 });
 }
 
@@ -77,7 +77,7 @@ fn a_switch_begins_with_the_first_group_that_has_not_begun() {
 fn switch_waits_for_a_whole_group() {
     let mut choice = RenditionChoice::new(2, 1);
     choice.saw(1, 5);
-    assert_eq!(choice.switch(0), None, "nothing is known of it");
+    assert_eq!(choice.switch(0), None, "no object of 0 has arrived");
     choice.join(0, None);
     assert_eq!(choice.switch(0), None);
     choice.saw(0, 6);
@@ -99,7 +99,7 @@ fn best_available_rendition_is_chosen() {
     choice.join(0, None);
     choice.join(1, Some(4));
     choice.saw(2, 4);
-    assert_eq!([0, 1, 2].map(|wanted| choice.best(wanted)), [2, 1, 2], "of 0 nothing has come");
+    assert_eq!([0, 1, 2].map(|wanted| choice.best(wanted)), [2, 1, 2], "no object of 0 has arrived");
     choice.saw(0, 4);
     assert_eq!(choice.best(0), 0);
     choice.switch(0);
@@ -131,7 +131,7 @@ proptest! {
     /// Each group is from one rendition from its beginning to its end, and each rendition was joined before its first
     /// group.
     #[test]
-    fn a_group_is_wholly_of_one_rendition(steps in steps()) {
+    fn group_is_taken_from_one_rendition_only(steps in steps()) {
         let mut choice = RenditionChoice::new(3, 2);
         let mut newest = [0u64; 3];
         let mut heard = [u64::MAX, u64::MAX, 0];
@@ -222,7 +222,7 @@ fn climb_that_fills_the_path_is_reverted_at_once() {
     }
     let climbs: Vec<_> =
         rungs.chunk_by(|a, b| a == b).filter(|rungs| rungs[0] == 1).map(<[_]>::len).collect();
-    // The capacity that it showed is remembered for a minute.
+    // The capacity that the failed climb showed is remembered for a minute.
     assert!(climbs.len() == 1 && climbs[0] <= 14, "{climbs:?}");
 }
 
