@@ -310,7 +310,7 @@ fn log_can_be_replayed() {
     std::fs::write(&log, &whole[..whole.len() - 20]).unwrap();
     let torn = run(&["replay", &log, "--json"]);
     assert!(
-        torn.status.success() && text(&torn.stderr).contains("ends in the middle"),
+        torn.status.success() && text(&torn.stderr).contains("ends within a report"),
         "{}",
         text(&torn.stderr)
     );
@@ -513,8 +513,8 @@ const DAC_READ_SEARCH: u64 = 1 << 2;
 const THREE: u64 = 1 << 34 | 1 << 38 | 1 << 39;
 const NOBODY: &str = "65534\t65534\t65534\t65534";
 
-/// An attacker who takes over the server gets a process that can observe and nothing else, in each of its threads. It goes on to observe,
-/// in both modes.
+/// An attacker who takes over the server gets a process that can observe and nothing else, in each of its threads. It
+/// goes on to observe, in both modes.
 #[test]
 fn server_keeps_no_right_that_it_does_not_need() {
     if !is_root("server_keeps_no_right_that_it_does_not_need") {

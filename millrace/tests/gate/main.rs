@@ -211,10 +211,10 @@ fn block_and_allow_change_the_lists() {
 
     let note = |args: &[&str]| String::from_utf8(gate.verb(args).stderr).unwrap();
     let said = note(&["block", "192.0.2.0/25"]);
-    assert_eq!(said, "note: not for 192.0.2.7, which the list of scope web overrides with allow\n");
+    assert_eq!(said, "note: 192.0.2.7 is unaffected: the list of scope web overrides it with allow\n");
     assert_eq!(note(&["block", "192.0.2.7"]), "", "a block wins");
     let said = note(&["allow", "192.0.2.7", "--scope=web"]);
-    assert!(said.contains("not for 192.0.2.7, which the list for all overrides with block"), "{said}");
+    assert!(said.contains("192.0.2.7 is unaffected: the list for all overrides it with block"), "{said}");
     gate.succeed(&["unblock", "192.0.2.0/25", "192.0.2.0/24", "2001:db8::/32", "192.0.2.7"]);
     assert_eq!(listed(), [entry("192.0.2.7", "allow", Some("web"), false)], "listed again, it stays");
     assert_eq!(

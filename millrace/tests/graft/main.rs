@@ -1,5 +1,5 @@
-//! `millrace graft` as a process: rules for unmodified TCP between two namespaces, what it says of itself, what it leaves
-//! behind, grafts from files, and agreements between two daemons. Needs root and cgroup version 2.
+//! `millrace graft` as a process: rules for unmodified TCP between two namespaces, what it says of itself, what it
+//! leaves behind, grafts from files, and agreements between two daemons. Needs root and cgroup version 2.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod agreement;
@@ -331,7 +331,8 @@ fn paths_are_probed_as_the_settings_say() {
     assert!(daemon.fail(&["reload"]).contains("probe of 192.0.2.1: every-s is from the duration"));
 }
 
-/// The programs that a daemon with `--persist` leaves still act. The next one takes them over, and `clean` removes them.
+/// The programs that a daemon with `--persist` leaves still act. The next one takes them over, and `clean` removes
+/// them.
 #[test]
 fn persistent_grafts_stay_until_they_are_cleaned() {
     let Some(site) = GraftSite::with_controls("persist") else { return };
@@ -378,11 +379,11 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let cleaned = graft(&site, &["clean", "--pins", pins]);
     assert_eq!(
         String::from_utf8_lossy(&cleaned.stdout),
-        "taken back: cc-mr_hybla, tcp, tcp-connect4, tcp-connect6\n"
+        "removed: cc-mr_hybla, tcp, tcp-connect4, tcp-connect6\n"
     );
     assert_eq!((ours(), is_used()), (Vec::new(), default));
     let again = graft(&site, &["clean", "--pins", pins]);
-    assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing was left there\n");
+    assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing to remove\n");
     let nowhere = site.path("pins");
     let log = graft(
         &site,

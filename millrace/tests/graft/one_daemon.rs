@@ -135,7 +135,7 @@ fn parts_serve_on_one_socket_and_one_page() {
     configure(tcp_alone);
     near.succeed(&["reload"]);
     assert_eq!(state(&near, "sessions"), "off");
-    assert!(near.fail(&["sessions", "status"]).contains("its part for them is off"));
+    assert!(near.fail(&["sessions", "status"]).contains("its part `sessions` is off"));
     assert!(near.fail(&["sessions", "swap", "s", "newest"]).contains("want nothing of the part sessions"));
     configure(&both);
     near.succeed(&["reload"]);
@@ -231,7 +231,8 @@ fn hanging_part_is_named_and_delays_nobody() {
     assert!(!fs::exists(format!("/proc/{stopped}")).unwrap()); // exact: the daemon waits for its parts when it ends
 }
 
-/// The kernel ends the parts of a daemon that is killed, whether they run or are stopped. The next daemon waits for that.
+/// The kernel ends the parts of a daemon that is killed, whether they run or are stopped. The next daemon waits for
+/// that.
 #[test]
 fn killed_daemon_leaves_no_part() {
     let Some(site) = GraftSite::with_controls("alone") else { return };

@@ -1,4 +1,5 @@
-//! Sessions of `millrace graft run` as two daemons: datagrams between them, what is seen of both from outside, and what is left.
+//! Sessions of `millrace graft run` as two daemons: datagrams between them, what is seen of both from outside, and what
+//! is left.
 
 use std::{
     collections::BTreeSet,
@@ -261,7 +262,7 @@ fn sessions_restart_with_new_function_versions() {
     put_tally(&site, 1, 2);
     assert!(far.verb(&["reload"]).0);
     for daemon in [&near, &far] {
-        wait_for_status(daemon, "test: goes on with the state of tally");
+        wait_for_status(daemon, "test: continues with the state of tally");
     }
     passes(3);
     // As soon as nothing of the first version can be under way any more.
@@ -269,7 +270,7 @@ fn sessions_restart_with_new_function_versions() {
         let (done, said) = near.verb(&["sessions", "swap", "--stateless", "test", "newest"]);
         done.then_some(said)
     });
-    let words = "test: restarted; datagrams lost: 0 sent by this end, 0 by the other\n";
+    let words = "test: restarted; lost datagrams: 0 sent by this end, 0 sent by the peer\n";
     assert!(said.ends_with(words), "{said}");
     passes(4);
     for daemon in [&near, &far] {
@@ -328,7 +329,8 @@ fn no_datagram_is_lost_when_daemons_reconnect() {
 
 const KEYS: &str = "both ends of a session have keys";
 
-/// Sends at least `least` numbers, and more until `stop` is set, with some always under way. Returns the count when each has arrived once.
+/// Sends at least `least` numbers, and more until `stop` is set, with some always under way. Returns the count when
+/// each has arrived once.
 fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> u64 {
     const UNDER_WAY: u64 = 32;
     let mut sent = 0;
@@ -350,7 +352,8 @@ fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> 
     }
 }
 
-/// A host with the right address but another key gets nothing. Settings of older versions are refused with the lines that replace them.
+/// A host with the right address but another key gets nothing. Settings of older versions are refused with the lines
+/// that replace them.
 #[test]
 fn host_with_another_key_gets_no_session() {
     let Some(site) = GraftSite::new("stranger") else { return };
