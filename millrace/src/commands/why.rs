@@ -130,10 +130,7 @@ struct WhatIf<'a> {
 
 pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     if let Some((local, remote)) = args.connection()? {
-        ensure!(
-            args.what_if.is_none(),
-            "--what-if needs a peer and not a connection: name the peer's address, or no argument"
-        );
+        ensure!(args.what_if.is_none(), "--what-if needs a peer, not a connection: name its address");
         let asked = control::ask(&args.socket, &GraftRequest::WhyConnection { local, remote })?;
         let connection = expect_answer!(asked, GraftAnswer::Connection)?;
         return print(&if args.json {
