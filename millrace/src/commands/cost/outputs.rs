@@ -128,7 +128,7 @@ fn link(addr: SocketAddr, token: Option<&HttpToken>) -> String {
     match token {
         None => format!("http://{addr}/"),
         Some(token) if std::io::stderr().is_terminal() => format!("http://{addr}/?token={}", token.text()),
-        Some(token) => format!("http://{addr}/?token=TOKEN, with the token from {}", token.path().display()),
+        Some(token) => format!("http://{addr}/ (add ?token= and the token from {})", token.path().display()),
     }
 }
 
