@@ -1,4 +1,5 @@
-//! `millrace gate` as a process: it guards a server that does not know it, and one in Go that uses its socket.
+//! Tests of the process `millrace gate` in front of two servers: one that does not know it, and one in Go that uses its
+//! control socket.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -91,7 +92,7 @@ async fn server_without_gate_support_is_guarded() {
     let shown = gate.succeed(&["status"]);
     assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
     let http = "127.0.0.1:9999".parse().unwrap();
-    // exact: a reader, of what was answered or is waited for
+    // exact: callers compare with figures that were waited for
     let scrape = |path: &str| inside(&site.server, || fetch(http, path, None).unwrap());
     let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
     let (code, metrics) = wait_until(&line, || scrape("/metrics"), |(_, metrics)| metrics.contains(&line));
@@ -100,7 +101,7 @@ async fn server_without_gate_support_is_guarded() {
     assert!(metrics.contains(room), "{room} is not in\n{metrics}");
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()));
 
-    // A policy that is not valid changes nothing; a valid one takes effect, and disturbs no live connection.
+    // An invalid policy changes nothing. A valid one takes effect without disturbing a live connection.
     std::fs::write(site.path("gate.toml"), policy(3).replace("quota", "quoat")).unwrap();
     let said = gate.fail(&["reload"]);
     assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
@@ -126,7 +127,7 @@ async fn server_without_gate_support_is_guarded() {
     hello(&first).await;
     hello(&second).await;
 
-    // An operator's entry stays after a reload.
+    // An entry that an operator added stays in the list after a reload.
     gate.succeed(&["block", "10.97.0.0/24"]);
     gate.succeed(&["reload"]);
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -174,13 +175,13 @@ async fn dry_run_counts_and_refuses_nothing() {
     assert!(quota.monitored > 0);
     assert_eq!(gate.end(Signal::SIGKILL), None);
     wait_for("a clean interface", || !site.is_guarded());
-    // The socket file of a killed gate is no obstacle.
+    // The socket file that a killed gate has left does not prevent a new start.
     assert!(site.path("gate.sock").exists());
     let gate = GateProcess::start(&site, &["--port", &port, "--http=off"]);
     assert_eq!(gate.connections(), 0);
 }
 
-/// One prefix, several, or a list can be blocked, for a time; exceptions are reported.
+/// A prefix, several prefixes or a list can be blocked for a time. Exceptions of the policy are reported.
 #[test]
 fn block_and_allow_change_the_lists() {
     if !is_root() {
@@ -248,7 +249,7 @@ fn block_and_allow_change_the_lists() {
     }
 }
 
-/// The interface is guarded again after any change, and the gate logs what happened.
+/// The gate attaches to the interface again after every kind of change, and logs what happened.
 #[tokio::test(flavor = "multi_thread")]
 async fn interface_that_returns_is_guarded_again() {
     if !is_root() {
@@ -264,7 +265,7 @@ async fn interface_that_returns_is_guarded_again() {
         inside(&site.server, || fetch(http, path, None).unwrap()) // exact: a reader; it is waited for
     };
     let health = || scrape("/healthz");
-    // Clients without the token get no description of the trouble, which may name files.
+    // Clients without the HTTP token do not get the description of the trouble, which may contain file names.
     let healthy = |code: u16| {
         let words = if code == 200 { "ok\n" } else { "trouble\n" };
         wait_until("its health", health, |health| *health == (code, words.to_owned()));
@@ -293,7 +294,7 @@ async fn interface_that_returns_is_guarded_again() {
     until("the old name", &|it| *it == well);
     assert!(site.is_guarded());
 
-    // Another interface gets the name: that one is guarded.
+    // Another interface gets the name. The gate guards the interface that has the name now.
     rename("eth", "other");
     site.ip_link(&["add", "eth", "type", "veth", "peer", "name", "end"]);
     until("the other one guarded", &|it| it.reattached == 1 && it.trouble.is_none());
@@ -320,7 +321,7 @@ async fn interface_that_returns_is_guarded_again() {
     until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
     assert!(site.is_guarded());
 
-    // The gate works there, watches answers, and its metrics count the changes.
+    // The gate on the new interface must work, track answers, and count the changes in its metrics.
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -333,11 +334,11 @@ async fn interface_that_returns_is_guarded_again() {
 
 /// Returns the number of packets that were refused by any rule of any scope.
 fn all_refused(gate: &GateProcess<'_>) -> u64 {
-    // exact: a reader; all that was sent has been counted
+    // exact: callers have waited until all sent packets were counted
     gate.status().scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum()
 }
 
-/// A connection that sends requests all the time, with key updates.
+/// A QUIC connection that sends requests all the time, with key updates.
 struct KeyUpdateTalk {
     answers: watch::Receiver<u64>,
     stop: watch::Sender<bool>,
@@ -371,8 +372,8 @@ impl KeyUpdateTalk {
     }
 }
 
-/// The connections are behind one address that is over its quota and floods. They move to other ports, and the gate
-/// gets new policies, is killed, and started again. Exactly the flood is refused, and nothing stays attached.
+/// Several connections share an address that is over its quota and also floods. They change ports, and the gate gets
+/// new policies, is killed and started again. Exactly the flood must be refused, and no program may stay attached.
 #[tokio::test(flavor = "multi_thread")]
 async fn live_connections_outlive_policies_and_the_gate() {
     const ROUNDS: u64 = 8;
@@ -415,7 +416,7 @@ async fn live_connections_outlive_policies_and_the_gate() {
     for talk in &mut talks {
         talk.goes_on().await;
     }
-    // The new gate does not know them.
+    // The new gate does not know the live connections, and must learn them from their packets.
     let gate = start();
     for talk in &mut talks {
         talk.goes_on().await;
@@ -496,7 +497,7 @@ fn state_of_a_server_ends_with_its_socket_connection() {
     wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }
 
-/// The addresses are in one /64, so they are one of the two clients that there is room for.
+/// Addresses that are counted are all in one /64, which counts as one client. The table has room for two clients.
 #[test]
 fn counted_clients_are_bounded_by_the_table() {
     if !is_root() {
@@ -513,8 +514,8 @@ fn counted_clients_are_bounded_by_the_table() {
     }
     let refused = tellers[0].ask(request("inc", 32));
     assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
-    assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "one that it knows");
-    // An address that is removed, and a server that disconnects, make room.
+    assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "a client that is in the table");
+    // A client that is removed, and a server that disconnects, make room in the table.
     assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
     assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
     let [mut one, other] = tellers;
