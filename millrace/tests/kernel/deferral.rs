@@ -1,4 +1,4 @@
-//! Packets that do not wake the relay.
+//! Tests of packets that do not wake the relay.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::{
     net::{GroupStream, KernelNetwork, OF_A_GROUP, SHOW, assert_forwarded, cast, play, subscribers, sum},
 };
 
-/// Packets of the subscribers that wake nobody, and all of them.
+/// Returns the number of the subscribers' packets that woke nobody, and of all their packets.
 fn acks(status: &Status) -> (u64, u64) {
     let all = status.engine.received.as_ref().unwrap()["from_subscriber"];
     (sum(status, |session| session.kernel_deferred), all)
@@ -28,8 +28,8 @@ fn packets_sent_by_the_kernel_to_everybody_wake_nobody() {
     let status = play(&net, cast, &SHOW, |_| {});
     let forwarded = status.engine.received.as_ref().unwrap()["forwarded"];
     assert!(forwarded >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
-    // One packet of 32 does wake it, and so do those before the kernel knows that nobody else waits. The saving is among the system calls
-    // for each object that `millrace-lab bench relay` counts.
+    // One packet of 32 wakes the relay, and so do packets that arrive before the kernel knows that nobody else waits.
+    // `millrace-lab bench relay` measures how many system calls are saved.
     let (acks, _) = acks(&status);
     let publishers = status.engine.deferred - acks;
     assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
@@ -44,20 +44,21 @@ fn acknowledgements_of_kernel_packets_wake_nobody() {
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     let (deferred, all) = acks(&status);
-    // Those that come while the relay is awake anyway are not: most, where others keep it waiting for a CPU.
+    // Packets that arrive while the relay is awake are not deferred. On a busy machine these are most packets.
     assert!((SHOW.groups..all).contains(&deferred), "{deferred} of {all}, {status:#?}");
     assert_eq!(status.engine.deferred_dropped, 0);
-    // Packets that overtake others, on two processors, count as losses. If acknowledgements came late, all packets would.
+    // Packets that overtake others on another CPU count as lost. If acknowledgements were late, all packets would count
+    // as lost.
     assert!(sum(&status, |session| session.packets_lost) < SHOW.objects, "{status:#?}");
 }
 
-/// A sender that waits for acknowledgements gets each at once.
+/// A sender with a full window must get each acknowledgement at once.
 #[test]
 fn full_window_wakes_userspace_at_once() {
     needs_root!(full_window_wakes_userspace_at_once);
     let net = KernelNetwork::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
-    // Everything waits for it, whoever has the CPU.
+    // A slow link fills the window, whatever the machine's load is.
     net.impair("relay-sub1", "rate=500kbit");
     let show = GroupStream { groups: 3, objects: 100, pause: Duration::ZERO, ahead: None, ..SHOW };
     let status = play(&net, cast, &show, |_| {});
@@ -92,7 +93,7 @@ fn detached_program_defers_no_packet() {
     assert_forwarded(&status, 20 * OF_A_GROUP);
 }
 
-/// Openings are prepared all the time.
+/// Openings are prepared all the time, which must not keep the engine awake.
 #[test]
 fn engine_sleeps_while_nothing_is_published() {
     needs_root!(engine_sleeps_while_nothing_is_published);
@@ -107,7 +108,8 @@ fn engine_sleeps_while_nothing_is_published() {
         wait_for("a second that it sleeps through", || {
             let before = net.status().engine.ticks;
             std::thread::sleep(Duration::from_secs(1));
-            // One a second, and some behind a keep-alive; while it ticks they are a hundred.
+            // A sleeping engine ticks about once a second, and a few times after a keep-alive. An awake one ticks a
+            // hundred times.
             net.status().engine.ticks - before <= 40
         });
     });

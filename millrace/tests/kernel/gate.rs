@@ -1,4 +1,4 @@
-//! The relay's own gate, in front of the kernel engine.
+//! Tests of the relay's own gate in front of engine `kernel`.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -28,7 +28,7 @@ use crate::{
     peer::TestPeer,
 };
 
-/// Settings that serve every address of a family, and leave the rest to defaults.
+/// Settings that serve all addresses of a family, with defaults otherwise.
 fn everywhere(all: IpAddr) -> Config {
     let settings = Settings {
         listen: Some(vec![SocketAddr::from((all, PORT)).into()]),
@@ -46,7 +46,7 @@ fn url_of(net: &KernelNetwork) -> url::Url {
     format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
 }
 
-/// Returns whether a further session of the node is refused, or not even answered.
+/// Reports whether another session of the node is refused or not answered.
 fn is_turned_away(net: &KernelNetwork, node: &str) -> bool {
     let remote = Remote::new(url_of(net), CertificateTrust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
@@ -74,7 +74,7 @@ fn kernel_behind_the_gate_forwards_as_before() {
     assert!(status.gate.refused.is_empty(), "{:?}", status.gate);
 }
 
-/// An Initial's header with a connection ID of 8 bytes, and `bytes` in all.
+/// Returns an Initial of `bytes` bytes, whose header has a connection ID of 8 bytes.
 fn initial(version: u32, bytes: usize) -> Vec<u8> {
     let mut packet = vec![0xc0];
     packet.extend(version.to_be_bytes());
@@ -85,7 +85,8 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
     packet
 }
 
-/// The gate is on by default: it finds the interfaces of served addresses. It refuses exactly the packets that no client sends.
+/// The gate is on by default, and finds the interfaces of the served addresses. It must refuse exactly the packets that
+/// no client sends.
 #[test]
 fn default_gate_refuses_only_packets_that_no_client_sends() {
     needs_root!(default_gate_refuses_only_packets_that_no_client_sends);
@@ -108,7 +109,7 @@ fn default_gate_refuses_only_packets_that_no_client_sends() {
     for _ in 0..5 {
         send(&retry);
     }
-    // Short headers that nobody knows, another version, fragments, and what is not for the relay.
+    // These are short headers with unknown connection IDs, another version, fragments, and packets for other ports.
     for _ in 0..7 {
         send(&[0x40; 21]);
     }
@@ -146,10 +147,10 @@ fn client_at_its_session_limit_gets_no_further_session() {
     assert_eq!((status.sessions.len(), status.drops["client_session_limit"]), (1, 0));
     let relay = status.gate.scopes.iter().find(|scope| scope.name == "relay").unwrap();
     assert_eq!((relay.clients, relay.connections), (1, 1));
-    // Another client has its own.
+    // Another client has a quota of its own.
     let _other = net.peer("pub");
 
-    // Without the gate the relay itself keeps to it.
+    // Without the gate the relay itself enforces the limit.
     let change = |gate| {
         let config = Config { gate, ..net.config.clone() };
         net.relay().enter(|| net.server.change_gate(&config)).unwrap().unwrap();
@@ -159,12 +160,12 @@ fn client_at_its_session_limit_gets_no_further_session() {
     assert!(is_turned_away(&net, "sub1"));
     net.until("the relay counts it", |status| status.drops["client_session_limit"] > 0);
 
-    // A gate that is attached later gets the existing sessions.
+    // A gate that is attached later learns the existing sessions.
     change(GateChoice::On);
     assert!(is_turned_away(&net, "sub1"));
     net.until("the new gate refuses it", |status| refused(status) > 0);
 
-    // One that has left has made room at once.
+    // A client that leaves makes room at once.
     first.session.close(code::Session::NO_ERROR, "");
     until("its session is over", || net.status().sessions.len() == 1);
     drop(net.peer("sub1"));
@@ -246,7 +247,7 @@ fn recreated_interface_is_guarded_again() {
     assert!(net.status().gate.refused.is_empty()); // exact: its packets have come through the gate
 }
 
-/// Returns the guarded interfaces in order.
+/// Returns the guarded interfaces, in order.
 fn guarded(status: &Status) -> Vec<&str> {
     let attached = status.gate.interfaces.iter().filter(|it| it.attached);
     let mut names: Vec<_> = attached.map(|it| it.name.as_str()).collect();
@@ -254,7 +255,7 @@ fn guarded(status: &Status) -> Vec<&str> {
     names
 }
 
-/// The relay serves every address, so it guards an interface from the moment it gets one until it loses it.
+/// The relay serves all addresses. It must guard an interface from its first address to its last.
 #[test]
 fn interface_is_guarded_while_it_has_an_address() {
     needs_root!(interface_is_guarded_while_it_has_an_address);
@@ -305,12 +306,13 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
     assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
-/// A requested gate (`on`) fails with an error. With `auto` the relay goes without it, and says so.
+/// Another program is attached to the interface. A gate with `on` fails with an error; with `auto` the relay runs
+/// without it and says so.
 #[test]
 fn another_program_on_the_interface_is_respected() {
     needs_root!(another_program_on_the_interface_is_respected);
     let first = gated(1);
-    // A port each: quinn lets go of one a little later.
+    // Each relay has a port of its own, because quinn releases a port some time after its end.
     let also = |gate, port| {
         let config = Config { listen: vec![([0, 0, 0, 0], port).into()], gate, ..first.config.clone() };
         start(&first.lab, &first.runtime, config, 0)

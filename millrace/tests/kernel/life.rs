@@ -1,4 +1,4 @@
-//! Engines that come and go while media flows.
+//! Tests of engines that start and end while media flows.
 
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
@@ -24,21 +24,21 @@ use crate::{
     },
 };
 
-/// Long enough for several phases.
+/// A show that is long enough for several phases.
 const LONG: GroupStream = GroupStream { groups: 30, objects: 30, ..SHOW };
 
-/// Packets that the kernel has sent to subscribers.
+/// Returns the number of packets that the kernel has sent to subscribers.
 fn sent(status: &Status) -> u64 {
     sum(status, |session| session.kernel.packets)
 }
 
-/// The kernel's packets to subscribers in each phase of 10 groups of a show.
+/// Totals of the kernel's packets to subscribers at the end of each phase of 10 groups.
 pub struct Phases(pub Vec<u64>);
 
-/// The least number of packets that the kernel sends in a phase, to two subscribers.
+/// Smallest number of packets that the kernel sends to two subscribers in a phase.
 pub const OF_A_PHASE: u64 = 2 * 10 * OF_A_GROUP;
 
-/// Packets that may be under way when the kernel is to send no more, at the most.
+/// Largest number of packets that may be in flight when the kernel has to stop sending.
 const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
@@ -46,7 +46,7 @@ impl Phases {
         self.0.push(sent(&net.status())); // exact: a phase allows for what is under way
     }
 
-    /// Packets that the kernel sent, by phase.
+    /// Returns the number of packets that the kernel sent in each phase.
     pub fn by_kernel(mut self, end: &Status) -> Vec<u64> {
         self.0.push(sent(end));
         self.0.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -109,7 +109,7 @@ fn detached_engine_continues_in_userspace() {
     assert!(before >= 2 * 5 * OF_A_GROUP, "{before}");
     let after = sum(&status, |session| session.kernel.packets);
     assert!(after - before <= UNDER_WAY, "{before} and {after}: what was under way");
-    // Objects may share packets.
+    // Bytes are compared and not packets, since objects may share packets.
     let by_userspace = sum(&status, |session| session.data_plane.bytes);
     assert!(by_userspace >= 2 * 5 * SHOW.objects * SHOW.bytes as u64, "{by_userspace}");
     until("it is noticed", || net.server.engine().1.contains("no more to to-pub: somebody has detached"));
@@ -167,7 +167,7 @@ pub fn replace_link(net: &KernelNetwork, name: &str) {
             far.v4, near.v4
         ),
     );
-    // Super-packets are userspace's.
+    // GSO super-packets are left to userspace.
     sh(node, &format!("ethtool -K {far_device} tx off gso off tso off gro off"));
     sh(relay, &format!("ethtool -K {near_device} tx off gso off tso off gro off"));
 }
@@ -213,7 +213,7 @@ fn engine_follows_interfaces_that_disappear_and_return() {
     }
 }
 
-/// A relay as a process on the relay's node, killed when it is dropped.
+/// A relay as a process on the relay's node. Dropping this kills it.
 struct RelayProcess<'a> {
     node: &'a LabNode,
     child: std::process::Child,
@@ -250,7 +250,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: who calls this waits, or has waited
+        // exact: callers wait for the result, or have waited
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
@@ -272,7 +272,7 @@ impl Drop for RelayProcess<'_> {
     }
 }
 
-/// Programs on all interfaces of a node.
+/// Returns the number of programs on all interfaces of a node.
 fn programs(node: &LabNode) -> usize {
     let count = |name: &str| tc::count(index(name), KernelHook::Ingress).unwrap();
     node.enter(|| node.interfaces().iter().map(|one| count(&one.device)).sum()).unwrap()
@@ -356,7 +356,8 @@ fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
     assert_eq!(auto.engine().0, "user");
     assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
     drop(auto);
-    // The engine `kernel`, requested by name, finds the listen address's interfaces. `auto` does not use them unasked.
+    // Engine `kernel`, requested by name, finds the interfaces of the listen address. `auto` uses only interfaces that
+    // the settings name.
     let auto = start(&|config| {
         config.interfaces.clear();
         config.listen[0].set_port(PORT + 1);

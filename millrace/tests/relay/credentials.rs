@@ -1,4 +1,4 @@
-//! Credentials that a relay presents to its upstream relay, which allows no other subscribers.
+//! Tests of the credentials that a relay presents to its upstream relay, which requires them for subscribing.
 
 use std::{fs, path::Path};
 
@@ -28,11 +28,11 @@ enum ShownCredential {
     Certificate(usize, &'static str),
 }
 
-/// The result.
+/// The result of the edge's attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CredentialOutcome {
     Served,
-    /// The edge has a session, and may not subscribe.
+    /// The edge gets a session without the right to subscribe.
     Admitted,
     /// The edge's session is refused.
     Refused,

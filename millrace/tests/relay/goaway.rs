@@ -1,4 +1,4 @@
-//! Publishers that send GOAWAY: their tracks continue elsewhere, without gap or duplicate.
+//! Tests of publishers that send GOAWAY. Their tracks must continue from another publisher without gap or duplicate.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ async fn expect_group(subscriber: &mut TestPeer, group: u64) {
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1, 2], PeerStreamEnd::Fin)));
 }
 
-/// Checks that the relay has ended a request of its own.
+/// Checks that the relay has cancelled its request.
 async fn cancelled(mut request: SessionRequest) {
     let next = patiently(request.next()).await;
     assert!(matches!(next, Err(Error::Cancelled)), "{next:?} instead of a reset");
@@ -47,12 +47,12 @@ async fn subscription_moves_on_goaway_of_its_publisher() {
         upstream.send(goaway()).await.unwrap();
         let (moved, _) = publisher.accept_subscribe(&track, alias + 1).await;
         relay.until("both", |status| status.tracks[0].publishers == 2).await;
-        // The group that has begun is completed, and later ones arrive on the new subscription.
+        // The open group is completed on the old subscription, and later groups arrive on the new one.
         open.object(1, 700).await;
         open.object(2, 700).await;
         open.finish();
         assert_eq!(received.all().await, (vec![1, 2], PeerStreamEnd::Fin));
-        // The relay refuses the group by its header.
+        // The relay refuses a new group on the old subscription when it reads the group's header.
         drop(publisher.subgroup(header(alias, group + 1)).await);
         relay.until("one is refused", |status| status.drops["handed_over_subgroup"] == alias).await;
         publish(&publisher, alias + 1, group + 1).await;
@@ -64,7 +64,7 @@ async fn subscription_moves_on_goaway_of_its_publisher() {
     assert!(publisher.requests.try_recv().is_err());
 }
 
-/// Everything stays as it is if the second SUBSCRIBE is not answered.
+/// If the second SUBSCRIBE is not answered, nothing changes.
 #[tokio::test]
 async fn a_subscription_that_cannot_move_stays() {
     let relay = TestRelay::start();
@@ -124,7 +124,7 @@ async fn edge_moves_to_goaway_uri_of_its_upstream() {
     publish(&after, 2, 2).await;
     expect_group(&mut subscriber, 2).await;
 
-    // No subscription is left at the first relay.
+    // The edge must have no subscription at the first relay any more.
     let of_second = second.addr;
     let remotes = |status: &millrace_relay_daemon::status::Status| {
         status

@@ -1,4 +1,4 @@
-//! Objects from publishers to subscribers.
+//! Tests of objects from publishers to subscribers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -306,7 +306,8 @@ async fn statuses_and_empty_subgroups_are_forwarded() {
     assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0, 1], PeerStreamEnd::Fin));
 }
 
-/// A subscriber may have seen the end of neither the subscription nor its streams when the next one begins.
+/// A subscriber may not have seen the end of the old subscription, or of its streams, when the next one begins. The new
+/// one therefore needs another alias.
 #[tokio::test]
 async fn alias_is_not_reused_at_once() {
     let relay = TestRelay::start();

@@ -127,7 +127,7 @@ async fn malformed_track_ends_for_all_subscribers() {
         relay
             .until("nothing is kept", |status| status.tracks.iter().all(|one| one.objects_cached == 0))
             .await;
-        // exact: it is counted before the track ends
+        // exact: the drop is counted before the track ends
         assert_eq!(relay.status().drops["malformed_track"], expected, "{fault:?}");
         // The session can be used for other subscriptions, even to this track.
         let (mut again, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 2).await;
@@ -158,7 +158,7 @@ async fn a_group_may_end_in_several_subgroups() {
     first.finish();
     assert_eq!(second.all().await, (vec![5], PeerStreamEnd::Fin));
     assert_eq!(received.all().await, (vec![0, 4], PeerStreamEnd::Fin));
-    // The track continues: by then the ends of both are known.
+    // When the next group arrives, the relay knows the ends of both subgroups.
     let mut next = publisher.subgroup(header(1, 1)).await;
     next.object(0, 100).await;
     next.finish();
@@ -174,7 +174,7 @@ async fn a_fetch_of_a_malformed_track_is_reset() {
     let (_subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut first = publisher.subgroup(header(1, 0)).await;
-    // This is more than a subscriber that does not read is sent.
+    // This exceeds the credit of a subscriber that does not read.
     for id in 0..40 {
         first.object(id, 1 << 20).await;
     }

@@ -1,4 +1,4 @@
-//! Subscribers that do not keep up, and limits.
+//! Tests of subscribers that read too slowly, and of limits.
 
 use std::{future::poll_fn, pin::pin, time::Duration};
 
@@ -55,10 +55,10 @@ async fn an_evicted_subgroup_is_reset_at_the_subscriber() {
     publish(&publisher, 0..1, 400_000).await;
     let first = slow.next_subgroup().await;
     assert_eq!(first.all().await.1, PeerStreamEnd::Fin);
-    // More than the connection's credit and the cache together.
+    // These groups exceed the connection's credit and the cache together.
     publish(&publisher, 1..40, 900_000).await;
     relay.until("subgroups are dropped", |status| status.drops["evicted"] > 0).await;
-    // Streams that are dropped before they were opened never arrive; the newest does.
+    // Groups that were dropped before their streams were opened never arrive. The newest group does.
     let mut ends = Vec::new();
     let mut is_newest = false;
     while !is_newest {
@@ -130,13 +130,13 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     let received = subscriber.next_subgroup().await;
     // exact: longer than the delivery timeout, which is under test
     tokio::time::sleep(Duration::from_millis(510)).await;
-    // Reading gives credit, which comes too late by now.
+    // Reading gives credit, but by now the delivery timeout has passed.
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Reset));
-    // exact: it is counted before the stream is reset
+    // exact: the drop is counted before the stream is reset
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
-/// The newest group stays, however long it waits.
+/// The newest group is never dropped for its age.
 #[tokio::test]
 async fn late_group_is_dropped_once_the_next_begins() {
     let max_delay = Duration::from_millis(50);
@@ -171,7 +171,7 @@ async fn requested_earlier_objects_are_not_late() {
     let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // More than a stream's credit.
+    // The group is larger than a stream's credit.
     publish(&publisher, 0..1, 4_000_000).await;
     assert_eq!(reader.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     let mut late = relay.peer().await;

@@ -1,4 +1,4 @@
-//! The light receivers of millrace-lab against a real relay: hundreds of sessions, whose addresses change.
+//! Tests of millrace-lab's light receivers at a real relay: hundreds of sessions whose addresses change.
 
 use std::{
     collections::BTreeMap,
@@ -117,7 +117,7 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
     drop((bystander, request, namespace));
 }
 
-/// A share of the sessions moves, again and again, until all are stopped.
+/// A share of the sessions changes addresses again and again, until all are stopped.
 #[tokio::test]
 async fn share_of_the_sessions_moves_at_a_rate() {
     let relay = TestRelay::start();

@@ -1,4 +1,4 @@
-//! Requests for sessions: which are accepted and which refused.
+//! Tests of WebTransport session requests: which are accepted and which refused.
 
 use bytes::BytesMut;
 use millrace_moq::{
@@ -138,7 +138,8 @@ async fn rule_for_port_443_applies_without_explicit_port() {
 #[tokio::test]
 async fn malformed_session_request_closes_the_connection() {
     let relay = TestRelay::start();
-    // The cases are HEADERS that cannot be decoded, DATA first, a frame that is too long, and one that ends early.
+    // The cases are HEADERS that cannot be decoded, DATA before HEADERS, a frame that is too long, and a frame that
+    // ends early.
     let table: [&[u8]; 4] = [&[1, 2, 0xff, 0xff], &[0, 1, 7], &[1, 0x80, 0xff, 0xff, 0xff], &[1, 9, 0, 0]];
     for bytes in table {
         let client = WebClient::connect(&relay).await;
@@ -147,7 +148,7 @@ async fn malformed_session_request_closes_the_connection() {
         send.finish().unwrap();
         assert_eq!(client.closed().await, error::REQUEST_REJECTED, "{bytes:?}");
     }
-    // Another client sends frames of no meaning without end.
+    // Another client sends unknown frames without end.
     let client = WebClient::connect(&relay).await;
     let (mut send, _recv) = client.connection.open_bi().await.unwrap();
     let nothing = [&[0x21, 0x43, 0xe8][..], &[0; 1000]].concat();
@@ -169,7 +170,7 @@ async fn client_that_delays_its_request_has_validated_its_address() {
     assert_eq!(relay.status().totals.retries, 0); // exact: all are connected
 }
 
-/// The client has 10 seconds, and uses them all.
+/// The client sends no request, and is closed after the limit of 10 seconds.
 #[tokio::test]
 async fn client_without_a_request_has_no_session() {
     let relay = TestRelay::start();

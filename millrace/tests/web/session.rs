@@ -1,4 +1,4 @@
-//! Events within a session.
+//! Tests of events within a WebTransport session.
 
 use millrace_moq::{code, message::SetupOptions};
 use millrace_quic::{varint, webtransport::error};
