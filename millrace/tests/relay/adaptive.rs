@@ -376,7 +376,11 @@ async fn rendition_ends_with_the_subscribers_right_to_it() {
     let begun = scene.subscriber.next_subgroup().await;
     assert_eq!(begun.header.group, 2);
     scene.relay.server.set_access(revoking(&["low"]));
-    assert_eq!(begun.all().await.1, PeerStreamEnd::Reset, "the open group of the revoked rendition was not reset");
+    assert_eq!(
+        begun.all().await.1,
+        PeerStreamEnd::Reset,
+        "the open group of the revoked rendition was not reset"
+    );
     scene.relay.until("nobody listens to it", |status| listeners(status, "low") == 0).await;
     scene.relay.until("the other rendition", |status| status.totals.renditions_up == 1).await;
     let mut subgroup = scene.publisher.subgroup(header(HIGH_ALIAS, 3)).await;
