@@ -139,8 +139,8 @@ impl Drop for ProcessGuard {
 /// The observed process is a relay with symbols: its CPU time must be split into system calls, cryptography, transport
 /// and its own code.
 #[test]
-fn a_quic_server_is_split_into_what_it_does() {
-    if !is_root("a_quic_server_is_split_into_what_it_does") {
+fn quic_server_cpu_time_is_split_by_activity() {
+    if !is_root("quic_server_cpu_time_is_split_by_activity") {
         return;
     }
     let relay = process::RunningRelay::start(tempfile::tempdir().unwrap(), &["--engine=user"]);
@@ -195,8 +195,8 @@ fn live(columns: u16, arguments: &[&str]) -> PseudoTerminal {
 }
 
 #[test]
-fn the_live_view_leaves_the_terminal_as_it_was() {
-    if !is_root("the_live_view_leaves_the_terminal_as_it_was") {
+fn live_view_restores_the_terminal() {
+    if !is_root("live_view_restores_the_terminal") {
         return;
     }
     const CTRL_C: &str = "\x03";
@@ -461,8 +461,8 @@ fn full_disk_does_not_end_the_cost_observer() {
 
 /// Figures must come all the way from the kernel to a browser.
 #[test]
-fn the_dashboard_shows_this_machine() {
-    if !is_root("the_dashboard_shows_this_machine") {
+fn dashboard_shows_reports_of_this_machine() {
+    if !is_root("dashboard_shows_reports_of_this_machine") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -518,8 +518,8 @@ const NOBODY: &str = "65534\t65534\t65534\t65534";
 /// An attacker who takes over the HTTP server gets a process whose threads can observe, and have no other right. The
 /// reduced process must still observe, in both modes.
 #[test]
-fn server_keeps_no_right_that_it_does_not_need() {
-    if !is_root("server_keeps_no_right_that_it_does_not_need") {
+fn http_server_keeps_only_needed_rights() {
+    if !is_root("http_server_keeps_only_needed_rights") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -342,7 +342,7 @@ impl ServerCertVerifier for Rude {
 /// A client without a certificate, a token or a session chooses text that the relay logs. The log line must be one line
 /// without control characters.
 #[tokio::test]
-async fn a_handshake_that_fails_is_one_line_without_controls() {
+async fn failed_handshake_is_one_log_line_without_control_characters() {
     const FORGED: &str = "x\r\n2026-11-27T00:00:00Z  INFO millrace: session established \x1b[2J\u{9b}2J\x07";
     for (format, addr) in [("text", " addr="), ("json", r#""addr":""#)] {
         let dir = tempfile::tempdir().unwrap();

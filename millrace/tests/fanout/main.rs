@@ -104,8 +104,8 @@ fn media_of_ffmpeg_reaches_all_unchanged_and_in_order() {
 
 /// Forged requests have arbitrary tokens and the address of a host that never sent a request.
 #[test]
-fn a_forged_address_gets_less_than_was_sent_in_its_name() {
-    if !root("a_forged_address_gets_less_than_was_sent_in_its_name") {
+fn forged_address_receives_less_than_was_sent_in_its_name() {
+    if !root("forged_address_receives_less_than_was_sent_in_its_name") {
         return;
     }
     let scene = FanoutScene::new(4);

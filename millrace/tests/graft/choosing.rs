@@ -109,8 +109,8 @@ fn lossy_pair() -> Topology {
 /// The model prefers a congestion control that halves its window at each loss. The path loses three packets of a
 /// hundred.
 #[test]
-fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
-    const TEST: &str = "a_model_that_is_wrong_here_is_left_within_fifty_connections";
+fn wrong_model_is_overruled_within_fifty_connections() {
+    const TEST: &str = "wrong_model_is_overruled_within_fifty_connections";
     if default_control() != "bbr" {
         println!("SKIP {TEST}: plain TCP is not BBR here, so it would be as bad");
         return;

@@ -673,7 +673,7 @@ fn killed_daemon_sends_nothing_in_clear() {
 
 /// The peer's daemon is restarted, and does not know the session any more.
 #[test]
-fn a_session_ends_when_the_other_daemon_is_started_anew() {
+fn session_ends_when_the_peers_daemon_restarts() {
     let Some(site) = GraftSite::new("anew") else { return };
     let [near, far] = hosts(&site, "");
     let (mut ours, _theirs) = pair(&site, &["reliability"]);

@@ -145,7 +145,7 @@ fn parts_serve_on_one_socket_and_one_page() {
 }
 
 #[test]
-fn killed_part_comes_back_and_the_other_one_goes_on() {
+fn killed_part_restarts_while_the_other_continues() {
     let Some(site) = GraftSite::with_controls("killed") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));

@@ -190,14 +190,14 @@ fn carrier_pool_grows_with_load_up_to_its_limit() {
 
 /// Pooled connections are killed again and again during a transfer.
 #[test]
-fn tcp_connections_that_die_lose_no_byte() {
+fn killed_tcp_carriers_lose_no_byte() {
     let Some(site) = GraftSite::new("pool-cut") else { return };
     cut(&site, 20);
 }
 
 #[test]
 #[ignore = "soak: takes a minute"]
-fn two_hundred_tcp_connections_that_die_lose_no_byte() {
+fn two_hundred_killed_tcp_carriers_lose_no_byte() {
     let Some(site) = GraftSite::new("pool-cuts") else { return };
     cut(&site, 200);
 }
@@ -234,10 +234,10 @@ fn filter() -> [String; 1] {
 }
 
 #[test]
-fn blocked_udp_falls_back_to_tcp_and_then_in_place() {
+fn blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp() {
     let Some(site) = GraftSite::new("pool-falls") else { return };
     if !middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
-        println!("SKIP blocked_udp_falls_back_to_tcp_and_then_in_place: no nft");
+        println!("SKIP blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp: no nft");
         return;
     }
     let [near, far] = started(&site, "[\"quic\", \"tcp\"]", "");
@@ -265,7 +265,7 @@ fn blocked_udp_falls_back_to_tcp_and_then_in_place() {
 /// UDP is blocked during a transfer, and tunnelled connections continue over TCP where they were. When TCP is cut, they
 /// continue over QUIC.
 #[test]
-fn live_connections_go_on_with_a_carrier_of_another_kind() {
+fn live_connections_continue_over_another_kind_of_carrier() {
     let Some(site) = GraftSite::new("pool-moves") else { return };
     let [near, far] = warm(&site, "[\"quic\", \"tcp\"]", "window-kib = 512");
     wait_for_kind(&near, "quic");
@@ -280,7 +280,7 @@ fn live_connections_go_on_with_a_carrier_of_another_kind() {
         let _stops = StopOnDrop(&enough);
         wait_for("bytes by QUIC", || carry(&near).sent_bytes > 1 << 20);
         if !middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
-            println!("SKIP live_connections_go_on_with_a_carrier_of_another_kind: no nft");
+            println!("SKIP live_connections_continue_over_another_kind_of_carrier: no nft");
             return false;
         }
         wait_for_kind(&near, "tcp");
@@ -433,8 +433,8 @@ fn ports(connections: &[(u64, String)]) -> String {
 }
 
 /// A NAT forgets its connections: their packets are dropped, and only new connections pass. There is no other path.
-fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
-    let test = format!("{kind}_connections_that_are_swallowed_go_on_with_new_ones");
+fn carriers_forgotten_by_a_nat_are_replaced(kind: &str) {
+    let test = format!("{kind}_carriers_forgotten_by_a_nat_are_replaced");
     let Some(site) = GraftSite::new(&format!("nat-{kind}")) else { return };
     let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512");
     let listener = site.listen();
@@ -467,21 +467,21 @@ fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
 }
 
 #[test]
-fn tcp_connections_that_are_swallowed_go_on_with_new_ones() {
-    connections_that_are_swallowed_go_on_with_new_ones("tcp");
+fn tcp_carriers_forgotten_by_a_nat_are_replaced() {
+    carriers_forgotten_by_a_nat_are_replaced("tcp");
 }
 
 #[test]
-fn mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
-    if has_mptcp("mptcp_connections_that_are_swallowed_go_on_with_new_ones") {
-        connections_that_are_swallowed_go_on_with_new_ones("mptcp");
+fn mptcp_carriers_forgotten_by_a_nat_are_replaced() {
+    if has_mptcp("mptcp_carriers_forgotten_by_a_nat_are_replaced") {
+        carriers_forgotten_by_a_nat_are_replaced("mptcp");
     }
 }
 
 /// The idle pooled connections are dropped by a NAT, while a busy one still works. A client that gets an idle one must
 /// reach the server nevertheless.
-fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &str) {
-    let test = format!("{kind}_connections_that_are_swallowed_before_their_server_is_reached_go_on");
+fn carriers_forgotten_by_a_nat_before_use_are_replaced(kind: &str) {
+    let test = format!("{kind}_carriers_forgotten_by_a_nat_before_use_are_replaced");
     let Some(site) = GraftSite::new(&format!("new-{kind}")) else { return };
     let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512\npool-warm = 2");
     let listener = site.listen();
@@ -515,14 +515,14 @@ fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &st
 }
 
 #[test]
-fn tcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
-    connections_that_are_swallowed_before_their_server_is_reached_go_on("tcp");
+fn tcp_carriers_forgotten_by_a_nat_before_use_are_replaced() {
+    carriers_forgotten_by_a_nat_before_use_are_replaced("tcp");
 }
 
 #[test]
-fn mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
-    if has_mptcp("mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on") {
-        connections_that_are_swallowed_before_their_server_is_reached_go_on("mptcp");
+fn mptcp_carriers_forgotten_by_a_nat_before_use_are_replaced() {
+    if has_mptcp("mptcp_carriers_forgotten_by_a_nat_before_use_are_replaced") {
+        carriers_forgotten_by_a_nat_before_use_are_replaced("mptcp");
     }
 }
 
@@ -715,7 +715,7 @@ fn next_request_may_arrive_with_the_last_frame_of_the_previous_connection() {
 }
 
 #[test]
-fn tcp_killed_daemon_leaves_nothing_behind_and_may_return() {
+fn killed_daemon_with_tcp_carriers_leaves_nothing_and_may_restart() {
     let Some(site) = GraftSite::new("pool-killed") else { return };
     let [near, far] = warm(&site, "\"tcp\"", "");
     let listener = site.listen();

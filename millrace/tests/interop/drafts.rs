@@ -42,26 +42,26 @@ fn published_in(draft: &str) {
 }
 
 #[test]
-fn draft_18_plays_in_all() {
+fn draft_18_publisher_plays_in_all_drafts() {
     published_in("18");
 }
 
 #[test]
-fn draft_19_plays_in_all() {
+fn draft_19_publisher_plays_in_all_drafts() {
     published_in("19");
 }
 
 #[test]
-fn draft_20_plays_in_all() {
+fn draft_20_publisher_plays_in_all_drafts() {
     published_in("20");
 }
 
 #[test]
-fn draft_21_plays_in_all() {
+fn draft_21_publisher_plays_in_all_drafts() {
     published_in("21");
 }
 
 #[test]
-fn draft_22_plays_in_all() {
+fn draft_22_publisher_plays_in_all_drafts() {
     published_in("22");
 }

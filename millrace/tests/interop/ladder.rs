@@ -85,7 +85,7 @@ impl HeldLadder {
 }
 
 #[test]
-fn three_files_are_a_ladder() {
+fn three_files_are_published_as_a_ladder() {
     needs!(Ffmpeg);
     let relay = InteropRelay::start();
     let held = HeldLadder::publish_to(&relay);

@@ -26,7 +26,7 @@ fn lab(subscribers: usize, impairments: &[(&str, &str)]) -> Lab {
 }
 
 #[test]
-fn loss_between_publisher_and_relay() {
+fn loss_between_publisher_and_relay_is_repaired() {
     needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let clip = &VIDEO;
     for loss in ["loss=2%", "loss=5%"] {
@@ -45,7 +45,7 @@ fn loss_between_publisher_and_relay() {
 }
 
 #[test]
-fn loss_between_relay_and_players() {
+fn loss_between_relay_and_players_is_repaired() {
     needs!(Root, Ffmpeg, Peer("moq-sub"));
     let clip = &VIDEO;
     let lab = lab(2, &[("relay-sub1", "loss=2%"), ("relay-sub2", "loss=5%")]);

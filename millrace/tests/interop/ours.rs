@@ -165,18 +165,18 @@ fn assert_complete(reports: &[Value]) {
 }
 
 #[test]
-fn generated_objects_on_a_stream_per_group() {
+fn generated_objects_arrive_on_a_stream_per_group() {
     let publishing = ["--objects-per-group", "20", "--priority-pattern", "10,200"];
     assert_complete(&generated(&publishing, &FROM_THE_START));
 }
 
 #[test]
-fn generated_objects_on_a_stream_each() {
+fn generated_objects_arrive_on_a_stream_each() {
     assert_complete(&generated(&["--streams", "object"], &FROM_THE_START));
 }
 
 #[test]
-fn generated_objects_in_datagrams() {
+fn generated_objects_arrive_in_datagrams() {
     for report in generated(&["--datagrams"], &[]) {
         for figure in ["streams", "corrupted", "duplicates"] {
             assert_eq!(report[figure], 0, "{figure} in {report:#}");

@@ -103,7 +103,7 @@ pub fn assert_video(is_ours: bool, media: &[u8], clip: &InteropClip, first: usiz
 const LATE: usize = 2 * GROUP + GROUP / 2;
 
 #[test]
-fn moq_pub_to_two_moq_subs() {
+fn two_moq_subs_play_moq_pub() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -122,7 +122,7 @@ fn moq_pub_to_two_moq_subs() {
 }
 
 #[test]
-fn moq_sub_joins_with_groups_of_the_past() {
+fn moq_sub_joins_with_earlier_groups() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -146,7 +146,7 @@ fn moq_sub_joins_with_groups_of_the_past() {
 }
 
 #[test]
-fn moq_pub_that_pushes_its_tracks() {
+fn pushed_tracks_of_moq_pub_are_played() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -163,7 +163,7 @@ fn moq_pub_that_pushes_its_tracks() {
 }
 
 #[test]
-fn our_publisher_to_moq_sub() {
+fn moq_sub_plays_our_publisher() {
     needs!(Ffmpeg, Peer("moq-sub"));
     let relay = InteropRelay::start();
     assert_published(&relay, &relay.url(), [&relay.url(), &relay.url()]);
@@ -185,7 +185,7 @@ pub fn assert_published(relay: &InteropRelay, at: &str, [plain, with_catalog]: [
 }
 
 #[test]
-fn our_publisher_with_sound_to_moq_sub() {
+fn moq_sub_plays_our_publisher_with_sound() {
     needs!(Ffmpeg, Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO_AND_SOUND;
@@ -209,7 +209,7 @@ pub fn assert_same_streams(media: &[u8], clip: &InteropClip) {
 }
 
 #[test]
-fn moq_pub_with_sound_to_moq_sub() {
+fn moq_sub_plays_moq_pub_with_sound() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::with(|config| config.idle_timeout = Duration::from_secs(8));
     let clip = &VIDEO_AND_SOUND;
@@ -229,7 +229,7 @@ fn moq_pub_with_sound_to_moq_sub() {
 }
 
 #[test]
-fn moq_pub_to_our_subscriber() {
+fn our_subscriber_plays_moq_pub() {
     needs!(Ffmpeg, Peer("moq-pub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO_AND_SOUND;

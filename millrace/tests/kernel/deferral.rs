@@ -21,8 +21,8 @@ fn acks(status: &Status) -> (u64, u64) {
 }
 
 #[test]
-fn packets_sent_by_the_kernel_to_everybody_wake_nobody() {
-    needs_root!(packets_sent_by_the_kernel_to_everybody_wake_nobody);
+fn packets_forwarded_to_all_subscribers_do_not_wake_userspace() {
+    needs_root!(packets_forwarded_to_all_subscribers_do_not_wake_userspace);
     let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
@@ -38,8 +38,8 @@ fn packets_sent_by_the_kernel_to_everybody_wake_nobody() {
 }
 
 #[test]
-fn acknowledgements_of_kernel_packets_wake_nobody() {
-    needs_root!(acknowledgements_of_kernel_packets_wake_nobody);
+fn acknowledgements_of_kernel_packets_do_not_wake_userspace() {
+    needs_root!(acknowledgements_of_kernel_packets_do_not_wake_userspace);
     let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});

@@ -309,8 +309,8 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
 /// Another program is attached to the interface. A gate with `on` fails with an error; with `auto` the relay runs
 /// without it and says so.
 #[test]
-fn another_program_on_the_interface_is_respected() {
-    needs_root!(another_program_on_the_interface_is_respected);
+fn gate_leaves_another_program_on_the_interface() {
+    needs_root!(gate_leaves_another_program_on_the_interface);
     let first = gated(1);
     // Each relay has a port of its own, because quinn releases a port some time after its end.
     let also = |gate, port| {

@@ -166,15 +166,15 @@ fn change_publishers(rounds: u64) {
 }
 
 #[test]
-fn second_publisher_comes_and_goes_and_the_kernel_goes_on() {
-    needs_root!(second_publisher_comes_and_goes_and_the_kernel_goes_on);
+fn kernel_continues_when_a_second_publisher_comes_and_goes() {
+    needs_root!(kernel_continues_when_a_second_publisher_comes_and_goes);
     change_publishers(3);
 }
 
 #[test]
 #[ignore = "test-all: twenty handovers take minutes"]
-fn second_publisher_comes_and_goes_twenty_times() {
-    needs_root!(second_publisher_comes_and_goes_twenty_times);
+fn second_publisher_comes_and_goes_twenty_times_without_loss() {
+    needs_root!(second_publisher_comes_and_goes_twenty_times_without_loss);
     change_publishers(20);
 }
 
@@ -211,8 +211,8 @@ async fn exchange(
 }
 
 #[test]
-fn datagrams_of_two_publishers_come_once_and_the_kernel_goes_on() {
-    needs_root!(datagrams_of_two_publishers_come_once_and_the_kernel_goes_on);
+fn datagrams_of_two_publishers_arrive_once() {
+    needs_root!(datagrams_of_two_publishers_arrive_once);
     let net = KernelNetwork::new(2, false, |_| {});
     let both = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
     let net::Cast { publisher: first, mut subscribers, _requests } = ready_by(&net, PeerKind::Quic, &both);
@@ -391,14 +391,14 @@ async fn settled_at(net: &KernelNetwork, at: (u64, u64)) {
 }
 
 #[test]
-fn upstream_relay_changes_and_the_kernel_goes_on() {
-    needs_root!(upstream_relay_changes_and_the_kernel_goes_on);
+fn kernel_continues_when_the_upstream_relay_changes() {
+    needs_root!(kernel_continues_when_the_upstream_relay_changes);
     change_upstreams(3);
 }
 
 #[test]
 #[ignore = "test-all: twenty handovers take minutes"]
-fn upstream_relay_changes_twenty_times() {
-    needs_root!(upstream_relay_changes_twenty_times);
+fn upstream_relay_changes_twenty_times_without_loss() {
+    needs_root!(upstream_relay_changes_twenty_times_without_loss);
     change_upstreams(20);
 }

@@ -50,9 +50,9 @@ impl Holes {
 
 /// The objects share one stream. If the kernel had given the stream up, no good frame would follow.
 #[test]
-fn kernel_goes_on_behind_a_hole_in_a_stream() {
+fn kernel_continues_after_a_hole_in_a_stream() {
     const HOLES: u64 = 3;
-    needs_root!(kernel_goes_on_behind_a_hole_in_a_stream);
+    needs_root!(kernel_continues_after_a_hole_in_a_stream);
     for impairment in ["loss=0.5% delay=5ms", "loss=2% delay=5ms"] {
         let net = KernelNetwork::new(1, true, |_| {});
         let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);

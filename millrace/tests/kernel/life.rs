@@ -340,8 +340,8 @@ fn refuses(relay: Command, reasons: &[&str]) {
 }
 
 #[test]
-fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
-    needs_root!(an_engine_that_cannot_attach_says_why_or_is_not_picked);
+fn engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen() {
+    needs_root!(engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let runtime = Runtime::new().unwrap();
     let nowhere = |config: &mut Config| config.interfaces = vec!["nowhere0".to_owned()];

@@ -75,7 +75,7 @@ fn packets_have_the_dscp_and_marks_slow_media_down() {
 }
 
 #[test]
-fn defaults_mark_nothing() {
+fn default_settings_mark_no_packet() {
     let config = millrace_relay_daemon::config::Config::new(Settings::default(), None).unwrap();
     assert_eq!((config.dscp.to_string().as_str(), config.ecn), ("0", false));
 }

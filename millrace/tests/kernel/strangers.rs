@@ -111,8 +111,8 @@ fn ports_that_never_answer_change_nothing_in_the_kernel() {
 
 /// Each of these ports answers, so each causes a command to the kernel, until a newer one replaces it.
 #[test]
-fn peer_that_changes_ports_keeps_nobody_off_the_kernel() {
-    needs_root!(peer_that_changes_ports_keeps_nobody_off_the_kernel);
+fn port_changing_peer_does_not_keep_others_off_the_kernel() {
+    needs_root!(port_changing_peer_does_not_keep_others_off_the_kernel);
     let net = KernelNetwork::new(2, false, |_| {});
     StrangerClient::new(&net).while_changing(
         |peer| peer.hop().unwrap(),
@@ -125,8 +125,8 @@ fn peer_that_changes_ports_keeps_nobody_off_the_kernel() {
 }
 
 #[test]
-fn peer_that_changes_ids_and_keys_keeps_nobody_off_the_kernel() {
-    needs_root!(peer_that_changes_ids_and_keys_keeps_nobody_off_the_kernel);
+fn id_and_key_changing_peer_does_not_keep_others_off_the_kernel() {
+    needs_root!(id_and_key_changing_peer_does_not_keep_others_off_the_kernel);
     let changes: [fn(&mut HostilePeer); 2] = [
         |peer| drop(peer.change_ids()), // closed meanwhile
         |peer| drop(peer.update_keys()),

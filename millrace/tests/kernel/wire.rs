@@ -131,8 +131,8 @@ fn move_away(net: &KernelNetwork, node: &str, peer: &quinn::Endpoint) {
 }
 
 #[test]
-fn peers_move_and_the_kernel_follows() {
-    needs_root!(peers_move_and_the_kernel_follows);
+fn kernel_follows_peers_to_new_addresses() {
+    needs_root!(kernel_follows_peers_to_new_addresses);
     let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
@@ -159,8 +159,8 @@ fn peers_move_and_the_kernel_follows() {
 }
 
 #[test]
-fn path_that_only_userspace_can_use_is_left_to_it() {
-    needs_root!(path_that_only_userspace_can_use_is_left_to_it);
+fn path_usable_only_by_userspace_is_left_to_userspace() {
+    needs_root!(path_usable_only_by_userspace_is_left_to_userspace);
     // A routing rule by user: the route of the relay's user leads to sub1, and that of all other users does not.
     const OWNER: u32 = 65_534;
     let topology = Topology { netem: false, ..Topology::standard(1, 2) };

@@ -100,7 +100,7 @@ async fn expect_group(viewer: &mut TestPeer, group: u64) {
 }
 
 #[tokio::test]
-async fn chain_carries_a_track_once_whoever_asks_and_tells_its_way() {
+async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
     let first = relay(1, &[]);
     let middle = relay(2, &[&first]);
     let last = relay(3, &[&middle]);
@@ -190,7 +190,7 @@ fn is_up(cluster: &ClusterStatus, count: usize) -> bool {
 }
 
 #[tokio::test]
-async fn relays_find_each_other_through_etcd_and_do_without_it() {
+async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
     // etcd must be in the network namespace of this thread, which making the site may change.
     let _site = RelaySite::of_this_test();
     let Some(etcd) = Etcd::start() else { return };
@@ -261,7 +261,7 @@ async fn triangle() -> (TestRelay, TestRelay, TestRelay) {
 }
 
 #[tokio::test]
-async fn relay_that_dies_is_gone_around_and_nothing_comes_twice() {
+async fn dead_relay_is_bypassed_without_duplicates() {
     let (first, middle, last) = triangle().await;
     let (mut publisher, _announced, name) = with_publisher(&first).await;
     let known = until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
@@ -294,7 +294,7 @@ async fn relay_that_dies_is_gone_around_and_nothing_comes_twice() {
 
 /// A relay that drains sends GOAWAY first. Its tracks move while it still serves them.
 #[tokio::test]
-async fn relay_that_drains_is_left_before_it_is_gone() {
+async fn draining_relay_is_left_before_it_ends() {
     let (first, middle, last) = triangle().await;
     let (mut publisher, _announced, name) = with_publisher(&first).await;
     until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
@@ -322,7 +322,7 @@ async fn relay_that_drains_is_left_before_it_is_gone() {
 
 /// Two relays with routes to each other lose the publisher at once. Neither may keep the other's stale route.
 #[tokio::test]
-async fn publisher_that_is_gone_leaves_neither_ghosts_nor_circles() {
+async fn lost_publisher_leaves_no_stale_routes_or_loops() {
     let first = relay(1, &[]);
     let second = relay(2, &[&first]);
     let third = relay(3, &[&first, &second]);
@@ -436,7 +436,7 @@ async fn path_without_the_extension_or_extension_without_a_path_is_a_violation()
 
 /// NAMESPACE to a peer relay contains the route's path. Routes that pass the peer itself are left out.
 #[tokio::test]
-async fn peer_is_told_paths_and_changes_but_not_its_own() {
+async fn peer_gets_paths_and_changes_except_its_own_routes() {
     let relay = relay(9, &[]);
     let mut peer = claimant(&relay).await;
     let _own = announce(&peer, "live/own", by(&[5, 77], 0)).await.unwrap();
@@ -471,7 +471,7 @@ async fn peer_is_told_paths_and_changes_but_not_its_own() {
 
 /// A peer subscribes to a namespace that it announces itself. It must not get its own media back.
 #[tokio::test]
-async fn peer_is_not_served_by_way_of_itself() {
+async fn peer_does_not_get_its_own_media_back() {
     let relay = relay(9, &[]);
     let mut peer = claimant(&relay).await;
     let _announced = announce(&peer, "live/cam", by(&[5, 77], 0)).await.unwrap();
@@ -487,7 +487,7 @@ async fn peer_is_not_served_by_way_of_itself() {
 }
 
 #[tokio::test]
-async fn two_relays_with_the_same_hop_are_no_peers() {
+async fn relays_with_the_same_hop_id_refuse_each_other() {
     let first = relay(5, &[]);
     let second = TestRelay::at(|host, config| {
         config.listen = vec![SocketAddr::new(host.v4().into(), host.port(6))];

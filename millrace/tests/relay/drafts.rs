@@ -65,7 +65,7 @@ async fn join_in(
 }
 
 #[tokio::test]
-async fn a_publisher_of_each_draft_meets_players_of_all() {
+async fn publisher_of_each_draft_serves_players_of_all_drafts() {
     let relay = TestRelay::start();
     for draft in Draft::ALL {
         let (mut publisher, _namespace, name) = publishing(relay.peer_of(draft).await).await;

@@ -76,7 +76,7 @@ async fn restarted_publisher_restarts_the_track() {
 }
 
 #[tokio::test]
-async fn draining_says_goaway_refuses_and_waits() {
+async fn draining_relay_sends_goaway_refuses_sessions_and_waits() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (mut subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;

@@ -130,7 +130,7 @@ async fn expect_group(subscriber: &mut TestPeer, group: u64) {
 }
 
 #[tokio::test]
-async fn upstream_that_falls_silent_is_replaced_and_left_alone_until_it_answers() {
+async fn silent_upstream_is_replaced_until_it_answers_again() {
     let (first, way) = relay_behind_a_way();
     let second = TestRelay::start();
     let edge = edge_of(vec![way.url(&first), second.url()]);
@@ -197,7 +197,7 @@ async fn upstream_that_never_answered_delays_nobody() {
 
 /// The only upstream relay is silent for less than the connection's idle timeout. The same subscription must continue.
 #[tokio::test]
-async fn only_upstream_that_is_silent_for_a_while_is_waited_for() {
+async fn only_upstream_is_kept_through_a_short_silence() {
     let (first, way) = relay_behind_a_way();
     let edge = edge_of(vec![way.url(&first)]);
     edge.until("connected", |status| only_upstream(status).is_some()).await;
