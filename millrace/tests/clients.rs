@@ -153,7 +153,7 @@ fn killed_relay_is_found_again_at_once() {
     for client in [&publisher, &subscriber] {
         client.wait_for("the relay was restarted");
     }
-    let before = subscriber.delivered(); // exact: any later value works too, media continue from here
+    let before = subscriber.delivered(); // exact: any later value works, too
     wait_for("media again", || (subscriber.delivered() > before + 50).then_some(()));
 }
 
@@ -163,7 +163,7 @@ fn waiting_client_logs_likely_reason_and_can_be_interrupted() {
     let url = format!("moqt://{}", silent.local_addr().unwrap());
     let mut subscriber = FileClient::start(&[&SUBSCRIBE[..], &[&url]].concat());
     subscriber.wait_for("no answer from the relay yet");
-    assert!(!subscriber.said().contains("delivered"), "no figures of what is not connected");
+    assert!(!subscriber.said().contains("delivered"), "figures were printed without a connection");
     subscriber.signal(Signal::SIGINT);
     assert_eq!(subscriber.exit_code(), Some(0));
 }
@@ -231,7 +231,7 @@ fn reconnecting_subscriber_waits_for_the_publisher() {
 
 /// Waits until the publisher and the subscriber are at this relay, and objects arrive from there.
 fn both_go_on(subscriber: &FileClient, relay: &RunningRelay) {
-    wait_for("media through it", || relay.status().totals.data_plane.packets > 0);
+    wait_for("media through the new relay", || relay.status().totals.data_plane.packets > 0);
     let before = subscriber.delivered();
     wait_until("more objects", || subscriber.delivered(), |delivered| *delivered > before);
     wait_until("both", || relay.status().sessions.len(), |sessions| *sessions == 2);

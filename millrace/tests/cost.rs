@@ -66,7 +66,11 @@ fn cost_prints_one_json_report_per_line() {
             assert!(!report.cpus.is_empty());
             for cpu in &report.cpus {
                 let of: Vec<Event> = cpu.events.iter().map(|cost| cost.event).collect();
-                assert_eq!(of, Event::ALL[..Event::ALL.len() - 1], "all but `kernel`, which is for --all");
+                assert_eq!(
+                    of,
+                    Event::ALL[..Event::ALL.len() - 1],
+                    "columns of all events except `kernel`, which needs --all"
+                );
                 let counted = cpu.events.iter().filter(|cost| cost.calls.is_some());
                 assert_eq!(counted.count(), if mode == "events" { 6 } else { 0 }, "{mode}");
                 assert!(cpu.samples > 0, "CPU {}", cpu.cpu);
@@ -178,7 +182,7 @@ fn quic_server_cpu_time_is_split_by_activity() {
     assert!(want.iter().all(|part| often(&parts, part)), "{parts:?}");
     let all: u64 = parts.values().sum();
     let unknown = parts.get("unknown").copied().unwrap_or(0);
-    assert!(unknown * 4 < all, "it has symbols: {parts:?}");
+    assert!(unknown * 4 < all, "the relay's symbols were not found: {parts:?}");
     println!("{parts:?}");
 }
 
@@ -296,7 +300,7 @@ fn log_can_be_replayed() {
     assert_eq!(text(&replayed.stdout).lines().collect::<Vec<_>>(), printed);
     assert!(
         printed.iter().all(|line| !line.contains("\"stacks\":{")),
-        "nobody asked for them on standard output"
+        "reports were printed on standard output"
     );
     let replayed = run(&["replay", &log, "--folded", &again]);
     assert!(replayed.status.success());
@@ -365,7 +369,7 @@ fn said(child: &mut Child) -> mpsc::Receiver<String> {
 
 fn wait_for_line(said: &mpsc::Receiver<String>, want: &str) -> String {
     loop {
-        let line = said.recv_timeout(BOUND).unwrap_or_else(|_| panic!("nobody said {want:?}"));
+        let line = said.recv_timeout(BOUND).unwrap_or_else(|_| panic!("standard error has no {want:?}"));
         if line.contains(want) {
             return line;
         }
@@ -394,7 +398,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
     };
     // The observer and its log continue while the reader is stopped.
-    let before = logged(); // exact: any number will do
+    let before = logged(); // exact: the number only has to grow from here
     wait_until("more reports in the log", logged, |count| *count >= before + 20);
     let mut sequences = sequences(stdout);
     assert_eq!(sequences.next(), Some(0));
@@ -473,7 +477,10 @@ fn dashboard_shows_reports_of_this_machine() {
     let mut said = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
     let token = std::fs::read_to_string(&file).unwrap();
-    assert!(said.contains(named) && !said.contains(token.trim_end()), "no terminal, no secret: {said}");
+    assert!(
+        said.contains(named) && !said.contains(token.trim_end()),
+        "the token was printed although standard error is no terminal: {said}"
+    );
     let addr = said.strip_prefix("millrace: http://").unwrap().split('/').next().unwrap();
     // exact: the server has logged its address, so it accepts connections
     assert_eq!(fetch(addr.parse().unwrap(), "/metrics", None).unwrap().0, 401);

@@ -47,12 +47,12 @@ fn receiver_gets_the_stream_until_it_leaves() {
         assert!(clients[0].gets_nothing());
         // A packet is counted when all of its copies have been sent.
         let is_counted = |it: &Status| (it.packets["forwarded"], it.streams[0].events["ended"]) == (11, 1);
-        let status = wait_until("all to be counted", || fanout.status(), is_counted);
+        let status = wait_until("all packets to be counted", || fanout.status(), is_counted);
         let stream = &status.streams[0];
         assert_eq!((stream.receivers.len(), stream.packets, stream.ssrc.as_deref()), (7, 11, None));
         assert_eq!((status.packets["forwarded"], status.copies["sent"]), (11, 87));
         assert_eq!((stream.events["tokens"], stream.events["leases"], stream.events["ended"]), (8, 8, 1));
-        assert_eq!(stream.events["user_packets"], 0, "all of it in the kernel");
+        assert_eq!(stream.events["user_packets"], 0, "not all packets were forwarded by the kernel");
         assert_eq!(fanout.end(Signal::SIGTERM), Some(0));
     }
 }
@@ -93,11 +93,11 @@ fn media_of_ffmpeg_reaches_all_unchanged_and_in_order() {
         assert!(reports > 0 && sent.len() > 100, "{reports} reports in {} packets", sent.len());
         for client in &clients {
             let got: Vec<_> = sent.iter().map(|_| client.packet()).collect();
-            assert!(got == sent, "in order, byte for byte");
+            assert!(got == sent, "the packets differ from those sent");
             assert!(client.gets_nothing());
         }
         let is_counted = |it: &Status| it.streams[0].packets == sent.len() as u64;
-        let stream = &wait_until("all to be counted", || fanout.status(), is_counted).streams[0];
+        let stream = &wait_until("all packets to be counted", || fanout.status(), is_counted).streams[0];
         assert_eq!(stream.events["user_packets"], 0);
     }
 }
@@ -127,7 +127,7 @@ fn forged_address_receives_less_than_was_sent_in_its_name() {
         let counts = (it.streams[0].events["tokens"], it.packets["forwarded"]);
         counts == (2 * REQUESTS as u64, REQUESTS as u64)
     };
-    let status = wait_until("an answer to each", || fanout.status(), is_counted);
+    let status = wait_until("an answer to each request", || fanout.status(), is_counted);
     let mut payloads = Vec::new();
     wait_for("an answer", || {
         payloads.extend(capture.frames().iter().filter_map(|frame| scene::payload(frame)));
@@ -162,7 +162,7 @@ fn malformed_requests_get_no_answer() {
         let events = &it.streams[0].events;
         (events["malformed"], events["foreign"]) == (2, 3)
     };
-    wait_until("a count of each", || fanout.status(), is_counted);
+    wait_until("a count of each request", || fanout.status(), is_counted);
     assert!(client.gets_nothing());
     let other = ReceiverRequest { stream: "other".into(), ..good };
     client.send(&other.encode());
@@ -192,12 +192,12 @@ fn expired_lease_ends_in_the_kernel() {
     });
     fanout.signal(Signal::SIGCONT);
     let is_over = |it: &Status| it.streams[0].receivers.is_empty();
-    wait_until("the end of it in userspace", || fanout.status(), is_over);
+    wait_until("the end of the lease in userspace", || fanout.status(), is_over);
     wait_until("copies sent by userspace", || fanout.status(), |it| it.copies["ended"] > 0);
     client.subscribe(30);
     scene.send(&media(3, 100));
     assert_eq!(client.packet(), media(3, 100));
-    wait_for("a word of it", || fanout.logged("the lease has ended"));
+    wait_for("the end of the lease in the log", || fanout.logged("the lease has ended"));
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn receiver_rate_is_capped() {
     assert!((63..75).contains(&receiver.packets), "{receiver:?}");
     assert_eq!(receiver.dropped["rate"], 200 - receiver.packets);
     let mut got = 0;
-    wait_for("all sent objects", || {
+    wait_for("all copies within the receiver's rate", || {
         got += client.drain() as u64;
         got >= receiver.packets
     });
@@ -264,7 +264,7 @@ fn silent_or_lossy_receiver_is_cut_off() {
         let RequestOutcome::Refused { why: RequestRefusal::Cut, seconds } =
             client.ask(ReceiverAction::Subscribe { seconds: 30 })
         else {
-            panic!("it has to wait")
+            panic!("a receiver that was cut off was admitted at once")
         };
         assert!((1..=300).contains(&seconds));
     }
@@ -360,9 +360,9 @@ fn reload_loses_no_packet() {
     named.drain();
     pass(&client);
     assert!(named.gets_nothing());
-    let status = fanout.status(); // exact: all that was sent has arrived
+    let status = fanout.status(); // exact: all sent packets have arrived
     assert_eq!(status.streams[0].receivers.len(), 1);
-    assert_eq!(status.streams[0].events["user_packets"], 0, "all of it went by the kernel");
+    assert_eq!(status.streams[0].events["user_packets"], 0, "not all packets were forwarded by the kernel");
     // Another stream arrives at the same port, so its receivers must send requests of their own.
     fanout.write(&scene.config("").replace("\"live\"", "\"new\""));
     fanout.succeed(&["reload"]);
@@ -423,7 +423,7 @@ fn detached_program_loses_no_packet() {
         assert_eq!(detach(), 1);
         send();
         let is_back = |it: &Status| it.interfaces[0].reattached == round;
-        wait_until("the program again", || fanout.status(), is_back);
+        wait_until("the program to be attached again", || fanout.status(), is_back);
     }
     send();
     assert_eq!(got.len(), usize::from(sequence));
@@ -431,9 +431,9 @@ fn detached_program_loses_no_packet() {
         let counts = it.streams[0].events["user_packets"] + it.packets["forwarded"];
         it.streams[0].packets >= u64::from(sequence) && counts >= u64::from(sequence)
     };
-    let status = wait_until("all to be counted", || fanout.status(), is_counted);
+    let status = wait_until("all packets to be counted", || fanout.status(), is_counted);
     let stream = &status.streams[0];
-    assert_eq!(stream.packets, u64::from(sequence), "counted once each");
+    assert_eq!(stream.packets, u64::from(sequence), "a packet was not counted exactly once");
     assert_eq!(stream.events["user_packets"] + status.packets["forwarded"], u64::from(sequence));
     assert!(stream.events["user_packets"] > 0 && status.packets["forwarded"] > 0);
 }
@@ -453,7 +453,7 @@ fn ended_fanout_leaves_nothing_attached() {
         client.subscribe(60);
         assert_eq!(attached(), 1, "{signal}");
         fanout.end(signal);
-        wait_until("nothing to be attached", attached, |count| *count == 0);
+        wait_until("the program to be detached", attached, |count| *count == 0);
         scene.send(&media(1, 100));
         assert!(client.gets_nothing());
     }

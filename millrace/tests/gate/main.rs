@@ -74,7 +74,7 @@ async fn server_without_gate_support_is_guarded() {
     hello(&first).await;
     let second = site.connect(LONG).await.unwrap();
     hello(&second).await;
-    assert_eq!(gate.connections(), 2, "both were seen");
+    assert_eq!(gate.connections(), 2, "the gate does not count both connections");
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     hello(&first).await;
     let (refused, monitored) = gate.counted("quota");
@@ -111,7 +111,11 @@ async fn server_without_gate_support_is_guarded() {
     assert!(error.contains("did you mean `quota`?"), "{error}");
     assert!(status.trouble.iter().any(|it| it.contains("the latest reload failed")), "{:?}", status.trouble);
     assert!(scrape("/metrics").1.contains("millrace_gate_reload_ok 0"));
-    assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()), "the gate does its work");
+    assert_eq!(
+        scrape("/healthz"),
+        (200, "ok\n".to_owned()),
+        "the gate stopped to refuse after a failed reload"
+    );
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
     let before = unix_time().as_secs_f64();
@@ -168,7 +172,7 @@ async fn dry_run_counts_and_refuses_nothing() {
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     hello(&site.connect(LONG).await.unwrap()).await;
-    let status = gate.status(); // exact: what it counts was let through, and answered
+    let status = gate.status(); // exact: the counted packets have passed and were answered
     assert!(status.dry_run);
     let quota = status.scopes[1].rules.iter().find(|count| count.rule == "quota").unwrap();
     assert_eq!((quota.mode.as_str(), quota.packets), ("monitor", 0));
@@ -190,7 +194,7 @@ fn block_and_allow_change_the_lists() {
     let site = GateSite::new("lists", &policy(2));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let listed = || -> Vec<_> {
-        let listed = gate.status().listed.into_iter(); // exact: a reader; commands were answered, or it is waited for
+        let listed = gate.status().listed.into_iter(); // exact: the caller's command was answered, or the caller waits
         listed.map(|it| (it.prefix, it.entry, it.scope, it.seconds.is_some())).collect()
     };
     let entry = |prefix: &str, entry: &str, scope: Option<&str>, ends| {
@@ -208,16 +212,20 @@ fn block_and_allow_change_the_lists() {
     assert!(
         gate.fail(&["block", "198.51.100.0/24", "nonsense"]).contains("\"nonsense\" is no address prefix")
     );
-    assert_eq!(listed(), all, "all or none");
+    assert_eq!(listed(), all, "a list with an invalid prefix was applied in part");
 
     let note = |args: &[&str]| String::from_utf8(gate.verb(args).stderr).unwrap();
     let said = note(&["block", "192.0.2.0/25"]);
     assert_eq!(said, "note: 192.0.2.7 is unaffected: the list of scope web overrides it with allow\n");
-    assert_eq!(note(&["block", "192.0.2.7"]), "", "a block wins");
+    assert_eq!(note(&["block", "192.0.2.7"]), "", "the block did not override the allow entry");
     let said = note(&["allow", "192.0.2.7", "--scope=web"]);
     assert!(said.contains("192.0.2.7 is unaffected: the list for all overrides it with block"), "{said}");
     gate.succeed(&["unblock", "192.0.2.0/25", "192.0.2.0/24", "2001:db8::/32", "192.0.2.7"]);
-    assert_eq!(listed(), [entry("192.0.2.7", "allow", Some("web"), false)], "listed again, it stays");
+    assert_eq!(
+        listed(),
+        [entry("192.0.2.7", "allow", Some("web"), false)],
+        "the prefix was listed again without its time"
+    );
     assert_eq!(
         gate.succeed(&["unblock", "192.0.2.7", "--scope=web"]),
         "192.0.2.7: removed from the lists in scope web\n"
@@ -258,11 +266,11 @@ async fn interface_that_returns_is_guarded_again() {
     let site = GateSite::new("back", &policy(1));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
     let _server = serve(&site);
-    let interface = || gate.status().interfaces.remove(0); // exact: a reader, which `until` calls
+    let interface = || gate.status().interfaces.remove(0); // exact: `until` reads it again and again
     let until = |what: &str, is_so: &dyn Fn(&GateInterfaceStatus) -> bool| wait_until(what, interface, is_so);
     let scrape = |path: &str| {
         let http = "127.0.0.1:9999".parse().unwrap();
-        inside(&site.server, || fetch(http, path, None).unwrap()) // exact: a reader; it is waited for
+        inside(&site.server, || fetch(http, path, None).unwrap()) // exact: callers wait for the value
     };
     let health = || scrape("/healthz");
     // Clients without the HTTP token do not get the description of the trouble, which may contain file names.
@@ -297,7 +305,7 @@ async fn interface_that_returns_is_guarded_again() {
     // Another interface gets the name. The gate guards the interface that has the name now.
     rename("eth", "other");
     site.ip_link(&["add", "eth", "type", "veth", "peer", "name", "end"]);
-    until("the other one guarded", &|it| it.reattached == 1 && it.trouble.is_none());
+    until("the other interface guarded", &|it| it.reattached == 1 && it.trouble.is_none());
     assert!(site.is_guarded() && !site.has_xdp("other"));
 
     // The interface is deleted and made again.
@@ -311,14 +319,14 @@ async fn interface_that_returns_is_guarded_again() {
     assert!(gate.succeed(&["status"]).contains("guards nothing"));
     healthy(503);
     site.link();
-    until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 2);
+    until("the interface guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 2);
     assert!(site.is_guarded());
     wait_for("the log line", || gate.logged("guarding the interface again"));
 
     // The program is detached by another process.
     let index = || if_nametoindex("eth").unwrap().cast_signed();
     assert_eq!(inside(&site.server, || xdp::detach_all(index()).unwrap()), 1);
-    until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
+    until("the interface guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
     assert!(site.is_guarded());
 
     // The gate on the new interface must work, track answers, and count the changes in its metrics.
@@ -363,12 +371,12 @@ impl KeyUpdateTalk {
     async fn goes_on(&mut self) {
         let enough = *self.answers.borrow() + 3;
         let answered = self.answers.wait_for(|count| *count >= enough);
-        timeout(LONG, answered).await.expect("answers").expect("the connection lives");
+        timeout(LONG, answered).await.expect("answers").expect("the connection was closed");
     }
 
     async fn end(self) {
         self.stop.send(true).unwrap();
-        self.talking.await.expect("every question was answered");
+        self.talking.await.expect("a request got no answer");
     }
 }
 
@@ -389,7 +397,8 @@ async fn live_connections_outlive_policies_and_the_gate() {
     let mut talks = Vec::new();
     for client in &clients {
         let connecting = client.connect((SERVER, PORT).into(), "localhost").unwrap();
-        talks.push(KeyUpdateTalk::start(connecting.await.expect("within the quota")));
+        talks
+            .push(KeyUpdateTalk::start(connecting.await.expect("a connection within the quota was refused")));
     }
     let attacker = inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
     attacker.connect((SERVER, PORT)).unwrap();

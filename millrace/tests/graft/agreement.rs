@@ -119,7 +119,11 @@ fn agreement_lasts_until_one_daemon_ends() {
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
     let near = GraftProcess::start_on(&site, 0);
     let listener_before = site.listen();
-    assert_eq!(is_set(&site, &listener_before), (false, false), "nobody is there yet");
+    assert_eq!(
+        is_set(&site, &listener_before),
+        (false, false),
+        "a connection was set although the peer has no daemon"
+    );
     assert_eq!(near.status().outcomes["unbound"], 1); // exact: the kernel counts while connect() runs
     let absent = wait_for_state(&near, "absent");
     assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
@@ -202,13 +206,13 @@ fn both_daemons_may_open_the_agreement_connection() {
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
     let agreed = |daemon: &GraftProcess<'_>| {
-        let counts = daemon.status().negotiations; // exact: both have agreed, and nothing is to come
+        let counts = daemon.status().negotiations; // exact: both have agreed, and no change follows
         counts.get("agreed").copied().unwrap_or_default()
     };
     let before = [agreed(&near), agreed(&far)];
     let renewed = peer(&near).age_s + 3.0;
     wait_for_peer(&near, "three intervals", |peer| peer.age_s >= renewed);
-    assert_eq!([agreed(&near), agreed(&far)], before, "nobody takes it from the other");
+    assert_eq!([agreed(&near), agreed(&far)], before, "the agreement's connection was replaced");
 }
 
 #[test]
@@ -239,8 +243,12 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
         });
         let because = why(daemon, other).agreement.unwrap();
         assert!(because.latest_downgrades.iter().all(|it| it.kind == "stripped"), "{because:?}");
-        wait_until("both to be counted", || daemon.status().downgrades, |counts| counts["stripped"] >= 2);
-        wait_for("a word of it", || daemon.log().contains("a TCP option was changed on the way"));
+        wait_until(
+            "both downgrades to be counted",
+            || daemon.status().downgrades,
+            |counts| counts["stripped"] >= 2,
+        );
+        wait_for("the downgrade in the log", || daemon.log().contains("a TCP option was changed on the way"));
     }
 }
 
@@ -337,7 +345,7 @@ fn one_address_translation_is_reported_and_two_are_refused() {
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
     let near = GraftProcess::start_on(&site, 0);
     let far = GraftProcess::start_on(&site, 1);
-    wait_for_peer(&near, "a translation of one who agrees", |peer| {
+    wait_for_peer(&near, "a report of the address translation", |peer| {
         peer.path.nat == Some(NatReport::Theirs) && peer.state == "agreed"
     });
     wait_for_peer(&far, "a translation", |peer| peer.path.nat == Some(NatReport::Ours));
@@ -379,13 +387,13 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     let near = GraftProcess::start_on(&site, 0);
     wait_for("its refusal", || near.log().contains("its signature was made by none"));
     assert_eq!(fs::read_dir(site.path("fetched")).unwrap().count(), 0);
-    assert!(near.status().rules[0].waits); // exact: what it waits for was refused
+    assert!(near.status().rules[0].waits); // exact: the graft that the rule waits for was refused
     near.kill();
 
     site.configure_on(0, &fetches(&signer, &identity));
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(!near.status().rules[0].waits); // exact: what is missing comes before an agreement
+    assert!(!near.status().rules[0].waits); // exact: a missing graft is fetched before an agreement
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
     assert_eq!(congestion(&one), "mr_hybla");
@@ -402,7 +410,7 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     fs::create_dir(site.path("fetched")).unwrap();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(near.status().rules[0].waits); // exact: nobody gives it
+    assert!(near.status().rules[0].waits); // exact: no peer gives the graft
     let (one, other) = site.connect(&listener);
     assert_ne!(congestion(&one), "mr_hybla");
     transfer(one, other);

@@ -188,7 +188,7 @@ fn carrier_opens_its_window_before_connections_use_it() {
     for (end, bytes) in ends.iter().zip([64 << 10, 256 << 10]) {
         wait_until("an open window", || carrier(end), |it| it.sent_bytes > bytes);
     }
-    assert!(carrier(&ends[0]).sent_bytes < 128 << 10, "more than was asked for");
+    assert!(carrier(&ends[0]).sent_bytes < 128 << 10, "the read returned more bytes than expected");
     assert_eq!(carry(&ends[0]).connections + carry(&ends[1]).connections, 0);
 }
 
@@ -330,14 +330,17 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
     // connection.
     let mut led = 0;
     let mut latest = None::<Instant>;
-    wait_for("one that is asked in place", || {
+    wait_for("a connection that goes over plain TCP", || {
         let begin = Instant::now();
         let kind = reset(&site, at(SERVER, PORT));
         if kind == ErrorKind::ConnectionRefused {
             return led > 0;
         }
         assert_eq!(kind, ErrorKind::ConnectionReset);
-        assert!(latest.is_none_or(|latest| latest.elapsed() >= AVOIDED), "it is asked in place for a while");
+        assert!(
+            latest.is_none_or(|latest| latest.elapsed() >= AVOIDED),
+            "a connection was tunnelled although the server is avoided"
+        );
         (led, latest) = (led + 1, Some(begin));
         false
     });
@@ -355,7 +358,7 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
     near.succeed(&["reload"]);
     wait_for_state(&near, "warm");
     let listener = site.listen_on(at(SERVER, PORT + 1));
-    wait_for("two within that time", || {
+    wait_for("two connections within the time that a server is avoided", || {
         let begin = Instant::now();
         let (here, there, seen) = connect(&site, &listener);
         assert_eq!(seen.ip().to_string(), CLIENT);
@@ -365,7 +368,7 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
         let is_late = begin.elapsed() >= AVOIDED;
         let is_same = verdict(&near, "led") == led;
         exchange(&here, &there, 1000);
-        assert!(is_same || is_late, "it is asked in place for a while");
+        assert!(is_same || is_late, "a connection was tunnelled although the server is avoided");
         is_same
     });
 }
@@ -396,7 +399,11 @@ fn strict_connection_returns_the_servers_answer() {
         let done = ended(&near, "done");
         for _ in 0..3 {
             let error = site.try_connect(at(server, PORT)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "nobody listens at {server}");
+            assert_eq!(
+                error.kind(),
+                ErrorKind::ConnectionRefused,
+                "a connection without a listener was opened at {server}"
+            );
         }
         wait_for_ended([&near], "refused", refused + 3);
         let listener = site.listen_on(at(server, PORT));
@@ -406,7 +413,11 @@ fn strict_connection_returns_the_servers_answer() {
         }
         wait_for_ended([&near], "done", done + 2);
     }
-    assert_eq!((verdict(&near, "led"), verdict(&near, "refused")), (10, 0), "none went in place");
+    assert_eq!(
+        (verdict(&near, "led"), verdict(&near, "refused")),
+        (10, 0),
+        "a connection went over plain TCP"
+    );
     assert_eq!((held(&near, "asked"), held(&near, "malformed"), held(&near, "no-room")), (10, 0, 0));
     assert!(held(&near, "let-in") >= 4);
     wait_for_ended([&far], "done", 4);
@@ -677,7 +688,7 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: a cut comes at any time
+            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
             let side = random.usize(..2);
             let resumed = carry(&near).resumed;
             // The entry must differ from the one before, or the reload keeps the carrier.
@@ -875,7 +886,7 @@ fn graft_hook_tunnels_connections_of_a_command() {
     let mut web = site.spawn(1, web);
     let url = format!("http://{SERVER}:{WEB}/page");
     wait_for("web server", || site.try_connect(at(SERVER, WEB)).ok());
-    assert_eq!(verdict(&near, "led"), 0, "only the command's");
+    assert_eq!(verdict(&near, "led"), 0, "a connection outside the command was tunnelled");
     let mut curl =
         hooked(0, &["--", "curl", "-fsS", "--max-time", "120", "-o", "got", "-w", "%{remote_ip}", &url]);
     curl.current_dir(site.directory.path()).stdout(Stdio::piped());
@@ -896,10 +907,10 @@ fn graft_hook_tunnels_connections_of_a_command() {
         let children = std::fs::read_dir(site.cgroup(side)).unwrap().filter_map(Result::ok);
         children.filter(|child| child.file_name().to_string_lossy().starts_with("millrace-hook")).count()
     };
-    wait_for("the end of curl's", || left(0) == 0);
-    assert_eq!(verdict(&near, "led"), 1, "what it counted stays");
+    wait_for("the end of curl's hook", || left(0) == 0);
+    assert_eq!(verdict(&near, "led"), 1, "counters were lost with the hook");
     assert_eq!(left(1), 1);
     web.kill().unwrap();
     web.wait().unwrap();
-    wait_for("the end of the server's", || left(1) == 0);
+    wait_for("the end of the server's hook", || left(1) == 0);
 }

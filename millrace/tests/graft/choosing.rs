@@ -142,7 +142,7 @@ fn wrong_model_is_overruled_within_fifty_connections() {
     // Every connection has an outcome.
     let is_all = |now: &SelectionStatus| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
     let now = wait_until("all outcomes", || selection(&daemon), is_all);
-    assert!(used.iter().any(|control| control == wrong), "it was never tried: {now:?}");
+    assert!(used.iter().any(|control| control == wrong), "the arm was never tried: {now:?}");
     assert!(used.len() < 50 && used.last().is_some_and(|it| it == "bbr"), "{used:?}: {now:?}");
     println!("recovered within {} connections", used.len());
     assert!(["doubted", "found"].contains(&now.paths[0].why.as_str()), "{now:?}");
@@ -174,7 +174,7 @@ fn learned_results_outlast_the_daemon() {
     let is_all = |it: &SelectionStatus| it.outcomes.values().sum::<u64>() == sent;
     wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
-    let kinds = daemon.status().purposes; // exact: all connections are over, and have come to something
+    let kinds = daemon.status().purposes; // exact: all connections are over, and each has an outcome
     daemon.end();
     let daemon = GraftProcess::start(&site);
     assert_eq!(daemon.status().purposes, kinds); // exact: read at start-up
@@ -251,18 +251,18 @@ fn unread_events_are_lost_and_counted() {
     }
     daemon.go_on();
     let numbers = || {
-        let status = daemon.status(); // exact: it is waited for below
+        let status = daemon.status(); // exact: the result is waited for below
         (status.outcomes["untold"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
     };
     let is_all = |(untold, begun): &(u64, u64)| begun + untold >= CROWD;
-    let (untold, begun) = wait_until("each to be told or counted", numbers, is_all);
+    let (untold, begun) = wait_until("each connection to be reported or counted as lost", numbers, is_all);
     assert!(untold > 0 && begun < CROWD, "{untold} lost, {begun} told");
     assert!(
         2 * CROWD >= begun + untold && begun + untold >= CROWD,
-        "each is told or counted: {begun}, {untold}"
+        "{begun} connections began, and {untold} were counted as lost"
     );
     // Connections whose events were lost are not counted as alive.
-    wait_until("the end of all", || selection(&daemon), |it| it.live.is_empty());
+    wait_until("the end of all connections", || selection(&daemon), |it| it.live.is_empty());
 }
 
 fn far_and_near() -> Topology {
@@ -343,7 +343,7 @@ fn congestion_control_or_tunnel_is_chosen_by_path() {
     let carry = carry(&daemon);
     assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
     let is_judged = |now: &SelectionStatus| now.outcomes["good"] + now.outcomes["bad"] > 0;
-    let now = wait_until("carried ones to be judged, too", || selection(&daemon), is_judged);
+    let now = wait_until("tunnelled connections to be judged, too", || selection(&daemon), is_judged);
     // The first two connections came before the choice, and have the host's default congestion control.
     let in_place = if default_control() == "bbr" { 7 } else { 5 };
     let connections = (now.connections["carried/carried-warm"], now.connections["in-place/bbr"]);

@@ -254,7 +254,7 @@ fn firewalls_judge_ipv6_and_strict_connections() {
     // one.
     let carried = ["passes", "no-firewall"];
     wait_until(
-        "what was carried",
+        "the tunnelled connections",
         || carry(&far).firewall.unwrap().openings,
         |openings| carried.iter().all(|verdict| openings[*verdict] == 1),
     );
@@ -289,9 +289,9 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
         assert_eq!(verdict(&near, "led"), led, "{rule}");
         firewall(&site, 0, "");
-        wait_until("no such rule", || named(&near), Vec::is_empty);
+        wait_until("the rule's end in the status", || named(&near), Vec::is_empty);
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
-        wait_until("a led one", || verdict(&near, "led"), |count| *count == led + 1);
+        wait_until("a redirected connection", || verdict(&near, "led"), |count| *count == led + 1);
     }
     // The server's broker finds the rule when it connects to the server. The client's daemon then connects over plain
     // TCP.
@@ -299,7 +299,7 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
     let listener = site.listen_on(at(SERVER, port));
     firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
     assert!(hears(&site, true, PASSES, &listener));
-    let there = carry(&far).firewall.unwrap(); // exact: the connection has an answer from behind it
+    let there = carry(&far).firewall.unwrap(); // exact: the connection has an answer that passed the rule
     assert_eq!(there.openings["rule"], 1, "{there:?}");
     assert!(there.rules.iter().any(|rule| rule.ends_with(": quota")), "{there:?}");
 }

@@ -264,7 +264,7 @@ fn slow_reader_behind_gateways_holds_one_window() {
     let (mut here, there) = sites.connect(&sites.listen());
     let sent = noise(3, 32 << 20);
     let written = fill(&mut here, &sent, || carry(&ends[0]).kept_bytes > 200 << 10);
-    assert!(written < sent.len(), "it does not end by itself");
+    assert!(written < sent.len(), "the connection ended by itself");
     for end in &ends {
         assert!(carry(end).kept_bytes <= 256 << 10, "{:?}", carry(end));
     }
@@ -364,7 +364,7 @@ fn a_gateway_is_no_open_proxy() {
     assert_eq!(
         (ended(&far, "not-listed"), packets(&near, "refused")),
         (1, 1),
-        "it is not asked again at once"
+        "the far gateway was asked again at once"
     );
 
     // The server's network exists, but is not granted.
@@ -454,7 +454,7 @@ fn reused_port_behind_a_gateway_is_a_new_connection() {
     assert_eq!(read_all(&here), b"all");
     drop(here);
     wait_for_end(&ends[0], &ends[1]);
-    wait_for("an old socket", waits);
+    wait_for("the old socket in TIME_WAIT", waits);
     let (here, there) = from_end(&sites, client, &listener);
     exchange(&here, &there, 3_000_000);
     drop((here, there));
@@ -503,7 +503,7 @@ fn gateway_serves_a_recreated_interface() {
     let [gateway, _] = &sites.site.namespaces[..] else { unreachable!("two of them") };
     ip(&format!("-n {gateway} link del lan0"));
     let is_said = |it: &String| it.contains("there is no interface lan0");
-    wait_until("word of it", || near.status().trouble, |trouble| trouble.iter().any(is_said));
+    wait_until("the trouble in the log", || near.status().trouble, |trouble| trouble.iter().any(is_said));
     let host = &sites.hosts[0];
     ip(&format!("-n {gateway} link add lan0 type veth peer name eth netns {host}"));
     for (namespace, interface, number) in [(gateway, "lan0", 1), (host, "eth", 2)] {
@@ -554,7 +554,7 @@ fn gateway_leaves_no_rules_however_it_ends() {
     let [here, later] = half();
     near.kill();
     is_reset(here);
-    wait_until("nothing to be left", || sites.left(0), Vec::is_empty);
+    wait_until("no rules or routes to be left", || sites.left(0), Vec::is_empty);
     plain();
 
     let near = GraftProcess::start_on(&sites.site, 0);
@@ -586,7 +586,7 @@ fn gateway_leaves_no_rules_however_it_ends() {
     near.kill();
     far.kill();
     for side in [0, 1] {
-        wait_until("nothing to be left", || sites.left(side), Vec::is_empty);
+        wait_until("no rules or routes to be left", || sites.left(side), Vec::is_empty);
     }
 }
 

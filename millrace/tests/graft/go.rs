@@ -43,7 +43,7 @@ fn build(site: &GraftSite, test: &str) -> Option<String> {
     }
     // A static program names no interpreter, so the kernel alone loads it.
     let image = fs::read(&program).unwrap();
-    assert!(!image.windows(8).any(|bytes| bytes == b"ld-linux"), "it is not static");
+    assert!(!image.windows(8).any(|bytes| bytes == b"ld-linux"), "the Go binary is not static");
     Some(program.to_str().unwrap().to_owned())
 }
 
@@ -90,7 +90,7 @@ fn static_go_binary_is_tunnelled_with_true_addresses() {
         }
         assert_eq!(ports.len(), CONNECTIONS, "each is one of its own: {said}");
         let done = (CONNECTIONS * (round + 1)) as u64;
-        assert_eq!(verdict(&near, "led"), done, "all of them were carried");
+        assert_eq!(verdict(&near, "led"), done, "a connection was not tunnelled");
         wait_for_ended([&near, &far], "done", done);
     }
     let here = carry(&near);

@@ -79,9 +79,9 @@ fn graft_rule_is_applied_swapped_explained_and_removed() {
 
     daemon.kill();
     wait_for_none_of_ours();
-    assert_eq!(congestion(&near), "mr_longhaul", "it keeps what it has");
+    assert_eq!(congestion(&near), "mr_longhaul", "the connection lost its graft");
     let next = || congestion(&site.connect(&listener).0);
-    wait_until("the next connection to be as it was before", next, |used| *used == default);
+    wait_until("the next connection to have the default again", next, |used| *used == default);
     transfer(near, far);
 }
 
@@ -235,7 +235,7 @@ fn shipped_graft_can_be_exported_and_changed() {
     let Some(site) = GraftSite::with_controls("export") else { return };
     let none = graft(&site, &["export", "pool", "hybla", "none"]);
     assert_eq!(none.status.code(), Some(1), "{none:?}");
-    assert!(!site.path("pool/hybla.toml").exists(), "all or none");
+    assert!(!site.path("pool/hybla.toml").exists(), "a part of the grafts was exported");
     let exported = graft(&site, &["export", "pool", "hybla"]);
     let said = String::from_utf8(exported.stdout).unwrap();
     assert_eq!((exported.status.code(), said.as_str()), (Some(0), "hybla: exported to pool\n"));
@@ -292,7 +292,7 @@ fn a_path_is_probed_on_request() {
     };
     if drops.iter().all(nft) {
         let lost = probe("--period 50ms --duration 100ms");
-        assert_eq!(lost.len(), 3, "those before are remembered");
+        assert_eq!(lost.len(), 3, "earlier measurements were forgotten");
         assert_eq!(
             (&lost[2]["report"]["answered"], &lost[2]["report"]["loss_percent"]),
             (&0.into(), &100.0.into())
@@ -366,7 +366,7 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let third = GraftProcess::start_with(&site, 0, &keep);
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
     // exact: the kernel counts the outcome during connect()
-    assert_eq!(third.status().outcomes["one-sided"], 1, "by one program");
+    assert_eq!(third.status().outcomes["one-sided"], 1, "the outcome was counted twice");
     third.succeed(&["load", "longhaul"]);
     third.succeed(&["unload", "longhaul"]);
     third.end();
@@ -447,7 +447,7 @@ fn model_chooses_by_path_properties() {
         });
     };
     is_used("mr_hybla");
-    assert_eq!(congestion(&first.0), default, "what is there keeps what it has");
+    assert_eq!(congestion(&first.0), default, "the open connection lost its graft");
     let why = daemon.succeed(&["why", SERVER]);
     assert!(why.contains("mr_hybla for web, right for 100 %"), "{why}");
     assert!(why.contains("at most 40 ms"), "the way in words: {why}");

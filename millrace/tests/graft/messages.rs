@@ -104,7 +104,7 @@ impl<'a> MessageHost<'a> {
     }
 
     pub fn lent(&self) -> usize {
-        self.status().peers[0].lent // exact: a reader, and whoever calls it waits
+        self.status().peers[0].lent // exact: callers wait for the value
     }
 
     /// Returns the process ID of the daemon's part for sessions.
@@ -168,7 +168,7 @@ pub fn pair(site: &GraftSite, services: &[&str]) -> (Session, Session) {
 pub fn message(session: &mut Session) -> Vec<u8> {
     match session.receive().unwrap() {
         Received::Message(bytes) => bytes,
-        Received::Finished => panic!("it has finished"),
+        Received::Finished => panic!("the session has finished"),
     }
 }
 
@@ -247,7 +247,7 @@ fn go_both_ways(test: &str, more: &str) {
     );
     near.close().unwrap();
     for host in &hosts {
-        wait_until("both ends to let go", || host.lent(), |lent| *lent == 0);
+        wait_until("both ends to release the session", || host.lent(), |lent| *lent == 0);
     }
     // The next session must start without anything left of the one before.
     let (mut near, mut far) = pair(&site, &["partial-order"]);
@@ -316,7 +316,7 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
             near.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
         }
-        wait_for("all of them", || {
+        wait_for("all messages", || {
             read(&mut got);
             got.len() >= sent as usize
         });
@@ -342,7 +342,7 @@ fn sessions_are_limited_to_allowed_users() {
     let again = asks(&site, 1, "test").listen().expect_err("one listens");
     assert!(matches!(again, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{again}");
     let mut open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
-    let one_more = asks(&site, 0, "test").initiate().expect_err("two are open");
+    let one_more = asks(&site, 0, "test").initiate().expect_err("a third session was opened");
     let reason = one_more.to_string();
     assert!(reason.contains("sessions-per-user of the daemon's settings is 2"), "{reason}");
     let mut theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
@@ -350,7 +350,7 @@ fn sessions_are_limited_to_allowed_users() {
     theirs.clear();
     wait_until("room", || near.lent(), |lent| *lent <= 1);
     open.clear();
-    wait_until("all to be given back", || near.lent(), |lent| *lent == 0);
+    wait_until("all sockets to be given back", || near.lent(), |lent| *lent == 0);
 }
 
 /// A pool of six sockets has three for each end to open sessions with.
@@ -361,7 +361,7 @@ fn exhausted_session_pool_recovers() {
     let listener = asks(&site, 1, "test").listen().unwrap();
     let mut open: Vec<_> = (0..3).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
     let theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
-    let one_more = asks(&site, 0, "test").initiate().expect_err("three are open");
+    let one_more = asks(&site, 0, "test").initiate().expect_err("a fourth session was opened");
     assert!(matches!(one_more, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{one_more}");
     drop(theirs);
     let closed = event(&mut open[0], |event| matches!(event, SessionEvent::Closed { .. }));
@@ -369,7 +369,7 @@ fn exhausted_session_pool_recovers() {
     assert!(matches!(open[0].send(b"x"), Err(Error::Over(_))));
     open.clear();
     for host in [&near, &far] {
-        wait_until("all to be given back", || host.lent(), |lent| *lent == 0);
+        wait_until("all sockets to be given back", || host.lent(), |lent| *lent == 0);
     }
     let (mut near, mut far) = {
         let near = asks(&site, 0, "test").initiate().unwrap();
@@ -394,7 +394,8 @@ fn socket_kept_after_its_session_sends_nothing() {
     wait_until("the other end", || near.lent(), |lent| *lent == 0);
     // Two of the pool's sockets are left. The third one is still held.
     let open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
-    let one_more = asks(&site, 0, "test").initiate().expect_err("one is held");
+    let one_more =
+        asks(&site, 0, "test").initiate().expect_err("a session was opened although all sockets are held");
     assert!(matches!(one_more, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{one_more}");
     drop(kept);
     let third = asks(&site, 0, "test").initiate().unwrap();
@@ -436,7 +437,7 @@ fn garbage_messages_do_nothing() {
         let _ = connect(&one, &address);
         one
     }));
-    let trouble = || near.status().trouble; // exact: there is none, neither now nor when all of it was read
+    let trouble = || near.status().trouble; // exact: there is no trouble, neither now nor when all records were read
     assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);
     let listener = asks(&site, 1, "test").listen().unwrap();
@@ -489,7 +490,7 @@ fn nonblocking_session_is_polled() {
         poll(&mut [PollFd::new(session.as_fd(), PollFlags::POLLIN)], ms).unwrap() == 1
     };
     wait_for_silence(&mut far);
-    assert!(!readable(&far, 50), "nothing has come");
+    assert!(!readable(&far, 50), "the session is readable without a message");
     // The peer does not read, so the window fills up.
     let mut sent = 0_u32;
     let message = |number: u32| [&number.to_be_bytes()[..], &[7; 5000]].concat();
@@ -500,9 +501,9 @@ fn nonblocking_session_is_polled() {
             Err(Error::WouldBlock) => break,
             Err(error) => panic!("{error}"),
         }
-        assert!(begin.elapsed() < LONG, "it never fills");
+        assert!(begin.elapsed() < LONG, "the window never fills");
     }
-    assert!(readable(&near, 60_000), "time for another try");
+    assert!(readable(&near, 60_000), "the session did not become readable for another try");
     // All messages must arrive, although nobody has read so far.
     let mut got = std::collections::BTreeSet::new();
     let mut to_send = sent..sent + 200;
@@ -660,7 +661,7 @@ fn killed_daemon_sends_nothing_in_clear() {
     drop((session, control));
     let plain =
         inside(&site.namespaces[0], || wait_for("the port", || std::net::UdpSocket::bind(local).ok()));
-    wait_for("nothing to be attached any more", || {
+    wait_for("the sealing program to be detached", || {
         let _ = plain.send_to(SECRET, remote);
         capture.count(SECRET).1 > 0
     });
@@ -682,7 +683,7 @@ fn session_ends_when_the_peers_daemon_restarts() {
     event(&mut ours, |event| matches!(event, SessionEvent::Closed { .. }));
     drop(ours);
     wait_for_keys(&far);
-    wait_until("the first one to have let go", || near.lent(), |lent| *lent == 0);
+    wait_until("the first session's socket to be given back", || near.lent(), |lent| *lent == 0);
     let (mut near, mut far) = pair(&site, &["reliability"]);
     near.send(b"again").unwrap();
     assert_eq!(message(&mut far), b"again");

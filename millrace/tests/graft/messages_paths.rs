@@ -140,7 +140,7 @@ fn by_each(host: &MessageHost<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64
         let sent = before.iter().zip(&after).map(|(before, after)| after.sent - before.sent).collect();
         if most(&before) && most(&after) { Ok(sent) } else { Err((before, after)) }
     };
-    wait_for("two whole paths", look)
+    wait_for("two paths that are up at their full weight", look)
 }
 
 /// Sends numbered messages, and checks that each arrives once.
@@ -186,9 +186,9 @@ fn messages_use_both_paths_and_survive_the_loss_of_one() {
         while cut.elapsed() < Duration::from_secs(4) {
             go(&mut far, &mut near, 100);
         }
-        wait_until("nothing by the one that is cut", || paths(&hosts[0]), |all| all[1 - left].weight == 0);
+        wait_until("no packet on the cut path", || paths(&hosts[0]), |all| all[1 - left].weight == 0);
         let is_heard = |peers: &Vec<PeerStatus>| peers[0].round_trip_us.is_some();
-        wait_until("the daemons' own words to go there, too", || hosts[1].status().peers, is_heard);
+        wait_until("the daemons' own messages to take the other path", || hosts[1].status().peers, is_heard);
     }
 }
 

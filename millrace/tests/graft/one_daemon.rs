@@ -101,7 +101,7 @@ fn parts_serve_on_one_socket_and_one_page() {
     exchange([&sockets[0], &sockets[1]]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
 
-    let status = status(&near); // exact: the connection is there, and counted
+    let status = status(&near); // exact: the connection was counted before it was opened
     assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
@@ -168,7 +168,7 @@ fn killed_part_restarts_while_the_other_continues() {
                 .filter(|it| it.restarts == 1 && it.state == "serving")
                 .any(|it| it.name == name)
         };
-        let after = wait_until("the part to come back", || status(&near), restarts);
+        let after = wait_until("the part to be restarted", || status(&near), restarts);
         let all = serde_json::to_string(&after).unwrap();
         assert_ne!(part(&all, name), killed);
         assert_eq!(part(&all, other), kept, "{other} was started again");
@@ -180,7 +180,7 @@ fn killed_part_restarts_while_the_other_continues() {
     }
     exchange([&sockets[0], &sockets[1]]);
     let next = || congestion(&site.connect(&listener).0);
-    wait_until("the rule to hold again", next, |used| used == "mr_hybla");
+    wait_until("the rule to apply again", next, |used| used == "mr_hybla");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn hanging_part_is_named_and_delays_nobody() {
     // A part that hangs must not delay the daemon's end, and must leave nothing behind.
     let stopped = part(&near.succeed(&["status", "--json"]), "sessions");
     pause(stopped);
-    wait_until("the hang to be seen", || state(&near, "sessions"), |state| state == "not-answering");
+    wait_until("the hang in the status", || state(&near, "sessions"), |state| state == "not-answering");
     near.end();
     assert!(!fs::exists(format!("/proc/{stopped}")).unwrap()); // exact: the daemon waits for its parts when it ends
 }
@@ -248,7 +248,7 @@ fn killed_daemon_leaves_no_part() {
             shown.args(["-n", &site.namespaces[0], "-d", "link", "show", "eth"]);
             String::from_utf8(shown.output().unwrap().stdout).unwrap()
         };
-        wait_until("nothing to stay attached", link, |link| !link.contains("xdp"));
+        wait_until("all programs to be detached", link, |link| !link.contains("xdp"));
     }
 }
 

@@ -167,7 +167,7 @@ fn sessions_show_in_status_and_metrics() {
             shown.args(["-n", namespace, "-d", "link", "show", "eth"]);
             String::from_utf8(shown.output().unwrap().stdout).unwrap()
         };
-        wait_until("nothing to stay attached", link, |link| !link.contains("xdp"));
+        wait_until("all programs to be detached", link, |link| !link.contains("xdp"));
     }
 }
 
@@ -318,7 +318,7 @@ fn no_datagram_is_lost_when_daemons_reconnect() {
     println!("{sent:?} datagrams, none lost, keys renewed {TIMES} times");
     for (daemon, sent, came) in [(&near, sent[0], sent[1]), (&far, sent[1], sent[0])] {
         let (_, answer) = daemon.verb(&["sessions", "status", "--json"]);
-        let status: Status = serde_json::from_str(&answer).unwrap(); // exact: all that was sent has come
+        let status: Status = serde_json::from_str(&answer).unwrap(); // exact: all sent datagrams have arrived
         let packets = &status.sessions[0].packets;
         assert_eq!((packets["sent"], packets["delivered"]), (sent, came), "{packets:?}");
         for reason in ["unopened", "no-keys", "replayed", "forged"] {
@@ -368,7 +368,11 @@ fn host_with_another_key_gets_no_session() {
     let to = udp(&site, 1);
     from.send(b"to nobody").unwrap();
     to.set_nonblocking(true).unwrap();
-    wait_until("what was sent", || near.get("/status"), |status| status.contains("\"no-keys\":1"));
+    wait_until(
+        "a datagram without keys to be counted",
+        || near.get("/status"),
+        |status| status.contains("\"no-keys\":1"),
+    );
     assert!(to.recv(&mut [0; 64]).is_err());
     fs::write(site.path("packets0.toml"), settings(0, "key-file = \"session.key\"\n")).unwrap();
     let (done, said) = near.verb(&["reload"]);

@@ -90,7 +90,7 @@ fn both_ends_see_each_other(kind: &str) {
     assert!(used.pool_idle + used.pool_busy <= 4, "{used:?}");
     assert!(near.succeed(&["why", SERVER]).contains(&format!("carried by server, {kind} to {SERVER}")));
     let status = || near.succeed(&["status"]);
-    wait_until("all connections to be free", status, |text| text.contains("wait, 0 carry"));
+    wait_until("all pooled connections to be idle", status, |text| text.contains("wait, 0 carry"));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn tcp_reset_is_a_reset_at_the_other_end() {
         let mut piece = vec![0; 1 << 20];
         let error = loop {
             match other.read(&mut piece) {
-                Ok(0) => panic!("a reset looks like an end"),
+                Ok(0) => panic!("a reset looks like a regular end"),
                 Ok(_) => {}
                 Err(error) => break error,
             }
@@ -166,8 +166,8 @@ fn carrier_pool_grows_with_load_up_to_its_limit() {
     let listener = site.listen();
     let mut held = Vec::new();
     for count in 1..=6 {
-        held.push(wait_for("one that is carried", || {
-            wait_until("a free one", || carrier(&near), |it| it.pool_idle > 0);
+        held.push(wait_for("a tunnelled connection", || {
+            wait_until("an idle pooled connection", || carrier(&near), |it| it.pool_idle > 0);
             let one = connect(&site, &listener);
             // The connection is tunnelled if it keeps one of the pool's connections busy. On a busy machine it may have
             // gone over plain TCP, and is repeated.
@@ -185,7 +185,7 @@ fn carrier_pool_grows_with_load_up_to_its_limit() {
         exchange(here, there, 10_000);
     }
     drop(held);
-    wait_until("all to be free", || carrier(&near), |it| it.pool_idle == 6);
+    wait_until("all pooled connections to be idle", || carrier(&near), |it| it.pool_idle == 6);
 }
 
 /// Pooled connections are killed again and again during a transfer.
@@ -214,7 +214,7 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: a cut comes at any time
+            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
             let before = carry(&near).resumed;
             // All pooled connections are killed, at one of the hosts.
             let killed =
@@ -250,7 +250,7 @@ fn blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp() {
     // UDP passes again, so the preferred kind of carrier is used.
     assert!(flush(&site.namespaces[1]));
     wait_for_kind(&near, "quic");
-    wait_until("the other one to wait", || carry(&near).carriers, |all| all.len() == 2);
+    wait_until("the other carrier to wait", || carry(&near).carriers, |all| all.len() == 2);
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 3_000_000);
     assert_eq!(verdict(&near, "led"), 2);
@@ -345,7 +345,7 @@ fn live_connections_move_between_addresses(kind: &str) {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
         let _stops = StopOnDrop(&enough);
-        wait_for("bytes by the first", || (carried(&ways[0]) > 1 << 20).then_some(()));
+        wait_for("bytes over the first link", || (carried(&ways[0]) > 1 << 20).then_some(()));
         if !middlebox(&site.namespaces[1], BEFORE, &["iif eth drop"]) {
             println!("SKIP {test}: no nft");
             return false;
@@ -353,7 +353,7 @@ fn live_connections_move_between_addresses(kind: &str) {
         is_used(&ways[1]);
         wait_for("resumptions", || (carry(&near).resumed >= 3).then_some(()));
         let before = carried(&ways[1]);
-        wait_for("bytes by the second", || (carried(&ways[1]) > before + (1 << 20)).then_some(()));
+        wait_for("bytes over the second link", || (carried(&ways[1]) > before + (1 << 20)).then_some(()));
         // The first link passes packets again, and is preferred. Moved connections stay on the second link until it
         // goes down.
         assert!(flush(&site.namespaces[1]));
@@ -362,7 +362,7 @@ fn live_connections_move_between_addresses(kind: &str) {
         ip(&format!("-n {} link set second down", site.namespaces[0]));
         wait_for("resumptions", || (carry(&near).resumed >= before + 3).then_some(()));
         let before = carried(&ways[0]);
-        wait_for("bytes by the first", || (carried(&ways[0]) > before + (1 << 20)).then_some(()));
+        wait_for("bytes over the first link", || (carried(&ways[0]) > before + (1 << 20)).then_some(()));
         true
     });
     if moved {
@@ -371,7 +371,7 @@ fn live_connections_move_between_addresses(kind: &str) {
         for daemon in [&near, &far] {
             assert_eq!((ended(daemon, "lost"), carry(daemon).kept_bytes), (0, 0));
         }
-        assert_eq!(verdict(&near, "led"), 3, "none went in place");
+        assert_eq!(verdict(&near, "led"), 3, "a connection went over plain TCP");
     }
 }
 
@@ -508,7 +508,7 @@ fn carriers_forgotten_by_a_nat_before_use_are_replaced(kind: &str) {
         drop(stops);
         exchange(&here, &there, 1 << 20);
         assert!(flush(&site.namespaces[1]));
-        assert!(carry(&near).resumed > used, "it had one of those");
+        assert!(carry(&near).resumed > used, "the client did not get an idle connection");
     });
     wait_for_end(&near, &far);
     assert_eq!((ended(&near, "lost"), carry(&near).kept_bytes), (0, 0));
@@ -628,7 +628,7 @@ fn connection_resumed_before_its_server_is_reached_is_opened_once() {
     drop(tls);
     let (mut tls, mut decoder) = greeted(&site, 7);
     say(&mut tls, &CarryFrame::Resume { id: 1, received: 0 });
-    thread::sleep(Duration::from_millis(200)); // exact: in this time it would say that it knows nothing of it
+    thread::sleep(Duration::from_millis(200)); // exact: in this time the daemon would refuse an unknown connection
     drop(listener.accept().unwrap());
     let CarryFrame::Accepted { received } = next_word(&mut tls, &mut decoder) else { panic!("not resumed") };
     let rest = b"once".get(received as usize..).unwrap();
@@ -674,7 +674,11 @@ fn reused_port_shows_the_address_of_the_next_client() {
     let (_second, answer) = open(5001);
     assert_eq!(answer, CarryFrame::Accepted { received: 0 });
     let (_none, answer) = open(5002);
-    assert_eq!(answer, CarryFrame::Refused(CarryReason::Unreachable), "both ports are used");
+    assert_eq!(
+        answer,
+        CarryFrame::Refused(CarryReason::Unreachable),
+        "a connection was opened although both ports are in use"
+    );
     say(&mut tls, &CarryFrame::Confirm { delivered: 1 });
     wait_for_ended([&far], "done", 1);
     let (_third, answer) = open(5003);

@@ -26,7 +26,7 @@ fn client(server: &str, rules: &str) -> String {
 
 /// Sets the command name of this thread. Threads that it starts later inherit the name.
 fn be(command: &str) {
-    fs::write("/proc/thread-self/comm", command).unwrap(); // exact: it is written, not read
+    fs::write("/proc/thread-self/comm", command).unwrap(); // exact: the name is written and not read
 }
 
 /// Reports whether a connection to the listener was tunnelled.
@@ -64,8 +64,8 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
     be("copier");
     assert!(is_led(&site, &near, &listener));
     be("copie");
-    assert!(!is_led(&site, &near, &listener), "no rule is for it");
-    let status = near.status(); // exact: nobody has made that cgroup yet
+    assert!(!is_led(&site, &near, &listener), "a connection without a rule was tunnelled");
+    let status = near.status(); // exact: the cgroup was not created yet
     let below = status.rules.iter().find(|rule| rule.name == "below").unwrap();
     assert!(below.missing && below.who == format!("cgroup {}", nested.display()), "{below:?}");
     assert!(near.succeed(&["status"]).contains("command copier"));
@@ -73,13 +73,13 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
     // The rule's cgroup is created after the daemon has started. The connection comes from a cgroup below it.
     let deeper = nested.join("deeper");
     fs::create_dir_all(&deeper).unwrap();
-    wait_for("one that is led", || {
+    wait_for("a redirected connection", || {
         let before = verdict(&near, "led");
         let (here, there) = connect_in(&site, &deeper, &listener);
         exchange(&here, &there, 1000);
         (verdict(&near, "led") > before).then_some(())
     });
-    assert!(!is_led(&site, &near, &listener), "it is in the cgroup above again");
+    assert!(!is_led(&site, &near, &listener), "a connection from the upper cgroup was tunnelled");
 
     // The first matching rule applies, even if it says that the connection is not tunnelled.
     be("in-place");
@@ -133,7 +133,7 @@ fn traffic_class_of_past_connections_is_predicted_for_new_ones() {
     }
     let learned = |daemon: &GraftProcess<'_>, command: &str| {
         let of_all = |it: &PurposeStatus| it.source == "learned" && it.why.starts_with("4 of the latest 4 ");
-        wait_for("what was learned", || purpose(daemon, command).filter(of_all))
+        wait_for("the learned purpose", || purpose(daemon, command).filter(of_all))
     };
     let here = learned(&near, "fetcher");
     assert_eq!((here.profile.as_str(), here.size_kib, here.side.as_str()), ("loss", Some(2048), "client"));
@@ -150,7 +150,7 @@ fn traffic_class_of_past_connections_is_predicted_for_new_ones() {
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 1000);
     drop((here, there));
-    let said = wait_for("what is said", || purpose(&near, "backup"));
+    let said = wait_for("the purpose of the settings", || purpose(&near, "backup"));
     assert_eq!(
         (said.profile.as_str(), said.size_kib, said.source.as_str()),
         ("insensitive", Some(7), "configured")

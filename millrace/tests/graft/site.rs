@@ -295,7 +295,9 @@ pub fn pause(process: u32) {
         let stat = fs::read_to_string(task.unwrap().path().join("stat"));
         stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
     };
-    wait_for("it to stop", || fs::read_dir(format!("/proc/{process}/task")).unwrap().all(is_stopped));
+    wait_for("all threads to stop", || {
+        fs::read_dir(format!("/proc/{process}/task")).unwrap().all(is_stopped)
+    });
 }
 
 /// Reports whether a process has ended with all of its threads, which share its files. A zombie counts as ended, since

@@ -104,7 +104,7 @@ fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     far.succeed(&["reload"]);
     listener.set_nonblocking(false).unwrap();
     // The connection is repeated, because the server's address is avoided for a while after the refusal.
-    let stream = wait_for("a connection that is carried", || site.try_connect(at(LOOPBACK, PORT)).ok());
+    let stream = wait_for("a tunnelled connection", || site.try_connect(at(LOOPBACK, PORT)).ok());
     let (here, there, seen) = accepted(stream, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 10_000);
@@ -188,7 +188,7 @@ fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
             counts.iter().zip(before).all(|(now, before)| *now > before)
         });
     });
-    wait_until("strangers who were let go", || ended(&far, "crowded"), |count| *count > 0);
+    wait_until("strangers that were closed", || ended(&far, "crowded"), |count| *count > 0);
 }
 
 #[test]

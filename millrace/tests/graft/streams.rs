@@ -68,7 +68,7 @@ fn stream_bytes_are_ordered_and_each_direction_ends_alone() {
     assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
     read_to_end(&mut near, BACK);
     reading.join().unwrap();
-    assert_eq!(near.read(&mut [0; 10]).unwrap(), 0, "still the end");
+    assert_eq!(near.read(&mut [0; 10]).unwrap(), 0, "the end of the stream was not reported again");
 }
 
 #[test]

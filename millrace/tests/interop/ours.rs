@@ -133,7 +133,7 @@ fn a_publisher_pushes_its_tracks() {
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(rest, PACE);
     publisher.finish();
-    assert_same(&player.finish(), &clip.bytes(), "all of it");
+    assert_same(&player.finish(), &clip.bytes(), "all of the media");
 }
 
 /// Returns the figures of two subscribers of 250 generated objects.

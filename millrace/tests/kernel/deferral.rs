@@ -79,11 +79,11 @@ fn detached_program_defers_no_packet() {
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            assert!(net.status().engine.deferred > 0); // exact: of ten groups that have come
+            assert!(net.status().engine.deferred > 0); // exact: ten groups have arrived
         }
-        11 => deferred.set(net.status().engine.deferred), // exact: a group has come since
+        11 => deferred.set(net.status().engine.deferred), // exact: a group has arrived since then
         20 => {
-            assert_eq!(net.status().engine.deferred, deferred.get()); // exact: nothing counts meanwhile
+            assert_eq!(net.status().engine.deferred, deferred.get()); // exact: the detached program counts nothing
             net.server.change_engine(&net.config).unwrap();
         }
         _ => {}
@@ -105,7 +105,7 @@ fn engine_sleeps_while_nothing_is_published() {
             return;
         }
         net.until("openings are prepared", |status| status.engine.prepared > 0);
-        wait_for("a second that it sleeps through", || {
+        wait_for("a second in which the engine sleeps", || {
             let before = net.status().engine.ticks;
             std::thread::sleep(Duration::from_secs(1));
             // A sleeping engine ticks about once a second, and a few times after a keep-alive. An awake one ticks a
@@ -113,7 +113,7 @@ fn engine_sleeps_while_nothing_is_published() {
             net.status().engine.ticks - before <= 40
         });
     });
-    assert!(status.engine.ticks > show.groups, "and else it ticks");
+    assert!(status.engine.ticks > show.groups, "the engine did not tick during the show");
     assert_forwarded(&status, show.groups * OF_A_GROUP);
     assert_eq!(status.engine.deferred_dropped, 0);
 }

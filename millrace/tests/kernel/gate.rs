@@ -124,7 +124,7 @@ fn default_gate_refuses_only_packets_that_no_client_sends() {
     let refused = [("short", 10), ("malformed", 5), ("initial_size", 20)];
     let refused = refused.map(|(rule, packets)| (rule.to_owned(), packets)).into();
     let sum = |status: &Status| status.gate.refused.values().sum::<u64>();
-    let status = net.until("all that is refused is counted", |status| sum(status) >= 35);
+    let status = net.until("all refused packets to be counted", |status| sum(status) >= 35);
     assert_eq!(status.gate.refused, refused, "{:?}", status.gate);
     let metrics = millrace_relay_daemon::metrics::encode(status).unwrap();
     let line = r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 20"#;
@@ -141,9 +141,9 @@ fn client_at_its_session_limit_gets_no_further_session() {
     });
     let refused = |status: &Status| status.gate.refused.get("quota").copied().unwrap_or(0);
     let first = net.peer("sub1");
-    net.until("its session is counted", |status| status.sessions.len() == 1);
+    net.until("the client's session to be counted", |status| status.sessions.len() == 1);
     assert!(is_turned_away(&net, "sub1"));
-    let status = net.until("the gate refuses the other one", |status| refused(status) > 0);
+    let status = net.until("the gate to refuse the other client", |status| refused(status) > 0);
     assert_eq!((status.sessions.len(), status.drops["client_session_limit"]), (1, 0));
     let relay = status.gate.scopes.iter().find(|scope| scope.name == "relay").unwrap();
     assert_eq!((relay.clients, relay.connections), (1, 1));
@@ -223,7 +223,7 @@ fn recreated_interface_is_guarded_again() {
     sh(net.relay(), "ip link del to-sub1 2>/dev/null");
     let is_missed =
         |status: &Status| status.gate.reason.contains("to-sub1: the interface does not exist any more");
-    let gate = net.until("it is missed", is_missed).gate;
+    let gate = net.until("the missing interface in the status", is_missed).gate;
     assert!(gate.on && !interface(&gate, "to-sub1").attached && interface(&gate, "to-pub").attached);
     let near = "to-sub1";
     let far = &net.lab.node("sub1").unwrap().interfaces()[0].device;
@@ -234,17 +234,17 @@ fn recreated_interface_is_guarded_again() {
             net.lab.node("sub1").unwrap().netns().name()
         ),
     );
-    until("it is guarded again", || interface(&net.status().gate, near).reattached == 1);
+    until("the interface to be guarded again", || interface(&net.status().gate, near).reattached == 1);
     replace_link(&net, "sub1");
-    net.until("it is guarded again", |status| {
+    net.until("the interface to be guarded again", |status| {
         let it = interface(&status.gate, near);
         it.attached && it.trouble.is_none() && it.reattached == 2
     });
     let detach = || xdp::detach_all(index("to-pub")).unwrap();
     assert_eq!(net.relay().enter(detach).unwrap(), 1);
-    until("it is guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
+    until("the interface to be guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
     drop(net.peer("sub1"));
-    assert!(net.status().gate.refused.is_empty()); // exact: its packets have come through the gate
+    assert!(net.status().gate.refused.is_empty()); // exact: the peer's packets have passed the gate
 }
 
 /// Returns the guarded interfaces, in order.
@@ -266,20 +266,20 @@ fn interface_is_guarded_while_it_has_an_address() {
     sh(net.relay(), &format!("ip link add late up type veth peer name early netns {far}"));
     sh(client, "ip address add 192.0.2.2/24 dev early && ip link set early up");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
-    until("it is guarded", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
+    until("the interface to be guarded", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
 
     let socket = client.enter(|| UdpSocket::bind("192.0.2.2:0").unwrap()).unwrap();
     for _ in 0..20 {
         socket.send_to(&[0x40; 20], ("192.0.2.1", PORT)).unwrap();
     }
-    until("they are refused", || net.status().gate.refused.get("short") == Some(&20));
+    until("the packets to be refused", || net.status().gate.refused.get("short") == Some(&20));
 
     sh(net.relay(), "ip address del 192.0.2.1/24 dev late");
-    until("it is let go of", || guarded(&net.status()) == ["to-pub", "to-sub1"]);
+    until("the interface to be released", || guarded(&net.status()) == ["to-pub", "to-sub1"]);
     let left = || xdp::detach_all(index("late")).unwrap();
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
-    until("it is guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
+    until("the interface to be guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
     assert_eq!(net.status().gate.refused["short"], 20); // exact: no more were sent
     drop(net.peer("sub1"));
 }
@@ -296,13 +296,13 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
     let config = Config { gate_sessions: Some(1), ..everywhere(Ipv6Addr::UNSPECIFIED.into()) };
     let server = start(&lab, &runtime, config.clone(), 0).unwrap().into();
     let net = KernelNetwork { runtime, server, lab, config };
-    let gate = net.status().gate; // exact: no address has come yet
+    let gate = net.status().gate; // exact: no interface has an address yet
     assert!(!gate.on && gate.reason.contains("no interface is named"), "{gate:?}");
     sh(net.relay(), "ip address add 2001:db8::1/64 dev to-sub1 nodad");
     let gate = net.until("there is a gate", |status| guarded(status) == ["to-sub1"]).gate;
     assert!(gate.on && !gate.reason.contains("no interface"), "{gate:?}");
     sh(net.relay(), "ip address del 2001:db8::1/64 dev to-sub1");
-    let gate = net.until("it guards nothing", |status| !status.gate.on).gate;
+    let gate = net.until("the gate guards an interface", |status| !status.gate.on).gate;
     assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
@@ -329,6 +329,6 @@ fn gate_leaves_another_program_on_the_interface() {
     let gate = millrace_relay_daemon::status::StatusSource::status(&second).gate;
     assert!(!gate.on && gate.reason.contains("another gate at XDP"), "{gate:?}");
     first.run(second.stop());
-    let gate = first.status().gate; // exact: the other one has come and gone
+    let gate = first.status().gate; // exact: the other program was attached and detached
     assert!(gate.on && gate.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{gate:?}");
 }

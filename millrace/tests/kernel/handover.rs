@@ -66,7 +66,7 @@ impl SubscriberInbox {
 
     /// Checks that all objects of these groups arrived, and no others.
     fn assert_whole(&mut self, groups: u64, objects: impl Fn(u64) -> u64) {
-        assert!(self.streams.try_recv().is_err(), "more has come than was published");
+        assert!(self.streams.try_recv().is_err(), "more objects arrived than were published");
         self.came.retain(|(group, _), _| *group > 0);
         let all = (1..=groups).flat_map(|group| (0..objects(group)).map(move |object| (group, object)));
         assert!(self.came.keys().copied().eq(all), "{:?}", self.came);
@@ -78,7 +78,7 @@ async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, inboxes: &mut [Subsc
     let mut object = 0;
     // exact: the condition is checked again after each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status()); // exact: for the message
+        assert!(object < 10_000, "{:#?}", net.status()); // exact: only for the message
         publish(publisher, 0, object).await;
         for inbox in inboxes.iter_mut() {
             inbox.expect(1).await;
@@ -374,7 +374,7 @@ fn change_upstreams(rounds: u16) {
                 let mut upstreams = status.sessions.iter().filter(|session| session.upstream);
                 upstreams.all(|session| session.remote == addr) && is_ready(status)
             };
-            async_wait_until("the old one is left", || net.status(), is_left).await;
+            async_wait_until("the old origin to be left", || net.status(), is_left).await;
             origin.publisher.session.close(code::Session::NO_ERROR, "");
             patiently(draining).await.unwrap();
             forwarded_group(net, &publisher, group + 1, &mut inboxes).await;

@@ -43,7 +43,7 @@ const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
     pub fn begin(&mut self, net: &KernelNetwork) {
-        self.0.push(sent(&net.status())); // exact: a phase allows for what is under way
+        self.0.push(sent(&net.status())); // exact: a phase allows for packets in flight
     }
 
     /// Returns the number of packets that the kernel sent in each phase.
@@ -70,7 +70,7 @@ fn the_engine_is_switched_while_media_flows() {
         20 => {
             let wrong = Config { interfaces: vec!["nowhere0".to_owned()], ..net.config.clone() };
             assert!(net.server.change_engine(&wrong).unwrap_err().to_string().contains("nowhere0"));
-            assert_eq!(net.server.engine().0, "user", "nothing has changed");
+            assert_eq!(net.server.engine().0, "user", "the engine changed although nothing was reloaded");
             net.server.change_engine(&net.config).unwrap();
             phases.begin(&net);
             assert_eq!(net.server.engine().0, "kernel");
@@ -101,7 +101,7 @@ fn detached_engine_continues_in_userspace() {
     let status = play(&net, cast, &SHOW, |group| {
         if group == SHOW.groups / 2 {
             detach_all(net.relay());
-            let status = net.status(); // exact: what is under way is allowed for
+            let status = net.status(); // exact: packets in flight are allowed for
             before.set(sum(&status, |session| session.kernel.packets)).unwrap();
         }
     });
@@ -112,7 +112,9 @@ fn detached_engine_continues_in_userspace() {
     // Bytes are compared and not packets, since objects may share packets.
     let by_userspace = sum(&status, |session| session.data_plane.bytes);
     assert!(by_userspace >= 2 * 5 * SHOW.objects * SHOW.bytes as u64, "{by_userspace}");
-    until("it is noticed", || net.server.engine().1.contains("no more to to-pub: somebody has detached"));
+    until("the detached program to be noticed", || {
+        net.server.engine().1.contains("no more to to-pub: somebody has detached")
+    });
 }
 
 #[test]
@@ -132,8 +134,8 @@ fn detached_engine_attaches_again() {
                 net.relay().enter(|| tc::count(index(one), KernelHook::Ingress).unwrap() == 1).unwrap()
             };
             let devices = || net.relay().interfaces().iter().map(|one| one.device.as_str());
-            until("it is attached again", || devices().all(attached));
-            until("it says so", || net.server.engine().1 == all);
+            until("the program to be attached again", || devices().all(attached));
+            until("the log line about it", || net.server.engine().1 == all);
             phases.begin(&net);
         }
         _ => {}
@@ -200,10 +202,12 @@ fn engine_follows_interfaces_that_disappear_and_return() {
                     (ip link set {device} down && ip link set {device} name gone0)"
                     ),
                 );
-                until("it is missed", || net.server.engine().1.contains("the interface is gone"));
+                until("the missing interface to be noticed", || {
+                    net.server.engine().1.contains("the interface is gone")
+                });
                 sh(net.relay(), &format!("ip link set gone0 down; ip link set gone0 name {device}"));
                 replace_link(&net, name);
-                until("it is attached again", || net.server.engine().1 == all);
+                until("the program to be attached again", || net.server.engine().1 == all);
             }
             20 => phases.begin(&net),
             _ => {}
@@ -294,7 +298,7 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
     fs::write(relay.dir.path().join("relay.toml"), "engine = \"warp\"").unwrap();
     relay.signal(Signal::SIGHUP);
     until("it complains", || relay.log().contains("warp"));
-    assert_eq!(programs(node), 2, "it goes on as it was");
+    assert_eq!(programs(node), 2, "the engine to continue as before");
     relay.signal(Signal::SIGKILL);
     assert_eq!(relay.child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
     until("the kernel lets go of its programs", || programs(node) == 0);

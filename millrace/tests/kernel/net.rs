@@ -121,7 +121,7 @@ impl KernelNetwork {
     pub fn settled(&self) -> Status {
         self.until("acknowledgements of everything", is_quiet);
         // The totals include the kernel's packets one status later, so the status is read again.
-        self.status() // exact: nothing is under way any more
+        self.status() // exact: no packet is in flight any more
     }
 
     /// Runs `work` to its end on the runtime of the relay.

@@ -86,7 +86,7 @@ async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, receivers: &mut [Tes
     let mut object = 0;
     // exact: the condition is checked again after each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status()); // exact: for the message
+        assert!(object < 10_000, "{:#?}", net.status()); // exact: only for the message
         publish(publisher, 0, object).await;
         for receiver in receivers.iter_mut() {
             expect(receiver, 0, object).await;
@@ -325,7 +325,7 @@ fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
             warm_up(&net, &publisher, &mut receivers).await;
             for group in 1..4 {
                 let is_free = |status: &Status| status.engine.streams == 0;
-                async_wait_until("the streams before are over", || net.status(), is_free).await;
+                async_wait_until("the earlier streams to be over", || net.status(), is_free).await;
                 let before = net.settled();
                 let mut stream = publisher.session.streams().open_uni().await.unwrap();
                 let mut head = Vec::new();

@@ -104,7 +104,7 @@ impl<'a> Idlers<'a> {
                 }
             }
             self.connected.store(all.iter().flatten().count() as u64, Relaxed);
-            thread::sleep(PAUSE); // exact: paces the looks at clients that have nothing to do
+            thread::sleep(PAUSE); // exact: paces the checks of idle clients
         }
         all.into_iter().flatten().for_each(|client| drop(client.close()));
     }
@@ -167,11 +167,11 @@ fn publisher_has_a_kernel_record_despite_idle_handshakes() {
     Idlers::with(&net, 8, || {
         // Viewers get all records until the publisher sends something.
         let waiting: Vec<_> = (0..5).map(|_| net.peer("sub2")).collect();
-        net.until("four of five have one", |status| {
+        net.until("four of five sessions have a record", |status| {
             status.sessions.iter().filter(has_record).count() == 4 && status.engine.records_waiting == 1
         });
         let mut show = show(&net, "live/cam", net.peer("pub"), waiting);
-        let status = net.until("the publisher and three viewers have one", |status| {
+        let status = net.until("the publisher and three viewers have a record", |status| {
             publishers_have_one(status) && viewers_with_one(status) == 3
         });
         assert!(strangers(&status).count() >= 8);
@@ -184,7 +184,7 @@ fn publisher_has_a_kernel_record_despite_idle_handshakes() {
 
         // Sessions with a record leave, and sessions without one get theirs.
         show.leave(2);
-        net.until("all that are left have one", |status| {
+        net.until("all remaining sessions have a record", |status| {
             viewers(status).count() == 3 && viewers_with_one(status) == 3 && publishers_have_one(status)
         });
     });
@@ -198,10 +198,10 @@ fn unused_kernel_record_goes_to_a_viewer() {
     net.until("records without use", |status| status.sessions.iter().filter(has_record).count() == 2);
     let viewers = vec![net.peer("sub2"), net.peer("sub2")];
     let _show = show(&net, "live/cam", net.peer("pub"), viewers);
-    let status = net.until("publisher and viewers have them", |status| {
+    let status = net.until("the publisher and the viewers have records", |status| {
         publishers_have_one(status) && viewers_with_one(status) == 2
     });
-    assert_eq!(status.engine.records_taken, 0, "nobody has lost one that was of use");
+    assert_eq!(status.engine.records_taken, 0, "a session lost a record in use");
     others.iter().for_each(close);
 }
 
@@ -329,7 +329,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         stops.store(true, Relaxed);
         publishing.join().unwrap();
         net.until("acknowledgements of everything", crate::net::is_quiet);
-        let status = net.status(); // exact: nothing is under way any more
+        let status = net.status(); // exact: no packet is in flight any more
         let session = of_address(&status, address).unwrap();
         assert_eq!(session.kernel_unregistered, 0);
         ends.store(true, Relaxed);
@@ -371,8 +371,9 @@ fn viewers_have_kernel_records_despite_a_thousand_idle_handshakes() {
     Idlers::with(&net, IDLE, || {
         let viewers: Vec<_> = (0..100).map(|_| net.peer("sub2")).collect();
         let mut show = show(&net, "live/cam", net.peer("pub"), viewers);
-        let status =
-            net.until("64 have one", |status| viewers_with_one(status) >= 60 && publishers_have_one(status));
+        let status = net.until("64 sessions have a record", |status| {
+            viewers_with_one(status) >= 60 && publishers_have_one(status)
+        });
         let idle = strangers(&status).count();
         assert!(idle >= IDLE * 9 / 10, "{idle} strangers");
         assert!(!strangers(&status).any(|stranger| has_record(&stranger)));
@@ -380,7 +381,7 @@ fn viewers_have_kernel_records_despite_a_thousand_idle_handshakes() {
 
         let left = Instant::now();
         show.leave(10);
-        let status = net.until("ten others have one", |status| {
+        let status = net.until("ten other sessions have a record", |status| {
             let others = viewers_held(status).iter().filter(|id| !had.contains(id)).count();
             others >= 10 && publishers_have_one(status)
         });

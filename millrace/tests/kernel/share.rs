@@ -34,7 +34,7 @@ fn measured(change: impl FnOnce(&mut Config)) -> Status {
     let net = KernelNetwork::new(2, false, change);
     let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
     let _peers = net.run(GroupStream { groups: 4, ..SHOW }.play(&publisher, subscribers, |_| {}));
-    net.until("all is measured", |status| {
+    net.until("the media of both interfaces to be measured", |status| {
         status.shares.sessions.len() == 2 && status.shares.interfaces.len() == 2
     })
 }

@@ -190,7 +190,7 @@ fn trace_of_a_session_agrees_with_the_counters() {
         let http = serve_http(&net);
         let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
         let quiet = || session_of(&net, "sub1").in_flight == 0 && session_of(&net, "sub1").pending == 0;
-        until("nothing is under way yet", quiet);
+        until("packets are in flight already", quiet);
         let before = session_of(&net, "sub1");
         let viewer = TraceViewerProcess::new(http.local_addr, &["--session", &before.id.to_string()]);
         net.impair("relay-sub1", "loss=5%");
@@ -236,7 +236,7 @@ fn trace_of_a_session_agrees_with_the_counters() {
         assert_eq!(counted.by_kernel > 20, kernel, "{counted:?}");
 
         // A killed trace must be switched off in the relay.
-        assert_eq!(net.status().trace_viewers, 1); // exact: it has shown that it watches
+        assert_eq!(net.status().trace_viewers, 1); // exact: the trace has printed its start line
         drop(viewer);
         until("nobody watching", || net.status().trace_viewers == 0);
     }

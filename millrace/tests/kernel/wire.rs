@@ -137,7 +137,7 @@ fn kernel_follows_peers_to_new_addresses() {
     let cast = cast(&net, &["sub1", "sub2"]);
     let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
     let addresses = || {
-        let sessions = net.status().relay.sessions; // exact: nobody has moved yet, and then `until` looks again
+        let sessions = net.status().relay.sessions; // exact: no peer has moved yet, and later `until` reads it again
         sessions.iter().map(|one| (one.id, one.remote)).collect::<BTreeMap<_, _>>()
     };
     let before = addresses();
@@ -147,7 +147,7 @@ fn kernel_follows_peers_to_new_addresses() {
         10 => move_away(&net, "pub", &endpoints[0]),
         20 => move_away(&net, "sub1", &endpoints[1]),
         30 => {
-            until("both are found", || {
+            until("both peers to be found at their new addresses", || {
                 addresses().iter().filter(|(id, remote)| before.get(id) != Some(remote)).count() == 2
             });
             phases.begin(&net);
@@ -182,7 +182,7 @@ fn path_usable_only_by_userspace_is_left_to_userspace() {
     let [lost, found]: [&RelaySessionStatus; 2] = [lost[0], found.into_iter().next().unwrap()];
     assert!(found.kernel.packets >= SHOW.groups * OF_A_GROUP, "{found:#?}");
     // The limit is the bytes of 8 packets of the largest size, and these packets are smaller.
-    assert!((1..=12).contains(&lost.kernel.packets), "the first are tried: {lost:#?}");
+    assert!((1..=12).contains(&lost.kernel.packets), "the kernel did not try the first packets: {lost:#?}");
     // A relay that does not get the CPU takes the losses for persistent congestion. Its window is then too small to try
     // all packets.
     let given_up = lost.kernel_copies.as_ref().unwrap().get("not_arriving").copied().unwrap_or(0);

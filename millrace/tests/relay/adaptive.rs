@@ -103,7 +103,9 @@ impl AdaptiveScene {
         high.object(0, TOO_MUCH).await;
         high.finish();
         self.until_largest("low", (0, 0)).await;
-        self.relay.until("less is chosen", |status| status.totals.renditions_down == 1).await;
+        self.relay
+            .until("the lower rendition to be chosen", |status| status.totals.renditions_down == 1)
+            .await;
     }
 
     fn send_datagram(&self, alias: u64, group: u64, object: u64) {
@@ -164,7 +166,7 @@ async fn slow_subscriber_gets_lower_rendition_from_next_group() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     scene.publish(1).await;
-    assert_eq!(scene.next().await, (0, 1), "what has begun goes on");
+    assert_eq!(scene.next().await, (0, 1), "the group that has begun did not continue");
     assert_eq!(scene.next().await, (1, LOW));
     for group in 2..6 {
         scene.publish(group).await;
@@ -172,7 +174,7 @@ async fn slow_subscriber_gets_lower_rendition_from_next_group() {
     }
     scene.subscriber.expect_no_stream().await;
     scene.relay.assert_forwarded();
-    let totals = scene.relay.status().totals; // exact: the groups that have come show each choice
+    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -184,7 +186,7 @@ async fn higher_rendition_returns_with_capacity() {
     scene.publish(1).await;
     assert_eq!(scene.next().await, (0, 1));
     assert_eq!(scene.next().await, (1, LOW));
-    scene.relay.until("more is chosen", |status| status.totals.renditions_up == 1).await;
+    scene.relay.until("the higher rendition to be chosen", |status| status.totals.renditions_up == 1).await;
     for group in 2..6 {
         scene.publish(group).await;
         assert_eq!(scene.next().await, (group, HIGH));
@@ -198,7 +200,10 @@ async fn subscriber_of_two_renditions_is_not_adapted() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     let (second, ok) = scene.subscriber.subscribe(&track("live/cam", "low")).await;
-    scene.relay.until("its own is back", |status| status.totals.renditions_up == 1).await;
+    scene
+        .relay
+        .until("the subscription to have its own rendition again", |status| status.totals.renditions_up == 1)
+        .await;
     scene.publish(1).await;
     let mut got = Vec::new();
     for _ in 0..4 {
@@ -275,7 +280,7 @@ async fn subscriber_gets_datagrams_of_the_rendition_that_fits() {
         assert!(came.into_iter().eq(0..LOW));
     }
     scene.subscriber.expect_no_stream().await;
-    assert!(scene.subscriber.datagrams.try_recv().is_err(), "nothing of the other");
+    assert!(scene.subscriber.datagrams.try_recv().is_err(), "a datagram of the other rendition arrived");
 }
 
 #[tokio::test]
@@ -293,7 +298,7 @@ async fn subscription_update_keeps_the_rendition() {
         scene.publish(group).await;
         assert_eq!(scene.next().await, (group, LOW));
     }
-    let totals = scene.relay.status().totals; // exact: the groups that have come show each choice
+    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -369,7 +374,7 @@ async fn rendition_ends_with_the_subscribers_right_to_it() {
     let first = scene.subscriber.next_subgroup().await;
     assert_eq!(first.all().await.0.len(), 1);
     scene.publish(1).await;
-    assert_eq!(scene.next().await, (1, LOW), "less is chosen");
+    assert_eq!(scene.next().await, (1, LOW), "the lower rendition was not chosen");
     // The subscriber has begun to receive the next group when the right is revoked.
     let mut open = scene.publisher.subgroup(header(LOW_ALIAS, 2)).await;
     open.object(0, 100).await;
@@ -381,7 +386,10 @@ async fn rendition_ends_with_the_subscribers_right_to_it() {
         PeerStreamEnd::Reset,
         "the open group of the revoked rendition was not reset"
     );
-    scene.relay.until("nobody listens to it", |status| listeners(status, "low") == 0).await;
+    scene
+        .relay
+        .until("the revoked rendition to have no subscriber", |status| listeners(status, "low") == 0)
+        .await;
     scene.relay.until("the other rendition", |status| status.totals.renditions_up == 1).await;
     let mut subgroup = scene.publisher.subgroup(header(HIGH_ALIAS, 3)).await;
     for id in 0..HIGH {

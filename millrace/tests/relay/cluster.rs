@@ -56,14 +56,14 @@ fn namespace(path: &str) -> Namespace {
 
 /// Returns the relay's routes to `live/cam`, the preferred one first.
 fn routes(relay: &TestRelay) -> Vec<RouteStatus> {
-    let routes = relay.server.routes(&namespace("live/cam")).expect("it is in a cluster");
+    let routes = relay.server.routes(&namespace("live/cam")).expect("the relay is in no cluster");
     routes.namespaces.into_iter().flat_map(|routed| routed.routes).collect()
 }
 
 /// Returns the hop IDs of the relays on a route. The first two hops are left out: the publisher, and 0, which says that
 /// it has no identity.
 fn relays_on(route: &RouteStatus) -> &[u64] {
-    assert_eq!(route.path[1], 0, "the publisher gives no identity");
+    assert_eq!(route.path[1], 0, "the publisher has an identity");
     &route.path[2..]
 }
 
@@ -105,7 +105,7 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
     let middle = relay(2, &[&first]);
     let last = relay(3, &[&middle]);
     let (mut publisher, mut announced, name) = with_publisher(&first).await;
-    let known = until_routes(&last, "the way is known", |routes| !routes.is_empty()).await;
+    let known = until_routes(&last, "the route to be known", |routes| !routes.is_empty()).await;
     assert_eq!((relays_on(&known[0]), known[0].cost, known.len()), (&[1, 2][..], 2, 1));
 
     let mut viewer = last.peer().await;
@@ -133,10 +133,10 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
 
     // The middle relay has the track already, so it announces its copy at cost 0.
     let warm = |routes: &[RouteStatus]| routes.iter().any(|route| route.cost == 1 && route.carried);
-    until_routes(&last, "the warm copy", warm).await;
+    until_routes(&last, "the route to the copy", warm).await;
     announced.cancel();
     for relay in [&first, &middle, &last] {
-        until_routes(relay, "no ghost is left", <[RouteStatus]>::is_empty).await;
+        until_routes(relay, "no stale route to be left", <[RouteStatus]>::is_empty).await;
     }
     let refused = other.try_subscribe(&track("live/other", "video"), Parameters::default()).await.err();
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
@@ -200,18 +200,18 @@ async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
     // Between two relays, the one with the later URL connects.
     let all = [&first, &near, &far];
     for relay in all {
-        until_cluster(relay, "the store names both others", |cluster| {
+        until_cluster(relay, "etcd to name both other relays", |cluster| {
             let discovery = cluster.discovery.as_ref().expect("a store");
             discovery.found == 2 && discovery.registered
         })
         .await;
-        until_cluster(relay, "a session with each that it connects to", |cluster| {
+        until_cluster(relay, "a session with each relay that this one connects to", |cluster| {
             is_up(cluster, earlier_than(relay, &all))
         })
         .await;
     }
     let is_far = |cluster: &ClusterStatus| cluster.links.iter().all(|link| link.cost == 7);
-    until_cluster(&far, "what is received from another region costs more", is_far).await;
+    until_cluster(&far, "a route from another region to cost more", is_far).await;
 
     let (mut publisher, _announced, name) = with_publisher(&first).await;
     let mut viewer = far.peer().await;
@@ -222,13 +222,14 @@ async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
 
     // Sessions and routes stay when etcd is unreachable. Only new relays are not found.
     etcd.signal(Signal::SIGSTOP);
-    until_cluster(&far, "the store is away", |cluster| {
+    until_cluster(&far, "etcd to be unreachable", |cluster| {
         cluster.discovery.as_ref().is_some_and(|discovery| !discovery.error.is_empty())
     })
     .await;
     publish(&publisher, 1, 1).await;
     expect_group(&mut viewer, 1).await;
-    until_cluster(&far, "its sessions stay", |cluster| is_up(cluster, earlier_than(&far, &all))).await;
+    until_cluster(&far, "the relay's sessions to stay", |cluster| is_up(cluster, earlier_than(&far, &all)))
+        .await;
     let late = relay_found_by(&etcd, 4, "north");
     etcd.signal(Signal::SIGCONT);
     until_cluster(&late, "a session with each other relay", |cluster| {
@@ -264,7 +265,7 @@ async fn triangle() -> (TestRelay, TestRelay, TestRelay) {
 async fn dead_relay_is_bypassed_without_duplicates() {
     let (first, middle, last) = triangle().await;
     let (mut publisher, _announced, name) = with_publisher(&first).await;
-    let known = until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
+    let known = until_routes(&last, "both routes to be known", |routes| routes.len() == 2).await;
     assert_eq!(known.iter().map(relays_on).collect::<Vec<_>>(), [&[1, 2][..], &[1]]);
     assert_eq!(known.iter().map(|route| route.cost).collect::<Vec<_>>(), [2, 10]);
 
@@ -276,11 +277,11 @@ async fn dead_relay_is_bypassed_without_duplicates() {
         publish(&publisher, 1, group).await;
         expect_group(&mut viewer, group).await;
     }
-    until_routes(&last, "by way of the middle", |routes| routes[0].carried).await;
-    middle.until("the middle has it", |status| status.tracks.len() == 1).await;
+    until_routes(&last, "the route through the middle relay to be used", |routes| routes[0].carried).await;
+    middle.until("the middle relay to have the track", |status| status.tracks.len() == 1).await;
 
     middle.server.stop().await;
-    let left = until_routes(&last, "the direct way", |routes| routes.len() == 1 && routes[0].carried).await;
+    let left = until_routes(&last, "the direct route", |routes| routes.len() == 1 && routes[0].carried).await;
     assert_eq!(relays_on(&left[0]), [1]);
     for group in 3..6 {
         publish(&publisher, 1, group).await;
@@ -297,7 +298,7 @@ async fn dead_relay_is_bypassed_without_duplicates() {
 async fn draining_relay_is_left_before_it_ends() {
     let (first, middle, last) = triangle().await;
     let (mut publisher, _announced, name) = with_publisher(&first).await;
-    until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
+    until_routes(&last, "both routes to be known", |routes| routes.len() == 2).await;
     let mut viewer = last.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
@@ -308,7 +309,7 @@ async fn draining_relay_is_left_before_it_ends() {
         async move { server.drain().await }
     });
     let moved = |routes: &[RouteStatus]| routes.iter().any(|route| route.carried && relays_on(route) == [1]);
-    until_routes(&last, "the direct way", moved).await;
+    until_routes(&last, "the direct route", moved).await;
     for group in 1..4 {
         publish(&publisher, 1, group).await;
         expect_group(&mut viewer, group).await;
@@ -352,8 +353,8 @@ async fn relay_announces_only_what_the_settings_allow() {
     let publisher = first.peer().await;
     let _other = publisher.publish_namespace("other/cam").await;
     let _live = publisher.publish_namespace("live/cam").await;
-    until_routes(&edge, "what is allowed", |routes| routes.len() == 1).await;
-    edge.until("the rest was refused", |status| status.totals.routes_refused >= 1).await;
+    until_routes(&edge, "the allowed route", |routes| routes.len() == 1).await;
+    edge.until("the other announcements to be refused", |status| status.totals.routes_refused >= 1).await;
     let other = edge.server.routes(&namespace("other/cam")).unwrap();
     assert!(other.namespaces.is_empty(), "{other:?}");
 }
@@ -413,7 +414,7 @@ async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::EXCESSIVE_LOAD));
     until_cluster(&relay, "its routes", |cluster| (cluster.namespaces, cluster.links.len()) == (3, 1)).await;
     peer.session.close(code::Session::NO_ERROR, "");
-    until_cluster(&relay, "all is gone with the session", |cluster| cluster.namespaces == 0).await;
+    until_cluster(&relay, "all routes to end with the session", |cluster| cluster.namespaces == 0).await;
 }
 
 #[tokio::test]
@@ -430,7 +431,7 @@ async fn path_without_the_extension_or_extension_without_a_path_is_a_violation()
         let message = PublishNamespace { request_id, namespace: namespace("live/cam"), parameters };
         let _request = peer.session.request(message).await.unwrap();
         peer.ended().await;
-        relay.until("it is counted", |status| status.drops["protocol_violation"] >= 1).await;
+        relay.until("the loop to be counted", |status| status.drops["protocol_violation"] >= 1).await;
     }
 }
 
@@ -447,7 +448,7 @@ async fn peer_gets_paths_and_changes_except_its_own_routes() {
     assert!(matches!(patiently(request.answer()).await, Ok(Message::RequestOk(_))));
     let (_publisher, mut announced, _) = with_publisher(&relay).await;
     let Ok(Some(Message::Namespace(found))) = patiently(request.next()).await else { panic!("NAMESPACE") };
-    let parameters = found.parameters.expect("the way is told");
+    let parameters = found.parameters.expect("the path of the route");
     let told = parameters.hop_path.unwrap();
     assert_eq!((found.suffix, parameters.route_cost), (namespace("cam"), None));
     assert!(told.has_unnamed() && told.sender() == HopId(9) && told.hops().len() == 3, "{told}");

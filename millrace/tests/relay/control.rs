@@ -114,7 +114,7 @@ async fn reserved_namespaces_are_refused() {
         let refused = patiently(watch(&peer, namespace).await.answer()).await.err().unwrap();
         assert!(matches!(&refused, Error::Refused(refused) if refused.code == code), "{refused}");
     }
-    assert_eq!(relay.status().tracks, []); // exact: a refused request creates nothing
+    assert_eq!(relay.status().tracks, []); // exact: a refused request creates no track
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn unpublished_track_does_not_exist() {
     };
     assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);
     // exact: the request is refused before a track is made
-    assert!(relay.status().tracks.is_empty(), "nothing is kept for it");
+    assert!(relay.status().tracks.is_empty(), "a refused request left a track");
 }
 
 #[tokio::test]

@@ -115,12 +115,16 @@ async fn edge_gets_tracks_that_its_credentials_allow() {
                     let all_in = |status: &Status| {
                         status.sessions.iter().filter(|session| session.identity.is_some()).count() == 2
                     };
-                    origin.until("the edge is in", all_in).await;
-                    edge.until("the edge knows", |status| status.sessions.iter().any(|one| one.upstream))
-                        .await;
+                    origin.until("the edge's session at the origin", all_in).await;
+                    edge.until("the session in the edge's status", |status| {
+                        status.sessions.iter().any(|one| one.upstream)
+                    })
+                    .await;
                 }
                 CredentialOutcome::Refused => {
-                    origin.until("it is refused", |status| !status.access.refused.is_empty()).await;
+                    origin
+                        .until("the refusal in the edge's status", |status| !status.access.refused.is_empty())
+                        .await;
                 }
                 CredentialOutcome::Unknown | CredentialOutcome::Served => {}
             }

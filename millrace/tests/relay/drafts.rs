@@ -91,7 +91,7 @@ async fn publisher_of_each_draft_serves_players_of_all_drafts() {
                 assert_eq!(received.all().await, (vec![0, 1, 2, 3], PeerStreamEnd::Fin));
             }
         }
-        let status = relay.status(); // exact: every request has got an answer
+        let status = relay.status(); // exact: every request was answered
         let mut spoken: Vec<_> = status.sessions.iter().map(|session| session.draft).collect();
         spoken.sort_unstable();
         let mut expected = vec![draft.number(), Draft::NEWEST.number(), 18, 19, 20, 21, 22];
@@ -112,7 +112,7 @@ async fn publisher_of_each_draft_serves_players_of_all_drafts() {
         for peer in [publisher, first] {
             peer.session.close(code::Session::NO_ERROR, "over");
         }
-        relay.until("the end of all", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all sessions", |status| status.sessions.is_empty()).await;
     }
     relay.assert_forwarded();
 }
@@ -266,7 +266,7 @@ async fn a_session_may_have_several_subscriptions_to_a_track() {
                 assert_eq!(received.all().await, (vec![0, 1], PeerStreamEnd::Fin));
             }
             aliases.sort_unstable();
-            assert_eq!(aliases, both, "each gets its own copy");
+            assert_eq!(aliases, both, "a subscription did not get its own copy");
         }
         // One player unsubscribes, and the other one continues.
         one.cancel();
@@ -281,7 +281,7 @@ async fn a_session_may_have_several_subscriptions_to_a_track() {
         for peer in [publisher, player] {
             peer.session.close(code::Session::NO_ERROR, "over");
         }
-        relay.until("the end of all", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all subscriptions", |status| status.sessions.is_empty()).await;
     }
 }
 
@@ -496,7 +496,7 @@ async fn paused_publication_is_resumed_as_its_draft_defines() {
                 assert_eq!(update.parameters.forward, Some(true));
                 request.send(RequestOk::default()).await.unwrap();
             }
-            relay.until("it is there", |status| !status.tracks.is_empty()).await;
+            relay.until("the track to exist", |status| !status.tracks.is_empty()).await;
             // A second PUBLISH of the same track is refused.
             let again = publish(None, 9);
             let again = Publish { track: track("live", &format!("{draft}-{alias}")), ..again };

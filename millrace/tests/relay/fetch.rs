@@ -114,7 +114,11 @@ async fn cached_ranges_are_fetched_in_either_order() {
     let mut peer = relay.peer().await;
     let got = fetched(&mut peer, standalone(&track, at(0, 0), at(3, 0)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, locations(0..4));
-    assert_eq!((got.ok.last, got.ok.end_of_track), (at(3, 2), false), "no more than there is");
+    assert_eq!(
+        (got.ok.last, got.ok.end_of_track),
+        (at(3, 2), false),
+        "the FETCH returned more objects than exist"
+    );
     let got = fetched(&mut peer, standalone(&track, at(1, 1), at(2, 2)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, [at(1, 1), at(1, 2), at(2, 0), at(2, 1)]);
     assert_eq!(got.ok.last, at(2, 1));
@@ -401,7 +405,7 @@ async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::FetchOk(_)));
     let (_, mut response) = patiently(peer.streams.recv()).await.unwrap();
     let sent = tokio::time::timeout(Duration::from_secs(3), &mut sending).await;
-    assert!(sent.is_err(), "32 MB have gone somewhere");
+    assert!(sent.is_err(), "the publisher sent 32 MB that nobody reads");
     let mut parser = FetchParser::new(Draft::NEWEST, GroupOrder::Ascending, 0);
     let reading = async {
         let mut found = 0;

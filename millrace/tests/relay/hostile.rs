@@ -231,7 +231,7 @@ async fn close_who_acknowledges(acks: Acks) {
             let liar = status.sessions.iter().max_by_key(|session| session.id).unwrap();
             if wants_kernel() { liar.kernel.packets > 0 } else { liar.data_plane.packets > 0 }
         };
-        relay.until("it is served", is_served).await;
+        relay.until("the subscriber to be served", is_served).await;
         lie.store(true, Relaxed);
     };
     let (closed, (), _, ()) =
@@ -476,9 +476,9 @@ async fn repeated_stream_of_unknown_type_is_ignored() {
 async fn handshakes_count_as_sessions() {
     let relay = TestRelay::with(|config| config.max_sessions = 5);
     let held = begin_handshakes(&relay, 5).await;
-    relay.until("all are under way", |status| status.handshakes == 5).await;
+    relay.until("all handshakes to be open", |status| status.handshakes == 5).await;
     assert!(Session::connect(&remote(&relay)).await.is_err());
-    relay.until("it to be counted", |status| status.drops["session_limit"] >= 1).await;
+    relay.until("the handshake to be counted", |status| status.drops["session_limit"] >= 1).await;
     drop(held);
 }
 
@@ -487,7 +487,11 @@ async fn many_open_handshakes_require_address_validation() {
     const UNPROVED: u64 = 64;
     let relay = TestRelay::start();
     let held = begin_handshakes(&relay, 100).await;
-    relay.until("more have to", |status| status.totals.retries == 100 - UNPROVED).await;
+    relay
+        .until("further handshakes to be asked for validation", |status| {
+            status.totals.retries == 100 - UNPROVED
+        })
+        .await;
     // exact: the relay sends Retry only after these handshakes
     assert_eq!(relay.status().handshakes, UNPROVED);
     // A client that can validate its address is served.

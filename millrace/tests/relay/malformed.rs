@@ -59,7 +59,7 @@ async fn other_subgroup(publisher: &TestPeer) -> PublishedSubgroup {
 /// Sends valid objects up to the fault, waits until the relay has them, and sends the fault.
 async fn commit(relay: &TestRelay, publisher: &TestPeer, subscriber: &mut TestPeer, fault: TrackFault) {
     let cached = async |objects| {
-        relay.until("it is cached", |status| status.tracks[0].objects_cached == objects).await;
+        relay.until("the object to be cached", |status| status.tracks[0].objects_cached == objects).await;
     };
     let mut first = match fault {
         TrackFault::DatagramAndStream | TrackFault::TwoPayloads => {
@@ -125,7 +125,9 @@ async fn malformed_track_ends_for_all_subscribers() {
         assert!(cancelled.is_err(), "{fault:?}: {cancelled:?}");
         let expected = nth as u64 + 1;
         relay
-            .until("nothing is kept", |status| status.tracks.iter().all(|one| one.objects_cached == 0))
+            .until("nothing of the malformed track to be cached", |status| {
+                status.tracks.iter().all(|one| one.objects_cached == 0)
+            })
             .await;
         // exact: the drop is counted before the track ends
         assert_eq!(relay.status().drops["malformed_track"], expected, "{fault:?}");

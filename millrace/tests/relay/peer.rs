@@ -385,7 +385,8 @@ impl ReceivedSubgroup {
     pub async fn bytes(&mut self, len: usize) {
         let mut found = Vec::new();
         while self.bytes.len() < len {
-            let chunk = patiently(self.stream.chunk()).await.unwrap().expect("more of the object");
+            let chunk =
+                patiently(self.stream.chunk()).await.unwrap().expect("the object is shorter than expected");
             self.take(&chunk, &mut found);
         }
     }
@@ -441,7 +442,7 @@ pub async fn expect_done(request: &mut SessionRequest) -> PublishDone {
 }
 
 pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, future).await.expect("it takes too long")
+    timeout(PATIENCE, future).await.expect("PUBLISH_DONE takes too long")
 }
 
 pub fn track(namespace: &str, name: &str) -> TrackName {

@@ -44,7 +44,7 @@ async fn blocked_subscriber_delays_no_other() {
     assert!(status.cache.bytes <= CACHE, "{} bytes cached", status.cache.bytes);
     relay.until("dropped subgroups of the blocked subscriber", |status| status.drops["evicted"] > 10).await;
     let owed = |status: &Status| status.sessions.iter().map(|session| session.pending).sum::<u64>();
-    relay.until("no more is owed than the cache holds", |status| owed(status) <= CACHE).await;
+    relay.until("more media waits than the cache holds", |status| owed(status) <= CACHE).await;
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn unsubscribing_resets_streams_and_ends_upstream() {
     relay.until("nobody is subscribed", |status| status.tracks[0].subscribers == 0).await;
     // The relay keeps its own subscription for a while, and then ends it.
     patiently(upstream.stopped()).await;
-    relay.until("no publisher feeds it", |status| status.tracks[0].publishers == 0).await;
+    relay.until("no publisher to feed the track", |status| status.tracks[0].publishers == 0).await;
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn late_group_is_dropped_once_the_next_begins() {
     let status = relay.status(); // exact: both streams have ended
     let mut drops: Vec<_> = status.sessions.iter().map(|session| session.drops.clone()).collect();
     drops.retain(|drops| !drops.is_empty());
-    assert_eq!(drops, [[("late".to_owned(), 1)].into()], "its session's alone, and nothing else");
+    assert_eq!(drops, [[("late".to_owned(), 1)].into()], "the drops of its session only");
 }
 
 #[tokio::test]
@@ -191,11 +191,11 @@ async fn sessions_over_the_limit_are_refused() {
     let relay = TestRelay::with(|config| config.max_sessions = 2);
     let _one = relay.peer().await;
     let _two = relay.peer().await;
-    relay.until("both are there", |status| status.sessions.len() == 2).await;
+    relay.until("both subscriptions to exist", |status| status.sessions.len() == 2).await;
     let remote =
         millrace_client::session::Remote::new(relay.url(), millrace_client::tls::CertificateTrust::Anyone);
     assert!(millrace_client::session::Session::connect(&remote).await.is_err());
-    relay.until("it to be counted", |status| status.drops["session_limit"] >= 1).await;
+    relay.until("the refusal to be counted", |status| status.drops["session_limit"] >= 1).await;
 }
 
 #[tokio::test]

@@ -95,7 +95,7 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
             let is_moved = |(id, addr): (&u64, &SocketAddr)| addresses(status).get(id) != Some(addr);
             before.iter().filter(|one| is_moved(*one)).count() == SESSIONS
         };
-        relay.until("all are followed", all_moved).await;
+        relay.until("all sessions to be at their new addresses", all_moved).await;
         relay.until_ready().await;
         stop.store(true, Relaxed);
     };

@@ -146,7 +146,9 @@ async fn returning_publisher_takes_over_from_its_silent_session() {
     publish(&again, 5, 2000).await;
     assert_eq!(broken.all().await.1, PeerStreamEnd::Reset);
     expect_group(&mut subscriber, 2000).await;
-    let status = relay.until("it is the publisher", |status| status.tracks[0].publishers == 1).await;
+    let status = relay
+        .until("the returned publisher to feed the track", |status| status.tracks[0].publishers == 1)
+        .await;
     assert_eq!(status.drops["standby"], 0, "{:?}", status.drops);
     assert!(status.sessions.iter().filter(|session| session.publisher).count() >= 1);
 }
@@ -248,7 +250,7 @@ async fn second_publisher_stands_by_until_the_first_ends() {
     // The viewers keep the groups that they already have.
     publish(&publisher, 1, 1001).await;
     expect_group(&mut subscriber, 1001).await;
-    let status = relay.until("one stands by", |status| status.drops["standby"] > 0).await;
+    let status = relay.until("one publisher to stand by", |status| status.drops["standby"] > 0).await;
     assert_eq!(status.tracks[0].publishers, 2);
     publisher.session.close(code::Session::NO_ERROR, "");
     expect_forward(&mut asked, true).await;

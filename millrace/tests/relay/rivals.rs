@@ -97,7 +97,7 @@ async fn copy_takes_over_when_the_first_publisher_stops() {
     assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     let whole = subscriber.next_subgroup().await;
     assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], PeerStreamEnd::Fin)));
-    assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the copy has come, whole
+    assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the whole copy has arrived
 }
 
 /// The share also counts groups of a session that has ended.
@@ -123,9 +123,9 @@ async fn a_client_has_its_share_of_the_cache() {
             subgroup.finish();
         }
         let received = (session + 1) * 6;
-        relay.until("all have come", |status| status.totals.objects_received == received).await;
+        relay.until("all groups to have arrived", |status| status.totals.objects_received == received).await;
         relay.until("memory within the share", |status| status.cache.bytes <= 1 << 20).await;
-        let status = relay.status(); // exact: all that was published has come
+        let status = relay.status(); // exact: all published groups have arrived
         assert_eq!(status.access.clients[0].cache_bytes, status.cache.bytes);
         publisher.session.close(code::Session::NO_ERROR, "");
         relay.until("its end", |status| status.sessions.is_empty()).await;

@@ -157,20 +157,25 @@ async fn silent_upstream_is_replaced_until_it_answers_again() {
             expect_group(&mut subscriber, group).await;
         }
     }
-    let away = edge.until("it is known what is wrong", |status| why_not_the_first(status).is_some()).await;
+    let away =
+        edge.until("the reason in the edge's status", |status| why_not_the_first(status).is_some()).await;
     let reason = why_not_the_first(&away).unwrap();
     assert!(reason.contains("did not answer within 5 s"), "{reason}");
 
     way.cut(false);
-    edge.until("it comes from both", |status| status.tracks[0].publishers == 2).await;
+    edge.until("both upstream relays to feed the track", |status| status.tracks[0].publishers == 2).await;
     // Both relays publish the groups, in any order.
     for group in 6..8 {
         publish(&after, 2, group).await;
         publish(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
-    let back = edge.until("the first again", |status| only_upstream(status) == Some(way.addr.port())).await;
-    assert_eq!(back.totals.upstream_changes, 2); // exact: away and back
+    let back = edge
+        .until("the first upstream relay to be used again", |status| {
+            only_upstream(status) == Some(way.addr.port())
+        })
+        .await;
+    assert_eq!(back.totals.upstream_changes, 2); // exact: the edge has moved to the second relay and back
     for group in 8..10 {
         publish(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;

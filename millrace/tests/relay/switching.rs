@@ -167,7 +167,7 @@ async fn track_over_the_path_capacity_is_not_sent() {
 #[tokio::test]
 async fn current_group_continues_until_the_next() {
     let mut scene = SwitchingScene::new([0, 1], true).await;
-    assert_eq!(scene.next().await.0, 0, "of the group of now");
+    assert_eq!(scene.next().await.0, 0, "the rest of the current group did not arrive");
     scene.until_switched(0, 1).await;
     scene.publish(1).await;
     assert_eq!(scene.next().await, (1, HIGH));
@@ -190,7 +190,7 @@ async fn overestimated_path_gets_lower_track() {
     assert_eq!(
         (received.header.alias, received.header.group),
         (scene.aliases[1], 1),
-        "what has begun goes on"
+        "the group that has begun did not continue"
     );
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
     assert_eq!(scene.next().await, (2, LOW));

@@ -45,7 +45,7 @@ pub fn wants_web() -> bool {
 /// load, and is measured by `millrace-lab bench relay`. A status includes the packets that the kernel had sent by the
 /// previous status.
 pub fn until_forwarded(status: impl FnMut() -> Status) {
-    wait_until("the kernel's part in the media, or none without it", status, |status| {
+    wait_until("packets forwarded by the kernel, or none without engine `kernel`", status, |status| {
         (status.totals.kernel.packets > 0) == (status.engine.name == "kernel")
     });
 }

@@ -120,7 +120,7 @@ impl PseudoTerminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < BOUND, "it goes on: {:?}", self.seen);
+            assert!(start.elapsed() < BOUND, "the command does not end: {:?}", self.seen);
         }
     }
 

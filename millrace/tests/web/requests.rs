@@ -84,7 +84,7 @@ async fn client_of_other_protocol_gets_an_error() {
         ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(Draft::NEWEST.protocol());
     assert_eq!(status(client.ask(&request).await), StatusCode::BAD_REQUEST);
     relay
-        .until("all to be counted", |status| {
+        .until("all requests to be counted", |status| {
             (status.drops["web_protocol"], status.drops["web_request"]) == (3, 1)
         })
         .await;
@@ -154,7 +154,9 @@ async fn malformed_session_request_closes_the_connection() {
     let nothing = [&[0x21, 0x43, 0xe8][..], &[0; 1000]].concat();
     while send.write_all(&nothing).await.is_ok() {}
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
-    relay.until("all to be counted", |status| status.drops["web_request"] == table.len() as u64 + 1).await;
+    relay
+        .until("all requests to be counted", |status| status.drops["web_request"] == table.len() as u64 + 1)
+        .await;
     relay.until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
 }
 
@@ -177,7 +179,7 @@ async fn client_without_a_request_has_no_session() {
     let client = WebClient::connect(&relay).await;
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
     relay.until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
-    assert_eq!(relay.status().drops["web_late"], 1); // exact: it was counted before it was closed
+    assert_eq!(relay.status().drops["web_late"], 1); // exact: the connection was counted before it was closed
 }
 
 #[tokio::test]
