@@ -23,7 +23,7 @@ export default defineConfig({
     rollupOptions: {
       output: {
         entryFileNames: "shell.js",
-        // The library is the part that watching and publishing share.
+        // The chunk that the tabs Watch and Publish share is the MoQ library. Vite names it after a module, `reload`.
         chunkFileNames: ({ name }) => `${name === "reload" ? "moq" : name}.js`,
         assetFileNames: "shell[extname]",
       },

@@ -1,4 +1,4 @@
-//! `millrace`: see `millrace --help`.
+//! The program `millrace`: the relay, its companions and their tools as subcommands.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! The code around the commands of each of the project's programs. It reads arguments and reports everything that is
-//! wrong with them, prints errors with their causes, and ends quietly when the reader of its output has left.
+//! The entry point that the project's programs share. It parses arguments and reports all faults in them at once,
+//! prints errors with their causes, and exits quietly when the reader of its output has closed the pipe.
 
 use std::{
     io::{self, Write as _},
@@ -18,15 +18,16 @@ use crate::commands::{
 /// Exit code of clap for wrong arguments.
 const BAD_USAGE: u8 = 2;
 
-/// A program: its arguments, and how to run them.
+/// A program: its parsed arguments, and the command that they select.
 pub trait Program: Parser {
-    /// The name in front of errors.
+    /// The program's name, which is printed in front of errors.
     const NAME: &'static str;
 
-    /// Returns the rights that the command needs, for errors of users without them.
+    /// Returns the rights that the command needs. An error caused by missing rights names them.
     fn needs(&self) -> Option<CommandNeeds>;
 
-    /// Returns further problems of the command's flags. Values of the flags in `flags` could not be read.
+    /// Returns further faults in the command's flags. The flags named in `flags` have unreadable values and were left
+    /// out.
     fn problems(self, flags: &[String]) -> Vec<String>;
 
     /// Runs the command.
@@ -38,6 +39,7 @@ pub trait Program: Parser {
 
 /// Runs a program with the arguments of this process.
 pub fn main<P: Program>() -> ExitCode {
+    // Installed first, since clap also prints help to a pipe that may be closed.
     leave_with_the_reader();
     let program = match parse::<P>(std::env::args_os()) {
         Ok(program) => program,
@@ -51,7 +53,7 @@ pub fn main<P: Program>() -> ExitCode {
     let needs = program.needs();
     match program.run() {
         Err(error) if !reader_left(&error) => {
-            // The standard error may have no reader.
+            // `eprintln!` would panic if standard error is closed. The exit code still reports the failure.
             let said = log::printable(&privilege::explained(chain(&error), needs));
             let _ = writeln!(io::stderr(), "{}: {said}", P::NAME);
             ExitCode::FAILURE
@@ -60,8 +62,8 @@ pub fn main<P: Program>() -> ExitCode {
     }
 }
 
-/// Formats an error and its causes without repetition: errors of libraries include their causes, because logs do not
-/// show these.
+/// Formats an error and its causes without repetition: errors of our libraries already include the text of their
+/// causes, because log lines do not print the chain.
 fn chain(error: &anyhow::Error) -> String {
     let mut said = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -70,21 +72,21 @@ fn chain(error: &anyhow::Error) -> String {
             said.push_str(&cause);
         }
     }
-    // A command that this one ran names itself.
+    // The error of a `millrace` process that this command started begins with the program's name.
     said.replace(": millrace: ", ": ")
 }
 
-/// Reports whether the reader of our output has left, as in `millrace status | head`.
+/// Reports whether the error is a broken pipe: the reader of the output has exited, as in `millrace status | head`.
 fn reader_left(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Makes `println!` and `eprintln!` end the command without a fault when their output has no reader; by default they
-/// panic.
+/// Makes `println!` and `eprintln!` exit with code 0 when the reader of their output has closed the pipe. By default
+/// they panic.
 fn leave_with_the_reader() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // The message is formatted, so it is never a `&str`.
+        // The panic's message is formatted, so the payload is a `String` and never a `&str`.
         let said = info.payload().downcast_ref::<String>().map(String::as_str).unwrap_or_default();
         if said.starts_with("failed printing to std") && said.contains("Broken pipe") {
             process::exit(0);

@@ -1,4 +1,5 @@
-//! `millrace publish` and `subscribe` as users see them: waiting, leaving, and connecting again. Real processes.
+//! Tests of the processes `millrace publish` and `millrace subscribe` as users see them: waiting, redirection, and
+//! reconnecting.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -19,7 +20,7 @@ use nix::{
 use process::{RunningRelay, millrace, wait_for};
 use tempfile::TempDir;
 
-/// A command that writes to files.
+/// A running client whose output goes to files.
 struct FileClient {
     process: Child,
     said: PathBuf,
@@ -53,7 +54,7 @@ impl FileClient {
         wait_for(words, || self.said().contains(words).then_some(()));
     }
 
-    /// Returns the number of objects in its last figures.
+    /// Returns the number of objects in the client's latest line of figures.
     fn delivered(&self) -> u64 {
         let said = self.said();
         let last = said
@@ -86,7 +87,8 @@ const SUBSCRIBE: [&str; 5] =
 
 #[test]
 fn closed_port_is_reported_at_once() {
-    // The port is taken, and the socket accepts packets only from its peer, so it never answers.
+    // The relay's port is taken by a socket that accepts packets only from its own peer, so a client never gets an
+    // answer.
     let held = UdpSocket::bind("127.0.0.1:0").unwrap();
     held.connect("127.0.0.1:9").unwrap();
     let port = held.local_addr().unwrap().port();
@@ -101,7 +103,7 @@ fn closed_port_is_reported_at_once() {
     ] {
         assert!(said.contains(part), "{part} is not in\n{said}");
     }
-    // The publisher would wait for the relay.
+    // A publisher reconnects by default, so it does not end without a relay.
     let mut publisher = FileClient::start(&[&PUBLISH[..], &[&url]].concat());
     publisher.wait_for("no program listens on that UDP port; trying again in");
     publisher.signal(Signal::SIGTERM);
@@ -115,14 +117,14 @@ fn publisher_with_silent_input_ends_on_signal() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let mut command = millrace();
     command.args(["publish", "--name=live", "--tls-disable-verify", &relay.url()]);
-    // The pipe stays open without a byte.
+    // The input pipe stays open and never delivers a byte.
     let mut publisher = FileClient::with_input(command, Stdio::piped());
     publisher.wait_for("publishing");
     publisher.signal(Signal::SIGTERM);
     assert_eq!(publisher.exit_code(), Some(0));
 }
 
-/// An idle timeout would delay reconnection by half a minute, and would not report the reason.
+/// The restarted relay sends a stateless reset. An idle timeout would take half a minute and name no reason.
 #[test]
 fn killed_relay_is_found_again_at_once() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -139,7 +141,7 @@ fn killed_relay_is_found_again_at_once() {
     let publisher = FileClient::start(&[&PUBLISH[..], &[&url]].concat());
     publisher.wait_for("publishing");
     let subscriber = FileClient::start(&[&SUBSCRIBE[..], &["--reconnect", &url]].concat());
-    // This is long enough for the session to be live.
+    // 150 objects take long enough for the session to be in full operation.
     wait_for("media", || (subscriber.delivered() >= 150).then_some(()));
     relay.signal(Signal::SIGKILL);
     drop(relay);
@@ -151,7 +153,7 @@ fn killed_relay_is_found_again_at_once() {
     for client in [&publisher, &subscriber] {
         client.wait_for("the relay was restarted");
     }
-    let before = subscriber.delivered(); // exact: any later value works too, media continue from here
+    let before = subscriber.delivered(); // exact: any later value works, too
     wait_for("media again", || (subscriber.delivered() > before + 50).then_some(()));
 }
 
@@ -161,7 +163,7 @@ fn waiting_client_logs_likely_reason_and_can_be_interrupted() {
     let url = format!("moqt://{}", silent.local_addr().unwrap());
     let mut subscriber = FileClient::start(&[&SUBSCRIBE[..], &[&url]].concat());
     subscriber.wait_for("no answer from the relay yet");
-    assert!(!subscriber.said().contains("delivered"), "no figures of what is not connected");
+    assert!(!subscriber.said().contains("delivered"), "figures were printed without a connection");
     subscriber.signal(Signal::SIGINT);
     assert_eq!(subscriber.exit_code(), Some(0));
 }
@@ -205,7 +207,7 @@ fn clients_reconnect_after_relay_restart() {
     wait_for("counted objects", || (subscriber.delivered() > before).then_some(()));
 }
 
-/// A publisher is killed and started again.
+/// The publisher is killed and started again while the subscriber stays.
 #[test]
 fn reconnecting_subscriber_waits_for_the_publisher() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--linger=0"]);
@@ -229,7 +231,7 @@ fn reconnecting_subscriber_waits_for_the_publisher() {
 
 /// Waits until the publisher and the subscriber are at this relay, and objects arrive from there.
 fn both_go_on(subscriber: &FileClient, relay: &RunningRelay) {
-    wait_for("media through it", || relay.status().totals.data_plane.packets > 0);
+    wait_for("media through the new relay", || relay.status().totals.data_plane.packets > 0);
     let before = subscriber.delivered();
     wait_until("more objects", || subscriber.delivered(), |delivered| *delivered > before);
     wait_until("both", || relay.status().sessions.len(), |sessions| *sessions == 2);
@@ -250,7 +252,7 @@ fn clients_move_to_goaway_uri_and_drain_ends() {
     both_go_on(&subscriber, &second);
 }
 
-/// Both are redirected to the same relay, and either may arrive first.
+/// GOAWAY redirects both clients to the same relay, and either of them may arrive there first.
 #[test]
 fn redirected_subscriber_waits_for_its_publisher() {
     let second = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
@@ -268,7 +270,7 @@ fn redirected_subscriber_waits_for_its_publisher() {
     both_go_on(&subscriber, &second);
 }
 
-/// A name has two addresses, as behind a load balancer.
+/// The host name has two addresses, as behind a load balancer.
 #[test]
 fn clients_move_to_another_address_without_goaway_uri() {
     if !nix::unistd::geteuid().is_root() {
@@ -292,14 +294,14 @@ fn clients_move_to_another_address_without_goaway_uri() {
     publisher.wait_for("publishing");
     let subscriber = start(&[&SUBSCRIBE[..], &[&url]].concat());
     subscriber.wait_for(" delivered, ");
-    // exact: media has come all the way
+    // exact: media has passed from the publisher to the subscriber, so both sessions exist
     assert_eq!((first.status().sessions.len(), second.status().sessions.len()), (2, 0));
     first.signal(Signal::SIGTERM);
     assert_eq!(first.exit_code(), Some(0));
     both_go_on(&subscriber, &second);
 }
 
-/// No other relay answers at that address: sessions are served to the end, and then connect again.
+/// No relay answers at GOAWAY's address. Sessions stay at the first relay until it ends, and then connect again.
 #[test]
 fn clients_stay_if_goaway_leads_nowhere_and_reconnect() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
@@ -314,7 +316,7 @@ fn clients_stay_if_goaway_leads_nowhere_and_reconnect() {
         client.wait_for("staying with the peer that sent GOAWAY");
         assert!(!client.said().contains("the session ended"), "{}", client.said());
     }
-    // Signals within a second count as one.
+    // Signals within a second count as one, so the signal is repeated until the relay has ended.
     let end = wait_for("the end of the relay", || {
         relay.signal(Signal::SIGTERM);
         relay.ended()
@@ -366,7 +368,7 @@ fn relay_is_trusted_by_file_or_fingerprint() {
         "{}",
         other.said()
     );
-    // The URI is of a server with another certificate, which is not trusted.
+    // GOAWAY's URI leads to a server with another certificate, which the clients do not trust.
     let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(relay.path("other.pem"), other.cert.pem()).unwrap();
     let other = format!("--tls-root={}", relay.path("other.pem").display());
@@ -467,7 +469,7 @@ fn media(url: &str) -> Option<[FileClient; 1]> {
         return None;
     };
     assert!(status.success());
-    // The input is published at once, neither live nor at its own pace, which is logged.
+    // Without --realtime the input is published as fast as it can be read. The log says so.
     let clip = clip.to_str().unwrap();
     let mut hasty = FileClient::start(&["publish", "--name=hasty", "--tls-disable-verify", url, clip]);
     assert_eq!(hasty.exit_code(), Some(0));
@@ -482,7 +484,8 @@ fn media(url: &str) -> Option<[FileClient; 1]> {
 fn input_other_than_fragmented_mp4_is_refused_with_a_remedy() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let url = relay.url();
-    // A camera writes its moov box at the end, if at all.
+    // This file is no fragmented MP4: its media comes first, and a camera would write the moov box at the end, if at
+    // all.
     let whole = b"\0\0\0\x10ftypisom\0\0\0\0\0\0\0\x10mdat01234567";
     fs::write(relay.path("whole.mp4"), whole).unwrap();
     fs::write(relay.path("empty.mp4"), "").unwrap();

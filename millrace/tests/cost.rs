@@ -1,4 +1,4 @@
-//! `millrace cost` as an operator runs it. Needs root.
+//! Tests of the process `millrace cost` as an operator runs it. They need root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -44,7 +44,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// However wide its columns are.
+/// Reports whether the text has the head of the table of CPUs. Columns may have any width.
 fn has_head_of_cpus(text: &str) -> bool {
     text.lines().any(|line| line.split_whitespace().take(3).eq(["CPU", "networking", "net_rx"]))
 }
@@ -66,7 +66,11 @@ fn cost_prints_one_json_report_per_line() {
             assert!(!report.cpus.is_empty());
             for cpu in &report.cpus {
                 let of: Vec<Event> = cpu.events.iter().map(|cost| cost.event).collect();
-                assert_eq!(of, Event::ALL[..Event::ALL.len() - 1], "all but `kernel`, which is for --all");
+                assert_eq!(
+                    of,
+                    Event::ALL[..Event::ALL.len() - 1],
+                    "columns of all events except `kernel`, which needs --all"
+                );
                 let counted = cpu.events.iter().filter(|cost| cost.calls.is_some());
                 assert_eq!(counted.count(), if mode == "events" { 6 } else { 0 }, "{mode}");
                 assert!(cpu.samples > 0, "CPU {}", cpu.cpu);
@@ -114,7 +118,7 @@ fn cost_reports_wrong_arguments() {
     }
 }
 
-/// A process that ends with the test, which shows what it has said if it fails.
+/// A process that ends with the test. A failed test shows the process's output.
 struct ProcessGuard {
     child: Child,
     dir: TempDir,
@@ -136,10 +140,11 @@ impl Drop for ProcessGuard {
     }
 }
 
-/// The relay is a QUIC server with symbols: its CPU time is in system calls, cryptography, transport, and itself.
+/// The observed process is a relay with symbols: its CPU time must be split into system calls, cryptography, transport
+/// and its own code.
 #[test]
-fn a_quic_server_is_split_into_what_it_does() {
-    if !is_root("a_quic_server_is_split_into_what_it_does") {
+fn quic_server_cpu_time_is_split_by_activity() {
+    if !is_root("quic_server_cpu_time_is_split_by_activity") {
         return;
     }
     let relay = process::RunningRelay::start(tempfile::tempdir().unwrap(), &["--engine=user"]);
@@ -177,16 +182,16 @@ fn a_quic_server_is_split_into_what_it_does() {
     assert!(want.iter().all(|part| often(&parts, part)), "{parts:?}");
     let all: u64 = parts.values().sum();
     let unknown = parts.get("unknown").copied().unwrap_or(0);
-    assert!(unknown * 4 < all, "it has symbols: {parts:?}");
+    assert!(unknown * 4 < all, "the relay's symbols were not found: {parts:?}");
     println!("{parts:?}");
 }
 
 const OTHER_SCREEN: &str = "\x1b[?1049h";
 const FIRST_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
-/// The beginning of a picture.
+/// The control sequence that begins each picture of the live view.
 const HOME: &str = "\x1b[H";
 
-/// A terminal with the live view on it.
+/// Starts the live view on a terminal of its own.
 fn live(columns: u16, arguments: &[&str]) -> PseudoTerminal {
     let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
     command.args(["cost", "--period", "100ms"]).args(arguments);
@@ -194,8 +199,8 @@ fn live(columns: u16, arguments: &[&str]) -> PseudoTerminal {
 }
 
 #[test]
-fn the_live_view_leaves_the_terminal_as_it_was() {
-    if !is_root("the_live_view_leaves_the_terminal_as_it_was") {
+fn live_view_restores_the_terminal() {
+    if !is_root("live_view_restores_the_terminal") {
         return;
     }
     const CTRL_C: &str = "\x03";
@@ -219,7 +224,8 @@ fn the_live_view_leaves_the_terminal_as_it_was() {
     }
 }
 
-/// Reports have command lines only on request, the live view shows them after a key, and they never control a terminal.
+/// Reports have command lines only on request, and the live view shows them after a key. Control characters in them
+/// never reach the terminal.
 #[test]
 fn command_lines_are_shown_on_request() {
     if !is_root("command_lines_are_shown_on_request") {
@@ -229,7 +235,7 @@ fn command_lines_are_shown_on_request() {
     let arguments = ["-c", script, "server", "--token=s3cret\x1b[2J"];
     let server = ProcessGuard::start(Command::new("bash").args(arguments));
     let pid = server.child.id().to_string();
-    // The first report that it is in.
+    // Reports are read until the first one that contains the process.
     let observe = |more: &[&str]| {
         let mut command = command(&[&["--json", "--period", "200ms", "--pid", &pid], more].concat());
         let mut observer = ProcessGuard::start(command.stdout(Stdio::piped()));
@@ -251,7 +257,7 @@ fn command_lines_are_shown_on_request() {
     assert!(live.ends().success());
 }
 
-/// Something to see.
+/// Sends and receives packets until `stop` is set, so that there is networking to measure.
 fn send_and_receive(stop: Arc<AtomicBool>) -> impl FnOnce() + Send {
     move || {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -263,7 +269,7 @@ fn send_and_receive(stop: Arc<AtomicBool>) -> impl FnOnce() + Send {
     }
 }
 
-/// Log, exports and their replay say the same; a signal ends all of them well.
+/// The log, the exported files and a replay of the log must have equal figures. A signal must end all of them properly.
 #[test]
 fn log_can_be_replayed() {
     if !is_root("log_can_be_replayed") {
@@ -294,7 +300,7 @@ fn log_can_be_replayed() {
     assert_eq!(text(&replayed.stdout).lines().collect::<Vec<_>>(), printed);
     assert!(
         printed.iter().all(|line| !line.contains("\"stacks\":{")),
-        "nobody asked for them on standard output"
+        "reports were printed on standard output"
     );
     let replayed = run(&["replay", &log, "--folded", &again]);
     assert!(replayed.status.success());
@@ -305,19 +311,19 @@ fn log_can_be_replayed() {
     let sum = text(&run(&["replay", &log]).stdout);
     assert!(has_head_of_cpus(&sum), "{sum}");
 
-    // As if the writer had been killed.
+    // The log is cut in the last report, as when its writer was killed.
     let whole = std::fs::read(&log).unwrap();
     std::fs::write(&log, &whole[..whole.len() - 20]).unwrap();
     let torn = run(&["replay", &log, "--json"]);
     assert!(
-        torn.status.success() && text(&torn.stderr).contains("ends in the middle"),
+        torn.status.success() && text(&torn.stderr).contains("ends within a report"),
         "{}",
         text(&torn.stderr)
     );
     assert!(text(&torn.stdout).lines().eq(printed[..text(&torn.stdout).lines().count()].iter()));
 }
 
-/// Starts that fail leave history, directories and exports as they were.
+/// A start that fails must leave history, directories and exported files unchanged.
 #[test]
 fn failed_output_destroys_nothing() {
     if !is_root("failed_output_destroys_nothing") {
@@ -353,7 +359,7 @@ fn failed_output_destroys_nothing() {
     assert!([&log, &flame].iter().all(|file| std::fs::read_to_string(file).unwrap() == "before"));
 }
 
-/// Lines of a child's standard error, in a thread of their own.
+/// Returns the lines of a child's standard error, which a thread reads.
 fn said(child: &mut Child) -> mpsc::Receiver<String> {
     let (send, said) = mpsc::channel();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -363,14 +369,14 @@ fn said(child: &mut Child) -> mpsc::Receiver<String> {
 
 fn wait_for_line(said: &mpsc::Receiver<String>, want: &str) -> String {
     loop {
-        let line = said.recv_timeout(BOUND).unwrap_or_else(|_| panic!("nobody said {want:?}"));
+        let line = said.recv_timeout(BOUND).unwrap_or_else(|_| panic!("standard error has no {want:?}"));
         if line.contains(want) {
             return line;
         }
     }
 }
 
-/// A reader that stops holds up nobody, and sees the gap in the numbers of the reports.
+/// A reader that stops reading must delay nobody. It sees the gap in the sequence numbers of the reports.
 #[test]
 fn slow_reader_of_reports_does_not_delay_the_observer() {
     if !is_root("slow_reader_of_reports_does_not_delay_the_observer") {
@@ -391,8 +397,8 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
         let reader = millrace_cost::log::ReportReader::open(&log);
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
     };
-    // The observer and its log go on.
-    let before = logged(); // exact: any number will do
+    // The observer and its log continue while the reader is stopped.
+    let before = logged(); // exact: the number only has to grow from here
     wait_until("more reports in the log", logged, |count| *count >= before + 20);
     let mut sequences = sequences(stdout);
     assert_eq!(sequences.next(), Some(0));
@@ -418,12 +424,12 @@ fn sequences(stdout: impl Read) -> impl Iterator<Item = u64> {
     lines.map(|line| serde_json::from_str::<Report>(&line.unwrap()).unwrap().sequence)
 }
 
-/// The first word that is one.
+/// Returns the first word of the line that is a number.
 fn number(line: &str) -> u64 {
     line.split(' ').find_map(|word| word.parse().ok()).unwrap()
 }
 
-/// A disk that is full for a while costs reports, not the observer, and the log is whole afterwards.
+/// A disk that is full for a while costs reports but does not end the observer. The log is readable afterwards.
 #[test]
 fn full_disk_does_not_end_the_cost_observer() {
     if !is_root("full_disk_does_not_end_the_cost_observer") {
@@ -445,7 +451,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     let mut stdin = child.stdin.take().unwrap();
     let mut sequences = sequences(child.stdout.take().unwrap());
     wait_for_line(&said, "log: log: No space left on device");
-    // There was room for fewer. Not every one of them needs to be here, too.
+    // The pipe had room for fewer than 40 reports. Single reports after that may be missing, too.
     sequences.find(|sequence| *sequence >= 40).unwrap();
     stdin.write_all(b"there is room\n").unwrap();
     wait_for_line(&said, "log: goes on; ");
@@ -457,10 +463,10 @@ fn full_disk_does_not_end_the_cost_observer() {
     assert_eq!(replayed.last().unwrap() + 1, replayed.len() as u64 + lost);
 }
 
-/// The whole way from the kernel to a browser.
+/// Figures must come all the way from the kernel to a browser.
 #[test]
-fn the_dashboard_shows_this_machine() {
-    if !is_root("the_dashboard_shows_this_machine") {
+fn dashboard_shows_reports_of_this_machine() {
+    if !is_root("dashboard_shows_reports_of_this_machine") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -471,11 +477,14 @@ fn the_dashboard_shows_this_machine() {
     let mut said = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
     let token = std::fs::read_to_string(&file).unwrap();
-    assert!(said.contains(named) && !said.contains(token.trim_end()), "no terminal, no secret: {said}");
+    assert!(
+        said.contains(named) && !said.contains(token.trim_end()),
+        "the token was printed although standard error is no terminal: {said}"
+    );
     let addr = said.strip_prefix("millrace: http://").unwrap().split('/').next().unwrap();
-    // exact: it has said that it serves
+    // exact: the server has logged its address, so it accepts connections
     assert_eq!(fetch(addr.parse().unwrap(), "/metrics", None).unwrap().0, 401);
-    // The browser keeps what it gets for the link, which is not the token.
+    // The link's token is exchanged for a cookie, which differs from the token.
     let mut stream = TcpStream::connect(addr).unwrap();
     write!(stream, "GET /?token={} HTTP/1.0\r\nHost: {addr}\r\n\r\n", token.trim_end()).unwrap();
     let answer: Vec<_> = BufReader::new(stream).lines().map(Result::unwrap).collect();
@@ -494,7 +503,7 @@ fn the_dashboard_shows_this_machine() {
     assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stdout));
 }
 
-/// A line of what the kernel says of each thread of a process, without its name.
+/// Returns a field of /proc/PID/task/*/status of each thread of a process, without the field's name.
 fn status(pid: u32, field: &str) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let threads = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
@@ -509,15 +518,15 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 const SYS_PTRACE: u64 = 1 << 19;
 const SYS_ADMIN: u64 = 1 << 21;
 const DAC_READ_SEARCH: u64 = 1 << 2;
-/// CAP_SYSLOG, CAP_PERFMON, CAP_BPF.
+/// Bits of the capabilities CAP_SYSLOG, CAP_PERFMON and CAP_BPF.
 const THREE: u64 = 1 << 34 | 1 << 38 | 1 << 39;
 const NOBODY: &str = "65534\t65534\t65534\t65534";
 
-/// An attacker who takes over the server gets a process that can observe and nothing else, in each of its threads. It goes on to observe,
-/// in both modes.
+/// An attacker who takes over the HTTP server gets a process whose threads can observe, and have no other right. The
+/// reduced process must still observe, in both modes.
 #[test]
-fn server_keeps_no_right_that_it_does_not_need() {
-    if !is_root("server_keeps_no_right_that_it_does_not_need") {
+fn http_server_keeps_only_needed_rights() {
+    if !is_root("http_server_keeps_only_needed_rights") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -537,7 +546,7 @@ fn server_keeps_no_right_that_it_does_not_need() {
         let mut lines = BufReader::new(server.child.stdout.take().unwrap()).lines();
         let first: Report = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
         let pid = server.child.id();
-        // exact: it has given them away before it reported
+        // exact: the process reduces its rights before its first report
         for (field, want) in [
             ("CapEff", format!("{capabilities:016x}")),
             ("CapPrm", format!("{capabilities:016x}")),
@@ -549,7 +558,7 @@ fn server_keeps_no_right_that_it_does_not_need() {
             let has = status(pid, field);
             assert!(has.len() > 1 && has.iter().all(|has| *has == want), "{arguments:?} {field}: {has:?}");
         }
-        // Load that has names, from processes of others.
+        // The load comes from processes of another user, so that names of foreign processes are resolved.
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = socket.local_addr().unwrap();
         let is_seen = |report: &Report| {
@@ -571,7 +580,7 @@ fn server_keeps_no_right_that_it_does_not_need() {
     }
 }
 
-/// A log needs no rights at all to be shown.
+/// Showing a log needs no rights at all.
 #[test]
 fn replay_is_served_without_any_right() {
     if !is_root("replay_is_served_without_any_right") {
@@ -591,7 +600,7 @@ fn replay_is_served_without_any_right() {
         |answer| answer.as_ref().is_ok_and(|(code, _)| *code == 200),
     )
     .unwrap();
-    // exact: it answers
+    // exact: the server has answered, so it has reduced its rights before
     for (field, want) in [("CapEff", "0000000000000000"), ("Uid", NOBODY), ("Seccomp", "2")] {
         assert!(status(child.id(), field).iter().all(|has| has == want), "{field}");
     }
@@ -599,7 +608,7 @@ fn replay_is_served_without_any_right() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Answers of a Prometheus that scrapes `target` every second.
+/// A running Prometheus that scrapes `target` every second.
 struct Prometheus {
     addr: std::net::SocketAddr,
     _process: ProcessGuard,
@@ -626,10 +635,10 @@ impl Prometheus {
         Self { addr, _process: process, _data: data }
     }
 
-    /// Values of a query; an error as text.
+    /// Returns the values of a query, or Prometheus's error as text.
     fn ask(&self, query: &str) -> Result<Vec<f64>, String> {
         let escaped: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        // exact: whoever asks waits
+        // exact: callers wait for the values that they expect
         let (_, text) = fetch(self.addr, &format!("/api/v1/query?query={escaped}"), None)
             .map_err(|error| error.to_string())?;
         let answer: serde_json::Value =
@@ -639,7 +648,7 @@ impl Prometheus {
     }
 }
 
-/// Every query of the dashboards for Grafana, to a Prometheus that has what they are about.
+/// Every query of the Grafana dashboards must return data from a Prometheus that scrapes a running observer.
 #[test]
 fn grafana_dashboards_have_data() {
     const TEST: &str = "grafana_dashboards_have_data";
@@ -652,7 +661,7 @@ fn grafana_dashboards_have_data() {
     }
     let stop = Arc::new(AtomicBool::new(false));
     let load = std::thread::spawn(send_and_receive(Arc::clone(&stop)));
-    // All of a CPU may go to timing: events are counted in all of the time.
+    // With a budget of a whole CPU the observer never falls back to sampling, so events are counted all the time.
     let arguments =
         ["--http", "127.0.0.1:0", "--http-token-file", "off", "--period", "200ms", "--budget", "100"];
     let mut observer = ProcessGuard::start(command(&arguments).stdout(Stdio::null()));
@@ -671,7 +680,7 @@ fn grafana_dashboards_have_data() {
                 let query = target["expr"].as_str().unwrap();
                 let query = query.replace("$__rate_interval", "10s").replace("$instance", ".+");
                 let ask = || prometheus.ask(&query);
-                // Not every machine measures energy, and then none must be shown.
+                // Machines without RAPL measure no energy, so queries for energy return nothing there.
                 if query.contains("_energy_")
                     && !std::path::Path::new("/sys/class/powercap/intel-rapl:0").exists()
                 {
@@ -689,7 +698,8 @@ fn grafana_dashboards_have_data() {
         }
     }
     assert!(queries > 10, "{queries}");
-    // The time of one call is what a call takes: not that of sampled events, divided by few calls.
+    // The time per call must be that of counted calls. Time of sampled events, divided by few calls, would be far
+    // larger.
     let each = "rate(millrace_cost_event_counted_seconds_total{event=\"send\"}[10s]) / rate(millrace_cost_event_calls_total{event=\"send\"}[10s]) > 0";
     let each = wait_until(
         "the time of a call",
@@ -702,16 +712,18 @@ fn grafana_dashboards_have_data() {
     observer.child.kill().unwrap();
 }
 
-/// The PIDs that are given and shown in a container are the container's own.
+/// PIDs on the command line and in reports of a container are those of the container's own PID namespace.
 #[test]
 fn process_ids_are_those_of_the_observers_pid_namespace() {
     if !is_root("process_ids_are_those_of_the_observers_pid_namespace") {
         return;
     }
-    // A process inside that sends, and one outside; the shell becomes the observer, and all inside ends with it.
+    // One process sends inside of the PID namespace, and one outside. The shell becomes the observer, whose end ends
+    // all processes inside.
     let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
         exec \"$0\" cost --mode events --json --reports 2 --period 1500ms --profile $! \"$@\"";
-    // Its name is that of a link to the shell. Threads of this program would have the name of whichever sent first.
+    // The name of the process outside is that of a link to the shell. Threads of this test program would share the name
+    // of whichever sent first.
     const OUTSIDE: &str = "sends_outside";
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join(OUTSIDE);

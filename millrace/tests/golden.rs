@@ -1,6 +1,5 @@
-//! The help of every command, and its messages about wrong arguments, in one file that reviews show.
-//!
-//! `MILLRACE_GOLDEN=write cargo test -p millrace --test golden` writes it again.
+//! Compares the help of every command, and the messages about wrong arguments, with a file that reviews show.
+//! `MILLRACE_GOLDEN=write cargo test -p millrace --test golden` writes the file again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
@@ -13,10 +12,10 @@ use millrace_testkit::cli;
 
 const FILE: &str = "tests/golden/cli.txt";
 
-/// Wrong arguments.
+/// Command lines with wrong arguments.
 const WRONG: [&[&str]; 20] = [
     &["relay", "--cache-bytes", "2gb", "--max-sessions", "-4", "--engine", "foo"],
-    // Values that cannot be read, and what the relay finds wrong with the others.
+    // Values that cannot be parsed are reported together with faults that the relay finds in the other flags.
     &[
         "relay",
         "--check",
@@ -68,7 +67,7 @@ fn errors(out: &mut String) {
         let output = millrace(args);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success(), "{args:?}");
-        // Lines of the log have the time in them.
+        // Log lines are left out, since they begin with the time.
         let said: String =
             said.lines().filter(|line| !line.starts_with("20")).map(|line| format!("{line}\n")).collect();
         let _ = writeln!(

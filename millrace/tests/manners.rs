@@ -1,4 +1,5 @@
-//! Every command ends without a panic when its output has no reader, and gives the reason when rights are missing.
+//! Tests that every command ends without a panic when its output has no reader, and names the reason when rights are
+//! missing.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -38,7 +39,7 @@ fn closed_output_ends_a_command_without_error() {
         &["token", "make", &key, "--root=a", "--put="],
         &[&subscribe[..], &["--stats"]].concat(),
         &[&subscribe[..], &["--json", "--count=50"]].concat(),
-        // Media may be written to a terminal by mistake.
+        // `subscribe` refuses to write media to a terminal, and must do so without a panic.
         &subscribe,
     ];
     for args in table {
@@ -77,7 +78,7 @@ fn missing_privilege_is_named() {
     fs::copy(env!("CARGO_BIN_EXE_millrace"), &program).unwrap();
     let settings = dir.path().join("graft.toml");
     fs::write(&settings, "[[load]]\ngraft = \"hybla\"\n").unwrap();
-    // The socket belongs to root.
+    // The control socket belongs to root.
     let socket = dir.path().join("gate.sock");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o600)).unwrap();

@@ -1,5 +1,5 @@
-//! Media from a publisher through a relay to players: the output of real muxers, an input that restarts, other
-//! containers, several languages. Real processes; ffmpeg judges.
+//! Tests of media from a publisher through a relay to players: the output of real muxers, an input that restarts, other
+//! containers, and several languages. All are real processes, and ffmpeg checks the result.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -117,7 +117,8 @@ fn media_of_other_muxers_plays_from_the_start_and_late() {
         return;
     }
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
-    // These have absolute offsets, two videos, key frames by the non-sync bit, and several tracks in a fragment.
+    // These files have absolute offsets, two videos, key frames marked by the non-sync bit alone, and several tracks in
+    // a fragment.
     let names = ["sep_nodbm", "twovideo", "shaka_video", "muxed_dbm"];
     let mut running = Vec::new();
     for name in names {
@@ -218,7 +219,7 @@ fn player_chooses_sound_and_subtitles() {
         "language=eng",
     ];
     let codecs = ["-c:a", "aac", "-c:s", "mov_text"];
-    // ffmpeg does not make a fragment for each frame of subtitles.
+    // With `frag_every_frame` ffmpeg would not make a fragment for each frame of subtitles.
     let fragments = ["-f", "mp4", "-movflags", "frag_keyframe+empty_moov+default_base_moof"];
     if !ffmpeg(&[&inputs[..], &maps, &H264, &codecs, &named, &fragments].concat(), &file) {
         return;

@@ -1,4 +1,4 @@
-//! An operator's actions on a relay: settings, signals, certificates, a full disk. Real processes.
+//! Tests of an operator's actions on a relay as a process: settings, signals, certificates, a full disk.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -35,7 +35,7 @@ fn stderr_of(output: &Output) -> String {
 }
 
 fn upstream_of(relay: &RunningRelay) -> UpstreamStatus {
-    // exact: the callers wait, or have waited
+    // exact: callers wait for the result, or have waited
     relay.status().upstream.clone().unwrap()
 }
 
@@ -107,7 +107,7 @@ fn relay_reports_its_version_and_ends_on_sigterm() {
         .unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("serving on 127.0.0.1:") && shown.contains("engine user"), "{shown}");
-    let metrics = relay.get("/metrics"); // exact: nobody connects
+    let metrics = relay.get("/metrics"); // exact: no client connects
     assert!(metrics.contains("\nmillrace_relay_sessions 0\n"), "{metrics}");
     wait_for("fingerprint in the log", || relay.logged(&["self-signed", "sha256"]).then_some(()));
 
@@ -115,7 +115,7 @@ fn relay_reports_its_version_and_ends_on_sigterm() {
     assert_eq!(relay.exit_code(), Some(0));
 }
 
-/// The bounds are far below the time that a drain would take otherwise.
+/// The drain timeout is far longer than the test's bound, so a drain that waited for absent peers would fail.
 #[test]
 fn drain_does_not_wait_for_absent_peers() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
@@ -146,7 +146,7 @@ fn a_second_signal_ends_a_drain() {
     wait_for("the message about ending it", || {
         relay.logged(&["draining", "SIGTERM or Ctrl-C ends them at once"]).then_some(())
     });
-    // The first signals may count as one.
+    // Signals that arrive together count as one, so the signal is repeated.
     let end = wait_for("the end", || {
         relay.signal(Signal::SIGTERM);
         relay.ended()
@@ -168,13 +168,13 @@ fn simultaneous_signals_do_not_skip_the_drain() {
         relay.signal(signal);
     }
     assert_eq!(relay.exit_code(), Some(0));
-    assert!(relay.logged(&["the drain is over"])); // exact: a relay that has ended has written its log
+    assert!(relay.logged(&["the drain is over"])); // exact: the relay has ended, so its log is complete
 }
 
 #[test]
 fn unreachable_upstream_is_reported_everywhere() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    // The port is taken, and the socket accepts packets only from its peer.
+    // The port is taken by a socket that accepts packets only from its own peer.
     taken.connect("127.0.0.1:9").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
     let upstream = format!("--upstream=moqt://{addr}");
@@ -187,7 +187,7 @@ fn unreachable_upstream_is_reported_everywhere() {
         let args = ["status", "--http", &edge.http.to_string(), "--http-token-file"].map(str::to_owned);
         String::from_utf8(millrace().args(args).arg(token).output().unwrap().stdout).unwrap()
     };
-    // exact: it is made from the status that was waited for
+    // exact: the metrics are made from the status that was waited for
     let up = |up: u8| edge.get("/metrics").contains(&format!("\nmillrace_relay_upstream_up {up}\n"));
     wait_for("reason", || Some(upstream_of(&edge)).filter(|upstream| !upstream.reason.is_empty()));
     assert!(upstream_of(&edge).session.is_none() && up(0));
@@ -276,7 +276,7 @@ async fn reload_uses_new_certificate_unless_broken() {
 
     fs::write(relay.path("cert.pem"), "not a certificate").unwrap();
     wait_for("complaint", || relay.logged(&["ERROR", "cert.pem"]).then_some(()));
-    assert!(shows(addr, &first).await, "the old one stays");
+    assert!(shows(addr, &first).await, "the relay uses the broken certificate");
 
     let second = write_pair(relay.dir.path());
     relay.signal(Signal::SIGHUP);
@@ -291,8 +291,8 @@ fn every_reason_to_drop_has_a_line_in_the_documentation() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let document = include_str!("../../docs/guide/operations.md");
     let table = document.split("| drops | what").nth(1).expect("a table").split("\n\n").next().unwrap();
-    let drops = relay.status().drops.clone(); // exact: what there is to count is fixed
-    assert!(drops.len() > 20, "all of them are in the status: {drops:?}");
+    let drops = relay.status().drops.clone(); // exact: the names of the counters are fixed
+    assert!(drops.len() > 20, "the status lacks reasons: {drops:?}");
     for reason in drops.keys() {
         let is_named =
             table.lines().any(|line| line.starts_with("| `") && line.contains(&format!("`{reason}`")));
@@ -339,9 +339,10 @@ impl ServerCertVerifier for Rude {
     }
 }
 
-/// A client without a certificate, a token or a session chooses text that the relay logs.
+/// A client without a certificate, a token or a session chooses text that the relay logs. The log line must be one line
+/// without control characters.
 #[tokio::test]
-async fn a_handshake_that_fails_is_one_line_without_controls() {
+async fn failed_handshake_is_one_log_line_without_control_characters() {
     const FORGED: &str = "x\r\n2026-11-27T00:00:00Z  INFO millrace: session established \x1b[2J\u{9b}2J\x07";
     for (format, addr) in [("text", " addr="), ("json", r#""addr":""#)] {
         let dir = tempfile::tempdir().unwrap();
@@ -379,8 +380,8 @@ async fn a_handshake_that_fails_is_one_line_without_controls() {
         endpoint.wait_idle().await;
 
         let line = wait_for("the line", || logged("handshake failed"));
-        assert!(line.contains("session established"), "the reason is told: {line:?}");
-        let all = fs::read_to_string(&log).unwrap(); // exact: the line exists
+        assert!(line.contains("session established"), "the log line has no reason: {line:?}");
+        let all = fs::read_to_string(&log).unwrap(); // exact: the log line exists already
         assert!(all.chars().all(|one| one == '\n' || !one.is_control()), "{format}: {line:?}");
         let forged = all.lines().filter(|line| line.contains("session established")).count();
         assert_eq!(forged, 1, "{format}: {all}");
@@ -394,7 +395,7 @@ async fn a_handshake_that_fails_is_one_line_without_controls() {
 fn full_log_disk_loses_only_log_lines() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
     wait_for("dropped log line", || (relay.status().totals.log_lines_dropped > 0).then_some(()));
-    assert_eq!(relay.health(), Some(200)); // exact: it has lost log lines, and is asked now
+    assert_eq!(relay.health(), Some(200)); // exact: log lines were lost before
     let output = status(&relay).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().any(|line| line.ends_with(" log lines lost")), "{text}");
@@ -445,7 +446,7 @@ fn live_status_fits_and_restores_the_terminal() {
         live.resize(160, 60);
         let picture = live.picture_with(CLEAR, NAME);
         terminal::assert_fits(&picture, 160, 60);
-        assert!(picture.last().unwrap() == "q quits", "all of it is there: {picture:#?}");
+        assert!(picture.last().unwrap() == "q quits", "the picture is incomplete: {picture:#?}");
         live.types(end);
         assert!(live.ends().success());
         assert!(live.echoes(), "the terminal is as it was");
@@ -495,21 +496,22 @@ fn garbage_flood_creates_no_session() {
         let mut datagram = [0; 1400];
         random.fill(&mut datagram);
         if round % 2 == 0 {
-            // The first byte is that of a long header of QUIC version 1, so that parsing goes as far as it can.
+            // The first byte and the version are those of a long header of QUIC version 1, so that the relay parses as
+            // much as possible.
             datagram[0] |= 0xc0;
             datagram[1..5].copy_from_slice(&1_u32.to_be_bytes());
         }
         let len = random.usize(1..datagram.len());
         socket.send_to(&datagram[..len], addr).unwrap();
     }
-    // One good session follows: when it is served, all of the flood has been read.
+    // When one good session is served afterwards, the relay has read the whole flood.
     let asked = ["subscribe", "--name=live", "--track=video", "--tls-disable-verify", &url];
     let said = stderr_of(&millrace().args(asked).output().unwrap());
     assert!(said.contains("nobody publishes"), "{said}");
     assert_eq!(relay.health(), Some(200)); // exact: the flood has been read
     let own = |status: &Status| status.totals.sessions > 0 && status.sessions.is_empty();
     let status = wait_until("the end of that session", || relay.status(), own);
-    assert_eq!(status.totals.sessions, 1, "and no other");
+    assert_eq!(status.totals.sessions, 1, "another session was created");
 }
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
@@ -561,27 +563,30 @@ fn reload_does_not_open_a_public_relay() {
     let keys = format!("token-secrets = ['{}']\n", secret.display());
     fs::write(&settings, format!("listen = ['0.0.0.0:0']\n{keys}")).unwrap();
     let relay = RunningRelay::start_by_file(dir, &[]);
-    wait_for("its keys in the log", || relay.logged(&["access rules", "1 HMAC secret"]).then_some(()));
-    // The relay would be open on loopback only, and continues to listen where it does.
+    wait_for("the number of keys in the log", || {
+        relay.logged(&["access rules", "1 HMAC secret"]).then_some(())
+    });
+    // The new settings would open the relay to anyone, which is allowed on loopback only. The relay still listens on
+    // all addresses, so it refuses them.
     fs::write(&settings, "listen = ['127.0.0.1:0']\n").unwrap();
     relay.signal(Signal::SIGHUP);
-    // exact: `wait_until` looks again
+    // exact: `wait_until` reads it again
     let access = || relay.status().access.clone();
     let access = wait_until("the settings are refused", access, |access| access.unread.len() == 1);
     assert!(!access.open && access.keys == 1 && access.unread[0].what == "settings", "{access:?}");
     assert!(access.unread[0].reason.contains("0.0.0.0:"), "{access:?}");
-    // exact: the refusal is noted before the access
+    // exact: the error of the reload is set before the access status
     let reload = relay.status().reload.clone().unwrap();
     assert!(reload.error.as_ref().is_some_and(|error| error.contains("0.0.0.0:")), "{reload:?}");
     wait_for("the log line", || relay.logged(&["new settings are not usable", "0.0.0.0:"]).then_some(()));
     // Setting `public` explicitly allows it.
     fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
     relay.signal(Signal::SIGHUP);
-    // exact: `wait_until` looks again
+    // exact: `wait_until` reads it again
     let access = || relay.status().access.clone();
     wait_until("the open relay", access, |access| access.open && access.unread.is_empty());
     wait_for("a warning", || relay.logged(&["anyone who reaches this relay"]).then_some(()));
-    assert_eq!(relay.status().reload.clone().unwrap().error, None); // exact: the access was changed after it
+    assert_eq!(relay.status().reload.clone().unwrap().error, None); // exact: the reload was noted before the access changed
 }
 
 #[test]
@@ -618,31 +623,31 @@ fn unreadable_rights_files_deny_and_are_named() {
     }
     let flags = ["--token-secrets={dir}/one", "--token-secrets={dir}/two", "--token-revoked={dir}/revoked"];
     let relay = RunningRelay::start(dir, &flags);
-    // exact: `wait_until` looks again
+    // exact: `wait_until` reads it again
     let access = || relay.status().access.clone();
-    // exact: who calls this has waited
+    // exact: callers have waited
     let healthz = || relay.get("/healthz");
     assert_eq!(healthz(), "ok\n"); // exact: nothing has changed
     fs::remove_file(relay.path("one")).unwrap();
-    wait_until("its key is gone", access, |access| access.keys == 1 && !access.open);
+    wait_until("the unreadable key to be removed", access, |access| access.keys == 1 && !access.open);
     let said = healthz(); // exact: the key is gone
     assert!(said.starts_with("ok\nunread: 1 "), "{said}");
-    let metrics = relay.get("/metrics"); // exact: likewise
+    let metrics = relay.get("/metrics"); // exact: the key is gone
     assert!(metrics.contains("\nmillrace_relay_access_unread 1\n"), "{metrics}");
     // IDs that are revoked meanwhile stay revoked, and removing the last key grants nothing.
     fs::write(relay.path("revoked"), "a\nb\n").unwrap();
     wait_until("another ID is revoked", access, |access| access.revoked == 2);
     fs::write(relay.path("two"), "").unwrap();
-    wait_until("no key is left", access, |access| access.keys == 0 && !access.open);
+    wait_until("no key to be left", access, |access| access.keys == 0 && !access.open);
     fs::remove_file(relay.path("revoked")).unwrap();
-    wait_until("three are named", access, |access| access.unread.len() == 3 && access.revoked == 2);
-    wait_for("their names in the log", || {
+    wait_until("three files to be named", access, |access| access.unread.len() == 3 && access.revoked == 2);
+    wait_for("the files' names in the log", || {
         relay.logged(&["not usable", "/revoked", "stay revoked"]).then_some(())
     });
 }
 
-/// The relays log at the most verbose level. Tokens are good, revoked and forged, arrive by QUIC and WebTransport,
-/// and are sent upstream.
+/// The relays log at the most verbose level. Valid, revoked and forged tokens arrive over QUIC and WebTransport, and
+/// are sent upstream. None may appear in a log or a status.
 #[test]
 fn tokens_and_secrets_are_in_no_log_and_no_status() {
     let dir = tempfile::tempdir().unwrap();
@@ -686,9 +691,9 @@ fn tokens_and_secrets_are_in_no_log_and_no_status() {
     }
     drop(watchers);
     for relay in [&relay, &edge] {
-        // exact: the relay has reported all it ever will on these tokens
+        // exact: the relay has already logged and counted everything about these tokens
         let said = log(relay) + &relay.get("/status") + &relay.get("/metrics");
-        assert!(said.len() > 10_000, "it says much: {}", said.len());
+        assert!(said.len() > 10_000, "the log is too short to be a test: {}", said.len());
         for token in [&good, &revoked, &upstream, &forged] {
             let signature = token.rsplit('.').next().unwrap();
             assert!(

@@ -1,4 +1,4 @@
-//! A relay that fails to start leaves the certificate of a running one alone. Real processes.
+//! Tests that a relay that fails to start leaves the certificate file of a running one unchanged.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -24,7 +24,8 @@ fn failed_start_keeps_certificate_of_running_relay() {
     let before = certificate();
     let listen = relay.listen().to_string();
     let http = relay.http.to_string();
-    // The cases: its address is taken; its HTTP address is taken; neither is, but the file is in use.
+    // The cases: the listen address is taken; the HTTP address is taken; neither is taken, but the certificate file is
+    // in use.
     for (listen, http, said) in [
         (listen.as_str(), "off", listen.as_str()),
         ("127.0.0.1:0", http.as_str(), http.as_str()),

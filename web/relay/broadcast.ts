@@ -12,7 +12,7 @@ const HANG = "catalog.json";
 const MOQ_PUB = ".catalog";
 const INIT = "0.mp4";
 
-/** Catalogs are kept for subscribers however late they join. */
+/** Options of a catalog's track: the catalog is kept for subscribers however late they join. */
 const KEPT = { latencyMax: Number.MAX_SAFE_INTEGER };
 
 const name = (id: number) => `${id}.m4s`;
@@ -21,7 +21,7 @@ export class Broadcast {
   readonly producer = new Net.Producer();
   readonly #tracks = new Map<number, { track: NetTrack.Producer; group?: Group.Producer; next: number }>();
   readonly #described: Record<string, NetTrack.Producer>;
-  /** The numbers of the last catalog groups. */
+  /** Group ID of the latest catalog, by the track's name. */
   readonly #last = new Map<string, number>();
   #sequence = 0;
   #bytes = 0;
@@ -57,12 +57,12 @@ export class Broadcast {
     of.group.writeFrame({ payload, timestamp: Time.Timestamp.fromMillis(at / 1000) });
   }
 
-  /** Bytes of media so far. */
+  /** Bytes of media that were published so far. */
   get bytes(): number {
     return this.#bytes;
   }
 
-  /** Drops pictures that are not sent yet; the track continues with the next key frame. */
+  /** Drops pictures that are not sent yet. The track continues with the next key frame. */
   giveUp() {
     const picture = this.#tracks.get(Math.min(...this.#tracks.keys()));
     if (picture) end(picture, new Error("too late"));
@@ -78,7 +78,7 @@ export class Broadcast {
     this.producer.close();
   }
 
-  /** Publishes the only object of a track. */
+  /** Publishes `payload` as the only object of a new group. */
   #whole(name: string, payload: Uint8Array) {
     const track = this.#described[name];
     if (!track) return;
@@ -90,8 +90,8 @@ export class Broadcast {
   }
 }
 
-/** Returns the number of the next group. Numbers come from the clock, so that a reloaded page continues above its
-    earlier ones. */
+/** Returns a group ID from the clock, in seconds since 1970. After a reload the page's group IDs are thus higher than
+    before. */
 function now(): number {
   return Math.floor(Date.now() / 1000);
 }
@@ -103,7 +103,7 @@ function begin(of: { track: NetTrack.Producer; next: number }): Group.Producer {
   return group;
 }
 
-/** Closes the group, early with the reason `why`. */
+/** Closes the track's present group. With `why` the group is reset before it is complete. */
 function end(of: { group?: Group.Producer }, why?: Error) {
   of.group?.close(why);
   of.group = undefined;

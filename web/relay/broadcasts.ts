@@ -1,4 +1,4 @@
-// The list of live broadcasts.
+// The list of live broadcasts on the page, in alphabetical order.
 
 import { type Connection, Path } from "@moq/net";
 
@@ -15,7 +15,7 @@ export class Broadcasts {
     connection.status.watch(() => this.#show());
   }
 
-  /** Follows the broadcasts of each connection in turn. Calls `added` for each. */
+  /** Lists the broadcasts that the relay announces, also after reconnecting. Calls `added` for each new one. */
   async follow(added: (name: string) => void) {
     const announced = this.connection.announced(Path.empty());
     for (let event = await announced.next(); event; event = await announced.next()) {

@@ -1,4 +1,4 @@
-// Captures camera, screen and microphone, and describes for users why one is missing.
+// Captures camera, screen and microphone. Errors say in words for users why a device is missing.
 
 export type Kind = "camera" | "screen";
 
@@ -9,7 +9,7 @@ export interface Wanted {
   sound: boolean;
 }
 
-/** The captured tracks, and messages about wanted ones that are missing. */
+/** The captured tracks, and a message about a wanted track that is missing. */
 export interface Captured {
   stream: MediaStream;
   missing?: string;
@@ -17,16 +17,16 @@ export interface Captured {
 
 const FRAMES_A_SECOND = 30;
 
-/** Asks the browser for the tracks, which asks its user. Rejects with an error for users. */
+/** Asks the browser for the tracks; the browser asks the user. Rejects with an error whose text is for users. */
 export async function capture(wanted: Wanted): Promise<Captured> {
   try {
     return { stream: await ask(wanted) };
   } catch (error) {
     if (!wanted.sound || !isMissing(error)) throw new Error(inWords(error, wanted), { cause: error });
   }
-  // The browser does not report which one is missing, so each is asked for alone.
+  // The browser does not say whether the camera or the microphone is missing, so the picture is asked for alone.
   try {
-    return { stream: await ask({ ...wanted, sound: false }), missing: "There is no microphone: the picture goes without sound." };
+    return { stream: await ask({ ...wanted, sound: false }), missing: "There is no microphone: the broadcast has no sound." };
   } catch (error) {
     throw new Error(inWords(error, wanted), { cause: error });
   }
@@ -38,7 +38,7 @@ export function frames(track: MediaStreamTrack): ReadableStream<VideoFrame> {
   return Processor ? new Processor({ track }).readable : drawn(track);
 }
 
-/** Returns the samples of a microphone, or `undefined` if this browser gives pages no sound to encode. */
+/** Returns the samples of a microphone, or `undefined` if this browser cannot encode sound for a page. */
 export function samples(track: MediaStreamTrack): ReadableStream<AudioData> | undefined {
   const Processor = processor<AudioData>();
   return Processor && "AudioEncoder" in window ? new Processor({ track }).readable : undefined;
@@ -46,12 +46,13 @@ export function samples(track: MediaStreamTrack): ReadableStream<AudioData> | un
 
 type Processor<T> = new (from: { track: MediaStreamTrack }) => { readable: ReadableStream<T> };
 
-/** Returns the processor, which only Chromium and its derivatives have. */
+/** Returns the class MediaStreamTrackProcessor if the browser has it. Only Chromium and its derivatives do. */
 function processor<T>(): Processor<T> | undefined {
   return (window as { MediaStreamTrackProcessor?: Processor<T> }).MediaStreamTrackProcessor;
 }
 
-/** Returns the frames by way of an element that plays the track. This works only while the page is visible. */
+/** Returns frames of a video element that plays the track, for browsers without MediaStreamTrackProcessor. Frames come
+    only while the page is visible. */
 function drawn(track: MediaStreamTrack): ReadableStream<VideoFrame> {
   const video = document.createElement("video");
   video.muted = true;

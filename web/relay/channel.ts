@@ -1,4 +1,4 @@
-// The relay's status, sent once a second on `/events` and shared by all parts of the page.
+// The relay's status, which the relay sends once a second on `/events`. All parts of the page share one connection.
 
 export interface Sent {
   packets: number;
@@ -27,7 +27,8 @@ export interface Session {
   identity: string | null;
 }
 
-/** The kernel's part in the media of the last ten seconds, and what keeps it from the rest. */
+/** The share of the last ten seconds' media that the kernel forwarded, and the main reason why it did not forward the
+    rest. */
 export interface Share {
   bytes: number;
   by_kernel: number;
@@ -49,12 +50,12 @@ export interface Track {
 export interface Status {
   version: string;
   engine: { name: string; reason: string; streams: number };
-  /** By interface. */
+  /** The kernel's share by the interface's name. */
   shares: { interfaces: Record<string, Share> };
   uptime_s: number;
   draining: boolean;
   listen: string[];
-  /** Some of the sessions: the relay sends some hundreds at most, and their number in `session_count`. */
+  /** Sessions: the relay lists a few hundred at most. `session_count` is the number of all. */
   sessions: Session[];
   session_count: number;
   tracks: Track[];
@@ -73,15 +74,15 @@ export type News = { now: Status; before?: Status } | { why: string };
 type Listener = (news: News) => void;
 
 const AGAIN_MS = 2000;
-/** Time without an event after which the connection counts as dead: it may die without notice. */
+/** Time without an event after which the connection counts as dead. A connection may die without an error. */
 const SILENT_MS = 8000;
 
 const NO_TOKEN = "need the link with the token, which the relay's operator has";
 const FULL = "unavailable: too many pages are open";
 const AWAY = "unavailable at the moment";
 
-/** A connection to `/events`. It is open while it has listeners and the page is visible, because a browser has few
-    connections to a server. */
+/** A connection to `/events`. It is open only while it has listeners and the page is visible, because a browser opens
+    only a few connections to a server. */
 export class Channel {
   readonly #listeners = new Set<Listener>();
   #news?: News;
@@ -159,7 +160,7 @@ function parse(event: string): Status {
   return JSON.parse(data.map((line) => line.slice(6)).join("\n"));
 }
 
-/** Returns packets and bytes of media. */
+/** Returns the packets and bytes of media that the kernel and userspace have sent together. */
 export function media({ kernel, data_plane }: { kernel: Sent; data_plane: Sent }): Sent {
   return { packets: kernel.packets + data_plane.packets, bytes: kernel.bytes + data_plane.bytes };
 }

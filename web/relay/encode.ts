@@ -1,11 +1,11 @@
-// Encodes captured media in the browser (WebCodecs): H.264, which every player supports, and Opus.
+// Encodes captured media in the browser with WebCodecs: pictures as H.264, which every player supports, sound as Opus.
 
 import { frames, samples } from "./capture";
 import { type Sound, TIMESCALE, type Track, type Video } from "./mp4";
 
 /** One encoded frame, or 20 ms of sound. */
 export interface Chunk {
-  /** The number of the track. */
+  /** The track ID in MP4. */
   id: number;
   isKey: boolean;
   /** Time of capture in microseconds since 1970, from which a player computes its latency. */
@@ -16,7 +16,7 @@ export interface Chunk {
 }
 
 export interface Sink {
-  /** Called when the tracks change; the next picture is a key frame. */
+  /** Called when the tracks have changed. The next picture is a key frame. */
   described(tracks: Track[]): void;
   /** Whether the connection has capacity for one more picture. */
   readonly hasRoom: boolean;
@@ -28,9 +28,9 @@ type Config = VideoEncoderConfig & { bitrate: number };
 
 const VIDEO = 1;
 const SOUND = 2;
-/** Interval of key frames, at which viewers can start. */
+/** Interval of key frames in microseconds. Viewers can start at a key frame. */
 const GROUP_US = TIMESCALE;
-/** Largest number of frames in the encoder's queue; further ones would only be late. */
+/** Largest number of frames in the encoder's queue. Further frames are skipped, since they would be late. */
 const WAITING = 2;
 const BITS_PER_PIXEL = 0.08;
 export const FRAMES_A_SECOND = 30;
@@ -59,13 +59,13 @@ export class Encoder {
   #video?: VideoEncoder;
   #sound?: AudioEncoder;
   readonly #readers: ReadableStreamDefaultReader<unknown>[] = [];
-  /** The size that is encoded, and a description of the captured size. */
+  /** The encoded size in pixels, and the captured size (`from`) that it was computed for. */
   #size = { width: 0, height: 0, from: "" };
   #described?: { video: Video; sound?: Sound };
   #config?: Config;
-  /** Largest bit rate of the picture. */
+  /** Largest bit rate of the picture that the path allows, in bits per second. */
   #aim = Infinity;
-  /** Offsets from the tracks' clocks to the time of day. Picture and sound may have different clocks. */
+  /** Offset from each track's clock to the time of day, in microseconds. Picture and sound may have different clocks. */
   readonly #offsets = new Map<number, number>();
   #lastKey = -Infinity;
   #closed = false;
@@ -145,11 +145,11 @@ export class Encoder {
     encoder.encode(frame, { keyFrame });
   }
 
-  /** Configures the encoder for pictures of this size. A captured window may change its size, and a phone may be
+  /** Configures the encoder for pictures of this size. The size changes when a captured window is resized or a phone is
       turned. */
   async #configure({ displayWidth, displayHeight }: VideoFrame, from: string) {
     const scale = Math.min(1, this.lines / Math.min(displayWidth, displayHeight));
-    // Both lengths must be even: chroma has half the resolution.
+    // Width and height must be even, because H.264's chroma planes (4:2:0) have half the resolution.
     const even = (length: number) => Math.max(2, 2 * Math.round((length * scale) / 2));
     const [width, height] = [even(displayWidth), even(displayHeight)];
     this.#size = { width, height, from };
@@ -165,7 +165,7 @@ export class Encoder {
     this.begin();
   }
 
-  /** Returns a bit rate at which pictures of this size look good. */
+  /** Returns the bit rate for a good picture of the encoded size, in bits per second. */
   #most(): number {
     const { width, height } = this.#size;
     return Math.round(width * height * FRAMES_A_SECOND * BITS_PER_PIXEL);
@@ -178,7 +178,7 @@ export class Encoder {
       const bitrate = this.#most();
       const avcC = bytes(config.description);
       const video: Video = { id: VIDEO, kind: "video", codec: config.codec, width, height, bitrate, avcC };
-      // Opus decoders turn one channel into two.
+      // The track always has two channels: an Opus decoder also plays a mono stream as stereo.
       const sound: Sound = { id: SOUND, kind: "sound", codec: "opus", channels: MOST_CHANNELS, bitrate: SOUND_BITRATE };
       const isNew = String(this.#described?.video.avcC) !== String(avcC);
       this.#described = this.hasSound ? { video, sound } : { video };
@@ -200,7 +200,7 @@ export class Encoder {
     return encoder;
   }
 
-  /** Records that the sample with this time stamp is captured now. */
+  /** Records the offset of a track's clock when its first sample arrives, which was captured just then. */
   #clock(id: number, timestamp: number) {
     if (!this.#offsets.has(id)) this.#offsets.set(id, Date.now() * 1000 - timestamp);
   }

@@ -1,13 +1,13 @@
-// Estimates how much of its data the browser has sent. No browser reports the bytes that it has sent, and all accept
-// more than they can send at once. But the end of a closed stream is reported once the peer has received all of it.
+// Estimates how much of the written data the browser has sent. Browsers accept more data than they can send at once, and
+// none reports the bytes that it has sent. But closing a stream resolves once the peer has received all of the stream.
 
 /** A group of streams that were closed at about the same time. */
 export interface Mark {
-  /** Bytes that had been written by then. */
+  /** Number of bytes written to all streams until the mark's last stream was closed. */
   given: number;
-  /** Time of closing, in milliseconds of the page's clock. */
+  /** Time when the mark's first stream was closed, in milliseconds of the page's clock. */
   closed: number;
-  /** Time when the last of them had arrived; `undefined` while some have not. */
+  /** Time when the peer had received all streams of the mark. `undefined` until then. */
   arrived?: number;
 }
 
@@ -16,13 +16,13 @@ const TOGETHER_MS = 50;
 
 /** Measures all unidirectional streams of WebTransport sessions that begin while it exists. */
 export class Meter {
-  /** Bytes that were written. */
+  /** Number of bytes written, without those of aborted streams. */
   given = 0;
-  /** Marks, from the first that may still be useful. */
+  /** Marks in the order of their times. */
   #marks: (Mark & { streams: number })[] = [];
   readonly #real = window.WebTransport;
 
-  /** The library creates its sessions itself, so their class is replaced here. */
+  /** Replaces the class WebTransport, because @moq/net creates its sessions itself. */
   constructor() {
     const opened = (stream: WritableStream) => this.#measure(stream);
     window.WebTransport = class extends this.#real {
@@ -44,7 +44,7 @@ export class Meter {
     this.#marks = [];
   }
 
-  /** Forgets the marks before this time. */
+  /** Forgets the marks that arrived before this time. */
   forget(before: number) {
     this.#marks = this.#marks.filter(({ arrived }) => arrived === undefined || arrived >= before);
   }
@@ -83,7 +83,7 @@ export class Meter {
         }
       };
       writer.abort = (reason) => {
-        // The bytes that were waiting are discarded.
+        // The browser discards the waiting bytes of an aborted stream, so none of the stream's bytes count.
         this.given -= own;
         own = 0;
         return abort(reason);

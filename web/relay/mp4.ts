@@ -36,7 +36,7 @@ const NONE = u32(0);
 const KEY = 0x0200_0000;
 const DELTA = 0x0101_0000;
 
-/** Returns the init segment. */
+/** Returns the init segment: `ftyp` and `moov` of all tracks. */
 export function init(tracks: Track[]): Uint8Array {
   const next = Math.max(...tracks.map(({ id }) => id)) + 1;
   const mvhd = box("mvhd", u32(0, 0, 0, TIMESCALE, 0, 0x10000), u16(0x100, 0), zeros(8), MATRIX, zeros(24), u32(next));

@@ -1,3 +1,3 @@
-// Replaces an Opus decoder for browsers without one, which has another licence than this project.
+// Replaces the Opus decoder of @moq/watch for browsers without one, because its licence differs from this project's.
 throw new Error("this browser cannot decode Opus");
 export {};

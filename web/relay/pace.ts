@@ -1,5 +1,5 @@
-// Adapts the media's bit rate to the capacity of the path to the relay: down when data waits, up carefully when it
-// does not.
+// Adapts the media's bit rate to the capacity of the path to the relay. The rate is lowered when data waits, and
+// raised in small steps when no data waits.
 
 import type { Mark } from "./meter";
 
@@ -7,7 +7,7 @@ import type { Mark } from "./meter";
 export interface Look {
   /** Time in milliseconds, on the marks' clock. */
   at: number;
-  /** Bytes that had been written by then. */
+  /** Number of bytes written until then. */
   given: number;
   /** Marks in the order in which they were made. */
   marks: readonly Mark[];
@@ -19,28 +19,30 @@ const LEAST = 100_000;
     it. */
 const SPAN_MS = 1500;
 const WINDOW_MS = 10_000;
-/** Waiting time above which the path is overloaded, and the same as a multiple of the time without waiting. */
+/** Waiting time above which the path counts as overloaded, in milliseconds and as a multiple of the path's delay. The
+    larger one applies. */
 const BUSY_MS = 250;
 const BUSY_TIMES = 3;
-/** How long after an arrival the estimate of the waiting time is valid. */
+/** Time after an arrival for which its waiting time counts as the present one. */
 const FRESH_MS = 500;
-/** Longest delay of a path; a longer time includes waiting. */
+/** Longest delay of a path without a queue. A longer delay counts as waiting. */
 const MOST_WAY_MS = 400;
-/** Waiting time at which no more pictures are made. */
+/** Waiting time above which no further picture is encoded. */
 const FULL_MS = 500;
-/** Waiting time at which pictures are useless. */
+/** Waiting time above which waiting pictures are useless, and are dropped. */
 const LATE_MS = 1500;
 /** Fraction of the capacity that is used after an overload; the rest drains the queue. */
 const DOWN = 0.8;
-/** Factor for lowering the estimated capacity. Streams share the path, so few arrivals tell little. */
+/** Factor by which one measurement may lower the estimated capacity, and raise it by the inverse. Streams share the path,
+    so a measurement from few arrivals is uncertain. */
 const LESS = 0.7;
 const DOWN_EVERY_MS = 1500;
 const UP = 1.08;
 const UP_EVERY_MS = 1000;
 /** Time without waiting data after which the bit rate is raised. */
 const UP_AFTER_MS = 3000;
-/** Fraction of a rate that was too much, above which a raise is delayed, and that delay. No further raise is made
-    before its result is known. */
+/** Fraction of the rate that last overloaded the path. Raises above that fraction wait for NEAR_AFTER_MS after an
+    overload, and for NEAR_EVERY_MS after a change, when its effect is known. */
 const NEAR = 0.9;
 const NEAR_AFTER_MS = 15_000;
 const NEAR_EVERY_MS = 4000;
@@ -50,11 +52,11 @@ export class Pace {
   bitrate: number;
   /** Estimated waiting time of data that is written now, in milliseconds. */
   waitingMs = 0;
-  /** Time until data arrives that does not wait, in milliseconds. */
+  /** Time that data takes to arrive without waiting, in milliseconds. */
   #wayMs = MOST_WAY_MS;
-  /** Estimated capacity in bits per second, as far as the path was ever filled. */
+  /** Estimated capacity in bits per second. Infinity until the path was first overloaded. */
   #room = Infinity;
-  /** The rate that was too much, its time, and whether it is being tried now. */
+  /** The picture's bit rate that last overloaded the path, and whether the present rate is a raise that is on trial. */
   #tooMuch = Infinity;
   #isTried = true;
   #busyAt = -Infinity;
@@ -72,7 +74,7 @@ export class Pace {
     this.bitrate = most;
   }
 
-  /** Whether one more picture may be made. */
+  /** Whether one more picture may be encoded. */
   get hasRoom(): boolean {
     return this.waitingMs <= FULL_MS;
   }
@@ -82,11 +84,12 @@ export class Pace {
     return this.waitingMs > LATE_MS;
   }
 
-  /** Returns the time before which marks are no longer used. */
+  /** Returns the time before which marks are too old to be used. */
   static since(at: number): number {
     return at - WINDOW_MS;
   }
 
+  /** Updates the estimates from a measurement, and changes the bit rate if needed. */
   look({ at, given, marks }: Look) {
     const arrived = marks.filter(({ arrived }) => arrived !== undefined) as Required<Mark>[];
     const waited = this.#waited(at, arrived);
@@ -102,27 +105,27 @@ export class Pace {
     } else if (at - this.#busyAt >= UP_AFTER_MS) this.#up(at);
   }
 
-  /** Raises the estimate: data that arrives in time shows more capacity than was known. */
+  /** Raises the estimated capacity a little, while data arrives without waiting. */
   #widen(at: number) {
     if (at - Math.max(this.#slowAt + UP_AFTER_MS, this.#widenedAt + UP_EVERY_MS) < 0) return;
     this.#room *= UP;
     this.#widenedAt = at;
   }
 
-  /** Returns how long the latest arrival took from when it was closed. */
+  /** Returns how long the latest arrival waited, in milliseconds: its time since closing, less the path's delay. */
   #waited(at: number, arrived: Required<Mark>[]): number {
     for (const mark of arrived) this.#wayMs = Math.min(this.#wayMs, mark.arrived - mark.closed);
     const last = arrived.at(-1);
     return last && at - last.arrived <= FRESH_MS ? last.arrived - last.closed - this.#wayMs : 0;
   }
 
-  /** Returns the age of the oldest mark that has not arrived. */
+  /** Returns how long the oldest mark that has not arrived has been waiting, in milliseconds. */
   #unheard(at: number, marks: readonly Mark[]): number {
     const oldest = marks.find(({ arrived }) => arrived === undefined);
     return oldest ? at - oldest.closed - this.#wayMs : 0;
   }
 
-  /** Measures throughput. It is the path's capacity if data was waiting. */
+  /** Measures throughput. It equals the path's capacity if data was waiting, and is a lower bound otherwise. */
   #measure(arrived: Required<Mark>[], isSlow: boolean) {
     const last = arrived.at(-1);
     const first = arrived.findLast((mark) => last && last.arrived - mark.arrived >= SPAN_MS);
@@ -134,7 +137,8 @@ export class Pace {
     else this.#room = Math.min(Math.max(carried, LESS * this.#room), this.#room / LESS);
   }
 
-  /** Returns the bytes that were written since the last arrival, less those sent since. */
+  /** Returns the time that the data in the queue takes to be sent, in milliseconds: data written since the last
+      arrival, less the data sent since. */
   #queued(at: number, given: number, arrived: Required<Mark>[]): number {
     const last = arrived.at(-1);
     if (!last) return 0;
@@ -153,7 +157,7 @@ export class Pace {
 
   #up(at: number) {
     const wanted = this.bitrate * UP;
-    // The rate that was too much fits now.
+    // A rate above the one that overloaded the path caused no overload, so both estimates are outdated.
     if (this.bitrate > this.#tooMuch) [this.#room, this.#tooMuch] = [Infinity, Infinity];
     const isNear = wanted > NEAR * this.#tooMuch;
     if (at - this.#changedAt < (isNear ? NEAR_EVERY_MS : UP_EVERY_MS)) return;

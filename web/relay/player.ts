@@ -1,4 +1,4 @@
-// The player's element, and its figures.
+// The player's element (moq-watch), and the figures of the picture that it plays.
 
 import "@moq/watch/element";
 import "@moq/watch/ui";
@@ -10,7 +10,8 @@ import { bytes, list } from "./figures";
 import { hinders } from "./playable";
 
 const FIGURES_MS = 250;
-/** Time stamps below this are not from a publisher's clock: they begin anywhere, mostly at 0. */
+/** Largest difference between a time stamp and this clock at which the time stamp counts as a time of day. Other time
+    stamps begin anywhere, mostly at 0. */
 const DAY_MS = 86_400_000;
 
 /** Formats of catalogs, in the order in which they are tried. With MSF the player supports neither LOC, nor the
@@ -37,7 +38,7 @@ export class Player {
 
   constructor(place: HTMLElement) {
     const canvas = h("canvas", { width: 640, height: 360, role: "img", "aria-label": "The video" });
-    // Sound needs a user's action: until then browsers play nothing with sound.
+    // The player starts muted: browsers play sound only after an action of the user.
     this.#watch = h("moq-watch", { muted: true, visible: "always", "catalog-format": FORMATS[0] }, canvas);
     this.#place = place;
     place.append(this.#note);
@@ -50,7 +51,7 @@ export class Player {
     });
     const { active, catalog, status } = this.#watch.broadcast.out;
     catalog.subscribe((catalog) => void this.#judge(catalog));
-    // The next broadcast may have others.
+    // The next broadcast may have catalogs in other formats.
     active.subscribe((broadcast) => (this.#hasCatalog &&= broadcast !== undefined));
     status.subscribe((status) => {
       if (status === "live") this.#hasCatalog = true;
@@ -74,7 +75,7 @@ export class Player {
     this.#stamp = undefined;
     this.#ask(FORMATS[0]);
     this.#watch.name = Path.from(name);
-    // The element connects when it is added to the page, and asks for the broadcast that is set then.
+    // The element is added to the page after its broadcast is set, because it connects when it is added.
     if (!this.#watch.isConnected) this.#place.prepend(h("moq-watch-ui", {}, this.#watch));
   }
 
@@ -85,7 +86,7 @@ export class Player {
 
   async #judge(catalog: MoqWatch["catalog"]) {
     const why = catalog && (await hinders(this.#watch, catalog));
-    // Another catalog may have replaced this one.
+    // The result is dropped if another catalog has replaced this one meanwhile.
     if (this.#watch.catalog !== catalog) return;
     this.#note.hidden = !why;
     this.#note.textContent = why ?? "";
@@ -96,12 +97,12 @@ export class Player {
     this.#ask(this.#watch.catalogFormat === FORMATS[0] ? FORMATS[1] : FORMATS[0]);
   }
 
-  /** Shows figures in the list with this ID from now on. */
+  /** Shows the player's figures from now on, in the list element with this ID. */
   report(id: string) {
     setInterval(() => list(id, this.#figures()), FIGURES_MS);
   }
 
-  /** Returns the latency of the picture by the publisher's clock and this one, if its time stamp is a time of day. */
+  /** Returns the picture's latency: the difference between this clock and the time stamp, if that is a time of day. */
   #latency(): string {
     const late = this.#stamp === undefined ? undefined : this.#shownAt - this.#stamp;
     if (late === undefined) return "none yet";

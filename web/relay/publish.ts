@@ -1,4 +1,4 @@
-// Publishes camera or screen to the relay in three steps: the browser captures, encodes, and sends.
+// The tab Publish: captures camera or screen, encodes it, and sends it to the relay.
 
 import { byId, h } from "../src/dom";
 import { type Captured, type Kind, capture } from "./capture";
@@ -31,7 +31,7 @@ export function open(shell: Shell): Tab {
 }
 
 function without(): string | undefined {
-  return navigator.mediaDevices ? undefined : "This browser gives pages neither camera nor screen.";
+  return navigator.mediaDevices ? undefined : "This browser gives web pages no access to the camera or the screen.";
 }
 
 /** A broadcast in progress. */
@@ -117,7 +117,7 @@ class Publisher {
     for (const track of stream.getVideoTracks()) {
       track.addEventListener("ended", () => this.#stop("The browser stopped the capture: you ended it, or the device was removed."), { signal: ends.signal });
     }
-    const noSound = stream.getAudioTracks().length > 0 && !encoder.hasSound ? "This browser gives pages no sound to encode: the picture goes without." : undefined;
+    const noSound = stream.getAudioTracks().length > 0 && !encoder.hasSound ? "This browser cannot encode sound for a page: the broadcast has no sound." : undefined;
     this.#note(captured.missing ?? noSound);
     void new Reach([sender.connection], this.tell, "publish-connection").keep(ends.signal);
     const unlisten = this.shell.channel.listen((news) => (this.#viewers = viewers(news, name)));
@@ -130,7 +130,7 @@ class Publisher {
     this.#figures();
   }
 
-  /** Ends the broadcast. `why` is the reason if the user did not ask for it. */
+  /** Ends the broadcast. `why` is the reason, unless the user ended it. */
   #stop(why?: string) {
     const { captured, encoder, sender, ends } = this.#show ?? {};
     this.#show = undefined;

@@ -1,4 +1,4 @@
-// Connects the page to the relay, and describes for users why that fails.
+// Connects the page to the relay. If that fails, a message tells the user why.
 
 import type { Connection } from "@moq/net";
 
@@ -13,16 +13,17 @@ interface Web {
   sha256: string | null;
 }
 
-/** Protocols that @moq/net 0.3.4 implements correctly. In draft-20 it writes LARGEST_OBJECT with a length in
-    front, so the relay refuses its PUBLISH. */
+/** Drafts that @moq/net 0.3.4 implements correctly. In draft-20 it writes LARGEST_OBJECT with a length in front, so the
+    relay refuses its PUBLISH. */
 const PROTOCOLS = ["moqt-19", "moqt-18"];
 
-/** Interval at which an unreachable relay is asked for its address and certificate again. */
+/** Interval at which the page asks an unreachable relay for its address and certificate. */
 const AGAIN_MS = 1000;
 
 const ENDED = "The connection to the relay has ended. The page connects again as soon as it can.";
 
-/** Returns why a page cannot work here, if so. `needs` maps needed classes of WebCodecs to their use. */
+/** Returns the reason why the page cannot work in this browser, or `undefined` if it can. `needs` maps each needed class
+    of WebCodecs to its use in words. */
 export function hindrance(needs: Record<string, string>): string | undefined {
   if (!window.isSecureContext) {
     return (
@@ -31,7 +32,7 @@ export function hindrance(needs: Record<string, string>): string | undefined {
     );
   }
   if (!("WebTransport" in window)) {
-    return "This browser has no WebTransport, by which media comes. Chromium, Edge and Firefox of today have it.";
+    return "This browser has no WebTransport, which the page needs for media. Current versions of Chromium, Edge and Firefox have it.";
   }
   const missing = Object.entries(needs).find(([name]) => !(name in window));
   return missing && `This browser cannot ${missing[1]} for a page (WebCodecs is missing).`;
@@ -48,8 +49,8 @@ export function say(id: string): Tell {
   };
 }
 
-/** Keeps connections pointed at the relay, whose certificate may change. The first one shows whether the relay can
-    be reached. */
+/** Keeps the connections' address and certificate up to date: a restarted relay may have others. The state of the first
+    connection shows whether the relay can be reached. */
 export class Reach {
   #web: Web | undefined;
   /** Whether a connection with the present `#web` has succeeded. */
@@ -63,7 +64,7 @@ export class Reach {
     readonly state: string,
   ) {
     for (const connection of connections) {
-      // Attempts continue for ever: a relay may be down for longer than a moment.
+      // `timeout: 0` makes attempts continue for ever, since a relay may be down for long.
       connection.delay = { initial: 500, multiplier: 2, max: 4000, timeout: 0 };
       connection.websocket = { enabled: false };
     }
@@ -75,7 +76,7 @@ export class Reach {
     return this.connections[0].status.peek() === status;
   }
 
-  /** Runs until `ends`; after that it shows nothing more. */
+  /** Looks up the relay's address while there is no connection, until `ends` is aborted. */
   async keep(ends: AbortSignal) {
     this.#ends = ends;
     while (!ends.aborted) {
@@ -117,9 +118,9 @@ export class Reach {
     }
   }
 
-  /** Points connections there, from their next attempt on. */
+  /** Sets the relay's URL and certificate for the next attempt of each connection. */
   #point({ sha256, local }: Web, port: number) {
-    // Browsers may resolve localhost to the other one of 127.0.0.1 and ::1.
+    // Browsers resolve localhost to 127.0.0.1 or ::1, and the relay may serve only one of them.
     const host = location.hostname === "localhost" && local ? local : location.hostname;
     const url = new URL(`https://${host.includes(":") && !host.startsWith("[") ? `[${host}]` : host}:${port}/`);
     const jwt = new URLSearchParams(location.search).get("jwt");
@@ -129,8 +130,8 @@ export class Reach {
       connection.webtransport = { protocols: PROTOCOLS, ...(sha256 && { serverCertificateHashes: [{ value: sha256 }] }) };
       connection.url.set(url);
     }
-    // The player's connection is enabled when there is something to play. Before, it would ask for all namespaces,
-    // and then for a part of them, which may be refused on one session.
+    // Only the first connection is enabled here. The player's connection would subscribe to all namespaces before a
+    // broadcast is chosen, and to one of them afterwards; a relay may refuse overlapping prefixes in one session.
     this.connections[0].enabled.set(true);
   }
 

@@ -1,4 +1,4 @@
-// The relay's present figures, sessions and tracks.
+// The tab Relay: the relay's present figures, sessions and tracks.
 
 import { byId, count } from "../src/dom";
 import { type Column, Table } from "../src/table";
@@ -15,7 +15,7 @@ interface Row extends Session {
 const ms = (us: number) => `${(us / 1000).toFixed(us < 10_000 ? 1 : 0)} ms`;
 const none = "-";
 
-/** Whether any session has an identity of its own, from a token or a certificate. */
+/** Whether any session has an identity from a token or a certificate, other than its address. */
 let hasIdentities = false;
 
 const SESSIONS: Column<Row>[] = [
@@ -61,7 +61,7 @@ export function open(shell: Shell): Tab {
     const { session_count, track_count } = news.now;
     const isCut = session_count > news.now.sessions.length || track_count > news.now.tracks.length;
     byId("cut").hidden = !isCut;
-    byId("cut").textContent = `Listed are those that wait longest, and the tracks that most subscribe to: ${news.now.sessions.length} of ${session_count} sessions, ${news.now.tracks.length} of ${track_count} tracks. All are in /status.`;
+    byId("cut").textContent = `Only the sessions with the longest queues and the tracks with the most subscribers are listed: ${news.now.sessions.length} of ${session_count} sessions, ${news.now.tracks.length} of ${track_count} tracks. All are in /status.`;
   };
   let ends: (() => void) | undefined;
   return {
@@ -86,7 +86,7 @@ function figures(news: News): Record<string, string> {
   const into = before && seconds > 0 ? ((totals.object_bytes_received - before.totals.object_bytes_received) * 8) / seconds : undefined;
   const refused = sum(gate.refused);
   return {
-    State: now.draining ? "is being stopped" : "serves",
+    State: now.draining ? "shutting down" : "serves",
     Version: now.version,
     "Runs for": span(now.uptime_s),
     "Listens on": now.listen.join(", "),
@@ -105,7 +105,8 @@ function figures(news: News): Record<string, string> {
   };
 }
 
-/** The kernel's part of the media that an interface has sent lately, and the reason for the rest. */
+/** Returns the share of an interface's recent media that the kernel forwarded, and the reason why it did not forward the
+    rest. */
 function lately([name, share]: [string, Share]): [string, string] {
   const part = `${Math.floor((share.by_kernel * 100) / share.bytes)} % of the last 10 s`;
   const rest = share.reason && `; the rest mostly for ${share.reason.replaceAll("_", " ")}`;
@@ -126,7 +127,7 @@ function role({ upstream, publisher, subscriber }: Session): string {
   return roles.join(", ") || none;
 }
 
-/** Returns the part of its media packets that the kernel sent, in percent. */
+/** Returns the share of a session's media packets that the kernel sent, in percent. */
 function byKernel(session: Session): number {
   const { packets } = media(session);
   return packets ? (session.kernel.packets * 100) / packets : 0;

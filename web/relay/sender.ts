@@ -16,12 +16,12 @@ const AROUND = 8 * AROUND_BYTES * FRAMES_A_SECOND;
 const AROUND_SOUND = 8 * AROUND_BYTES * SOUNDS_A_SECOND;
 
 export class Sender implements Sink {
-  /** Created before the connection, which it measures. */
+  /** Measures the connection's streams, so it must exist before the connection is made. */
   readonly #meter = new Meter();
   readonly connection = new Connection.Reload();
   #encoder?: Encoder;
   #broadcast?: Broadcast;
-  /** Bytes of earlier sessions. */
+  /** Bytes of media in earlier sessions. */
   #bytes = 0;
   #isRefused = false;
   #pace?: Pace;
@@ -29,7 +29,7 @@ export class Sender implements Sink {
   readonly #path: Path.Valid;
   readonly #unhear: () => void;
 
-  /** `refused` is called with the relay's reason. */
+  /** `failed` is called if encoding fails, and `refused` with the relay's reason if the relay refuses the broadcast. */
   constructor(
     name: string,
     readonly failed: (error: Error) => void,
@@ -43,7 +43,7 @@ export class Sender implements Sink {
     this.connection.established.watch(() => this.#begin());
   }
 
-  /** Takes the media of this encoder. */
+  /** Sets the encoder whose media is sent. */
   from(encoder: Encoder) {
     this.#encoder = encoder;
   }
@@ -64,12 +64,12 @@ export class Sender implements Sink {
     return this.#pace?.hasRoom ?? true;
   }
 
-  /** Bit rate that the picture may have. */
+  /** Largest bit rate that the picture may have, in bits per second. */
   get aim(): number | undefined {
     return this.#pace?.bitrate;
   }
 
-  /** Bytes of media that were ready to be sent. */
+  /** Bytes of media that were published in all sessions. */
   get bytes(): number {
     return this.#bytes + (this.#broadcast?.bytes ?? 0);
   }
@@ -100,7 +100,7 @@ export class Sender implements Sink {
     this.#encoder?.aim(pace.bitrate);
   }
 
-  /** Begins a broadcast of its own for a session, with a key frame. */
+  /** Begins a new broadcast for the present session, with a key frame. */
   #begin() {
     this.#end();
     const session = this.connection.established.peek();
@@ -121,8 +121,8 @@ export class Sender implements Sink {
   }
 }
 
-/** Calls `refused` when the relay refuses a broadcast, until the returned function is called. @moq/net reports the
-    reason only to the console. */
+/** Calls `refused` when the relay refuses a broadcast, until the returned function is called. @moq/net writes the reason
+    only to the console, so `console.warn` is replaced meanwhile. */
 function refusals(path: string, refused: (reason: string) => void): () => void {
   const warn = console.warn;
   console.warn = (...all: unknown[]) => {

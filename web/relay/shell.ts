@@ -1,5 +1,5 @@
-// The relay's page: its tabs, the part after # in its address, and the status channel that all tabs share. The code
-// of a tab is loaded when it is shown.
+// The relay's page: its tabs, the part after # in its address, and the status channel that all tabs share. A tab's
+// code is loaded when the tab is first shown.
 
 import "../src/style.css";
 import "./style.css";

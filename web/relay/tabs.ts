@@ -1,8 +1,8 @@
-// Tabs for screen readers and keyboards (WAI-ARIA: tabs with automatic activation).
+// Tabs that screen readers and keyboards can use (the WAI-ARIA pattern "tabs with automatic activation").
 
 import { byId, h } from "../src/dom";
 
-/** Tabs by name. The page has their panels, as `panel-NAME`. */
+/** The list of tabs. The page contains the panel of each tab as the element `panel-NAME`. */
 export class Tabs<Name extends string> {
   readonly #tabs: Map<Name, HTMLButtonElement>;
 
@@ -26,7 +26,7 @@ export class Tabs<Name extends string> {
     for (const [each, tab] of this.#tabs) {
       const isShown = each === name;
       tab.setAttribute("aria-selected", String(isShown));
-      // The tab key stops once; the arrow keys move on from there.
+      // Only the shown tab is reachable with the Tab key. The arrow keys move on from there, as WAI-ARIA asks.
       tab.tabIndex = isShown ? 0 : -1;
       byId(`panel-${each}`).hidden = !isShown;
     }

@@ -19,8 +19,8 @@ export function open(shell: Shell): Tab {
     return { show: () => TITLE };
   }
   const player = new Player(byId("player"));
-  // The list has a connection of its own: on one session no two requests for namespaces may have overlapping
-  // prefixes, and the player makes one too.
+  // The list has a connection of its own. MoQ allows no overlapping namespace prefixes in one session, and both the
+  // list and the player subscribe to namespaces.
   const connection = new Connection.Reload();
   const reach = new Reach([connection, player.connection], tell, "connection");
   const broadcasts = new Broadcasts(connection, (name) => shell.go("watch", name));

@@ -20,7 +20,7 @@ const PADDING: uPlot.Padding = [8, 34, 0, 0];
 /** Number of missing periods that are shown as a gap. */
 const GAP = 3;
 
-/** The history of all CPUs with stacked events; a range of it can be chosen. */
+/** The history of all CPUs, with events stacked on one another. A time range of it can be selected. */
 export class Chart {
   private plot?: uPlot;
   private points: Point[] = [];
@@ -33,7 +33,7 @@ export class Chart {
     onkeydown: (event: KeyboardEvent) => this.key(event),
   });
   private readonly text = h("span", { class: "range", role: "status" });
-  /** The time of the values that are shown. */
+  /** The time of the values in the legend. */
   private readonly moment = h("span", { class: "moment" });
   private readonly legend = new Legend([...EVENTS, "networking"]);
   private readonly pause = h("button", { type: "button", id: "pause", onclick: () => this.store.pause(!this.store.paused) });
@@ -74,7 +74,7 @@ export class Chart {
 
   private draw(always: boolean): void {
     const { store } = this;
-    this.pause.textContent = store.paused ? "Go on" : "Pause";
+    this.pause.textContent = store.paused ? "Resume" : "Pause";
     this.pause.setAttribute("aria-pressed", String(store.paused));
     // A log is shown as a whole.
     this.pause.hidden = this.windows.hidden = !store.live;
@@ -98,7 +98,7 @@ export class Chart {
     this.showValues();
   }
 
-  /** Shows the values of the moment under the pointer, or the latest. */
+  /** Shows the values at the time under the pointer, or the latest ones. */
   private showValues(): void {
     const at = this.plot?.cursor.idx;
     const pointed = at == null ? undefined : this.points[at];
@@ -125,7 +125,7 @@ export class Chart {
   private options(): uPlot.Options {
     const [text, grid] = [cssVariable("--text-2"), cssVariable("--line")];
     const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
-    // The highest series is drawn first, and the others over it.
+    // Series are cumulative sums. The highest is drawn first, so that the lower ones cover it.
     const series: uPlot.Series[] = EVENTS.map((event) => ({
       label: event,
       stroke: cssVariable(`--${event}`),
@@ -167,7 +167,7 @@ export class Chart {
 
   private selected(plot: uPlot): void {
     const { left, width } = plot.select;
-    // Selections by the program are made in `mark`.
+    // `mark` also sets uPlot's selection, to show a range. Only the user's selections are handled here.
     if (width < 3 || this.marking) return;
     const from = plot.posToVal(left, "x") * 1000;
     const to = plot.posToVal(left + width, "x") * 1000;
@@ -175,10 +175,10 @@ export class Chart {
   }
 
   private marking = false;
-  /** True while a mouse selects a range, which must not move under it. */
+  /** True while the user drags over the chart. The chart is not drawn then, since it would move under the pointer. */
   private dragging = false;
 
-  /** Shows the range, wherever it has moved to. */
+  /** Marks the selected range at its present place in the chart. */
   private mark(): void {
     const { plot } = this;
     if (!plot) return;
@@ -224,7 +224,8 @@ function total(point: Point): number {
   return point.events.reduce<number>((sum, share) => sum + (share ?? 0), 0);
 }
 
-/** Returns times in seconds, then the sums up to each event, the highest first; empty where reports are missing. */
+/** Returns uPlot's columns: times in seconds, then the sum up to each event, the highest first. Sums are null where
+    reports are missing. */
 function stacked(points: Point[]): uPlot.AlignedData {
   const columns: (number | null)[][] = EVENTS.map(() => []);
   const times: number[] = [];

@@ -3,13 +3,13 @@ import { FEW, basis, estimate, figure, h, percent } from "./dom";
 import { Legend } from "./legend";
 import { type Cpu, EVENTS, Estimate, type EventCost, type EventName, OTHERS, type Report, busy, measures, networking } from "./model";
 
-/** Events that have a column though they did not occur. */
+/** Events that have a column even if they did not occur. */
 const ALWAYS: readonly EventName[] = EVENTS.slice(0, 5);
 
-/** Number of CPUs above which they are shown side by side. */
+/** Largest number of CPUs that have a row each. More CPUs are shown side by side. */
 const ROWS = 16;
 
-/** Shows for each CPU a bar of its events, and the other work that it did. */
+/** The view of CPUs: for each CPU a bar with its events and its other work. */
 export class Cpus {
   readonly element: HTMLElement;
   private readonly grid = h("div", { class: "cpus" });
@@ -37,7 +37,7 @@ export class Cpus {
         return of === undefined ? "" : basis(ofEvent(of));
       },
       share: true,
-      // As the terminal has it: those that are timed, and of the others those that occurred.
+      // The columns are those of the terminal's table: events that are timed, and other events that occurred.
       when: () => ALWAYS.includes(name) || (this.report?.cpus ?? []).some((cpu) => (cost(cpu, name)?.share ?? 0) > 0),
     });
     const other = (title: string, of: keyof Cpu["procstat"]): Column<Cpu> => ({
@@ -127,7 +127,7 @@ interface PartRow {
   events: Estimate[];
 }
 
-/** Shows the parts of the stack over all CPUs. */
+/** The view of the network stack's parts, summed up over all CPUs. */
 export class Parts {
   readonly element: HTMLElement;
   private report?: Report;
@@ -161,7 +161,7 @@ export class Parts {
   );
 
   constructor() {
-    const few = `± and the range shown when a figure is pointed at: with 95 % confidence, by its samples; ~ rests on fewer than ${FEW}`;
+    const few = `± is the error with 95 % confidence; point at a figure for its range. ~ marks figures of fewer than ${FEW} samples.`;
     this.element = h("div", {}, h("p", { class: "note" }, few), this.table.element, this.others.element);
   }
 
@@ -185,7 +185,7 @@ export class Parts {
   }
 }
 
-/** Returns one line for the head of the page. */
+/** Returns the line of totals for the head of the page. */
 export function summary(report: Report): string {
   const all = report.cpus.reduce((sum, cpu) => sum + busy(cpu, report), 0);
   const cpus = report.cpus.length === 1 ? "1 CPU" : `${report.cpus.length} CPUs`;

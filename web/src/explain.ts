@@ -1,20 +1,20 @@
 import { h } from "./dom";
 
-/** Explanations of the terms. */
+/** The explanation of each term on the page. */
 const TERMS: Record<string, string> = {
   networking: "The sum of net_rx, net_tx, send, receive, io_uring, timers, sockets, poll, devices and workers.",
   net_rx: "Packets that arrive: the softirq NET_RX, wherever it runs, and kernel threads that poll a network card. It belongs to no process.",
   net_tx: "The softirq NET_TX: packets that had to wait in a queue, and memory of those that were sent. It belongs to no process.",
-  send: "Calls that send on sockets of a network: write, send, sendfile, splice, aio, io_uring. Waiting costs nothing.",
-  receive: "Calls that receive from sockets of a network: read, recv, splice, aio, io_uring. Waiting costs nothing.",
+  send: "Calls that send on sockets of a network: write, send, sendfile, splice, aio, io_uring. Time spent waiting is not counted.",
+  receive: "Calls that receive from sockets of a network: read, recv, splice, aio, io_uring. Time spent waiting is not counted.",
   io_uring: "io_uring's own threads outside of socket calls: also what they do on disk.",
-  timers: "Other softirqs while they run networking: pacing, retransmission, what is freed later. By samples.",
-  sockets: "connect, accept, close, setsockopt and all other calls while they run networking. By samples.",
-  poll: "poll, select and epoll_wait while they ask sockets or poll a network card. By samples.",
-  devices: "Reads and writes of TUN and TAP devices, and vhost's threads. By samples.",
-  workers: "Other kernel threads while they run networking: WireGuard, MPTCP, XDP's cpumap. By samples.",
-  local: "Calls on AF_UNIX and netlink sockets. They reach no network, and are no networking.",
-  other: "Work on sockets that neither sends nor receives, polling, TUN devices and kernel threads. By samples.",
+  timers: "Other softirqs while they run networking: pacing, retransmission, delayed freeing of memory. Estimated from samples.",
+  sockets: "connect, accept, close, setsockopt and all other calls while they run networking. Estimated from samples.",
+  poll: "poll, select and epoll_wait while they ask sockets or poll a network card. Estimated from samples.",
+  devices: "Reads and writes of TUN and TAP devices, and vhost's threads. Estimated from samples.",
+  workers: "Other kernel threads while they run networking: WireGuard, MPTCP, XDP's cpumap. Estimated from samples.",
+  local: "Calls on AF_UNIX and netlink sockets. They reach no network, and are not part of networking.",
+  other: "Work on sockets that neither sends nor receives, polling, TUN devices and kernel threads. Estimated from samples.",
   observer: "Time that millrace cost itself used inside of these events. The other figures do not include it.",
   "other work": "Other work of the CPU, by the kernel's own accounting (/proc/stat).",
   user: "Programs, by the kernel's own accounting (/proc/stat), in clock ticks: for comparison.",
@@ -36,8 +36,8 @@ const TERMS: Record<string, string> = {
 
 const id = (term: string) => `term-${term.replace(/\W/g, "-")}`;
 
-/** Attaches the explanation of `term`, if there is one, to an element. It is shown when the element is pointed at
-    or has the focus; screen readers read it. */
+/** Attaches the explanation of `term`, if there is one, to an element. The page shows it when the pointer is over the
+    element or the element has the focus. Screen readers read it. */
 export function explained<E extends HTMLElement>(element: E, term: string): E {
   if (term in TERMS) {
     element.dataset["term"] = term;
@@ -46,7 +46,7 @@ export function explained<E extends HTMLElement>(element: E, term: string): E {
   return element;
 }
 
-/** Shows explanations for the whole page, whose elements change. */
+/** Shows the explanations of the page's elements, including elements that are added later. */
 export class Explanations {
   private readonly tip = h("div", { id: "explanation", class: "tip", role: "tooltip" });
   private of: Element | null = null;
@@ -60,11 +60,11 @@ export class Explanations {
     });
     document.addEventListener("pointerout", (event) => {
       const to = event.relatedTarget;
-      // The pointer may move to the text itself, which then stays.
+      // The text stays while the pointer is over it, as WCAG 1.4.13 requires.
       const stays = to instanceof Node && (this.of?.contains(to) || this.tip.contains(to));
       if (!stays) this.show(termAt(document.activeElement));
     });
-    // A touch ends when the finger is lifted.
+    // On a touch screen, lifting the finger causes `pointerout`. The click that follows shows the text again.
     for (const type of ["focusin", "click"]) document.addEventListener(type, (event) => this.show(termAt(event.target)));
     document.addEventListener("focusout", () => this.show(null));
     document.addEventListener("keydown", (event) => {

@@ -8,13 +8,13 @@ const ROW = 19;
 /** Smallest width of a frame that is drawn, in pixels. */
 const NARROWEST = 0.6;
 const REFRESH_MS = 5000;
-/** Smallest number of letters of a name that is drawn. */
+/** Smallest number of letters to which a name is cut. A name with less room is not drawn. */
 const FEWEST = 3;
 /** Number of functions listed below the graph. */
 const FUNCTIONS = 50;
-/** The root of an empty graph. */
+/** Name of the root of an empty graph. */
 const NOTHING = "nothing";
-/** Largest number of processes that are named by their numbers. */
+/** Largest number of processes whose PIDs are in the root's name. */
 const NAMED = 2;
 
 interface Box {
@@ -31,7 +31,7 @@ export class Flame {
   private zoomed: Node = this.tree;
   private focused: Node = this.tree;
   private boxes: Box[] = [];
-  /** Total time of the graph, without the part of chosen processes that events contain too. */
+  /** Total time of the graph in nanoseconds. Time of a chosen process inside of events counts once. */
   private taken = 0;
   private stacks: Stacks | null = null;
   private pattern: RegExp | null = null;
@@ -128,7 +128,7 @@ export class Flame {
     this.tree = new Node(stacks ? this.rootName(stacks) : NOTHING);
     for (const stack of stacks?.stacks ?? []) {
       const names = stack.frames.map((frame) => stacks?.functions[frame] ?? "?");
-      // Work of a chosen process inside of events is already among their stacks.
+      // Stacks of a chosen process inside of an event are also among the event's stacks, so they are not added twice.
       const outermost = stack.pid === undefined ? (stack.event ?? "none") : `process ${stack.pid}`;
       insert(this.tree, [outermost, ...names], stack.ns);
       if (stack.pid === undefined || stack.event === undefined) this.taken += stack.ns;
@@ -152,7 +152,7 @@ export class Flame {
     return `${what.join(" and ")}, ${where}`;
   }
 
-  /** Nanoseconds that correspond to 100 %. */
+  /** Nanoseconds of one CPU that correspond to 100 %. */
   private get period(): number {
     return Math.max(1, this.stacks?.period_ns ?? 1);
   }
@@ -293,7 +293,7 @@ function descend(tree: Node, names: string[]): Node {
   return node;
 }
 
-/** Returns the part of a name that fits, with a sign if it is cut. */
+/** Returns the part of a name that fits into `width` pixels, with an ellipsis if it is cut. */
 function fitting(context: CanvasRenderingContext2D, name: string, width: number): string {
   const all = context.measureText(name).width;
   if (all <= width) return name;
@@ -302,7 +302,7 @@ function fitting(context: CanvasRenderingContext2D, name: string, width: number)
   return letters >= FEWEST ? `${name.slice(0, letters)}…` : "";
 }
 
-/** Returns the time under frames that match, each counted once. */
+/** Returns the time of matching frames. A match below another match is not counted again. */
 function matching(node: Node, pattern: RegExp): number {
   if (pattern.test(node.name) && node.parent) return node.ns;
   let sum = 0;
@@ -310,13 +310,13 @@ function matching(node: Node, pattern: RegExp): number {
   return sum;
 }
 
-/** Whether a node is the root or a chosen process. */
+/** Reports whether a node is the root or a chosen process. */
 function isGrey(node: Node): boolean {
   return !node.parent || (!node.parent.parent && !EVENTS.some((event) => event === node.name));
 }
 
-/** Returns a node's colour: events have the same ones everywhere, BPF programs stand out, and a function always
-    has the same one. */
+/** Returns a node's colour. Events have the colours of the other views, BPF programs stand out, and a function has the
+    same colour everywhere. */
 function color(node: Node): string {
   if (!node.parent) return cssVariable("--line");
   if (!node.parent.parent) return cssVariable(isGrey(node) ? "--rest" : `--${node.name}`);

@@ -1,7 +1,7 @@
 import { h } from "./dom";
 import { explained } from "./explain";
 
-/** Shows names with their colours, and their values if there are any. */
+/** A legend: names of events with their colours and latest values. */
 export class Legend {
   readonly element = h("div", { class: "legend" });
   private readonly values = new Map<string, HTMLElement>();

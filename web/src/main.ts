@@ -15,7 +15,7 @@ interface View {
   show(report: Report): void;
 }
 
-const CONNECTIONS = { connecting: "connecting…", live: "live", stale: "no reports come", lost: "no connection, trying again", log: "log" };
+const CONNECTIONS = { connecting: "connecting…", live: "live", stale: "no new reports", lost: "no connection, trying again", log: "log" };
 
 const store = new Store();
 const chart = new Chart(store);
@@ -65,7 +65,7 @@ function draw(): void {
   (views[current] as [string, View])[1].show(report);
 }
 
-/** Moves through the tabs with arrow keys, as in any list of tabs. */
+/** Moves to the next or previous tab when an arrow key is pressed. */
 function tabKey(event: KeyboardEvent): void {
   const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
   if (by === 0) return;

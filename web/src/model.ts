@@ -1,12 +1,12 @@
 // The data that the server sends: cost/src/report.rs describes each field.
 
-/** Events of networking. */
+/** Events that are part of networking. */
 export const EVENTS = ["net_rx", "net_tx", "send", "receive", "io_uring", "timers", "sockets", "poll", "devices", "workers"] as const;
-/** Other events. */
+/** Events that are not part of networking. */
 export const OTHERS = ["local", "kernel"] as const;
 export type EventName = (typeof EVENTS)[number] | (typeof OTHERS)[number];
 
-/** The shares between which a figure lies with 95 % confidence, by its samples. */
+/** The lowest and the highest share of a figure with 95 % confidence, estimated from its samples. */
 export type Interval = [number, number];
 
 export interface Part {
@@ -24,7 +24,7 @@ export interface EventCost {
   calls?: number;
   observer_ns: number;
   samples: number;
-  /** Samples that no program timed. */
+  /** Number of samples in calls that no BPF program timed. */
   sampled: number;
   interval?: Interval;
   parts: Part[];
@@ -49,7 +49,7 @@ export interface TaskCost {
   local_ns: number;
   send_calls: number;
   receive_calls: number;
-  /** Absent if programs timed all of it. */
+  /** Number of samples. Absent if BPF programs timed all calls. */
   samples?: number;
   interval?: Interval;
 }
@@ -64,7 +64,7 @@ export interface FunctionCost {
 export interface Process extends TaskCost {
   pid: number;
   name: string;
-  /** The command line, if it was asked for. */
+  /** The command line, with --arguments. */
   arguments?: string;
   cgroup?: string;
   profile?: { samples: number; user_samples: number; unknown_samples: number; parts: Part[]; functions: FunctionCost[] };
@@ -139,10 +139,10 @@ export interface History {
   live: boolean;
   cpus: number[];
   points: Point[];
-  /** Reports that each point is the mean of. */
+  /** Number of reports that each point is the mean of. */
   point_reports: number;
   whole_since_unix_ms: number | null;
-  /** Reports that a range of time is in steps of. */
+  /** Number of reports in a step of a time range. */
   whole_reports: number;
 }
 
@@ -159,7 +159,7 @@ export interface Range {
   to: number;
 }
 
-/** A sum of figures that rest on samples, whose errors are independent. */
+/** A sum of figures. The errors of sampled figures are independent, so their squares are added. */
 export class Estimate {
   share = 0;
   samples = 0;
@@ -205,12 +205,12 @@ export function point(report: Report): Point {
   };
 }
 
-/** Whether any method of an event is measured. */
+/** Reports whether an event was measured, by timing or by samples. */
 export function measures(report: Report, event: EventName): boolean {
   return report.cpus.some((cpu) => cpu.events.some((of) => of.event === event));
 }
 
-/** Whether an event's calls are counted over all of the period. */
+/** Reports whether an event's calls were counted during the whole period. */
 export function counts(report: Report, event: EventName): boolean {
   return report.sampled_ns === 0 && report.cpus.some((cpu) => cpu.events.some((of) => of.event === event && of.calls !== undefined));
 }

@@ -1,33 +1,34 @@
 import { type History, type Point, type Range, type Report, type Stacks, point } from "./model";
 
-/** Number of points of history; the server keeps as many. */
+/** Largest number of points in the history. The server keeps as many. */
 const POINTS = 3600;
-/** Time range of the flame graph of a live view. */
+/** Length of the time range that the flame graph of a live view shows. */
 const LIVE_STACKS_MS = 30_000;
 const RETRY_MS = 1000;
-/** Time without a report, also in periods, after which the view counts as stale: a connection may die without
-    notice. */
+/** Time without a report after which the view is stale, in milliseconds and in report periods; the longer one applies.
+    A connection may die without an error event. */
 const STALE_MS = 5000;
 const STALE_PERIODS = 3;
 
 export type Connection = "connecting" | "live" | "stale" | "lost" | "log";
 
-/** All data that the page shows, and its source. Views listen for `change`. */
+/** The data that the page shows, and the connection to its source. Views listen for the event `change`. */
 export class Store extends EventTarget {
   connection: Connection = "connecting";
   points: Point[] = [];
   cpus: number[] = [];
-  /** The report that the tables show: the latest, or the sum of `range`. */
+  /** The report that the tables show: the latest one, or the sum of all reports in `range`. */
   report?: Report;
   range: Range | null = null;
   paused = false;
   /** Number of reports that the server dropped because this page was too slow. */
   dropped = 0;
+  /** Time of the oldest report that the server still has in full, in milliseconds since 1970. */
   wholeSince: number | null = null;
-  /** Reports in a point of the history, and in the steps of a range: a long log is shown in longer ones. */
+  /** Number of reports in a point of the history, and in a step of a time range. Both grow with the length of a log. */
   steps: [number, number] = [1, 1];
   problem = "";
-  /** Whether `report` is not yet that of `range`. */
+  /** Whether the sum of `range` is still being fetched, and `report` is an older one. */
   loading = false;
   private latest?: Report;
   private source?: EventSource;
@@ -47,8 +48,8 @@ export class Store extends EventTarget {
       this.isLive = JSON.parse(event.data).live;
       this.heard = performance.now();
       this.setConnection(this.isLive ? "live" : "log");
-      // This also runs after a restart of the server: reports that this page missed, or has already, are told apart
-      // by time.
+      // This also runs after a restart of the server. The history has reports that the page missed and others that it
+      // already has; `add` merges them by time.
       void this.loadHistory();
     });
     source.addEventListener("report", (event) => this.take(JSON.parse(event.data)));
@@ -57,7 +58,7 @@ export class Store extends EventTarget {
     });
     source.addEventListener("error", () => {
       this.setConnection("lost");
-      // The browser gives up after an error status; the page tries again all the same.
+      // An EventSource does not reconnect after an HTTP error status, so the page reconnects by itself.
       if (source.readyState === EventSource.CLOSED) setTimeout(() => this.connect(), RETRY_MS);
     });
   }
@@ -80,7 +81,7 @@ export class Store extends EventTarget {
     this.changed();
   }
 
-  /** Selects a range; `null` selects live reports. */
+  /** Selects a time range. `null` selects live reports. */
   async select(range: Range | null): Promise<void> {
     this.range = range;
     this.problem = "";
@@ -115,7 +116,7 @@ export class Store extends EventTarget {
   private async loadRange(range: Range): Promise<void> {
     const answer = await fetch(`./api/report?from=${Math.floor(range.from)}&to=${Math.ceil(range.to)}`).catch(() => null);
     const report: Report | null = answer?.ok ? await answer.json() : null;
-    // Another range may have been selected meanwhile.
+    // The answer is dropped if another range was selected meanwhile.
     if (this.range !== range) return;
     this.loading = false;
     if (report) this.report = report;

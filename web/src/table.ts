@@ -6,11 +6,11 @@ export interface Column<Row> {
   /** The value to sort by. Numbers sort descending, text ascending. */
   value: (row: Row) => number | string;
   text?: (row: Row) => string;
-  /** The text that is shown when the cell is pointed at. */
+  /** The cell's tooltip. */
   basis?: (row: Row) => string;
   /** Whether to draw a bar behind the figure. */
   share?: boolean;
-  /** Whether to cut the text where the table ends; the whole text is shown when pointed at. */
+  /** Whether to cut the text where the table ends. The tooltip has the whole text. */
   long?: boolean;
   /** Whether the column is shown. */
   when?: () => boolean;
@@ -19,7 +19,7 @@ export interface Column<Row> {
 /** Largest number of rows that are shown; the rest is counted, and can be searched. */
 const ROWS = 200;
 
-/** A table that can be sorted and searched; its head stays while rows change. */
+/** A table that can be sorted and searched. Its head, and so the focus on it, stays while rows change. */
 export class Table<Row> {
   readonly element: HTMLElement;
   /** The bar above the table. */
@@ -71,7 +71,7 @@ export class Table<Row> {
     this.draw();
   }
 
-  /** Draws the table again with other columns. */
+  /** Draws the table again, after its visible columns have changed. */
   renew(): void {
     this.draw();
   }

@@ -30,18 +30,18 @@ function costs<Row extends TaskCost>(report: () => Report | undefined): Column<R
   ];
 }
 
-/** Returns a process' or cgroup's share, which is exact where its calls are timed. */
+/** Returns a process's or cgroup's share. The share has no error if all calls were timed. */
 function ofTask(row: TaskCost): Estimate {
   return new Estimate().add(row.share, row.samples ?? 0, row.interval);
 }
 
-/** Processes, and the CPU time of chosen ones. */
+/** The view of processes, with the breakdown of all CPU time of each process of --profile. */
 export class Processes {
   readonly element: HTMLElement;
   private report?: Report;
   private readonly profiles = h("div", {});
   private withArguments = true;
-  /** A button for command lines, which may be private. */
+  /** The button that shows or hides command lines, which may contain secrets. */
   private readonly toggle = h("button", { type: "button", id: "arguments", onclick: () => this.showArguments(!this.withArguments) }, "Arguments");
   private readonly table = new Table<Process>(
     "Processes, in their own socket calls",
@@ -143,7 +143,7 @@ export class Programs {
     "none",
     true,
   );
-  private readonly absent = h("p", { class: "note" }, "Run times of BPF programs were not asked for: millrace cost --programs");
+  private readonly absent = h("p", { class: "note" }, "Run times of BPF programs are measured only with millrace cost --programs");
   readonly element = h("div", {}, this.absent, this.table.element);
 
   show(report: Report): void {
@@ -157,7 +157,7 @@ function joules({ active_joules: active, total_joules: total }: Extract<Energy, 
   return active === undefined ? `${total.toFixed(2)} J in total, idle power included` : `${active.toFixed(2)} J above idle`;
 }
 
-/** Describes how events were measured, and why. */
+/** Describes in lines how events were measured, and why in this way. */
 function mode(report: Report): string[] {
   const { auto, sampled_ns, period_ns } = report;
   const lines = [
@@ -175,11 +175,11 @@ function mode(report: Report): string[] {
   return lines;
 }
 
-/** Shows energy, and what the figures do not include. */
+/** The view of notes: data missing from the figures, energy, and the way of measuring. */
 export class About {
   readonly element = h("div", { class: "about" });
 
-  /** Returns the number of notes for operators. */
+  /** Returns the number of notes about missing and lost data. */
   static notes(report: Report, dropped: number): number {
     return report.missing.length + Object.values(report.lost).filter((lost) => lost > 0).length + (dropped > 0 ? 1 : 0);
   }

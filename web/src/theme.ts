@@ -1,6 +1,6 @@
 const THEMES = ["auto", "light", "dark"] as const;
 
-/** Switches between light, dark and the system's theme with `button`, and remembers the choice. */
+/** Makes `button` switch between the light, dark and system theme, and stores the choice in the browser. */
 export function themes(button: HTMLElement, changed: () => void = () => {}): void {
   const set = (theme: string) => {
     document.documentElement.dataset["theme"] = theme;

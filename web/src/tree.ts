@@ -1,4 +1,4 @@
-/** A function in the context of its callers. */
+/** A function called by a certain chain of callers: a frame of the flame graph. */
 export class Node {
   ns = 0;
   readonly children = new Map<string, Node>();
@@ -26,7 +26,7 @@ export class Node {
   }
 }
 
-/** The name of functions whose address has no name. */
+/** Name of a frame whose address belongs to no known function. */
 const UNKNOWN = "[unknown]";
 
 /** Adds a stack, outermost function first. */
@@ -45,7 +45,7 @@ export function path(node: Node): string[] {
   return node.parent ? [...path(node.parent), node.name] : [];
 }
 
-/** Returns each function's own time, and its time with callees; recursion counts once. */
+/** Returns each function's own time, and its time with callees. A recursive call is not counted again. */
 export function leaves(tree: Node): { name: string; self: number; total: number }[] {
   const functions = new Map<string, { name: string; self: number; total: number }>();
   const callers = new Set<string>();
@@ -53,7 +53,7 @@ export function leaves(tree: Node): { name: string; self: number; total: number 
     let self = node.ns;
     for (const child of node.children.values()) self -= child.ns;
     const outermost = !callers.has(node.name);
-    // The root and events are not functions.
+    // Depth 0 is the root and depth 1 the events; functions begin below them.
     if (depth >= 2) {
       const of = functions.get(node.name) ?? { name: node.name, self: 0, total: 0 };
       of.self += self;

@@ -1,7 +1,7 @@
-// The page's player plays every codec that this browser decodes, with both catalogs, and the page names those that it
-// does not: see `scripts/web.sh test codecs`.
+// Tests that the page's player plays every codec that this browser decodes, with both catalogs, and that the page names
+// the codecs that the browser does not decode. `scripts/web.sh test codecs` runs them.
 //
-// The variables are those of `harness.js`, and INPUTS, a folder with the output of scripts/media.py.
+// The environment variables are those of `harness.js`, and INPUTS, a folder with the output of scripts/media.py.
 
 import assert from "node:assert/strict";
 import { existsSync } from "node:fs";
@@ -16,7 +16,8 @@ const { INPUTS } = process.env;
     bits. */
 const STREAMINFO = [0x66, 0x4c, 0x61, 0x43, 0x80, 0, 0, 34, 16, 0, 16, 0, ...Array(6).fill(0), 0x0b, 0xb8, 0x02, 0xf0, ...Array(20).fill(0)];
 
-/** Names of codecs to ask the browser about, independent of our catalogs. */
+/** Codecs to ask the browser about, by the codecs' names in the clips' names. They are written here and not taken from our
+    catalogs, so that an error in a catalog is noticed. */
 const VIDEO = {
   h264: { codec: "avc1.64001f" },
   h264base: { codec: "avc1.42e01f" },
@@ -37,7 +38,7 @@ const SOUND = {
   alac: { codec: "alac" },
 };
 
-/** Inputs of scripts/media.py by their codecs. Those that are no key above are absent. */
+/** Clips of scripts/media.py, named VIDEO_SOUND after their codecs. A name without an entry above is not asked about. */
 const MADE = [
   "h264_aac",
   "avc3_opus",
@@ -52,12 +53,12 @@ const MADE = [
   "only_opus",
 ];
 
-/** Errors of the browser for sound that the player cannot play with MSF. It does not find the configuration of a
- * FLAC decoder in an init segment (@moq/hang 0.4, `extractDescription`), and MSF has it nowhere else.
+/** Errors of the browser for sound that the player cannot play with MSF. @moq/hang 0.4 (`extractDescription`) does not
+ * find the configuration of a FLAC decoder in an init segment, which is its only place with MSF.
  */
 const UNREAD_BY_MSF = { flac: /description is required/ };
-/** The player's message when it leaves a track while one of its streams begins: the relay resets that stream with
-    CANCELLED. */
+/** The player's message when it unsubscribes from a track while a stream of the track begins. The relay then resets the
+    stream with CANCELLED. */
 const LEFT = /^error processing object stream RemoteError: remote error: 1\b/;
 
 /** Pitch of the tone in every input. */
@@ -65,7 +66,7 @@ const HZ = 440;
 /** Level of the tone above other frequencies, in decibels. */
 const AUDIBLE = -60;
 
-/** Asks the browser whether it decodes a codec; `undefined` if there is none to ask about. */
+/** Asks the browser whether it decodes the video and the sound codec. The answer for an absent codec is `undefined`. */
 const decodes = (page, video, sound) =>
   page.evaluate(
     async ([video, sound]) => {
@@ -85,7 +86,7 @@ async function unmute(page) {
   await page.keyboard.press("Enter");
 }
 
-/** Waits until the player's output is the tone. */
+/** Waits until the loudest frequency of the player's sound is that of the clip's tone. */
 async function sounds(page) {
   const loudest = () =>
     page.evaluate(() => {
@@ -107,7 +108,7 @@ async function sounds(page) {
 
 const note = (page, wanted) => settles("what the page says that it cannot play", () => page.locator("#unplayable").textContent(), wanted, page.report);
 
-/** Returns the page's message if nothing can be played. */
+/** Returns a pattern for the page's message about parts that this browser does not decode, or "" for no message. */
 function words({ video, sound }) {
   const parts = [...(video === false ? ["the picture \\(.+\\)"] : []), ...(sound === false ? ["the sound \\(.+\\)"] : [])];
   return parts.length > 0 ? new RegExp(`^This browser does not decode ${parts.join(" and ")} of this broadcast\\.$`) : "";
@@ -146,7 +147,7 @@ for (const made of MADE) {
   });
 }
 
-test("the page says that it has nothing to play of what is encrypted", { skip: !existsSync(join(INPUTS, "cenc_every.mp4")) && "ffmpeg cannot make it here" }, async () => {
+test("a page with an encrypted broadcast says that it has nothing to play", { skip: !existsSync(join(INPUTS, "cenc_every.mp4")) && "ffmpeg cannot make it here" }, async () => {
   const server = await relay();
   const publisher = publish("secret", { clip: join(INPUTS, "cenc_every.mp4"), isOnce: true });
   const { page, wrong, complaints, close } = await open({ tab: "#watch/secret" });

@@ -1,7 +1,7 @@
-// The dashboard in a real browser, with recorded reports: see `make web-test`.
+// Tests of the dashboard in a real browser, with recorded reports. `make web-test` runs them.
 //
-// REPORTS: lines of JSON as `millrace cost --json --stacks` prints them. MILLRACE: the binary. SHOTS: folder for
-// screenshots. PICTURE: file for the documentation's picture, if it should be drawn.
+// Environment variables: REPORTS is a file with lines of JSON as `millrace cost --json --stacks` prints them, MILLRACE
+// the binary, SHOTS the folder for screenshots, PICTURE the file for the documentation's picture, if it should be drawn.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -25,8 +25,8 @@ const dir = mkdtempSync(join(tmpdir(), "millrace-web-"));
 const TOKEN = join(dir, "token");
 const reports = readFileSync(REPORTS, "utf8").trim().split("\n").map((line) => JSON.parse(line));
 
-/** Repeats the reports for a number of CPUs: each has the figures of a recorded one, scaled by its own factor.
- * `change` modifies each. Returns a line of JSON by its number.
+/** Returns a function that makes the line of JSON with a given number. The line is a recorded report for `cpus` CPUs,
+ * each with the figures of a recorded CPU, scaled by its own factor. `change` modifies each report.
  */
 function lines(cpus, change = () => {}) {
   return (at) => {
@@ -51,14 +51,14 @@ function lines(cpus, change = () => {}) {
   };
 }
 
-/** Returns nanoseconds from the first report's beginning to the end of number `at`. On a busy machine periods
-    differ. */
+/** Returns the nanoseconds from the beginning of the first report to the end of report `at`. Periods differ on a busy
+    machine, so they are added up. */
 function elapsed(at) {
   const sum = (some) => some.reduce((ns, report) => ns + report.period_ns, 0);
   return Math.floor(at / reports.length) * sum(reports) + sum(reports.slice(0, (at % reports.length) + 1));
 }
 
-/** Makes a log of this length. */
+/** Writes a log of `length` reports, and returns its path. */
 function log(name, cpus, length, change) {
   const line = lines(cpus, change);
   const path = join(dir, name);
@@ -66,7 +66,7 @@ function log(name, cpus, length, change) {
   return path;
 }
 
-/** Yields lines without end: a log could end early if the browser is slow. */
+/** Yields lines without end, since a finite log could end before a slow browser has seen enough of it. */
 function* endless(line) {
   for (let at = 0; ; at++) yield line(at);
 }
@@ -74,12 +74,12 @@ function* endless(line) {
 /** Starts `millrace cost replay` on a free port, or on `port`; returns undefined if that is taken. */
 async function begin(from, port, pace) {
   const replay = [MILLRACE, "cost", "replay", "--http", `127.0.0.1:${port}`, "--http-token-file", TOKEN, ...(pace ? ["--pace", String(pace)] : [])];
-  // The input is a file that can be read only once, and not a socket.
+  // `cost replay` opens a pipe made by bash: Node's own pipes are sockets, which cannot be opened by path.
   const piped = ["bash", "-c", 'exec "$@" <(cat <&3) 3<&-', "-", ...replay];
   const child = typeof from === "string" ? start([...replay, from]) : start(piped, "ignore", "ignore", "pipe");
   if (typeof from !== "string") {
     const [feed, pipe] = [Readable.from(endless(from)), child.stdio[3]];
-    // The pipe ends with its reader.
+    // Lines are no longer made when the reader of the pipe has ended.
     pipe.on("error", () => {}).on("close", () => feed.destroy());
     child.on("exit", () => pipe.destroy());
     feed.pipe(pipe);
@@ -92,7 +92,7 @@ async function begin(from, port, pace) {
   return undefined;
 }
 
-/** Serves a log, or with a pace the lines of `from`; `stop` ends it. */
+/** Serves the log `from`, or with `pace` the endless lines of the function `from`. `stop` ends the server. */
 async function serve(from, { port = 0, pace } = {}) {
   let begun;
   // A port may take a while to become free again.
@@ -125,7 +125,7 @@ async function page(url, options = {}) {
   const wrong = [];
   opened.on("pageerror", (error) => wrong.push(String(error)));
   opened.on("console", (message) => {
-    // A server that is down is tested elsewhere.
+    // Network errors (ERR_...) do not count: some tests stop the server.
     if (message.type() === "error" && !message.text().includes("ERR_")) wrong.push(message.text());
   });
   opened.on("request", (request) => {
@@ -135,7 +135,7 @@ async function page(url, options = {}) {
   return { page: opened, wrong, close: () => context.close() };
 }
 
-/** Records the text on canvases: its place, and the width of the canvas. */
+/** Script that records each text drawn on a canvas, its place, and the width of the canvas. */
 const RECORD_TEXTS = `
   window.texts = [];
   const { fillText, clearRect } = CanvasRenderingContext2D.prototype;
@@ -155,7 +155,7 @@ const RECORD_TEXTS = `
   };
 `;
 
-/** Counts the reports that the page has received. */
+/** Script that counts the reports that the page has received. */
 const COUNT_REPORTS = `
   window.reports = 0;
   EventSource.prototype.addEventListener = function (type, listener) {
@@ -187,7 +187,7 @@ after(async () => {
   rmSync(dir, { recursive: true, force: true });
 });
 
-test("two CPUs: every view opens, updates, and is kept to itself", async () => {
+test("every view with two CPUs opens and updates", async () => {
   const server = await serve(lines(2), { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
@@ -195,7 +195,7 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
     await settles("two CPUs", () => tab.locator(".cpu").count(), 2);
     const figures = () => text(tab, "#view table tbody");
     await changes(figures, await figures());
-    // The picture should show some history.
+    // Waits for some history, so that the screenshot shows it.
     await waitForReports(tab, 12);
     for (const view of ["cpus", "parts", "flame", "processes", "cgroups", "programs", "about"]) {
       await tab.locator(`#tab-${view}`).click();
@@ -210,7 +210,7 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
   }
 });
 
-test("figures of samples say how sure they are, and how long the steps of a log are", async () => {
+test("sampled figures show their error, and a long log shows the length of its steps", async () => {
   const few = (report) => {
     for (const event of report.cpus.flatMap((cpu) => cpu.events)) {
       event.parts = [
@@ -224,7 +224,7 @@ test("figures of samples say how sure they are, and how long the steps of a log 
   try {
     await state(tab, "live");
     const row = (name) => tab.locator("#view tbody tr", { hasText: name }).first();
-    // The sums of ten events.
+    // The expected values are sums over ten events.
     await settles("a figure that is sure", () => row("sure").innerText(), /10\.00±0\.32 %.*5000/s);
     await settles("a figure of few samples", () => row("poor").locator("td").nth(2).innerText(), "~0.10 %");
     await settles("what it rests on", () => row("poor").locator("td").nth(2).getAttribute("title"), "1 sample only: 0.01 to 0.60 % with 95 % confidence");
@@ -233,7 +233,7 @@ test("figures of samples say how sure they are, and how long the steps of a log 
     await close();
     await server.stop();
   }
-  // More than a page keeps points: each is one of several.
+  // The log has more reports than a page keeps points, so each point is the mean of several reports.
   const long = await begin(log("long", 1, 4000), 0);
   const { page: log_tab, close: close_log } = await page(`${long.url}?token=${readFileSync(TOKEN, "utf8").trim()}`);
   try {
@@ -244,17 +244,17 @@ test("figures of samples say how sure they are, and how long the steps of a log 
   }
 });
 
-test("128 CPUs are readable, in the light and in the dark", async () => {
+test("128 CPUs are readable in the light and in the dark theme", async () => {
   const server = await serve(lines(128), { pace: PACE });
   try {
     for (const colorScheme of ["light", "dark"]) {
       const { page: tab, wrong, close } = await page(server.url, { colorScheme });
       await state(tab, "live");
       await settles("128 CPUs", () => tab.locator(".cpus.compact .cpu").count(), 128);
-      await settles("a page off which nothing is", () => tab.evaluate(() => document.documentElement.scrollWidth), (width) => width <= 1280);
+      await settles("a page that is no wider than its window", () => tab.evaluate(() => document.documentElement.scrollWidth), (width) => width <= 1280);
       const isShort = (bars) => bars.y + bars.height < 1050;
       await settles("all bars on one screen or little more", () => tab.locator(".cpus").boundingBox(), isShort);
-      // The picture should show some history.
+      // Waits for some history, so that the screenshot shows it.
       await waitForReports(tab, 6);
       await shot(tab, `many-${colorScheme}`);
       if (colorScheme === "dark") {
@@ -320,14 +320,14 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await tab.locator("#pause").click();
     await changes(figures, held);
 
-    // A third of the minute that is shown contains this number of reports.
+    // Waits for enough reports to select: 12 of them fill the last third of the chart's minute.
     await tab.getByLabel("Time shown").selectOption("1 min");
     await waitForReports(tab, 12);
     const plot = await tab.locator(".u-over").boundingBox();
     await tab.mouse.move(plot.x + plot.width * 0.7, plot.y + 50);
     await tab.mouse.down();
     await tab.mouse.move(plot.x + plot.width * 0.97, plot.y + 60, { steps: 5 });
-    // Reports arrive meanwhile.
+    // Reports arrive while the mouse button is down.
     const shown = await figures();
     await changes(figures, shown);
     // The page draws the selection with its next frame; a selection that was not drawn is ignored.
@@ -341,7 +341,7 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await tab.locator("#live").click();
     await changes(figures, chosen);
 
-    // The history is as long as both ranges that the keys select, 10 s each.
+    // Waits until the history covers both ranges that the keys select, 10 s each.
     await waitForReports(tab, 50);
     await tab.locator(".chart").focus();
     await tab.keyboard.press("ArrowLeft");
@@ -358,7 +358,7 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
   }
 });
 
-test("the page goes on after the server was restarted", async () => {
+test("a page continues after the server was restarted", async () => {
   let server = await serve(lines(2), { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
@@ -377,7 +377,7 @@ test("the page goes on after the server was restarted", async () => {
   }
 });
 
-test("a page says when reports stay away, and shows them when they come again", async () => {
+test("a page says when reports stop, and continues when they arrive again", async () => {
   const server = await serve(lines(2), { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
@@ -394,10 +394,10 @@ test("a page says when reports stay away, and shows them when they come again", 
   }
 });
 
-test("a client that does not read keeps nobody waiting, and is counted", async () => {
+test("a client that does not read delays no other client, and its lost reports are counted", async () => {
   const server = await serve(lines(128), { pace: 8 });
   const slow = createConnection(server.port, "127.0.0.1");
-  // The server may end it after a while.
+  // The server may close this connection after a while.
   slow.on("error", () => {});
   slow.write(`GET /api/reports HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ${server.token}\r\n\r\n`);
   slow.pause();
@@ -419,10 +419,10 @@ test("a client that does not read keeps nobody waiting, and is counted", async (
   }
 });
 
-/** Returns the seconds since midnight of a time, if the text is one. */
+/** Returns the seconds since midnight of a text such as 12:34:56, and null for other texts. */
 const seconds = (text) => (/^\d\d:\d\d:\d\d$/.test(text) ? text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0) : null);
 
-test("the axis is as long as it says, in a time zone that it says, and its labels are whole", async () => {
+test("the chart's time axis has the chosen length, names its time zone, and its labels are complete", async () => {
   const server = await serve(lines(2), { pace: PACE });
   const cases = [
     ["UTC", "UTC", 0],
@@ -448,21 +448,21 @@ test("the axis is as long as it says, in a time zone that it says, and its label
               latest: document.querySelector(".moment").textContent,
             };
           });
-          assert.ok(texts.some(({ text }) => text === said), `${said} in ${texts.map(({ text }) => text)}`);
+          assert.ok(texts.some(({ text }) => text === said), `the axis does not name ${said}: ${texts.map(({ text }) => text)}`);
           for (const { text, left, right, whole } of texts) {
             assert.ok(seconds(text) === null || (left >= 0 && right <= whole), `${text} is cut: ${left} to ${right} of ${whole}`);
           }
           const times = texts.filter(({ text }) => seconds(text) !== null);
           const [first, last] = [times.at(-2), times.at(-1)];
-          assert.ok(first && last, `two times at least: ${texts.map(({ text }) => text)}`);
+          assert.ok(first && last, `the axis has fewer than two times: ${texts.map(({ text }) => text)}`);
           const scale = (seconds(last.text) - seconds(first.text)) / (last.middle - first.middle);
           const shown = scale * plot.width;
-          assert.ok(Math.abs(shown - length) < 0.05 * length, `${name} are ${shown} s`);
+          assert.ok(Math.abs(shown - length) < 0.05 * length, `the axis for ${name} covers ${shown} s`);
           const end = seconds(last.text) + scale * (plot.right - canvas.left - last.middle);
           const now = seconds(/\d\d:\d\d:\d\d/.exec(latest)[0]);
-          assert.ok(Math.abs(end - now) < 0.05 * length, `what is latest is at the right end: ${end} ${now}`);
+          assert.ok(Math.abs(end - now) < 0.05 * length, `the axis ends at ${end} s and not at the latest report, ${now} s`);
         }
-        // The page may be slightly behind the server.
+        // The page's latest report may be slightly older than the server's.
         const clocks = async () => {
           const utc = ((await server.points()).at(-1).time_unix_ms / 3_600_000 + hours + 24) % 24;
           const now = seconds(/\d\d:\d\d:\d\d/.exec(await text(tab, ".moment"))[0]) / 3600;
@@ -479,7 +479,7 @@ test("the axis is as long as it says, in a time zone that it says, and its label
   }
 });
 
-test("the legend has the latest values in the order of the bars, and those that are pointed at", async () => {
+test("the legend shows the latest values in the order of the bars, and those under the pointer", async () => {
   const server = await serve(lines(2), { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
@@ -513,7 +513,7 @@ test("the legend has the latest values in the order of the bars, and those that 
   }
 });
 
-test("figures are those of the terminal, aligned to the right", async () => {
+test("figures equal those of the terminal, and are aligned to the right", async () => {
   const path = log("figures", 2, 60);
   const printed = start([MILLRACE, "cost", "replay", path], "ignore", "pipe");
   let terminal = "";
@@ -548,7 +548,7 @@ test("figures are those of the terminal, aligned to the right", async () => {
   }
 });
 
-test("what net_rx and the others are is said by pointing, by the keyboard, and to screen readers", async () => {
+test("terms such as net_rx are explained to the mouse, the keyboard and screen readers", async () => {
   const server = await serve(log("terms", 2, 60));
   const { page: tab, wrong, close } = await page(server.url);
   try {
@@ -589,7 +589,8 @@ test("what net_rx and the others are is said by pointing, by the keyboard, and t
   }
 });
 
-/** Stacks with known times: 300 of networking, 100 of a process with half of its frames unnamed. */
+/** Replaces a report's stacks by known ones: 300 ms of networking, and 100 ms of a process, most of whose frames have no
+    known function. */
 function known(report) {
   const functions = ["outer", "inner", "[unknown]", "]]></script><img src=x onerror=alert(1)>", "bpf:relay_ingress"];
   const stack = (frames, samples, more) => ({ cpu: 0, frames, samples, ns: samples * 1_000_000, ...more });
@@ -606,7 +607,7 @@ function known(report) {
   report.processes = [];
 }
 
-test("the root of the flame graph is named after what is in it, and unknown functions are folded", async () => {
+test("the flame graph's root names its contents, and consecutive unknown functions are merged", async () => {
   const server = await serve(log("root", 2, 1, known));
   const { page: tab, wrong, close } = await page(`${server.url}#flame`);
   try {
@@ -633,7 +634,7 @@ async function run(...args) {
   assert.equal(code, 0, args.join(" "));
 }
 
-test("a flame graph as a file says what it is of, is zoomed and searched, and needs nothing but itself", async () => {
+test("a flame graph's SVG file names its contents, is zoomed and searched, and loads no other file", async () => {
   const file = join(dir, "flame.svg");
   await run("cost", "replay", log("flame-file", 2, 1, known), "--flame", file);
   const { page: tab, wrong, close } = await page(`file://${file}`);
@@ -668,7 +669,7 @@ test("a flame graph as a file says what it is of, is zoomed and searched, and ne
 
     await tab.keyboard.press("/");
     await tab.keyboard.type("^(outer|inner|bpf:)");
-    // 260 ms are in `outer`, which contains the others, and 100 of 400 in that of the process.
+    // The graph has 400 ms. Matches have 260 ms in net_rx, where `outer` contains the other two, and 100 ms in the process.
     await settles("the share that matches", () => text(tab, "#found"), "matches: 90.00 % of the graph");
     await matches(4);
     const fill = (of) => of.first().locator("rect").evaluate((rect) => getComputedStyle(rect).fill);
@@ -697,7 +698,7 @@ test("a flame graph as a file says what it is of, is zoomed and searched, and ne
   }
 });
 
-test("command lines are shown where they were asked for, cut to the table, and can be hidden", async () => {
+test("command lines are shown only with --arguments, cut to the table's width, and can be hidden", async () => {
   const secret = `server --token s3cret \u001b[2J<b>${"x".repeat(480)}`;
   const path = (name, args) => log(name, 2, 60, (report) => {
     report.processes = [{ pid: 7, name: "server", arguments: args, share: 0.1, send_ns: 1, receive_ns: 0, io_uring_ns: 0, other_ns: 0, local_ns: 0, send_calls: 1, receive_calls: 0 }];
@@ -744,7 +745,7 @@ if (PICTURE) {
       const moment = () => text(tab, ".moment");
       const clock = await tab.evaluate((ms) => new Date(ms).toTimeString().slice(0, 8), reports.at(-1).time_unix_ms);
       await settles("the last report", moment, (text) => text.endsWith(clock));
-      // The range is all of the time, and not the part that had arrived when the page was opened.
+      // The graph's stacks are fetched again, since the replay has added reports after the page was opened.
       await tab.locator("#tab-cpus").click();
       await Promise.all([tab.waitForResponse(/api\/stacks/), tab.locator("#tab-flame").click()]);
       await tab.locator("#view tbody tr").first().waitFor();

@@ -1,7 +1,8 @@
-// Shared by the tests of the relay's page: a relay, publishers, and the page in a real browser.
+// Helpers that the tests of the relay's page share: a relay, publishers, and the page in a real browser.
 //
-// MILLRACE: the binary. CLIP: an MP4 file that is published unless a test names another. ENGINE: the relay's engine.
-// SHOTS: folder for screenshots. In a lab (LAB_ID) publisher, relay and browser have their own namespaces.
+// Environment variables: MILLRACE is the binary, CLIP the MP4 file that is published unless a test names another, ENGINE
+// the relay's engine, SHOTS the folder for screenshots. With LAB_ID, publisher, relay and browser run in their own
+// network namespaces.
 
 import assert from "node:assert/strict";
 import { chmodSync, createReadStream, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -25,18 +26,18 @@ export const TOKEN = join(dir, "token");
 export const host = LAB_ID ? LAB_RELAY_V4 : "127.0.0.1";
 /** The relay's name in the page's address. */
 const name = LAB_ID ? host : "localhost";
-/** The relay's ports. In its own namespace all are free; on this machine it takes free ones. */
+/** The relay's ports. In a namespace of its own every port is free; elsewhere 0 lets the kernel choose free ones. */
 export const PORTS = LAB_ID ? { media: 4443, http: 9184 } : { media: 0, http: 0 };
 let browser;
 /** The ports of the latest relay. */
 export let ports = PORTS;
 
-/** Returns the command that runs on the publisher's, the relay's or the player's node. */
+/** Returns the command line that runs a command in the publisher's, the relay's or the player's network namespace. */
 export function at(node, command, ...args) {
   return LAB_ID ? ["nsenter", `--net=/run/netns/${process.env[`LAB_${node}_NETNS`]}`, "--", command, ...args] : [command, ...args];
 }
 
-/** Starts a relay, with `again` at the ports of the last one. `who` grants the rights. */
+/** Starts a relay. With `again` it gets the ports of the previous one. `who` are the options that grant rights. */
 export async function relay({ who = ["--public"], again = false } = {}) {
   let child;
   // The ports may take a while to become free again.
@@ -61,7 +62,7 @@ async function begin(who, { media, http }) {
   return undefined;
 }
 
-/** Publishes a clip over and over in real time, or with `isOnce` once and without pace. */
+/** Publishes a clip in a loop in real time, or with `isOnce` one time and as fast as possible. */
 export function publish(name = "live", { clip = CLIP, options = [], isOnce = false } = {}) {
   const child = start(at("PUB", MILLRACE, "publish", "--name", name, ...options, "--tls-disable-verify", `moqt://${host}:${ports.media}`), "pipe");
   if (isOnce) {
@@ -104,7 +105,7 @@ export async function open({ from = browser, query = `?token=${readFileSync(TOKE
   return { page, wrong, complaints, close: () => context.close() };
 }
 
-/** Records the page's messages in order: one may be replaced before a test reads it. */
+/** Script that records the page's messages in order. A message may be replaced before a test reads it. */
 const RECORD_MESSAGES = `
   window.told = [];
   new MutationObserver(() => {
@@ -127,7 +128,7 @@ const picture = (page) =>
     return context.getImageData(0, 0, 64, 36).data.reduce((sum, byte) => (sum * 31 + byte) >>> 0, 0);
   });
 
-/** Waits until this number of further frames was shown, and the picture has changed. */
+/** Waits until the player has shown this number of further frames, and its picture has changed. */
 export async function moves(page, frames = SOME) {
   await page.locator('[data-figure="Frames shown"]').waitFor();
   await page.locator("canvas").waitFor();
@@ -148,7 +149,7 @@ export async function catalogBy(page, format) {
     window.before = player.catalog;
     player.catalogFormat = format;
   }, format);
-  // The catalog of the other format may still be there for a moment.
+  // The player keeps the catalog of the other format for a moment.
   const catalog = () => player.evaluate(({ catalog }) => (catalog && catalog !== window.before ? JSON.stringify(catalog) : undefined));
   return JSON.parse(await settles(`a catalog by ${format}`, catalog, (catalog) => catalog !== undefined, page.report));
 }

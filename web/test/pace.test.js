@@ -19,8 +19,8 @@ const WAY_MS = 40;
 /** The key frame's part of a group. */
 const KEY = 0.25;
 
-/** Simulates a path that carries `room(at)` bits per second, and a publisher that sends as much as it may, with a
-    group each second. */
+/** Simulates a path that carries `room(at)` bits per second at each time. The publisher on it sends as much as `Pace`
+    allows, with a group each second. */
 function way(room) {
   const pace = new Pace(MOST, SOUND);
   let [at, given, sent, dropped, isKeyDue] = [0, 0, 0, 0, false];
@@ -58,25 +58,25 @@ function way(room) {
   };
 }
 
-test("where there is room it stays as it was chosen", () => {
+test("bit rate on a path with enough capacity stays as chosen", () => {
   const it = way(() => 10 * MOST);
   it.run(60_000);
   assert.equal(it.pace.bitrate, MOST);
   assert.equal(it.dropped, 0);
 });
 
-test("where there is too little it becomes what the way carries, and nothing waits for long", () => {
+test("bit rate on a narrow path falls to its capacity, and data waits only briefly", () => {
   for (const room of [1_000_000, 500_000, 300_000]) {
     const it = way(() => room);
     it.run(15_000);
     const { longest, made } = it.run(60_000);
-    assert.ok(made + SOUND <= 1.01 * room, `${made} where ${room} fits`);
-    assert.ok(made + SOUND > 0.6 * room, `${made} is little of ${room}`);
-    assert.ok(longest < 1500, `${longest} ms where ${room} fits`);
+    assert.ok(made + SOUND <= 1.01 * room, `${made} bit/s exceed the capacity of ${room} bit/s`);
+    assert.ok(made + SOUND > 0.6 * room, `${made} bit/s use too little of ${room} bit/s`);
+    assert.ok(longest < 1500, `data waited ${longest} ms at a capacity of ${room} bit/s`);
   }
 });
 
-test("it comes back once there is room again", () => {
+test("bit rate rises to the chosen one after the path has capacity again", () => {
   const it = way((at) => (at < 10_000 ? 600_000 : 10_000_000));
   it.run(10_000);
   assert.ok(it.pace.bitrate < 600_000);
@@ -84,7 +84,7 @@ test("it comes back once there is room again", () => {
   assert.equal(it.pace.bitrate, MOST);
 });
 
-test("where nothing goes through no more is made, until something does", () => {
+test("pictures on a blocked path are not encoded until data arrives again", () => {
   const it = way((at) => (at < 5000 || at > 15_000 ? 10_000_000 : 1));
   it.run(5000);
   assert.ok(it.pace.hasRoom);

@@ -1,8 +1,8 @@
-// The relay's page in a real browser, which plays live video, publishes a camera, and shows the relay's status: see
-// `make web-test`.
+// Tests of the relay's page in a real browser, which plays live video, publishes a camera, and shows the relay's status.
+// `make web-test` runs them.
 //
-// The variables are those of `harness.js`. CLIP must have only H.264. MOQ_SUB: Cloudflare's player, if installed.
-// FILMED: the camera's picture in a lab, as MJPEG.
+// The environment variables are those of `harness.js`, MOQ_SUB (Cloudflare's player, if installed) and FILMED (the
+// camera's picture in a lab, as MJPEG). CLIP must have H.264 only.
 
 import assert from "node:assert/strict";
 import { createSocket } from "node:dgram";
@@ -36,7 +36,7 @@ async function status() {
   return JSON.parse(json);
 }
 
-test("what is live is listed and plays, for late viewers too, and goes on after a restart of the relay", async () => {
+test("a live broadcast is listed and plays, also for late viewers and after a restart of the relay", async () => {
   let server = await relay();
   let publisher;
   const first = await open();
@@ -50,7 +50,7 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     await figured(first.page, ENGINE === "kernel" ? "Packets by the kernel" : "Packets by userspace", (packets) => packets !== "0");
     await shot(first.page, "plays");
 
-    // Both catalogs are equal; hang's repeats some of the init segment for players that need that.
+    // Both catalogs must be equal, except for `description`: hang's catalog repeats a part of the init segment there.
     const said = (key, value) => (key === "description" ? undefined : value);
     const isFrom = async (format) => {
       const { video } = await catalogBy(first.page, format);
@@ -61,8 +61,8 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     const hang = await isFrom("hang");
     assert.equal(hang, msf);
 
-    // The catalog was written once, long before. A page without the token shows the picture, but not the relay's
-    // figures.
+    // A late viewer needs the catalog, which was published once, long before. A page without the token shows the picture,
+    // but not the relay's figures.
     const late = await open({ query: "", viewport: { width: 390, height: 844 }, colorScheme: "dark" });
     await moves(late.page);
     await late.page.locator("#relay", { hasText: "need the link with the token" }).waitFor();
@@ -90,7 +90,7 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
   }
 });
 
-test("two broadcasts, chosen by keyboard", async () => {
+test("two broadcasts are chosen by keyboard and play", async () => {
   const server = await relay();
   const publishers = [publish("one"), publish("two")];
   const { page, wrong, close } = await open();
@@ -111,8 +111,8 @@ test("two broadcasts, chosen by keyboard", async () => {
   }
 });
 
-/** A closed UDP port that cannot be taken: its socket is connected to another one, so the kernel refuses all other
-    senders. */
+/** Returns a UDP port that refuses packets and that no other program can take: its socket is connected to another port,
+    so the kernel refuses all other senders. */
 async function refusing(socket) {
   socket.bind(0, "127.0.0.1");
   await once(socket, "listening");
@@ -121,7 +121,7 @@ async function refusing(socket) {
   return socket.address().port;
 }
 
-test("what hinders is said in words", async () => {
+test("a page that cannot play says why", async () => {
   const server = await relay();
   const without = (name) => (page) => page.addInitScript((name) => delete window[name], name);
   const routed = (web) => (page) => page.route("**/web.json", (route) => route.fulfill({ json: web }));
@@ -160,7 +160,7 @@ const tabs = (page) =>
 /** Waits until the contents of the tab have been loaded. */
 const titled = (page, what) => page.waitForFunction((title) => document.title === title, `${what} - millrace relay`);
 
-test("tabs by keyboard and by address, on a phone too", async () => {
+test("tabs are chosen by keyboard and by address, also on a phone", async () => {
   const server = await relay();
   const publisher = publish("relay");
   const { page, wrong, close } = await open({ tab: "#relay" });
@@ -220,7 +220,7 @@ test("tabs by keyboard and by address, on a phone too", async () => {
   }
 });
 
-test("the relay's sessions and tracks are live, over one channel that is open while it is needed", async () => {
+test("the relay's sessions and tracks update over one channel, which is open only while a tab needs it", async () => {
   let server = await relay();
   const { page, wrong, close } = await open({ tab: "#relay" });
   let publisher;
@@ -287,7 +287,7 @@ async function plays(stream, frames, ...command) {
   player.stdout.pipe(decoder.stdin);
   try {
     await settles(`${frames} frames by ${command[0]}`, () => found.length, (count) => count >= frames);
-    assert.ok(new Set(found).size > 2, "it is not always the same");
+    assert.ok(new Set(found).size > 2, "the frames are all the same");
     // The decoder ends with the last frame.
     await until("the decoder to end", () => decoder.exitCode !== null);
     await decoder.ended;
@@ -298,7 +298,7 @@ async function plays(stream, frames, ...command) {
   }
 }
 
-test("a camera is published, to players and to another page, and again after a restart of the relay", async () => {
+test("a camera is published to players and to another page, also after a restart of the relay", async () => {
   let server = await relay();
   const url = `moqt://${host}:${ports.media}`;
   const first = await open({ tab: "#publish/cam" });
@@ -311,7 +311,7 @@ test("a camera is published, to players and to another page, and again after a r
     await moves(other.page);
     await first.page.locator('#sent [data-figure="State"]', { hasText: "sent to the relay" }).waitFor();
     await first.page.locator('#sent [data-figure="Viewers"]', { hasText: "1" }).waitFor();
-    // Both use the same clock.
+    // Publisher and viewer run on the same machine, so the latency is no difference of clocks.
     await figured(other.page, "Latency", (late) => Math.abs(parseFloat(late)) < SAME_CLOCK_MS);
     await shot(first.page, "publishes");
 
@@ -354,19 +354,19 @@ async function bits(page, name) {
   return Number(number) * { "kbit/s": 1e3, "Mbit/s": 1e6 }[unit];
 }
 
-/** Longer than the latency of a watching viewer. */
+/** Upper bound of a viewer's latency while the picture counts as live. */
 const LATE_MS = 3000;
-/** Bit rate of the chosen picture at 0.08 bits a pixel, which the page shows. */
+/** Bit rate of a picture of 1280 x 720 at 0.08 bits per pixel and 30 frames per second, as the page rounds it. */
 const CHOSEN = 2.2e6;
 
-test("a camera stays live on a way that loses packets, and on one with too little room", { skip: !LAB_ID && "needs a lab" }, async () => {
+test("a camera stays live on a path that loses packets, and on a path with too little capacity", { skip: !LAB_ID && "needs a lab" }, async () => {
   const server = await relay();
-  // The picture of Chromium's own fake camera needs almost no bits.
+  // A file replaces Chromium's own fake camera, whose picture needs almost no bits.
   const filming = await launch([`--use-file-for-fake-video-capture=${FILMED}`]);
   const first = await open({ from: filming, tab: "#publish/cam" });
   const other = await open();
   const aim = () => bits(first.page, "Bit rate of the picture, at most");
-  // With the chosen bit rate the picture would be ever later.
+  // If the bit rate stayed as chosen, the latency would grow without limit.
   const isLive = async (frames) => {
     await moves(other.page, frames);
     await figured(other.page, "Latency", (late) => Math.abs(parseFloat(late)) < LATE_MS);
@@ -374,17 +374,17 @@ test("a camera stays live on a way that loses packets, and on one with too littl
   try {
     await broadcast(first.page, "camera", ["720", "1280 × 720"]);
     await moves(other.page);
-    await settles("what was chosen", aim, CHOSEN);
+    await settles("the chosen bit rate", aim, CHOSEN);
     await uplink("loss=1%", "delay=20ms");
     await isLive(300);
 
     await uplink("loss=0%", "rate=1mbit", "queue-bytes=64000");
-    await settles("less", aim, (bits) => bits < 1e6);
+    await settles("a lower bit rate", aim, (bits) => bits < 1e6);
     await isLive(150);
     await shot(first.page, "narrow");
 
     await uplink("rate=none");
-    await settles("what was chosen, again", aim, CHOSEN);
+    await settles("the chosen bit rate again", aim, CHOSEN);
     await isLive(30);
     assert.deepEqual([...first.wrong, ...other.wrong], []);
   } finally {
@@ -396,7 +396,7 @@ test("a camera stays live on a way that loses packets, and on one with too littl
   }
 });
 
-test("a screen is published, without sound", async () => {
+test("a screen is published without sound", async () => {
   const server = await relay();
   const { page, wrong, close } = await open({ tab: "#publish/screen", colorScheme: "dark" });
   try {
@@ -415,9 +415,9 @@ test("a screen is published, without sound", async () => {
 
 const playsBy = (page, format) => settles("the catalog's format", () => page.locator("moq-watch").evaluate((player) => player.catalogFormat), format);
 
-test("a broadcast plays by the catalog that the player takes", async () => {
+test("a broadcast whose hang catalog is unreadable plays by its MSF catalog", async () => {
   const server = await relay();
-  // Removes the parts of hang's catalog that the player cannot read.
+  // Adds a value to hang's catalog that the player refuses: a jitter that is no whole number.
   const prepare = (page) =>
     page.addInitScript(() => {
       const stringify = JSON.stringify;
@@ -456,7 +456,7 @@ test("a broadcast of LOC plays", async () => {
   }
 });
 
-test("what hinders publishing is said in words", async () => {
+test("a page that cannot publish says why", async () => {
   const server = await relay();
   const without = (name) => (page) => page.addInitScript((name) => delete window[name], name);
   const fails = (name, forSound = false) => (page) =>
@@ -499,7 +499,7 @@ test("what hinders publishing is said in words", async () => {
   }
 });
 
-test("who may not publish is told what is missing, and may with a token", async () => {
+test("a page without the right to publish says what is missing, and publishes with a token", async () => {
   const [secret, config] = [join(dir, "secret"), join(dir, "relay.toml")];
   writeFileSync(secret, "s".repeat(32));
   writeFileSync(config, `token-secrets = ["${secret}"]\n[[allow]]\nnamespace = "room/**"\npublish = ["token"]\nsubscribe = ["anyone"]\n`);

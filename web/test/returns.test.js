@@ -1,7 +1,8 @@
-// The page's player continues after a publisher was killed and started again: see `scripts/web.sh test returns`.
+// Tests that the page's player continues after a publisher was killed and started again. `scripts/web.sh test returns`
+// runs them.
 //
-// The variables are those of `harness.js`, and: ABSENT_MS, how long the publisher is away; ROUNDS, how often it is
-// killed. The output has the times without a new picture, less the absence.
+// The environment variables are those of `harness.js`, ABSENT_MS (how long the publisher is away) and ROUNDS (how often
+// it is killed). The output has the longest times without a new picture, less the publisher's absence.
 
 import assert from "node:assert/strict";
 
@@ -9,10 +10,10 @@ import { at, host, moves, open, ports, relay, shot } from "./harness.js";
 import { start, test, until } from "./support.js";
 
 const { MILLRACE, CLIP, ABSENT_MS = "0", ROUNDS = "1" } = process.env;
-/** Number of frames that are shown before the publisher is killed, and afterwards. */
+/** Number of frames that must be shown before the publisher is killed, and again after it was started again. */
 const SOME = 45;
 
-/** Publishes the clip over and over in real time. */
+/** Publishes the clip in a loop in real time. */
 function publish(options) {
   const output = ["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"];
   const source = start(["ffmpeg", "-v", "error", "-nostdin", "-re", "-stream_loop", "-1", "-i", CLIP, "-c", "copy", ...output], "ignore", "pipe");
@@ -22,7 +23,7 @@ function publish(options) {
   return { kill: () => Promise.all([source.stop("SIGKILL"), child.stop("SIGKILL")]) };
 }
 
-/** Makes the page record when it shows a picture. */
+/** Makes the page record the time of each picture that it shows. */
 const watch = (page) =>
   page.evaluate(() => {
     window.shown = [];
@@ -37,8 +38,8 @@ const PUBLISHERS = [
 ];
 
 for (const [what, options] of PUBLISHERS) {
-  test(`${what} that is killed and started again is a gap of the page's picture`, async (context) => {
-    // The publisher's dead session would not end by itself.
+  test(`${what} that is killed and started again is a gap in the page's picture`, async (context) => {
+    // The idle timeout is so long that the killed publisher's session is still open when the next publisher comes.
     const server = await relay({ who: ["--public", "--idle-timeout", "600"] });
     let publisher = publish(options);
     const { page, wrong, close } = await open();

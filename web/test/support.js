@@ -7,8 +7,7 @@ import { createInterface } from "node:readline";
 import { test as run } from "node:test";
 import { inspect, isDeepStrictEqual } from "node:util";
 
-/** How long a test waits for a state before it fails. It is far longer than any state takes, so that speed is not
-    tested. */
+/** Time after which waiting for a state fails. It is far longer than any state takes on a slow machine. */
 export const BOUND_MS = 300_000;
 const PAUSE_MS = 50;
 /** Arguments of Chromium, which root must start without a sandbox. It draws in software: emulating a GPU takes a
@@ -20,9 +19,9 @@ const LINES = 40;
 /** The programs of the running test. */
 let programs = [];
 
-/** Reads a state until it is as wanted, and returns it. `wanted` is an equal value, a pattern for a text, or a
- * function that returns whether it is. `what` completes the sentence "waited in vain for ..."; `report` adds
- * details to a failure.
+/** Reads a state again and again until it is as wanted, and returns it. `wanted` is an equal value, a pattern for a
+ * text, or a function that checks the state. `what` completes the error "waited in vain for ...", and `report` adds
+ * details to it.
  */
 export async function settles(what, read, wanted, report = async () => "") {
   const deadline = Date.now() + BOUND_MS;
@@ -60,7 +59,7 @@ export function start([program, ...args], stdin = "ignore", stdout = "ignore", .
   child.lines = [];
   createInterface(child.stderr).on("line", (line) => child.lines.push(line));
   child.stdin?.on("error", () => {});
-  /** Resolves when it has ended and `lines` is complete. */
+  /** Resolves when the program has ended and `lines` is complete. */
   child.ended = once(child, "close");
   child.ended.catch(() => {});
   child.stop = async (signal = "SIGTERM") => {
@@ -71,7 +70,7 @@ export function start([program, ...args], stdin = "ignore", stdout = "ignore", .
   return child;
 }
 
-/** Defines a test that, if it fails, prints the output of the programs that it had started. */
+/** Defines a test. If the test fails, its error has the last output of the programs that it started. */
 export function test(name, ...rest) {
   const body = rest.pop();
   return run(name, ...rest, async (context) => {

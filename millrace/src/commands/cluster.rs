@@ -1,4 +1,4 @@
-//! `millrace cluster`: what a running relay knows of the other relays of its cluster.
+//! `millrace cluster`: shows the other relays of a running relay's cluster, and the routes to namespaces.
 
 use anyhow::{Context as _, bail};
 use millrace_daemon::render::{
@@ -34,8 +34,9 @@ enum ClusterVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Show by which way the relay has a namespace, what it costs, and why not by another one
+    /// Show the relay's route to a namespace, its cost, and why the other routes are not used
     Why {
+        /// Namespace whose routes are explained
         namespace: Namespace,
         #[command(flatten)]
         asked: status::AskedRelay,
@@ -55,7 +56,7 @@ pub fn run(args: ClusterArgs) -> anyhow::Result<()> {
         ClusterVerb::Why { namespace, asked } => {
             let status = asked.ask()?;
             let cluster = status.cluster.as_ref().context(NO_CLUSTER)?;
-            // A namespace that is announced serves all that begin with it.
+            // An announced namespace covers all namespaces that begin with it. The longest announced prefix applies.
             let mut prefixes: Vec<_> = namespace.prefixes().collect();
             prefixes.reverse();
             for prefix in prefixes {
@@ -146,12 +147,12 @@ fn render_routes(routes: &RoutesStatus, width: usize) -> String {
     });
     table(&mut out, width, &ROUTES, rows);
     if routes.truncated {
-        line(&mut out, width, "there are more: name the beginning of their namespace");
+        line(&mut out, width, "more namespaces are not shown: give the beginning of one as NAMESPACE");
     }
     out.trim_start().to_owned()
 }
 
-/// Returns the state of a route in a word or two. `place`: its place among the routes to the namespace.
+/// Returns the state of a route in a word or two. `place` is the route's rank among the routes to the namespace.
 fn state(place: usize, route: &RouteStatus) -> &'static str {
     match (route.local, route.carried, route.suspect, place) {
         (true, _, _, _) => "published here",
@@ -162,6 +163,7 @@ fn state(place: usize, route: &RouteStatus) -> &'static str {
     }
 }
 
+/// Formats the hop IDs of a route, from the publisher to this relay.
 fn path(route: &RouteStatus) -> String {
     let hops: Vec<_> = route.path.iter().map(u64::to_string).collect();
     hops.join(" > ")
@@ -186,19 +188,20 @@ fn render_why(cluster: &ClusterStatus, asked: &Namespace, routed: &RoutedNamespa
     out
 }
 
-/// Why `other` comes behind `first`.
+/// Returns the reason why the relay ranks the route `other` behind the route `first`.
 fn why_not(first: &RouteStatus, other: &RouteStatus) -> String {
+    // The arms follow the order in which the relay compares routes. Hop ID 0 means that a relay has no identity.
     let unnamed = |route: &RouteStatus| route.path.contains(&0);
     match () {
-        () if other.suspect && !first.suspect => "its relay does not answer, or goes away".to_owned(),
-        () if first.local && !other.local => "the first one's publisher is at this relay".to_owned(),
-        () if first.carried && !other.carried => "tracks come by the first one already".to_owned(),
+        () if other.suspect && !first.suspect => "its relay does not answer, or is shutting down".to_owned(),
+        () if first.local && !other.local => "the first route's publisher is at this relay".to_owned(),
+        () if first.carried && !other.carried => "tracks already arrive over the first route".to_owned(),
         () if unnamed(other) && !unnamed(first) => "a hop on its path has no identity".to_owned(),
         () if other.cost > first.cost => format!("it costs {} more", other.cost - first.cost),
         () if other.path.len() > first.path.len() => {
             format!("its path has {} hops more", other.path.len() - first.path.len())
         }
-        () => "it is as good: the hash of namespace and path decides".to_owned(),
+        () => "both are equally good: the hash of namespace and path decides".to_owned(),
     }
 }
 
@@ -207,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_names_the_reason_of_each_standby() {
+    fn why_names_the_reason_of_each_standby_route() {
         let route = |session, path: &[u64], cost| RouteStatus {
             session,
             path: path.to_vec(),

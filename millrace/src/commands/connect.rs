@@ -1,4 +1,4 @@
-//! Flags of every command that connects to a relay.
+//! Flags of the commands that connect to a relay as a client.
 
 use std::{future::Future, io, path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use millrace_daemon::daemon::EndSignals;
 use millrace_moq::Draft;
 use url::Url;
 
-/// The relay to connect to, and how.
+/// The relay to connect to, the certificates to trust, and the drafts to offer.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ConnectArgs {
     /// URL of the relay: moqt://HOST[:PORT][/PATH], or https:// for WebTransport
@@ -42,6 +42,8 @@ pub struct ConnectArgs {
 pub fn wait_until_stopped(time: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
     let mut ends = EndSignals::new()?;
     Ok(async move {
+        // After a signal, `next_signal` ignores repetitions within a second, which one Ctrl-C may cause. After a
+        // timeout there was no signal yet, so any signal ends the process.
         let asked = tokio::select! {
             _ = ends.next() => true,
             () = over(time) => false,
@@ -53,6 +55,7 @@ pub fn wait_until_stopped(time: Option<Duration>) -> io::Result<impl Future<Outp
     })
 }
 
+/// Waits for the end of `time`, or forever without one.
 async fn over(time: Option<Duration>) {
     match time {
         Some(time) => tokio::time::sleep(time).await,

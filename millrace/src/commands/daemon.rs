@@ -1,4 +1,4 @@
-//! Code that the daemons' commands share: gate, grafts, packet grafts.
+//! Flags and start-up code that the commands of the daemons share: gate, grafts and fan-out.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use millrace_daemon::{
     log::{self, LogFormat},
 };
 
-/// Flags of a daemon. Each daemon has its own defaults of `--socket` and `--http` (`mut_arg`).
+/// Flags of a daemon. Each daemon sets its own defaults of `--socket` and `--http` with clap's `mut_arg`.
 #[derive(Debug, clap::Args)]
 pub struct DaemonFlags {
     /// Path of the control socket
@@ -47,6 +47,7 @@ impl DaemonFlags {
     /// Sets up logging and runs `serve` to its end.
     pub fn run(&self, serve: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
         let settings = log::Settings { level: self.log_level.clone(), format: self.log_format, file: None };
+        // Held until the daemon ends: dropping it flushes the log.
         let _log = log::start(&settings)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(serve)

@@ -1,4 +1,4 @@
-//! `millrace fanout`.
+//! `millrace fanout`: runs the fan-out, asks a running one, and receives its streams.
 
 use std::{
     net::SocketAddr,
@@ -157,7 +157,7 @@ pub fn run(args: FanoutCommandArgs) -> anyhow::Result<()> {
     }
 }
 
-/// How often the trace is read.
+/// Interval between two reads of the trace.
 const PERIOD: Duration = Duration::from_millis(250);
 
 fn trace(args: &FanoutTraceArgs) -> anyhow::Result<()> {
@@ -167,6 +167,7 @@ fn trace(args: &FanoutTraceArgs) -> anyhow::Result<()> {
     let look = || -> anyhow::Result<TraceEvents> {
         expect_answer!(ask(&args.socket.socket, &FanoutRequest::Trace(follow.clone()))?, FanoutAnswer::Traced)
     };
+    // The first request starts the trace in the daemon.
     look()?;
     if !args.json {
         let mut head = String::new();
@@ -192,7 +193,7 @@ fn trace(args: &FanoutTraceArgs) -> anyhow::Result<()> {
     ask(&args.socket.socket, &FanoutRequest::Untrace(follow.clone()))?;
     if lost > 0 {
         eprintln!(
-            "note: {lost} more were lost because a buffer was full; trace fewer with --every or --stream"
+            "note: {lost} more trace lines were lost because a buffer was full; trace fewer packets with --every or --stream"
         );
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `millrace graft`.
+//! `millrace graft`: runs the graft daemon, and asks a running one.
 
 use std::{
     collections::BTreeMap,
@@ -38,17 +38,19 @@ pub struct GraftCommandArgs {
 
 #[derive(Debug, Subcommand)]
 enum GraftVerb {
-    /// Run the graft daemon: load grafts into the kernel, and let connections and sessions use them as a settings file says
+    /// Run the graft daemon: load grafts into the kernel, and let connections and sessions use them as a settings file
+    /// says
     Run(GraftRunArgs),
     /// Run the graft daemon as a gateway, which also tunnels connections of the hosts behind its interfaces
     Gateway(GraftGatewayArgs),
-    /// Takes back what a gateway that was killed has left
+    /// Remove the rules and routes of a gateway that was killed. Started by the daemon
     #[command(hide = true)]
     GatewayKeep { run: u16, interfaces: Vec<String> },
-    /// A part of a daemon. Started by the daemon
+    /// Run one part of the daemon, in a process of its own. Started by the daemon
     #[command(hide = true)]
     Part(GraftPartArgs),
-    /// Holds what a daemon has lent, and ends it when the daemon is gone. Started by the daemon
+    /// Hold the sockets that the daemon has lent to applications, and shut them down when the daemon is gone. Started
+    /// by the daemon
     #[command(hide = true)]
     SessionsKeep,
     /// Check a graft: its manifest, its identity, and whether this kernel accepts it
@@ -102,7 +104,7 @@ enum GraftVerb {
     Hook(hook::HookArgs),
     /// Apply functions such as repair or pacing to datagrams; lists of functions can be changed while datagrams pass
     Sessions(sessions::SessionsCommandArgs),
-    /// The former daemon of sessions
+    /// The former daemon of sessions; prints the command that replaces it
     #[command(hide = true)]
     Packets {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -132,7 +134,8 @@ struct GraftRunArgs {
     persist: bool,
     #[command(flatten)]
     pins: PinsArg,
-    /// Socket where applications ask for sessions with the peers of the settings; all users may, the settings say who gets any
+    /// Socket where applications ask for sessions with the peers of the settings; all users may connect, and the
+    /// settings say who gets a session
     #[arg(long, value_name = "PATH", default_value = DEFAULT_MESSAGES_SOCKET)]
     messages_socket: PathBuf,
     #[command(flatten)]
@@ -148,8 +151,8 @@ struct GraftPartArgs {
 
 #[derive(Debug, clap::Args)]
 struct GraftGatewayArgs {
-    /// Network interface that leads to the hosts behind this gateway, in addition to those of [gateway] in the settings,
-    /// repeatable
+    /// Network interface that leads to the hosts behind this gateway, in addition to those of [gateway] in the
+    /// settings, repeatable
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     interface: Vec<String>,
     #[command(flatten)]
@@ -262,7 +265,7 @@ impl Values {
 }
 
 fn value(text: &str) -> Result<(String, u64), String> {
-    let (name, value) = text.split_once('=').ok_or("is NAME=NUMBER")?;
+    let (name, value) = text.split_once('=').ok_or("must be NAME=NUMBER")?;
     let value = value.parse().map_err(|error| format!("{value:?}: {error}"))?;
     Ok((name.to_owned(), value))
 }
@@ -311,7 +314,7 @@ fn run_daemon(args: GraftRunArgs, interfaces: Vec<String>) -> anyhow::Result<()>
         return check_settings(&args.config, &interfaces);
     }
     pins(&args)?;
-    // A part has the daemon's own flags.
+    // A part gets the daemon's own flags: all arguments after `millrace graft run` or `millrace graft gateway`.
     let arguments = ["graft", "part"].map(OsString::from).into_iter().chain(std::env::args_os().skip(3));
     let arguments = arguments.collect();
     let front = args.daemon.front();
@@ -332,11 +335,12 @@ fn run_part(args: GraftPartArgs) -> anyhow::Result<()> {
             let setup = packets::PacketSetup { config, messages: messages_socket };
             daemon.run(run_in_frame(|frame| packets::run(setup, frame)))
         }
-        _ => bail!("there is no part {name}"),
+        _ => bail!("the daemon has no part named {name}"),
     }
 }
 
-/// Returns where grafts and rules are left.
+/// Returns the directory where grafts and rules are pinned. The default one belongs to the daemon with the default
+/// control socket, so other daemons have none unless `--pins` names one.
 fn pins(args: &GraftRunArgs) -> anyhow::Result<Option<PathBuf>> {
     let usual = (args.daemon.socket() == Path::new(DEFAULT_SOCKET)).then(|| PinDirectory::DEFAULT.into());
     let pins = args.pins.pins.clone().or(usual);
@@ -359,12 +363,12 @@ fn check_settings(config: &Path, interfaces: &[String]) -> anyhow::Result<()> {
     let room = sessions.room;
     let memory = sessions::memory(sessions.memory()?);
     print(&format!(
-        "the settings are usable: {memory} in the kernel, for {} sessions, of which {} may keep packets\n",
+        "the settings are usable: {memory} in the kernel for {} sessions; {} of them may keep packets\n",
         room.sessions, room.keepers
     ))
 }
 
-/// Returns the error for a command of the former daemon of sessions: what replaces it.
+/// Returns the error for a command of the former daemon of sessions. It names the command that replaces it.
 fn replacement(arguments: &[OsString]) -> String {
     let now = match arguments.first().and_then(|verb| verb.to_str()) {
         Some("status") => "millrace graft sessions status",
@@ -379,7 +383,7 @@ fn replacement(arguments: &[OsString]) -> String {
     format!("one daemon does what `millrace graft packets` did: use {now}")
 }
 
-/// The status of all parts.
+/// Formats the status of all parts of the daemon.
 fn joint(status: &control::Status) -> String {
     let mut out = text::status(status, width());
     if let Some(sessions) = &status.sessions {
@@ -395,8 +399,8 @@ fn clean(directory: &Path) -> anyhow::Result<()> {
         count => names.push(format!("{count} rules and routes of a gateway")),
     }
     match names.as_slice() {
-        [] => print("nothing was left there\n"),
-        names => print(&format!("taken back: {}\n", names.join(", "))),
+        [] => print("nothing to remove\n"),
+        names => print(&format!("removed: {}\n", names.join(", "))),
     }
 }
 
@@ -410,6 +414,7 @@ fn check(args: GraftCheckArgs) -> anyhow::Result<()> {
             Some("o") => PoolGraft::without_manifest(path).map_err(failed)?,
             _ => GraftPool::read(&args.pool.pool, &[])?.find(name)?.clone(),
         };
+        // The verifier runs only for root, since loading a graft needs privileges. Others get the check of the files.
         let asked =
             nix::unistd::geteuid().is_root().then(|| millrace_graft::check(&graft, &values)).transpose()?;
         let ms = asked.map(|timing| (timing.open + timing.load).as_secs_f64() * 1e3);
@@ -421,7 +426,7 @@ fn check(args: GraftCheckArgs) -> anyhow::Result<()> {
 fn export(args: &GraftExportArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.directory)?;
     let pool = GraftPool::read(&[], &[])?;
-    // All are known before any is written.
+    // All names are checked before the first file is written, so that a typo leaves no partial export.
     args.graft.iter().try_for_each(|name| pool.find(name).map(drop))?;
     let mut names = Vec::new();
     for graft in pool.iter().filter(|it| args.graft.is_empty() || args.graft.contains(&it.manifest.name)) {
@@ -451,7 +456,7 @@ fn swap(args: Swap) -> anyhow::Result<()> {
     print(&format!("{connections} live connections changed in {ms:.1} ms, {} refused\n", done.refused))
 }
 
-/// The daemon does it; this waits.
+/// Asks the daemon to send probes, waits until it has finished, and prints the result.
 fn probe(args: &GraftProbeArgs) -> anyhow::Result<()> {
     let target = ProbeTarget { peer: args.peer, udp_port: args.udp };
     let socket = &args.socket.socket;
@@ -464,7 +469,7 @@ fn probe(args: &GraftProbeArgs) -> anyhow::Result<()> {
     let done = loop {
         let probed = expect_answer!(control::ask(socket, &GraftRequest::Probes)?, GraftAnswer::Probed)?;
         let found = probed.into_iter().find(|it| it.target == target);
-        let found = found.context("the daemon has forgotten it")?;
+        let found = found.context("the daemon no longer lists this probe: start it again")?;
         if !found.runs {
             break found;
         }

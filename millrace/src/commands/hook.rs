@@ -1,4 +1,4 @@
-//! `millrace graft hook`: a command whose connections are carried, in a cgroup of its own.
+//! `millrace graft hook`: runs a command in a cgroup of its own, whose TCP connections the daemon tunnels.
 
 use std::{
     fs,
@@ -39,11 +39,12 @@ fn ports(text: &str) -> Result<(u16, u16), String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (first.parse(), last.parse()) {
         (Ok(first), Ok(last)) if 0 < first && first <= last => Ok((first, last)),
-        _ => Err("is 1 to 65535, or a range such as 8000-8100".to_owned()),
+        _ => Err("must be 1 to 65535, or a range such as 8000-8100".to_owned()),
     }
 }
 
-/// Becomes the command. The daemon removes the cgroup when nobody is in it any more.
+/// Replaces this process with the command, inside the new cgroup. The daemon removes the cgroup when it has no process
+/// any more.
 pub fn run(args: HookArgs) -> anyhow::Result<()> {
     let Some((program, arguments)) = args.command.split_first() else { bail!("name a command to run") };
     let before = own_cgroup().context("no cgroup of version 2 is mounted here")?;
@@ -56,11 +57,13 @@ pub fn run(args: HookArgs) -> anyhow::Result<()> {
         Ok(()) => anyhow::Error::from(Command::new(program).args(arguments).exec()).context(program.clone()),
         Err(error) => error,
     };
+    // The command was not started. The cgroup can only be removed after this process has left it.
     let _ = enter(&before);
     let _ = fs::remove_dir(&cgroup);
     Err(error)
 }
 
+/// Asks the daemon to tunnel the connections of the cgroup's processes.
 fn ask(args: &HookArgs, cgroup: &Path) -> anyhow::Result<()> {
     let everybody = vec![millrace_graft_kernel::everybody()];
     let peers = if args.peer.is_empty() { &everybody } else { &args.peer };
@@ -74,6 +77,7 @@ fn ask(args: &HookArgs, cgroup: &Path) -> anyhow::Result<()> {
     control::ask(&args.socket, &request).map(drop)
 }
 
+/// Moves this process into the cgroup.
 fn enter(cgroup: &Path) -> std::io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())
 }
@@ -83,7 +87,7 @@ mod tests {
     use super::ports;
 
     #[test]
-    fn hook_ports_are_one_port_or_a_range() {
+    fn hook_port_is_parsed_as_one_port_or_a_range() {
         assert_eq!(ports("443"), Ok((443, 443)));
         assert_eq!(ports("8000-8100"), Ok((8000, 8100)));
         for wrong in ["", "0", "9-8", "0-1", "1-65536", "a"] {

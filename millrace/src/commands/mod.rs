@@ -1,5 +1,4 @@
-//! The commands, one file each: their flags, and the functions that run them. The work is done in the crates of the
-//! products.
+//! The commands, one file each: their flags, and the functions that run them. The products' crates contain the logic.
 
 pub mod cluster;
 mod connect;
@@ -24,7 +23,7 @@ mod why;
 use millrace_daemon::render::print;
 
 #[derive(Debug, clap::Subcommand)]
-#[allow(clippy::large_enum_variant, reason = "there is one of it per process")]
+#[allow(clippy::large_enum_variant, reason = "a process has one value of this type")]
 pub enum ProgramCommand {
     /// Relay Media over QUIC between publishers and subscribers
     Relay(relay::RelayCommandArgs),
@@ -57,17 +56,17 @@ pub enum ProgramCommand {
     Version,
 }
 
-/// Returns further problems of a command's flags. Values of the flags in `flags` could not be read.
+/// Returns further faults in a command's flags. The flags named in `flags` have unreadable values and were left out.
 pub fn problems(command: ProgramCommand, flags: &[String]) -> Vec<String> {
     let found = match command {
         ProgramCommand::Relay(args) => relay::problems(args),
         _ => Vec::new(),
     };
-    // A problem that arises only because such a flag was omitted would name it.
+    // Leaving out an unreadable flag may cause a consequential fault, whose text names the flag. It is not reported.
     found.into_iter().filter(|problem| !flags.iter().any(|flag| problem.contains(flag.as_str()))).collect()
 }
 
-/// Runs a command. `whole` is the program's command line.
+/// Runs a command. `whole` is clap's definition of all commands, from which the shell completions are generated.
 pub fn run(command: ProgramCommand, mut whole: clap::Command) -> anyhow::Result<()> {
     match command {
         ProgramCommand::Completions { shell } => {

@@ -1,4 +1,4 @@
-//! Reads flags, and reports everything that is wrong with them at once, with the accepted values.
+//! Parses arguments, and reports all refused values at once. clap alone stops at the first one.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -8,10 +8,11 @@ use clap::{
 };
 use millrace_daemon::render::in_words;
 
-/// Reads the arguments of a process.
+/// Parses the arguments of a process. Each refused value is recorded and removed, and the rest is parsed again until
+/// clap accepts it.
 ///
 /// # Errors
-/// Fails with a message for [`clap::Error::exit`] or [`RefusedArguments::describe`].
+/// Fails if an argument was refused: with clap's own error, or with a list of problems.
 pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, RefusedArguments<C>> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut problems = Vec::new();
@@ -25,7 +26,7 @@ pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
             Err(error) => error,
         };
         match problem(&error, &arguments) {
-            // There may be more problems without this one.
+            // Without this argument clap goes on to the next refused one.
             Some((problem, at)) => {
                 problems.push(problem);
                 let flag = arguments[at.start].to_string_lossy().into_owned();
@@ -35,7 +36,7 @@ pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
                 arguments.drain(at);
             }
             None if problems.is_empty() => return Err(RefusedArguments::ByClap(Box::new(error))),
-            // A required argument is missing, perhaps because it was removed here.
+            // clap's error may be a consequence: a required argument is missing because it was refused above.
             None => return Err(RefusedArguments::Problems { problems, flags, rest: None }),
         }
     }
@@ -44,14 +45,15 @@ pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
 /// The reason why arguments were refused.
 #[derive(Debug)]
 pub enum RefusedArguments<C> {
-    /// An error of clap, or the answer to a question such as `--help`.
+    /// An error of clap, or the text that a flag such as `--help` asks for.
     ByClap(Box<clap::Error>),
     Problems {
-        /// The values that were refused, each with a description of the fault.
+        /// A description of each refused value.
         problems: Vec<String>,
-        /// The names of those flags.
+        /// The names of the flags with refused values, without `--`.
         flags: Vec<String>,
-        /// The arguments without the refused ones: the command may find more problems.
+        /// The command parsed from the other arguments, which may have problems that only the command itself finds.
+        /// `None` if a required argument is missing.
         rest: Option<Box<C>>,
     },
 }
@@ -64,7 +66,7 @@ impl<C> RefusedArguments<C> {
     }
 }
 
-/// Reads a time: a plain number of seconds, or a number with its unit. All flags accept both.
+/// Parses a time: a plain number of seconds, or a number with its unit. All flags accept both.
 ///
 /// # Errors
 /// Fails if the text is neither.
@@ -77,7 +79,8 @@ pub fn time(text: &str) -> Result<Duration, String> {
     )
 }
 
-/// Describes what is wrong with a value, and returns the indices of its arguments.
+/// Returns a description of the refused value in clap's error, and the indices of the arguments to remove. `None` if
+/// the error is about something else than a value.
 fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::ops::Range<usize>)> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -88,6 +91,7 @@ fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
             let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
             let at = place(arguments, given.split([' ', '=', '[']).next()?, &value)?;
+            // clap's text ends with usage and hints, which are printed once for all problems.
             let rendered = error.to_string();
             let first = rendered.strip_prefix("error: ").unwrap_or(&rendered);
             let end = first
@@ -96,20 +100,20 @@ fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::
                 .unwrap_or(first.len());
             Some((in_words(first[..end].trim_end()), at))
         }
-        // clap takes a negative number for a flag.
+        // clap parses a negative number as an unknown flag.
         ErrorKind::UnknownArgument
             if given.starts_with('-') && given[1..].starts_with(|c: char| c.is_ascii_digit()) =>
         {
             let at = arguments.iter().position(|argument| argument.to_str() == Some(given.as_str()))?;
             let flag = arguments.get(at.checked_sub(1)?)?.to_str().filter(|flag| flag.starts_with("--"))?;
-            // The flag has no value now.
+            // The flag before the number has no value of its own, so both arguments are removed.
             Some((format!("invalid value '{given}' for '{flag}': less than 0"), at - 1..at + 1))
         }
         _ => None,
     }
 }
 
-/// Returns the index of a flag with this value, or of a positional argument with it.
+/// Returns the indices of the flag that has this value, or of the positional argument that is this value.
 fn place(arguments: &[OsString], flag: &str, value: &str) -> Option<std::ops::Range<usize>> {
     let joined = format!("{flag}={value}");
     let is =
@@ -164,17 +168,17 @@ mod tests {
         }
     }
 
-    /// A list is written by repeating a flag or with commas, the same for all flags. Only values that may contain
-    /// commas are excepted.
+    /// Every repeatable flag also takes a list with commas, except flags whose values may contain commas, such as
+    /// paths.
     #[test]
     fn repeatable_flags_take_commas() {
-        /// `T` is the name of a track.
+        /// Names of values that may contain commas. `T` is the name of a track.
         const WITH_COMMAS: [&str; 5] = ["FILE", "DIR", "PATH", "SETTINGS", "T"];
         fn look(command: &clap::Command, wrong: &mut Vec<String>) {
             for argument in command.get_arguments() {
                 let value =
                     argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
-                // A flag that takes several values at a time does not count.
+                // A flag such as `--fetch START END`, which takes several values at a time, is not a list.
                 let several = matches!(argument.get_action(), clap::ArgAction::Append)
                     && argument.get_num_args().is_none_or(|count| count.min_values() <= 1);
                 let is_flag = argument.get_long().is_some();
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn all_argument_errors_are_reported_at_once() {
+    fn several_argument_errors_are_reported_at_once() {
         assert!(problems("--rate 2 --listen 127.0.0.1:1 --engine auto --count 1,2 a").is_empty());
         let all = problems("--rate abc --listen=:4443 a --engine warp --count -4");
         assert_eq!(all.len(), 4, "{all:#?}");

@@ -1,8 +1,8 @@
-//! Hints for users who lack a privilege.
+//! Remedies for errors that a missing privilege caused.
 
 use super::ProgramCommand;
 
-/// The rights that a command needs: words of an error, each with a remedy.
+/// The rights that a command needs: pairs of a part of an error's text and its remedy. The empty part fits any error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandNeeds(pub &'static [(&'static str, &'static str)]);
 
@@ -25,7 +25,7 @@ pub fn needs(command: &ProgramCommand) -> Option<CommandNeeds> {
     }))
 }
 
-/// Returns an error, with a remedy if it was caused by missing rights.
+/// Returns the error, with a remedy appended if this user's missing rights caused it.
 pub fn explained(error: String, needs: Option<CommandNeeds>) -> String {
     match needs.filter(|_| !nix::unistd::geteuid().is_root()) {
         Some(needs) => with(&error, needs),
@@ -38,7 +38,7 @@ fn with(error: &str, CommandNeeds(needs): CommandNeeds) -> String {
     if !is_refused {
         return error.to_owned();
     }
-    // libbpf guesses another cause here, and the kernel's log is empty.
+    // The lines of libbpf are left out: they suggest another cause, and the log of the verifier is empty.
     let lines: Vec<&str> =
         error.lines().filter(|line| !line.starts_with("libbpf: ") && !line.is_empty()).collect();
     let error = lines.join("\n");
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_user_learns_why() {
+    fn permission_error_gets_the_remedy_of_its_command() {
         let needs = CommandNeeds(&[("file", "it is another's"), ("", "it needs root")]);
         let said = with("no gate.bpf.o: Operation not permitted (os error 1)\nlibbpf: Make sure\n", needs);
         assert_eq!(said, "no gate.bpf.o: Operation not permitted (os error 1); it needs root");

@@ -1,4 +1,4 @@
-//! `millrace publish`: fragmented MP4 or generated objects towards a relay.
+//! `millrace publish`: publishes fragmented MP4 or generated objects to a relay.
 
 mod ladder;
 
@@ -36,15 +36,15 @@ pub struct PublishArgs {
     /// Publish media at the pace of its time stamps: for input that is not live
     #[arg(long, conflicts_with = "generate")]
     realtime: bool,
-    /// Divide video into subgroups by importance: key frames, frames that others need, and other frames. A relay short of
-    /// capacity drops the least important first, and sound last
+    /// Divide video into subgroups by importance: key frames, frames that others need, and other frames. A relay short
+    /// of capacity drops the least important first, and sound last
     #[arg(long, conflicts_with = "generate")]
     subgroups: bool,
     /// Format of the media in an object
     #[arg(long, value_enum, default_value_t, conflicts_with = "generate")]
     packaging: PackagingArg,
-    /// Publish three renditions of a video as alternates: one FILE, which ffmpeg encodes three times, or three FILEs, the
-    /// best first, with key frames at the same times
+    /// Publish three renditions of a video as alternates: one FILE, which ffmpeg encodes three times, or three FILEs,
+    /// the best first, with key frames at the same times
     #[arg(long, requires = "input", conflicts_with_all = ["generate", "realtime"])]
     ladder: bool,
     /// Bit rate of each rendition's video in kbit/s, the best first
@@ -67,13 +67,14 @@ pub struct PublishArgs {
     generate: GenerateArgs,
 }
 
-/// The contents of an object of media.
+/// The format of the media in an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum PackagingArg {
     /// An MP4 fragment (CMAF), as in the input
     #[default]
     Cmaf,
-    /// A sample with its time in LOC, the Low Overhead Media Container: 100 bytes less per sample, for players that support it
+    /// A sample with its time in LOC, the Low Overhead Media Container: 100 bytes less per sample, for players that
+    /// support it
     Loc,
 }
 
@@ -86,7 +87,7 @@ impl From<PackagingArg> for Packaging {
     }
 }
 
-/// The objects to generate.
+/// The number, size, rate and priority of generated objects.
 #[derive(Clone, Debug, clap::Args)]
 struct GenerateArgs {
     /// Publish generated objects instead of media
@@ -136,7 +137,7 @@ pub fn run(args: PublishArgs) -> anyhow::Result<()> {
     let json = args.json;
     let runtime = tokio::runtime::Runtime::new()?;
     let report = runtime.block_on(publish_as_asked(args));
-    // The thread that reads the input is not waited for: a pipe may stay open without a byte.
+    // The runtime does not wait for its thread that reads standard input: a pipe may stay open without sending a byte.
     runtime.shutdown_background();
     let report = report?;
     if json {
@@ -194,8 +195,8 @@ async fn publish_as_asked(args: PublishArgs) -> anyhow::Result<PublishReport> {
     })
 }
 
-/// Makes the error for input in another container, with the command line that makes ffmpeg put it into MP4 without
-/// encoding it again.
+/// Makes the error for input in another container than MP4. It has the command line that converts the input with
+/// ffmpeg, without encoding it again.
 fn remuxed(what: &str, files: &[PathBuf]) -> anyhow::Error {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     anyhow!(
@@ -204,7 +205,7 @@ fn remuxed(what: &str, files: &[PathBuf]) -> anyhow::Error {
     )
 }
 
-/// Formats a command line that pipes input through ffmpeg into `millrace` with its present arguments.
+/// Formats a command line that pipes the input through ffmpeg into `millrace`, with this process's other arguments.
 fn remux_line(files: &[PathBuf], arguments: &[String]) -> String {
     let names: Vec<_> = files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
     let input = names.first().map_or_else(|| "-".to_owned(), |name| quoted(name));
@@ -238,7 +239,7 @@ async fn open(path: &Path) -> anyhow::Result<tokio::fs::File> {
     tokio::fs::File::open(path).await.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Reads sizes from a file, one per line.
+/// Reads the payload lengths of generated objects from a file, one per line, in bytes.
 fn sizes(path: &Path) -> anyhow::Result<Vec<usize>> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("--object-sizes: cannot read {}", path.display()))?;
@@ -266,7 +267,7 @@ impl GenerateArgs {
             priority_pattern: self.priority_pattern,
             shape,
         });
-        // Settings and flags have the same names.
+        // The generator names a refused setting; the flag has the same name, with hyphens.
         let generator =
             generator.map_err(|Unusable { name, rule }| anyhow!("--{} {rule}", name.replace('_', "-")))?;
         Ok(Input::Generated { generator, track: self.track })

@@ -1,4 +1,4 @@
-//! `millrace relay`: flags and configuration file.
+//! `millrace relay`: reads flags and configuration file, and runs the relay or checks its settings.
 
 use std::path::{Path, PathBuf};
 
@@ -57,6 +57,7 @@ pub fn run(args: RelayCommandArgs) -> anyhow::Result<()> {
         };
         return print(&format!("{warnings}{keys}{}the settings are usable\n", running(&config)));
     }
+    // The log starts after the first reading of the settings, whose errors go to standard error.
     let logs = log::start(&config.log).context("log")?;
     let identity = RelayIdentity { lasting: lasting::read_or_make(&config)?, ..identity };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -64,7 +65,8 @@ pub fn run(args: RelayCommandArgs) -> anyhow::Result<()> {
     runtime.block_on(serve(config, identity, &logs, again))
 }
 
-/// Returns what a relay that runs with the same `http` says of the share that the kernel forwards, a line for each interface.
+/// Returns a line for each interface with the share of packets that the kernel forwards, as a running relay reports it.
+/// The text is empty if no relay answers at the address of `http`.
 fn running(config: &Config) -> String {
     let file = config.http_access.http_token_file.clone().unwrap_or_default();
     let token = file.read().ok().flatten();
@@ -76,7 +78,7 @@ fn running(config: &Config) -> String {
         .collect()
 }
 
-/// Returns everything that is wrong with the settings, one line each.
+/// Returns all faults in the settings, one text each.
 pub fn problems(args: RelayCommandArgs) -> Vec<String> {
     let Some(error) = load(args.settings, args.config.as_deref()).err() else { return Vec::new() };
     match error.downcast::<ConfigErrors>() {

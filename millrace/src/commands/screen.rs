@@ -1,5 +1,5 @@
-//! Views that are printed again every second: on a terminal in place until q is pressed, into files and pipes one
-//! below the other.
+//! Views that are printed again every second. On a terminal a view replaces the previous one until q is pressed; in
+//! files and pipes it follows the previous one.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -12,11 +12,12 @@ use millrace_daemon::render::{print, size, width};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
+/// Time between two views.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Clears a terminal and moves the cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// The size of the screen.
+/// The room for a view, in characters and lines. `rows` is `usize::MAX` for files and pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScreenSize {
     pub columns: usize,
@@ -45,7 +46,7 @@ pub fn every_second(mut next: impl FnMut(ScreenSize) -> anyhow::Result<String>) 
     }
 }
 
-/// Returns the part of the text that fits; the last line says how to quit.
+/// Returns the part of the text that fits into `width` columns and `height` rows. The last row says how to quit.
 fn fit(text: &str, width: usize, height: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let room = height.saturating_sub(1);
@@ -75,6 +76,7 @@ impl KeyReader {
         let signals = CostSignals::block()?;
         let before = tcgetattr(io::stdin())?;
         let mut typed = before.clone();
+        // Without canonical mode, a key is readable before Enter is pressed.
         typed.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
         tcsetattr(io::stdin(), OptionalActions::Now, &typed)?;
         Ok(Self { before, signals })
@@ -100,7 +102,7 @@ impl KeyReader {
             }
             let mut bytes = [0; 16];
             let read = nix::unistd::read(&stdin, &mut bytes)?;
-            // A read of 0 bytes although the terminal is readable means that it is gone.
+            // 0 bytes from a readable terminal mean that the terminal was closed.
             if read == 0 || bytes.iter().take(read).any(|byte| matches!(byte, b'q' | b'Q')) {
                 return Ok(true);
             }
@@ -110,7 +112,7 @@ impl KeyReader {
 
 impl Drop for KeyReader {
     fn drop(&mut self) {
-        // A failure means that the terminal is gone.
+        // An error is ignored: it means that the terminal was closed.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
         let _ = print("\n");
     }
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_cut_to_the_screen() {
+    fn text_larger_than_screen_is_cut_to_its_size() {
         let text = "a long line\n".repeat(30);
         let shown = fit(&text, 6, 24);
         assert_eq!(shown.lines().count(), 24);

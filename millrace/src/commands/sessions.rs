@@ -1,4 +1,4 @@
-//! `millrace graft sessions`.
+//! `millrace graft sessions`: shows and changes sessions of datagrams in a running daemon.
 
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -36,7 +36,8 @@ enum SessionsVerb {
         session: String,
         /// Name of the graft that it changes to
         graft: String,
-        /// Restart the session with new packet numbers and without the functions' state, and report how many datagrams were lost
+        /// Restart the session with new packet numbers and without the functions' state, and report how many datagrams
+        /// were lost
         #[arg(long)]
         stateless: bool,
         #[command(flatten)]
@@ -58,7 +59,7 @@ pub fn run(args: SessionsCommandArgs) -> anyhow::Result<()> {
                 expect_answer!(control::ask(&socket.socket, &GraftRequest::Status)?, GraftAnswer::Status)?;
             let part = status.parts.iter().find(|part| part.name == control::SESSIONS);
             let state = part.map_or("off", |part| part.state.as_str());
-            let missing = || format!("the daemon knows nothing of sessions: its part for them is {state}");
+            let missing = || format!("the daemon reports no sessions: its part `sessions` is {state}");
             let status = status.sessions.with_context(missing)?;
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
         }
@@ -76,31 +77,32 @@ pub fn run(args: SessionsCommandArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Returns how a session came to its graft, as a line; empty where there is nothing to say.
+/// Returns lines about the latest change of a session's graft: lost datagrams, migrated state, and the rule's reason.
+/// The text is empty if the session kept its state and no rule changed it.
 fn change(session: &str, change: &SessionChange) -> String {
     let count = |lost: Option<u64>| lost.map_or("unknown".to_owned(), |lost| lost.to_string());
     if change.stateless {
         let [sent, received] = [change.lost_sent, change.lost_received].map(count);
         return format!(
-            "{session}: restarted; datagrams lost: {sent} sent by this end, {received} by the other\n"
+            "{session}: restarted; lost datagrams: {sent} sent by this end, {received} sent by the peer\n"
         );
     }
     let mut out = String::new();
     if !change.migrated.is_empty() {
-        let _ = writeln!(out, "{session}: goes on with the state of {}", change.migrated.join(", "));
+        let _ = writeln!(out, "{session}: continues with the state of {}", change.migrated.join(", "));
     }
     if let Some(why) = &change.why {
-        let _ = writeln!(out, "{session}: by its rule, as {why}");
+        let _ = writeln!(out, "{session}: changed by its rule, as {why}");
     }
     out
 }
 
-/// Returns a number of bytes with its unit.
+/// Formats a number of bytes in MiB.
 pub fn memory(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
-/// No wider than that.
+/// Formats the status of all sessions as lines of at most `width` columns.
 pub fn text(status: &Status, width: usize) -> String {
     let mut out = String::new();
     let interfaces: Vec<_> =
@@ -191,7 +193,7 @@ pub fn text(status: &Status, width: usize) -> String {
     out
 }
 
-/// Formats a peer as a row; unknown values are `-`.
+/// Returns a peer's cells in the table of peers; unknown values are `-`.
 fn peer(peer: &PeerStatus) -> Vec<String> {
     let unknown = || "-".to_owned();
     vec![

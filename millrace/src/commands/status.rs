@@ -1,4 +1,4 @@
-//! `millrace status`: asks a running relay and shows the answer as tables.
+//! `millrace status`: asks a running relay for its status, and prints it as tables or JSON.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -43,7 +43,7 @@ impl AskedRelay {
         ask(self.http, token.as_ref())
     }
 
-    /// Asks the relay for another path of its HTTP server. Returns the code and the body.
+    /// Fetches another path of the relay's HTTP server. Returns the status code and the body.
     pub fn fetch(&self, path: &str) -> anyhow::Result<(u16, String)> {
         let token = self.http_token_file.clone().unwrap_or_default().read()?;
         fetch(self.http, path, token.as_ref().map(HttpToken::text))
@@ -52,6 +52,7 @@ impl AskedRelay {
 }
 
 pub fn run(args: StatusArgs) -> anyhow::Result<()> {
+    // The previous status, from which the rates of counters are computed.
     let mut before = None;
     let mut shown = |width| {
         let status = args.asked.ask()?;

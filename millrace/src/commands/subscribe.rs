@@ -1,4 +1,4 @@
-//! `millrace subscribe`: plays a broadcast to standard output, or prints figures of a track.
+//! `millrace subscribe`: writes a broadcast's media to standard output, or prints latency, loss and rate of a track.
 
 use std::{
     fmt::Write as _,
@@ -45,7 +45,8 @@ pub struct SubscribeArgs {
     /// Begin with media this number of groups before the current one
     #[arg(long, value_name = "K")]
     join_groups: Option<u64>,
-    /// Fetch earlier objects from START (GROUP:OBJECT) to before END (GROUP:OBJECT; object 0 for the whole group), and stop
+    /// Fetch earlier objects from START (GROUP:OBJECT) to before END (GROUP:OBJECT; object 0 for the whole group), and
+    /// stop
     #[arg(long, num_args = 2, value_names = ["START", "END"], conflicts_with = "join_groups")]
     fetch: Option<Vec<LocationArg>>,
     /// Objects to ask for: next-group, largest, GROUP:OBJECT, or GROUP:OBJECT..GROUP
@@ -122,6 +123,7 @@ pub fn run(args: SubscribeArgs) -> anyhow::Result<()> {
     played
 }
 
+/// Formats each subscriber's objects as lines of CSV, with times in nanoseconds.
 fn as_csv(subscribers: &[Vec<ObjectArrival>]) -> String {
     let mut text = "subscriber,sequence,sent_ns,latency_ns\n".to_owned();
     for (subscriber, series) in subscribers.iter().enumerate() {
@@ -132,7 +134,8 @@ fn as_csv(subscribers: &[Vec<ObjectArrival>]) -> String {
     text
 }
 
-/// Makes an error with a hint, or the one by which `main` recognises that the reader of the media has left.
+/// Converts an error. A broken pipe becomes an I/O error, by which `main` recognises that the reader of the media has
+/// exited. An error that may pass gets the hint to use `--reconnect`.
 fn failed(error: subscribe::Error, is_patient: bool) -> anyhow::Error {
     let may_pass = error.may_pass() && !is_patient;
     let error = anyhow::Error::from(error);
@@ -144,6 +147,7 @@ fn failed(error: subscribe::Error, is_patient: bool) -> anyhow::Error {
     }
 }
 
+/// Prints a line of figures to standard error, with the rate since the previous line.
 fn print_running(total: &StatsReport, previous: &mut u64) -> io::Result<()> {
     let latency = total.latency_us;
     let per_second = total.delivered - *previous;
@@ -196,7 +200,7 @@ impl SubscribeArgs {
     }
 }
 
-/// Returns the last location of a range that ends before `end`, or with its group if the object of `end` is 0.
+/// Returns the last location of a range: the object before `end`, or the end of `end`'s group if the object is 0.
 fn last_before(start: Location, end: Location) -> anyhow::Result<Location> {
     let last = Location::new(end.group, end.object.checked_sub(1).unwrap_or(u64::MAX));
     ensure!(start <= last, "--fetch: the range ends before it begins");
@@ -217,7 +221,7 @@ impl FromStr for LocationArg {
     }
 }
 
-/// A filter as it is written.
+/// A subscription filter, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FilterArg(Filter);
 

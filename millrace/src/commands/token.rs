@@ -1,4 +1,4 @@
-//! `millrace token`: makes tokens and checks them.
+//! `millrace token`: makes access tokens, and checks them as a relay does.
 
 use std::{
     io::{Read as _, Write as _},
@@ -144,6 +144,8 @@ fn jwt_claims(args: Make, now: u64) -> JwtClaims {
 }
 
 fn cat_claims(args: Make, now: u64) -> cat::CatClaims {
+    // The paths of --put and --get are relative to --root. The path is the beginning of the namespaces that the token
+    // is for.
     let scope = |below: &String, publish: bool| {
         let fields = args.root.split('/').chain(below.split('/')).filter(|field| !field.is_empty());
         GrantScope {
@@ -188,11 +190,12 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
         return std::fs::read(path).with_context(|| path.display().to_string());
     }
     let mut bytes = Vec::new();
+    // Standard input is read up to the longest token and a line break of two bytes.
     std::io::stdin().take(token::MAX_LEN as u64 + 2).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Describes the rights that a token grants, in lines.
+/// Formats the rights that a token grants, as lines of a name and a value.
 fn describe(grant: &Grant) -> String {
     let mut lines = Vec::new();
     let named = [("id", &grant.id), ("subject", &grant.subject), ("issuer", &grant.issuer)];
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn hmac_secret_must_be_given_as_secret() {
+    fn file_of_the_wrong_kind_is_refused_as_key_or_secret() {
         use rcgen::PublicKeyData as _;
 
         let dir = tempfile::tempdir().unwrap();

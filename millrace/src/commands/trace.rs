@@ -1,4 +1,4 @@
-//! `millrace trace`: traces single packets in a running relay, and prints them line by line.
+//! `millrace trace`: traces single packets in a running relay, and prints each as a line.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +49,7 @@ pub struct RelayTraceArgs {
     json: bool,
 }
 
-/// Reads a track in its canonical form, or as namespace and name with slashes between.
+/// Parses a track in its canonical form (`live-cam--video`), or as NAMESPACE/NAME (`live/cam/video`).
 fn parse_track(text: &str) -> Result<TrackName, String> {
     if let Ok(track) = text.parse() {
         return Ok(track);
@@ -90,7 +90,7 @@ pub fn run(args: RelayTraceArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that the session exists, since nothing would ever be traced otherwise.
+/// Checks that the session exists, since a trace of a session that does not exist would stay empty.
 fn check(status: &Status, session: u32) -> anyhow::Result<()> {
     let ids: Vec<_> = status.sessions.iter().map(|session| session.id.to_string()).collect();
     match ids.contains(&session.to_string()) {
@@ -112,14 +112,14 @@ fn query(args: &RelayTraceArgs) -> String {
     query.finish()
 }
 
-/// The body of an answer, line by line until a point in time.
+/// The body of an HTTP answer, read line by line until a deadline.
 struct AnswerLines {
     reader: BufReader<TcpStream>,
     end: Option<Instant>,
 }
 
 impl AnswerLines {
-    /// Sends the request. The relay's answer has a time limit, and so has the first line until
+    /// Sends the request and reads the head of the answer. Each read has a time limit of 5 s until
     /// [`end_in`](Self::end_in) is called.
     fn open(addr: SocketAddr, query: &str, token: Option<&HttpToken>) -> anyhow::Result<Self> {
         const TIMEOUT: Duration = Duration::from_secs(5);
@@ -140,19 +140,20 @@ impl AnswerLines {
                 let reason = lines.next()?.unwrap_or_default();
                 bail!("http://{addr}/trace answered {code}: {}", reason.trim_end());
             }
-            None => bail!("http://{addr}/trace is not a relay's"),
+            None => bail!("http://{addr}/trace gave no HTTP answer: is --http the address of a relay?"),
         }
         Ok(lines)
     }
 
-    /// Sets how long lines are read from now on, when the relay has begun to trace; `None` reads without end.
+    /// Sets the time for which lines are read from now on. Called when the relay has begun to trace. `None` reads
+    /// without a limit.
     fn end_in(&mut self, time: Option<Duration>) -> anyhow::Result<()> {
         self.reader.get_ref().set_read_timeout(None)?;
         self.end = time.and_then(|time| Instant::now().checked_add(time));
         Ok(())
     }
 
-    /// Returns the next line that is not empty, or `None` if there are no more or the time is over.
+    /// Returns the next line that is not empty, or `None` at the end of the answer or at the deadline.
     fn next(&mut self) -> anyhow::Result<Option<String>> {
         while let Some(line) = self.next_raw()? {
             let line = line.trim_end();
@@ -163,6 +164,7 @@ impl AnswerLines {
         Ok(None)
     }
 
+    /// Returns the next line with its line break, or `None` at the end of the answer or at the deadline.
     fn next_raw(&mut self) -> anyhow::Result<Option<String>> {
         if let Some(end) = self.end {
             let left = end.saturating_duration_since(Instant::now());
@@ -269,7 +271,7 @@ fn describe_media(media: &TraceMedia) -> String {
     text
 }
 
-/// Numbers of the events that were shown, by kind.
+/// Counts of the printed events by kind, for the summary at the end.
 #[derive(Default)]
 struct TraceSums {
     events: u64,
@@ -312,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tracks_are_named_in_two_ways() {
+    fn track_is_parsed_in_canonical_form_and_as_path() {
         let track = parse_track("live/cam/video").unwrap();
         assert_eq!(track.to_string(), "live-cam--video");
         assert_eq!(parse_track("live-cam--video").unwrap(), track);

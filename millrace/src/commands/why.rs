@@ -1,4 +1,4 @@
-//! `millrace graft why`.
+//! `millrace graft why`: explains how connections with a peer are sent, or what a model would choose.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -46,10 +46,11 @@ pub struct WhyArgs {
     json: bool,
 }
 
+/// The subject of the question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum About {
     Peer(IpAddr),
-    /// One end alone wants the other.
+    /// The local end of a connection, whose remote end is the next argument.
     End(SocketAddr),
     Connection(SocketAddr, SocketAddr),
 }
@@ -65,9 +66,11 @@ impl FromStr for SocketEnd {
         let wrong = || format!("{text:?} is no ADDRESS:PORT, such as 192.0.2.1:443 or [2001:db8::1]:443");
         let (address, port) = text.trim().rsplit_once(':').ok_or_else(wrong)?;
         let address = address.trim_start_matches('[');
+        // `ss` prints an interface inside or after the brackets: [fe80::1]%eth0 or [fe80::2%eth0].
         let address = address.split(['%', ']']).next().unwrap_or(address);
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let port = port.parse().map_err(|_| wrong())?;
+        // A dual-stack socket shows an IPv4 peer as ::ffff:192.0.2.1. The daemon knows it by its IPv4 address.
         Ok(Self(SocketAddr::new(address.to_canonical(), port)))
     }
 }
@@ -85,7 +88,7 @@ impl FromStr for About {
                 Ok(Self::Connection(one.parse::<SocketEnd>()?.0, other.parse::<SocketEnd>()?.0))
             }
             (Some(one), None, None) => Ok(Self::End(one.parse::<SocketEnd>()?.0)),
-            _ => Err("it is a peer's address, or LOCAL:PORT-REMOTE:PORT".to_owned()),
+            _ => Err("must be a peer's address, or LOCAL:PORT-REMOTE:PORT".to_owned()),
         }
     }
 }
@@ -96,11 +99,11 @@ impl WhyArgs {
             (Some(About::Connection(local, remote)), None) => Ok(Some((*local, *remote))),
             (Some(About::End(local)), Some(SocketEnd(remote))) => Ok(Some((*local, remote))),
             (Some(About::End(local)), None) => {
-                bail!("{local} is one end of a connection: its other end is missing")
+                bail!("{local} is only one end of a connection: add the remote end as REMOTE:PORT")
             }
             (None | Some(About::Peer(_)), None) => Ok(None),
             (_, Some(SocketEnd(other))) => {
-                bail!("{other} is one argument too many: a connection has two ends")
+                bail!("{other} is an argument too many: name a peer, or the two ends of a connection")
             }
         }
     }
@@ -113,7 +116,7 @@ impl WhyArgs {
     }
 }
 
-/// A model's answer as JSON.
+/// A model's decision as JSON.
 #[derive(Debug, Serialize)]
 struct WhatIf<'a> {
     known: String,
@@ -127,7 +130,7 @@ struct WhatIf<'a> {
 
 pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     if let Some((local, remote)) = args.connection()? {
-        ensure!(args.what_if.is_none(), "--what-if is for a path, and not for a connection");
+        ensure!(args.what_if.is_none(), "--what-if needs a peer, not a connection: name its address");
         let asked = control::ask(&args.socket, &GraftRequest::WhyConnection { local, remote })?;
         let connection = expect_answer!(asked, GraftAnswer::Connection)?;
         return print(&if args.json {
@@ -152,6 +155,7 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let measured =
         why.and_then(|why| why.in_place.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);
+    // An arm that the peer or this host cannot use under these conditions is never chosen.
     let can = |arm: &str| arms::can_be_had_by(arm, &features);
     let decision = model.decide(&features, can);
     print(&if args.json {

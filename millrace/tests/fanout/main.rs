@@ -1,4 +1,5 @@
-//! `millrace fanout` as a process, between a sender and receivers in namespaces of their own. Needs root.
+//! Tests of the process `millrace fanout`, with a sender and receivers in network namespaces of their own. They need
+//! root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod scene;
@@ -22,7 +23,8 @@ use net::{PacketCapture, RawSender, root};
 use nix::sys::signal::Signal;
 use scene::{FanoutProcess, FanoutScene, NAME, PORT, ProtocolClient, Status, media, wait_for, wait_until};
 
-/// Ten packets reach all receivers, over both families. A receiver that leaves gets no more, the others do.
+/// Ten packets reach all receivers, over IPv4 and IPv6. A receiver that leaves gets no further packet, and the others
+/// do.
 #[test]
 fn receiver_gets_the_stream_until_it_leaves() {
     if !root("receiver_gets_the_stream_until_it_leaves") {
@@ -45,17 +47,17 @@ fn receiver_gets_the_stream_until_it_leaves() {
         assert!(clients[0].gets_nothing());
         // A packet is counted when all of its copies have been sent.
         let is_counted = |it: &Status| (it.packets["forwarded"], it.streams[0].events["ended"]) == (11, 1);
-        let status = wait_until("all to be counted", || fanout.status(), is_counted);
+        let status = wait_until("all packets to be counted", || fanout.status(), is_counted);
         let stream = &status.streams[0];
         assert_eq!((stream.receivers.len(), stream.packets, stream.ssrc.as_deref()), (7, 11, None));
         assert_eq!((status.packets["forwarded"], status.copies["sent"]), (11, 87));
         assert_eq!((stream.events["tokens"], stream.events["leases"], stream.events["ended"]), (8, 8, 1));
-        assert_eq!(stream.events["user_packets"], 0, "all of it in the kernel");
+        assert_eq!(stream.events["user_packets"], 0, "not all packets were forwarded by the kernel");
         assert_eq!(fanout.end(Signal::SIGTERM), Some(0));
     }
 }
 
-/// The media is real, with sender reports in between on ports of their own.
+/// The media is made by ffmpeg, with RTCP sender reports on ports of their own.
 #[test]
 fn media_of_ffmpeg_reaches_all_unchanged_and_in_order() {
     if !root("media_of_ffmpeg_reaches_all_unchanged_and_in_order") {
@@ -91,19 +93,19 @@ fn media_of_ffmpeg_reaches_all_unchanged_and_in_order() {
         assert!(reports > 0 && sent.len() > 100, "{reports} reports in {} packets", sent.len());
         for client in &clients {
             let got: Vec<_> = sent.iter().map(|_| client.packet()).collect();
-            assert!(got == sent, "in order, byte for byte");
+            assert!(got == sent, "the packets differ from those sent");
             assert!(client.gets_nothing());
         }
         let is_counted = |it: &Status| it.streams[0].packets == sent.len() as u64;
-        let stream = &wait_until("all to be counted", || fanout.status(), is_counted).streams[0];
+        let stream = &wait_until("all packets to be counted", || fanout.status(), is_counted).streams[0];
         assert_eq!(stream.events["user_packets"], 0);
     }
 }
 
-/// The forged requests have the address of a host that never asked, with arbitrary tokens.
+/// Forged requests have arbitrary tokens and the address of a host that never sent a request.
 #[test]
-fn a_forged_address_gets_less_than_was_sent_in_its_name() {
-    if !root("a_forged_address_gets_less_than_was_sent_in_its_name") {
+fn forged_address_receives_less_than_was_sent_in_its_name() {
+    if !root("forged_address_receives_less_than_was_sent_in_its_name") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -125,7 +127,7 @@ fn a_forged_address_gets_less_than_was_sent_in_its_name() {
         let counts = (it.streams[0].events["tokens"], it.packets["forwarded"]);
         counts == (2 * REQUESTS as u64, REQUESTS as u64)
     };
-    let status = wait_until("an answer to each", || fanout.status(), is_counted);
+    let status = wait_until("an answer to each request", || fanout.status(), is_counted);
     let mut payloads = Vec::new();
     wait_for("an answer", || {
         payloads.extend(capture.frames().iter().filter_map(|frame| scene::payload(frame)));
@@ -160,14 +162,14 @@ fn malformed_requests_get_no_answer() {
         let events = &it.streams[0].events;
         (events["malformed"], events["foreign"]) == (2, 3)
     };
-    wait_until("a count of each", || fanout.status(), is_counted);
+    wait_until("a count of each request", || fanout.status(), is_counted);
     assert!(client.gets_nothing());
     let other = ReceiverRequest { stream: "other".into(), ..good };
     client.send(&other.encode());
     assert_eq!(client.answer(1).what, RequestOutcome::Refused { why: RequestRefusal::Unknown, seconds: 0 });
 }
 
-/// The kernel checks the time itself: a process that hangs sends nothing.
+/// The kernel checks the lease's time itself, so a fan-out process that hangs forwards nothing after the lease.
 #[test]
 fn expired_lease_ends_in_the_kernel() {
     if !root("expired_lease_ends_in_the_kernel") {
@@ -176,7 +178,7 @@ fn expired_lease_ends_in_the_kernel() {
     let scene = FanoutScene::new(4);
     let fanout = scene.start("");
     let mut client = scene.client();
-    // A busy machine may miss the lease; then there is another.
+    // On a busy machine the lease may end before the packet is sent. The client then subscribes again.
     wait_for("a packet within a lease", || {
         client.subscribe(2);
         scene.send(&media(1, 100));
@@ -190,12 +192,12 @@ fn expired_lease_ends_in_the_kernel() {
     });
     fanout.signal(Signal::SIGCONT);
     let is_over = |it: &Status| it.streams[0].receivers.is_empty();
-    wait_until("the end of it in userspace", || fanout.status(), is_over);
+    wait_until("the end of the lease in userspace", || fanout.status(), is_over);
     wait_until("copies sent by userspace", || fanout.status(), |it| it.copies["ended"] > 0);
     client.subscribe(30);
     scene.send(&media(3, 100));
     assert_eq!(client.packet(), media(3, 100));
-    wait_for("a word of it", || fanout.logged("the lease has ended"));
+    wait_for("the end of the lease in the log", || fanout.logged("the lease has ended"));
 }
 
 #[test]
@@ -204,7 +206,7 @@ fn receiver_rate_is_capped() {
         return;
     }
     let scene = FanoutScene::new(4);
-    // A packet of 1000 bytes takes 8 seconds, except for the first 64 KiB.
+    // At 1 kbit/s a packet of 1000 bytes takes 8 seconds. The first 64 KiB are exempt.
     let fanout = scene.start("max-kbit-per-s = 1\nburst-kib = 64\n");
     let mut client = scene.client();
     client.subscribe(30);
@@ -216,7 +218,7 @@ fn receiver_rate_is_capped() {
     assert!((63..75).contains(&receiver.packets), "{receiver:?}");
     assert_eq!(receiver.dropped["rate"], 200 - receiver.packets);
     let mut got = 0;
-    wait_for("all sent objects", || {
+    wait_for("all copies within the receiver's rate", || {
         got += client.drain() as u64;
         got >= receiver.packets
     });
@@ -229,7 +231,8 @@ fn block(highest: u32, fraction_lost: u8) -> Block {
     Block { ssrc: scene::SSRC, fraction_lost, highest, jitter: 0, last_report: 0, delay: 0 }
 }
 
-/// One receiver is silent, one reports half of the packets lost, and one reports no loss: only that one stays.
+/// One receiver sends no reports, one reports half of the packets lost, and one reports no loss. Only the last one
+/// stays.
 #[test]
 fn silent_or_lossy_receiver_is_cut_off() {
     if !root("silent_or_lossy_receiver_is_cut_off") {
@@ -261,13 +264,13 @@ fn silent_or_lossy_receiver_is_cut_off() {
         let RequestOutcome::Refused { why: RequestRefusal::Cut, seconds } =
             client.ask(ReceiverAction::Subscribe { seconds: 30 })
         else {
-            panic!("it has to wait")
+            panic!("a receiver that was cut off was admitted at once")
         };
         assert!((1..=300).contains(&seconds));
     }
     well.drain();
     scene.send(&media(9, 10));
-    // These packets follow everything that may still be in flight.
+    // These packets follow all packets that may still be in flight, so a receiver that gets nothing was cut off.
     wait_for("the last packets", || well.packet() == media(9, 10));
     assert!(silent.gets_nothing() && lossy.gets_nothing());
     wait_for("the log line", || fanout.logged("cut off") && fanout.logged("reason=\"silent\""));
@@ -277,8 +280,8 @@ fn silent_or_lossy_receiver_is_cut_off() {
     assert!(matches!(DatagramKind::read(&buffer[..len]), Some(DatagramKind::Control { ssrc: 1 | 2, .. })));
 }
 
-/// Streams and receivers are added, removed and changed. Those that stay miss nothing, and get all of it from the
-/// kernel. Invalid settings change nothing.
+/// Reloads add, remove and change streams and receivers. The unchanged ones get every packet from the kernel. Invalid
+/// settings change nothing.
 #[test]
 fn reload_loses_no_packet() {
     if !root("reload_loses_no_packet") {
@@ -328,7 +331,7 @@ fn reload_loses_no_packet() {
                 + &other(5014, [192, 0, 2, 9].into()).replace("other", "third"),
             "cannot listen on 192.0.2.9:5014",
         ),
-        // A stream replaces another one with a new name, in front of an invalid one.
+        // These settings rename the stream, and have an invalid stream behind it.
         (
             scene.config("").replace("\"live\"", "\"new\"") + &other(5014, [192, 0, 2, 9].into()),
             "cannot listen on 192.0.2.9:5014",
@@ -357,10 +360,10 @@ fn reload_loses_no_packet() {
     named.drain();
     pass(&client);
     assert!(named.gets_nothing());
-    let status = fanout.status(); // exact: all that was sent has arrived
+    let status = fanout.status(); // exact: all sent packets have arrived
     assert_eq!(status.streams[0].receivers.len(), 1);
-    assert_eq!(status.streams[0].events["user_packets"], 0, "all of it went by the kernel");
-    // Another stream arrives at the same port: its receivers must ask for it.
+    assert_eq!(status.streams[0].events["user_packets"], 0, "not all packets were forwarded by the kernel");
+    // Another stream arrives at the same port, so its receivers must send requests of their own.
     fanout.write(&scene.config("").replace("\"live\"", "\"new\""));
     fanout.succeed(&["reload"]);
     scene.send(&media(9001, 100));
@@ -371,7 +374,7 @@ fn reload_loses_no_packet() {
     pass(&client);
 }
 
-/// A receiver that the operator names need not ask, and has a breaker only if configured.
+/// A receiver named in the settings needs no request. It is cut off for loss only if the settings say so.
 #[test]
 fn receiver_named_in_the_settings_needs_no_request() {
     if !root("receiver_named_in_the_settings_needs_no_request") {
@@ -392,7 +395,8 @@ fn receiver_named_in_the_settings_needs_no_request() {
     assert!(fanout.status().streams[0].receivers[0].pinned); // exact: the settings say so
 }
 
-/// While the program is detached, userspace sends to the same receivers; each packet takes one way.
+/// While the program is detached, userspace sends to the same receivers. Each packet is sent either by the kernel or by
+/// userspace.
 #[test]
 fn detached_program_loses_no_packet() {
     if !root("detached_program_loses_no_packet") {
@@ -419,7 +423,7 @@ fn detached_program_loses_no_packet() {
         assert_eq!(detach(), 1);
         send();
         let is_back = |it: &Status| it.interfaces[0].reattached == round;
-        wait_until("the program again", || fanout.status(), is_back);
+        wait_until("the program to be attached again", || fanout.status(), is_back);
     }
     send();
     assert_eq!(got.len(), usize::from(sequence));
@@ -427,14 +431,14 @@ fn detached_program_loses_no_packet() {
         let counts = it.streams[0].events["user_packets"] + it.packets["forwarded"];
         it.streams[0].packets >= u64::from(sequence) && counts >= u64::from(sequence)
     };
-    let status = wait_until("all to be counted", || fanout.status(), is_counted);
+    let status = wait_until("all packets to be counted", || fanout.status(), is_counted);
     let stream = &status.streams[0];
-    assert_eq!(stream.packets, u64::from(sequence), "counted once each");
+    assert_eq!(stream.packets, u64::from(sequence), "a packet was not counted exactly once");
     assert_eq!(stream.events["user_packets"] + status.packets["forwarded"], u64::from(sequence));
     assert!(stream.events["user_packets"] > 0 && status.packets["forwarded"] > 0);
 }
 
-/// The fan-out is ended in every way.
+/// However the fan-out ends, by SIGTERM, SIGINT or SIGKILL, its program must be detached.
 #[test]
 fn ended_fanout_leaves_nothing_attached() {
     if !root("ended_fanout_leaves_nothing_attached") {
@@ -449,13 +453,13 @@ fn ended_fanout_leaves_nothing_attached() {
         client.subscribe(60);
         assert_eq!(attached(), 1, "{signal}");
         fanout.end(signal);
-        wait_until("nothing to be attached", attached, |count| *count == 0);
+        wait_until("the program to be detached", attached, |count| *count == 0);
         scene.send(&media(1, 100));
         assert!(client.gets_nothing());
     }
 }
 
-/// The gate owns the XDP hook. Both work, and each continues when the other is killed.
+/// The gate owns the interface's XDP hook. Gate and fan-out both work, and each continues when the other one is killed.
 #[test]
 fn gate_and_fan_out_share_an_interface() {
     if !root("gate_and_fan_out_share_an_interface") {
@@ -480,8 +484,7 @@ fn gate_and_fan_out_share_an_interface() {
     drop((gate, fanout));
 }
 
-/// `millrace fanout receive` acts for a player that cannot ask: the player gets the same bytes, and reports are sent
-/// for it.
+/// `millrace fanout receive` sends requests and reports for a player that cannot. The player gets the same bytes.
 #[test]
 fn receive_command_passes_the_stream_to_a_player() {
     if !root("receive_command_passes_the_stream_to_a_player") {
@@ -519,7 +522,7 @@ fn receive_command_passes_the_stream_to_a_player() {
     wait_until("its log line", || fanout.status(), is_over);
 }
 
-/// The views are status, metrics, and traces of single packets.
+/// Status, metrics and traces must agree with the packets that were sent.
 #[test]
 fn status_metrics_and_trace_show_the_traffic() {
     if !root("status_metrics_and_trace_show_the_traffic") {
@@ -562,7 +565,7 @@ fn status_metrics_and_trace_show_the_traffic() {
     assert!(said.contains("no stream is called \"other\""), "{said}");
 }
 
-/// The settings name an interface that does not exist, or an address of another host. The error at the start names
+/// The settings name an interface that does not exist, or the address of another host. The error at start-up must name
 /// it.
 #[test]
 fn invalid_settings_fail_at_the_start() {

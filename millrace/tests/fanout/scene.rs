@@ -1,4 +1,5 @@
-//! A sender, a relay and receivers in three namespaces, the fan-out as a process, and clients of its protocol.
+//! The scene of the fan-out's tests: a sender, a relay and receivers in three network namespaces, the fan-out as a
+//! process, and clients of its protocol.
 
 use std::{
     fs, io,
@@ -33,7 +34,7 @@ use crate::net::{self, PacketCapture};
 pub const PORT: u16 = 5004;
 pub const NAME: &str = "live";
 pub const SSRC: u32 = 0x0102_0304;
-/// How long to wait for a packet that must not arrive.
+/// Time that a test waits to see that no packet arrives.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// Returns an RTP packet with `len` bytes of payload.
@@ -63,7 +64,7 @@ impl FanoutScene {
         Self::with_sender(family, 0)
     }
 
-    /// Makes a scene whose ports are free for ffmpeg.
+    /// Makes a scene whose sender has a fixed port, which ffmpeg's command line names.
     pub fn for_ffmpeg() -> Self {
         let mut scene = Self::with_sender(4, 0);
         scene.from.set_port(6000);
@@ -129,11 +130,11 @@ impl FanoutScene {
     }
 
     pub fn send(&self, packet: &[u8]) {
-        // A receiver's host may have reported a closed port.
+        // Errors are ignored: an earlier ICMP error of the receivers' host makes send fail once.
         let _ = self.sender.send(packet);
     }
 
-    /// Returns the packets that the sender has sent to the stream.
+    /// Returns the packets in the capture that the sender sent to the stream.
     pub fn sent(&self, capture: &PacketCapture) -> Vec<Vec<u8>> {
         let frames = capture.frames().into_iter().filter(|frame| {
             let port = frame.get(36..38).map(|port| u16::from_be_bytes([port[0], port[1]]));
@@ -142,7 +143,7 @@ impl FanoutScene {
         frames.filter_map(|frame| payload(&frame)).collect()
     }
 
-    /// Returns settings of one stream, with `more` keys.
+    /// Returns settings with one stream, which has the keys in `more`.
     pub fn config(&self, more: &str) -> String {
         format!(
             "interface = [\"{}\"]\n[[stream]]\nname = \"{NAME}\"\nlisten = \"{}\"\nsender = \"{}\"\n{more}",
@@ -160,7 +161,7 @@ impl FanoutScene {
         let node = self.node("receiver");
         let ip: IpAddr = if self.listen.is_ipv4() { node.addr_v4().into() } else { node.addr_v6().into() };
         let socket = net::socket(node.netns().name(), SocketAddr::new(ip, 0));
-        // The buffer holds all of a test's media.
+        // The receive buffer is large enough for all media of a test, so that no packet is dropped there.
         setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).unwrap();
         ProtocolClient { scene: self, socket, token: ReceiverToken::default(), transaction: 0 }
     }
@@ -284,7 +285,7 @@ impl<'a> FanoutProcess<'a> {
         fanout
     }
 
-    /// Returns the error for settings that it cannot start with.
+    /// Returns the error with which the fan-out refuses to start with these settings.
     pub fn fails(scene: &FanoutScene, config: &str) -> String {
         let output = Self::command(scene, config).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -340,7 +341,7 @@ impl<'a> FanoutProcess<'a> {
         self.process.signal(signal);
     }
 
-    /// Replaces the settings that it was started with.
+    /// Replaces the fan-out's settings file.
     pub fn write(&self, config: &str) {
         fs::write(self.scene.dir.path().join("fanout.toml"), config).unwrap();
     }
@@ -350,7 +351,7 @@ impl<'a> FanoutProcess<'a> {
     }
 }
 
-/// A receiver that uses the protocol, and checks incoming packets.
+/// A receiver that uses the fan-out's protocol and checks the packets that arrive.
 pub struct ProtocolClient<'a> {
     scene: &'a FanoutScene,
     socket: UdpSocket,
@@ -371,7 +372,7 @@ impl ProtocolClient<'_> {
         let mut buffer = [0; 4096];
         let (len, from) = loop {
             match self.socket.recv_from(&mut buffer) {
-                // A machine that is paused for a moment interrupts reads with a time-out (signal(7)).
+                // A read with a timeout fails with EINTR when the machine is suspended for a moment (signal(7)).
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 received => break received.ok()?,
             }
@@ -380,7 +381,7 @@ impl ProtocolClient<'_> {
         Some(buffer[..len].to_vec())
     }
 
-    /// Returns the next packet of the stream.
+    /// Returns the next packet of the stream, skipping answers and reports.
     pub fn packet(&self) -> Vec<u8> {
         loop {
             let datagram = self.receive().expect("a packet");
@@ -390,7 +391,7 @@ impl ProtocolClient<'_> {
         }
     }
 
-    /// Reads all waiting packets, and returns how many of them were of the stream.
+    /// Reads all waiting packets, and returns how many of them belong to the stream.
     pub fn drain(&self) -> usize {
         self.socket.set_read_timeout(Some(MOMENT)).unwrap();
         let count =
@@ -403,7 +404,7 @@ impl ProtocolClient<'_> {
         self.drain() == 0
     }
 
-    /// Asks until it is answered, and again when it has to validate its address.
+    /// Sends a request until it is answered, and again with a token if the fan-out asks to validate the address.
     pub fn ask(&mut self, what: ReceiverAction) -> RequestOutcome {
         loop {
             self.transaction += 1;
@@ -440,7 +441,7 @@ impl ProtocolClient<'_> {
     }
 }
 
-/// Returns whether the datagram is neither an answer nor the relay's own report.
+/// Reports whether the datagram is neither an answer to a request nor the fan-out's own RTCP report.
 fn is_of_the_stream(datagram: &[u8]) -> bool {
     DatagramKind::read(datagram).is_some_and(|packet| packet.ssrc() != 0)
 }

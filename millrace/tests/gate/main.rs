@@ -1,4 +1,5 @@
-//! `millrace gate` as a process: it guards a server that does not know it, and one in Go that uses its socket.
+//! Tests of the process `millrace gate` in front of two servers: one that does not know it, and one in Go that uses its
+//! control socket.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -73,7 +74,7 @@ async fn server_without_gate_support_is_guarded() {
     hello(&first).await;
     let second = site.connect(LONG).await.unwrap();
     hello(&second).await;
-    assert_eq!(gate.connections(), 2, "both were seen");
+    assert_eq!(gate.connections(), 2, "the gate does not count both connections");
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     hello(&first).await;
     let (refused, monitored) = gate.counted("quota");
@@ -91,7 +92,7 @@ async fn server_without_gate_support_is_guarded() {
     let shown = gate.succeed(&["status"]);
     assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
     let http = "127.0.0.1:9999".parse().unwrap();
-    // exact: a reader, of what was answered or is waited for
+    // exact: callers compare with figures that were waited for
     let scrape = |path: &str| inside(&site.server, || fetch(http, path, None).unwrap());
     let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
     let (code, metrics) = wait_until(&line, || scrape("/metrics"), |(_, metrics)| metrics.contains(&line));
@@ -100,7 +101,7 @@ async fn server_without_gate_support_is_guarded() {
     assert!(metrics.contains(room), "{room} is not in\n{metrics}");
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()));
 
-    // A policy that is not valid changes nothing; a valid one takes effect, and disturbs no live connection.
+    // An invalid policy changes nothing. A valid one takes effect without disturbing a live connection.
     std::fs::write(site.path("gate.toml"), policy(3).replace("quota", "quoat")).unwrap();
     let said = gate.fail(&["reload"]);
     assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
@@ -110,7 +111,11 @@ async fn server_without_gate_support_is_guarded() {
     assert!(error.contains("did you mean `quota`?"), "{error}");
     assert!(status.trouble.iter().any(|it| it.contains("the latest reload failed")), "{:?}", status.trouble);
     assert!(scrape("/metrics").1.contains("millrace_gate_reload_ok 0"));
-    assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()), "the gate does its work");
+    assert_eq!(
+        scrape("/healthz"),
+        (200, "ok\n".to_owned()),
+        "the gate stopped to refuse after a failed reload"
+    );
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
     let before = unix_time().as_secs_f64();
@@ -126,7 +131,7 @@ async fn server_without_gate_support_is_guarded() {
     hello(&first).await;
     hello(&second).await;
 
-    // An operator's entry stays after a reload.
+    // An entry that an operator added stays in the list after a reload.
     gate.succeed(&["block", "10.97.0.0/24"]);
     gate.succeed(&["reload"]);
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -167,20 +172,20 @@ async fn dry_run_counts_and_refuses_nothing() {
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     hello(&site.connect(LONG).await.unwrap()).await;
-    let status = gate.status(); // exact: what it counts was let through, and answered
+    let status = gate.status(); // exact: the counted packets have passed and were answered
     assert!(status.dry_run);
     let quota = status.scopes[1].rules.iter().find(|count| count.rule == "quota").unwrap();
     assert_eq!((quota.mode.as_str(), quota.packets), ("monitor", 0));
     assert!(quota.monitored > 0);
     assert_eq!(gate.end(Signal::SIGKILL), None);
     wait_for("a clean interface", || !site.is_guarded());
-    // The socket file of a killed gate is no obstacle.
+    // The socket file that a killed gate has left does not prevent a new start.
     assert!(site.path("gate.sock").exists());
     let gate = GateProcess::start(&site, &["--port", &port, "--http=off"]);
     assert_eq!(gate.connections(), 0);
 }
 
-/// One prefix, several, or a list can be blocked, for a time; exceptions are reported.
+/// A prefix, several prefixes or a list can be blocked for a time. Exceptions of the policy are reported.
 #[test]
 fn block_and_allow_change_the_lists() {
     if !is_root() {
@@ -189,7 +194,7 @@ fn block_and_allow_change_the_lists() {
     let site = GateSite::new("lists", &policy(2));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let listed = || -> Vec<_> {
-        let listed = gate.status().listed.into_iter(); // exact: a reader; commands were answered, or it is waited for
+        let listed = gate.status().listed.into_iter(); // exact: the caller's command was answered, or the caller waits
         listed.map(|it| (it.prefix, it.entry, it.scope, it.seconds.is_some())).collect()
     };
     let entry = |prefix: &str, entry: &str, scope: Option<&str>, ends| {
@@ -207,16 +212,20 @@ fn block_and_allow_change_the_lists() {
     assert!(
         gate.fail(&["block", "198.51.100.0/24", "nonsense"]).contains("\"nonsense\" is no address prefix")
     );
-    assert_eq!(listed(), all, "all or none");
+    assert_eq!(listed(), all, "a list with an invalid prefix was applied in part");
 
     let note = |args: &[&str]| String::from_utf8(gate.verb(args).stderr).unwrap();
     let said = note(&["block", "192.0.2.0/25"]);
-    assert_eq!(said, "note: not for 192.0.2.7, which the list of scope web overrides with allow\n");
-    assert_eq!(note(&["block", "192.0.2.7"]), "", "a block wins");
+    assert_eq!(said, "note: 192.0.2.7 is unaffected: the list of scope web overrides it with allow\n");
+    assert_eq!(note(&["block", "192.0.2.7"]), "", "the block did not override the allow entry");
     let said = note(&["allow", "192.0.2.7", "--scope=web"]);
-    assert!(said.contains("not for 192.0.2.7, which the list for all overrides with block"), "{said}");
+    assert!(said.contains("192.0.2.7 is unaffected: the list for all overrides it with block"), "{said}");
     gate.succeed(&["unblock", "192.0.2.0/25", "192.0.2.0/24", "2001:db8::/32", "192.0.2.7"]);
-    assert_eq!(listed(), [entry("192.0.2.7", "allow", Some("web"), false)], "listed again, it stays");
+    assert_eq!(
+        listed(),
+        [entry("192.0.2.7", "allow", Some("web"), false)],
+        "the prefix was listed again without its time"
+    );
     assert_eq!(
         gate.succeed(&["unblock", "192.0.2.7", "--scope=web"]),
         "192.0.2.7: removed from the lists in scope web\n"
@@ -248,7 +257,7 @@ fn block_and_allow_change_the_lists() {
     }
 }
 
-/// The interface is guarded again after any change, and the gate logs what happened.
+/// The gate attaches to the interface again after every kind of change, and logs what happened.
 #[tokio::test(flavor = "multi_thread")]
 async fn interface_that_returns_is_guarded_again() {
     if !is_root() {
@@ -257,14 +266,14 @@ async fn interface_that_returns_is_guarded_again() {
     let site = GateSite::new("back", &policy(1));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
     let _server = serve(&site);
-    let interface = || gate.status().interfaces.remove(0); // exact: a reader, which `until` calls
+    let interface = || gate.status().interfaces.remove(0); // exact: `until` reads it again and again
     let until = |what: &str, is_so: &dyn Fn(&GateInterfaceStatus) -> bool| wait_until(what, interface, is_so);
     let scrape = |path: &str| {
         let http = "127.0.0.1:9999".parse().unwrap();
-        inside(&site.server, || fetch(http, path, None).unwrap()) // exact: a reader; it is waited for
+        inside(&site.server, || fetch(http, path, None).unwrap()) // exact: callers wait for the value
     };
     let health = || scrape("/healthz");
-    // Clients without the token get no description of the trouble, which may name files.
+    // Clients without the HTTP token do not get the description of the trouble, which may contain file names.
     let healthy = |code: u16| {
         let words = if code == 200 { "ok\n" } else { "trouble\n" };
         wait_until("its health", health, |health| *health == (code, words.to_owned()));
@@ -293,10 +302,10 @@ async fn interface_that_returns_is_guarded_again() {
     until("the old name", &|it| *it == well);
     assert!(site.is_guarded());
 
-    // Another interface gets the name: that one is guarded.
+    // Another interface gets the name. The gate guards the interface that has the name now.
     rename("eth", "other");
     site.ip_link(&["add", "eth", "type", "veth", "peer", "name", "end"]);
-    until("the other one guarded", &|it| it.reattached == 1 && it.trouble.is_none());
+    until("the other interface guarded", &|it| it.reattached == 1 && it.trouble.is_none());
     assert!(site.is_guarded() && !site.has_xdp("other"));
 
     // The interface is deleted and made again.
@@ -310,17 +319,17 @@ async fn interface_that_returns_is_guarded_again() {
     assert!(gate.succeed(&["status"]).contains("guards nothing"));
     healthy(503);
     site.link();
-    until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 2);
+    until("the interface guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 2);
     assert!(site.is_guarded());
     wait_for("the log line", || gate.logged("guarding the interface again"));
 
     // The program is detached by another process.
     let index = || if_nametoindex("eth").unwrap().cast_signed();
     assert_eq!(inside(&site.server, || xdp::detach_all(index()).unwrap()), 1);
-    until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
+    until("the interface guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
     assert!(site.is_guarded());
 
-    // The gate works there, watches answers, and its metrics count the changes.
+    // The gate on the new interface must work, track answers, and count the changes in its metrics.
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -333,11 +342,11 @@ async fn interface_that_returns_is_guarded_again() {
 
 /// Returns the number of packets that were refused by any rule of any scope.
 fn all_refused(gate: &GateProcess<'_>) -> u64 {
-    // exact: a reader; all that was sent has been counted
+    // exact: callers have waited until all sent packets were counted
     gate.status().scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum()
 }
 
-/// A connection that sends requests all the time, with key updates.
+/// A QUIC connection that sends requests all the time, with key updates.
 struct KeyUpdateTalk {
     answers: watch::Receiver<u64>,
     stop: watch::Sender<bool>,
@@ -362,17 +371,17 @@ impl KeyUpdateTalk {
     async fn goes_on(&mut self) {
         let enough = *self.answers.borrow() + 3;
         let answered = self.answers.wait_for(|count| *count >= enough);
-        timeout(LONG, answered).await.expect("answers").expect("the connection lives");
+        timeout(LONG, answered).await.expect("answers").expect("the connection was closed");
     }
 
     async fn end(self) {
         self.stop.send(true).unwrap();
-        self.talking.await.expect("every question was answered");
+        self.talking.await.expect("a request got no answer");
     }
 }
 
-/// The connections are behind one address that is over its quota and floods. They move to other ports, and the gate
-/// gets new policies, is killed, and started again. Exactly the flood is refused, and nothing stays attached.
+/// Several connections share an address that is over its quota and also floods. They change ports, and the gate gets
+/// new policies, is killed and started again. Exactly the flood must be refused, and no program may stay attached.
 #[tokio::test(flavor = "multi_thread")]
 async fn live_connections_outlive_policies_and_the_gate() {
     const ROUNDS: u64 = 8;
@@ -388,7 +397,8 @@ async fn live_connections_outlive_policies_and_the_gate() {
     let mut talks = Vec::new();
     for client in &clients {
         let connecting = client.connect((SERVER, PORT).into(), "localhost").unwrap();
-        talks.push(KeyUpdateTalk::start(connecting.await.expect("within the quota")));
+        talks
+            .push(KeyUpdateTalk::start(connecting.await.expect("a connection within the quota was refused")));
     }
     let attacker = inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
     attacker.connect((SERVER, PORT)).unwrap();
@@ -415,7 +425,7 @@ async fn live_connections_outlive_policies_and_the_gate() {
     for talk in &mut talks {
         talk.goes_on().await;
     }
-    // The new gate does not know them.
+    // The new gate does not know the live connections, and must learn them from their packets.
     let gate = start();
     for talk in &mut talks {
         talk.goes_on().await;
@@ -496,7 +506,7 @@ fn state_of_a_server_ends_with_its_socket_connection() {
     wait_until("the counts of a server that is gone", || gate.connections(), |count| *count == 0);
 }
 
-/// The addresses are in one /64, so they are one of the two clients that there is room for.
+/// Addresses that are counted are all in one /64, which counts as one client. The table has room for two clients.
 #[test]
 fn counted_clients_are_bounded_by_the_table() {
     if !is_root() {
@@ -513,8 +523,8 @@ fn counted_clients_are_bounded_by_the_table() {
     }
     let refused = tellers[0].ask(request("inc", 32));
     assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
-    assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "one that it knows");
-    // An address that is removed, and a server that disconnects, make room.
+    assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "a client that is in the table");
+    // A client that is removed, and a server that disconnects, make room in the table.
     assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
     assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
     let [mut one, other] = tellers;

@@ -1,4 +1,4 @@
-//! A gate as a process.
+//! A running gate, for tests.
 
 use std::process::{Child, Command, Output};
 
@@ -54,8 +54,8 @@ impl<'a> GateProcess<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Returns the packets that a rule refused, and that it would have refused. The gate counts a packet before it
-    /// passes it.
+    /// Returns the numbers of packets that a rule refused, and that it would have refused in mode `monitor`. The gate
+    /// counts a packet before it passes it.
     pub fn counted(&self, rule: &str) -> (u64, u64) {
         let status = self.status(); // exact: a reader, and whoever calls it waits, or was answered through the gate
         let scope = status.scopes.iter().find(|scope| scope.name == "web").unwrap();
@@ -64,7 +64,7 @@ impl<'a> GateProcess<'a> {
     }
 
     pub fn connections(&self) -> u64 {
-        // exact: a reader, and whoever calls it waits, or was answered through the gate
+        // exact: callers wait, or have an answer that came through the gate
         self.status().scopes.iter().map(|scope| scope.connections).sum()
     }
 

@@ -1,4 +1,4 @@
-//! `millrace gate trace`.
+//! Tests of `millrace gate trace`.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
@@ -19,13 +19,13 @@ use crate::{
     unix_time,
 };
 
-/// Address of the client that is traced; the other is 10.97.0.2.
+/// Address of the traced client. The other client has 10.97.0.2.
 const QUIET: &str = "10.97.0.3";
 
 /// A running `millrace gate trace`; killed when dropped.
 struct TraceProcess {
     process: Child,
-    /// The process's output; `None` when the reader has left.
+    /// The process's output, or `None` when the test has closed the pipe.
     out: Option<BufReader<ChildStdout>>,
 }
 
@@ -38,7 +38,7 @@ impl TraceProcess {
         Self { process, out }
     }
 
-    /// Returns once the trace has started.
+    /// Starts a trace, and returns when it has begun.
     fn start(site: &GateSite, args: &[&str]) -> Self {
         let mut follower = Self::spawn(site, args);
         let first = follower.line();
@@ -46,7 +46,7 @@ impl TraceProcess {
         follower
     }
 
-    /// Reads a line; it is empty at the end.
+    /// Reads a line, or an empty text at the end of the output.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.out.as_mut().unwrap().read_line(&mut line).unwrap();
@@ -90,7 +90,7 @@ fn client(site: &GateSite, address: &str) -> UdpSocket {
     socket
 }
 
-/// A payload that is too short for QUIC.
+/// A payload that is too short for a QUIC packet, so that the rule `short` refuses it.
 const SHORT: &[u8] = &[0x40; 5];
 
 fn send(socket: &UdpSocket, count: usize) {
@@ -99,7 +99,7 @@ fn send(socket: &UdpSocket, count: usize) {
     }
 }
 
-/// Returns the error of a trace that does not start.
+/// Returns the error of a trace that cannot start.
 fn refused(site: &GateSite, args: &[&str]) -> String {
     let mut follower = TraceProcess::spawn(site, args);
     assert_eq!(follower.exit_code(), Some(1));
@@ -108,7 +108,7 @@ fn refused(site: &GateSite, args: &[&str]) -> String {
     said
 }
 
-/// The log has a sample of all refused packets; a trace of one client gets every packet of it.
+/// The gate's log only has samples of refused packets. A trace of one client must get each of the client's packets.
 #[test]
 fn trace_of_a_client_survives_the_flood_of_another() {
     if !is_root() {
@@ -119,7 +119,8 @@ fn trace_of_a_client_survives_the_flood_of_another() {
     let mut follower = TraceProcess::start(&site, &["--client", QUIET, "--json", "--count=30"]);
     let flooding = client(&site, "10.97.0.2");
     let quiet = client(&site, QUIET);
-    // The flood may fill queues in front of the gate: it continues until thirty packets have passed them.
+    // The flood may fill the queues in front of the gate, so it continues until thirty packets of the quiet client have
+    // passed.
     wait_for("end of the trace", || {
         send(&flooding, 500);
         send(&quiet, 1);
@@ -142,7 +143,7 @@ fn trace_of_a_client_survives_the_flood_of_another() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// Packets over the rate are reported during the trace and at the end, and none is missing.
+/// Packets beyond --rate are counted in lines during the trace and at the end. The sum must be complete.
 #[test]
 fn packets_over_the_rate_are_reported() {
     if !is_root() {
@@ -168,7 +169,8 @@ fn packets_over_the_rate_are_reported() {
         );
         shown += 1;
     }
-    // Packets in flight are counted before the trace ends: a packet sent after all of them arrives alone, twice.
+    // The test waits until packets in flight are counted: a packet that is sent after them must arrive without another
+    // one, twice in a row.
     let count = || gate.counted("short").0;
     wait_for("the end of the flood", || {
         (0..2).all(|_| {
@@ -186,7 +188,7 @@ fn packets_over_the_rate_are_reported() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// However a trace ends, its slot is free again, and other traces are not affected.
+/// However a trace ends, its slot must be free again, and other traces must continue.
 #[test]
 fn ended_traces_leave_nothing_behind() {
     if !is_root() {
@@ -209,26 +211,26 @@ fn ended_traces_leave_nothing_behind() {
     let mut followers: Vec<_> = (0..8).map(|_| TraceProcess::start(&site, &[])).collect();
     full();
 
-    // This one is killed.
+    // The first trace is killed.
     let killed = followers.pop().unwrap();
     killed.signal(Signal::SIGKILL);
     followers.push(room("room after SIGKILL"));
     full();
 
-    // This one gets Ctrl-C.
+    // The second trace gets Ctrl-C.
     let mut ended = followers.pop().unwrap();
     ended.signal(Signal::SIGINT);
     assert_eq!(ended.exit_code(), Some(0));
     followers.push(room("room after SIGINT"));
     full();
 
-    // The reader of this one has left, which is no error.
+    // The reader of the third trace's output leaves, which is no error.
     let mut unread = followers.pop().unwrap();
     unread.out = None;
     assert_eq!(unread.exit_code(), Some(0));
     followers.push(room("room after the reader left"));
 
-    // The others have continued all the time.
+    // The other traces must have continued all the time.
     send(&client(&site, QUIET), 1);
     for follower in &mut followers {
         let line = loop {

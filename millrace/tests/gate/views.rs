@@ -1,4 +1,4 @@
-//! `millrace gate status`, `top` and `policy` on a terminal.
+//! Tests of `millrace gate status`, `top` and `policy` on a terminal.
 
 use std::{net::UdpSocket, process::Command};
 
@@ -67,7 +67,7 @@ fn gate_views_fit_the_terminal() {
     trace.types(CTRL_C);
     let lines: Vec<String> = (text + &trace.rest()).lines().map(str::to_owned).collect();
     assert_fits(&lines, 80, 24);
-    // The last line follows the terminal's echo of Ctrl-C.
+    // The terminal echoes Ctrl-C as `^C` in front of the last line.
     assert!(lines.last().unwrap().ends_with("# packets: 1 shown, 0 left out, 0 lost"), "{lines:#?}");
 
     for end in ["q", CTRL_C] {

@@ -1,4 +1,4 @@
-//! Two daemons that agree by TLS, and disturbances of their agreement.
+//! Tests of two daemons that agree over TLS, and of disturbances of the agreement.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use crate::site::{
 
 const CONTROL: u16 = 9187;
 
-/// Makes both hosts' keys; returns what they are known by.
+/// Makes the keys of both hosts, and returns the identities by which the hosts know each other.
 pub fn keys(site: &GraftSite) -> [String; 2] {
     [0, 1].map(|side| key(site, &format!("host{side}.key")))
 }
@@ -52,7 +52,8 @@ fn called(client: &str, rest: &str) -> String {
     )
 }
 
-/// A rule with `reno` for the client and `cubic` for the server. Neither is a default.
+/// Returns a rule with `reno` for the client or `cubic` for the server. Neither is the default, so a test sees whether
+/// the rule applies.
 fn rule(side: &str, agree: &str) -> String {
     let congestion = if side == "client" { "reno" } else { "cubic" };
     format!(
@@ -63,7 +64,7 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
-    // exact: a reader, and whoever calls it waits, or knows why nothing changes
+    // exact: callers read this in a wait, or expect that nothing changes
     daemon.status().peers.remove(0)
 }
 
@@ -83,7 +84,7 @@ fn why(daemon: &GraftProcess<'_>, peer: &str) -> PeerExplanation {
     serde_json::from_str(&daemon.succeed(&["why", peer, "--json"])).unwrap()
 }
 
-/// Returns whether the next connection is set as the rules say, at both ends.
+/// Reports for each end whether the next connection has the rule's congestion control.
 fn is_set(site: &GraftSite, listener: &TcpListener) -> (bool, bool) {
     let (near, far) = site.connect(listener);
     let set = (congestion(&near) == "reno", congestion(&far) == "cubic");
@@ -91,7 +92,7 @@ fn is_set(site: &GraftSite, listener: &TcpListener) -> (bool, bool) {
     set
 }
 
-/// Adds rules in front of a host's handling of packets.
+/// Adds firewall rules to a host, which make it act as a middlebox. Returns false without nft.
 pub fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
     let nft = |line: String| {
         let output = Command::new("ip").args(["netns", "exec", namespace, "nft", &line]).output();
@@ -102,7 +103,7 @@ pub fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
         && rules.iter().all(|rule| nft(format!("add rule inet graft way {rule}")))
 }
 
-/// Removes the middlebox's rules.
+/// Removes the middlebox's firewall rules.
 pub fn flush(namespace: &str) -> bool {
     let output = Command::new("ip").args(["netns", "exec", namespace, "nft", "flush ruleset"]).output();
     output.is_ok_and(|output| output.status.success())
@@ -118,7 +119,11 @@ fn agreement_lasts_until_one_daemon_ends() {
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
     let near = GraftProcess::start_on(&site, 0);
     let listener_before = site.listen();
-    assert_eq!(is_set(&site, &listener_before), (false, false), "nobody is there yet");
+    assert_eq!(
+        is_set(&site, &listener_before),
+        (false, false),
+        "a connection was set although the peer has no daemon"
+    );
     assert_eq!(near.status().outcomes["unbound"], 1); // exact: the kernel counts while connect() runs
     let absent = wait_for_state(&near, "absent");
     assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
@@ -149,7 +154,7 @@ fn agreement_lasts_until_one_daemon_ends() {
         assert_eq!((path.path, path.downgrades), (wanted, 0));
     }
 
-    // It is gone in the middle, and comes back.
+    // The server's daemon is killed, and started again later.
     far.kill();
     let gone = wait_for_peer(&near, "its end", |peer| peer.state != "agreed");
     assert!(["ended", "absent"].contains(&gone.state.as_str()), "{gone:?}");
@@ -157,18 +162,18 @@ fn agreement_lasts_until_one_daemon_ends() {
     drop(listener);
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
-    // The calling end is bound first, and says so.
+    // The calling daemon agrees first, and reports it before the other one does.
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
-    // The caller is restarted: it is another run of it, which does not wait for the end of the old one.
+    // The calling daemon is restarted. Its new run must not wait until the connection of the old run has timed out.
     near.kill();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
 
-    // Other rules there: what was agreed on does not hold any more, and both say why.
+    // The server's daemon gets other rules. The agreement ends, and both daemons report why.
     site.configure_on(1, &called(&client, &rule("server", "false")));
     far.succeed(&["reload"]);
     let refused = wait_for_peer(&near, "a refusal", |peer| peer.state == "refused");
@@ -183,7 +188,7 @@ fn agreement_lasts_until_one_daemon_ends() {
     assert_eq!(is_set(&site, &listener), (true, true));
 }
 
-/// Both call each other: one agreement comes of it, and it stays.
+/// Both daemons call each other. They must end up with one agreement, which stays.
 #[test]
 fn both_daemons_may_open_the_agreement_connection() {
     let Some(site) = GraftSite::new("both") else { return };
@@ -201,13 +206,13 @@ fn both_daemons_may_open_the_agreement_connection() {
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
     let agreed = |daemon: &GraftProcess<'_>| {
-        let counts = daemon.status().negotiations; // exact: both have agreed, and nothing is to come
+        let counts = daemon.status().negotiations; // exact: both have agreed, and no change follows
         counts.get("agreed").copied().unwrap_or_default()
     };
     let before = [agreed(&near), agreed(&far)];
     let renewed = peer(&near).age_s + 3.0;
     wait_for_peer(&near, "three intervals", |peer| peer.age_s >= renewed);
-    assert_eq!([agreed(&near), agreed(&far)], before, "nobody takes it from the other");
+    assert_eq!([agreed(&near), agreed(&far)], before, "the agreement's connection was replaced");
 }
 
 #[test]
@@ -226,7 +231,7 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
     for daemon in [&near, &far] {
-        // The control connection itself is such a one.
+        // The agreement's own connection counts as the first downgrade.
         let is_agreed = |peer: &GraftPeerStatus| peer.downgrades > 0 && peer.state == "agreed";
         let first = wait_for_peer(daemon, "downgrade", is_agreed);
         assert_eq!(first.path.options, Some(false), "{first:?}");
@@ -238,12 +243,16 @@ fn stripped_tcp_option_is_reported_as_a_downgrade() {
         });
         let because = why(daemon, other).agreement.unwrap();
         assert!(because.latest_downgrades.iter().all(|it| it.kind == "stripped"), "{because:?}");
-        wait_until("both to be counted", || daemon.status().downgrades, |counts| counts["stripped"] >= 2);
-        wait_for("a word of it", || daemon.log().contains("a TCP option was changed on the way"));
+        wait_until(
+            "both downgrades to be counted",
+            || daemon.status().downgrades,
+            |counts| counts["stripped"] >= 2,
+        );
+        wait_for("the downgrade in the log", || daemon.log().contains("a TCP option was changed on the way"));
     }
 }
 
-/// The answer says that the server uses something else.
+/// The server answers that it uses another congestion control than agreed.
 #[test]
 fn changed_tcp_option_is_reported_as_a_downgrade() {
     let Some(site) = GraftSite::new("altered") else { return };
@@ -314,7 +323,7 @@ fn refusals_are_reported_at_both_ends() {
     }
 }
 
-/// Addresses are translated at one end, then at both.
+/// Addresses are translated at one end, and then at both ends.
 #[test]
 fn one_address_translation_is_reported_and_two_are_refused() {
     let Some(site) = GraftSite::new("nat") else { return };
@@ -336,7 +345,7 @@ fn one_address_translation_is_reported_and_two_are_refused() {
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
     let near = GraftProcess::start_on(&site, 0);
     let far = GraftProcess::start_on(&site, 1);
-    wait_for_peer(&near, "a translation of one who agrees", |peer| {
+    wait_for_peer(&near, "a report of the address translation", |peer| {
         peer.path.nat == Some(NatReport::Theirs) && peer.state == "agreed"
     });
     wait_for_peer(&far, "a translation", |peer| peer.path.nat == Some(NatReport::Ours));
@@ -373,41 +382,42 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     };
     site.configure_on(1, &gives("give = true"));
     let far = GraftProcess::start_on(&site, 1);
-    // The key that has to have signed is another one.
+    // The trusted key is not the key that signed the graft.
     site.configure_on(0, &fetches(&"00".repeat(32), &identity));
     let near = GraftProcess::start_on(&site, 0);
     wait_for("its refusal", || near.log().contains("its signature was made by none"));
     assert_eq!(fs::read_dir(site.path("fetched")).unwrap().count(), 0);
-    assert!(near.status().rules[0].waits); // exact: what it waits for was refused
+    assert!(near.status().rules[0].waits); // exact: the graft that the rule waits for was refused
     near.kill();
 
     site.configure_on(0, &fetches(&signer, &identity));
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(!near.status().rules[0].waits); // exact: what is missing comes before an agreement
+    assert!(!near.status().rules[0].waits); // exact: a missing graft is fetched before an agreement
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
     assert_eq!(congestion(&one), "mr_hybla");
     transfer(one, other);
     near.kill();
-    // The graft is in the directory now, so that the peer need not give it.
+    // The graft is in the directory already, so the peer need not send it.
     site.configure_on(1, &gives(""));
     far.succeed(&["reload"]);
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     near.kill();
-    // The peer does not give it: the rule waits, whatever is agreed on.
+    // The peer no longer gives the graft. The rule must wait, although the agreement exists.
     fs::remove_dir_all(site.path("fetched")).unwrap();
     fs::create_dir(site.path("fetched")).unwrap();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(near.status().rules[0].waits); // exact: nobody gives it
+    assert!(near.status().rules[0].waits); // exact: no peer gives the graft
     let (one, other) = site.connect(&listener);
     assert_ne!(congestion(&one), "mr_hybla");
     transfer(one, other);
 }
 
-/// Puts Hybla under another name into `pool`. Returns its identity and the public key that it is signed with.
+/// Puts a copy of the graft Hybla into `pool` under another name. Returns its identity and the public key that signed
+/// it.
 fn signed_graft(site: &GraftSite) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("hybla").output().unwrap();
@@ -431,7 +441,7 @@ fn pretend(site: &GraftSite) -> Tls {
     pretend_at(site, CONTROL, ALPN)
 }
 
-/// A caller that is no daemon of ours, with the client's key.
+/// Connects to the daemon's agreement port as a client that is not our daemon but has the client's key.
 pub fn pretend_at(site: &GraftSite, port: u16, alpn: &[u8]) -> Tls {
     let pem = fs::read_to_string(site.path("host0.key")).unwrap();
     let pair = rcgen::KeyPair::from_pem(&pem).unwrap();
@@ -487,7 +497,7 @@ fn offer(tls: &Tls, change: impl FnOnce(&mut Statement)) -> Vec<u8> {
     serde_json::to_vec(&AgreementMessage::Offer(Box::new(statement))).unwrap()
 }
 
-/// A peer with the right key that says other things than a daemon does, and strangers without it.
+/// A peer with the right key deviates from the protocol in several ways, and strangers connect without the key.
 #[test]
 fn deviating_peer_changes_nothing() {
     let Some(site) = GraftSite::new("hostile") else { return };
@@ -499,7 +509,7 @@ fn deviating_peer_changes_nothing() {
         let bytes = offer(&tls, change);
         send(&mut tls, &bytes);
         let AgreementMessage::Refuse(refusal) = receive(&mut tls) else { panic!("no refusal") };
-        // The daemon sends the refusal before it notes it.
+        // The daemon sends the refusal before it stores the reason in its status.
         wait_for_peer(&far, "its note", |peer| peer.detail.ends_with(&refusal.detail));
         refusal.reason
     };
@@ -527,12 +537,12 @@ fn deviating_peer_changes_nothing() {
     let mut tls = pretend(&site);
     tls.write_all(&u32::MAX.to_be_bytes()).unwrap();
     wait_for_peer(&far, "length", |peer| peer.detail.contains("the message has 4294967295 bytes"));
-    // It says nothing at all.
+    // The peer completes TLS, and then sends nothing.
     let mut tls = pretend(&site);
     tls.conn.complete_io(&mut tls.sock).unwrap();
     wait_for_state(&far, "timed-out");
 
-    // It offers, and does not confirm: nobody is bound.
+    // The peer offers and does not confirm, so the daemon must not count it as agreed.
     let mut tls = pretend(&site);
     let bytes = offer(&tls, |_| ());
     send(&mut tls, &bytes);
@@ -540,7 +550,7 @@ fn deviating_peer_changes_nothing() {
     assert_ne!(peer(&far).state, "agreed");
     send(&mut tls, &AgreementMessage::Confirm.encode().unwrap());
     wait_for_state(&far, "agreed");
-    // Asked for what is not given, it says so.
+    // The peer asks for a graft that the daemon does not give. The daemon must refuse with a reason.
     send(&mut tls, &bytes);
     assert!(matches!(receive(&mut tls), AgreementMessage::Accept(_)));
     send(&mut tls, &AgreementMessage::Fetch { identity: Hash([1; 32]) }.encode().unwrap());
@@ -549,7 +559,7 @@ fn deviating_peer_changes_nothing() {
     );
     wait_for_peer(&far, "its end", |peer| peer.state != "agreed");
 
-    // Strangers: no TLS, half of it, and many at once.
+    // Strangers send no TLS, or an incomplete handshake, and many of them are connected at once.
     let mut silent: Vec<_> = (0..100).map(|_| call(&site, CONTROL)).collect();
     for stream in &mut silent {
         let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");

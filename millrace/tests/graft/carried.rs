@@ -1,4 +1,5 @@
-//! Carried connections keep TCP's promises, whatever happens to carriers and daemons, and both ends see only the true addresses.
+//! Tests of tunnelled connections. They must keep TCP's promises whatever happens to carriers and daemons, and both
+//! ends must see only each other's true addresses.
 
 use std::{
     collections::BTreeSet,
@@ -49,7 +50,7 @@ pub fn rule(side: &str, port: u16) -> String {
 }
 
 pub fn carry(daemon: &GraftProcess<'_>) -> CarryStatus {
-    // exact: a reader, and whoever calls it waits, or knows why nothing changes
+    // exact: callers read this in a wait, or expect that nothing changes
     daemon.status().carry.unwrap()
 }
 
@@ -61,7 +62,7 @@ pub fn wait_for_state(daemon: &GraftProcess<'_>, state: &str) {
     wait_until(&format!("a carrier that is {state}"), || carrier(daemon), |it| it.state == state);
 }
 
-/// The kernel counts while connect() runs.
+/// Returns how many connections had this verdict. The kernel counts a verdict during connect(), so the figure is exact.
 pub fn verdict(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).verdicts[verdict]
 }
@@ -70,20 +71,20 @@ pub fn ended(daemon: &GraftProcess<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
-/// Waits until each of them has counted this many connections that ended in this way. A broker counts an end after the application has seen
-/// it, and after the place in its table is free again.
+/// Waits until each daemon has counted this many connections that ended in this way. A broker counts an end after the
+/// application has seen the end, and after the connection's place in the table is free.
 pub fn wait_for_ended<const N: usize>(daemons: [&GraftProcess<'_>; N], how: &str, count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, how));
     wait_until(&format!("{count} that ended as {how}"), counts, |counts| *counts == [count; N]);
 }
 
-/// The same of those that were reset, by whichever end.
+/// Waits until each daemon has counted this many connections that were reset by either end.
 pub fn wait_for_resets<const N: usize>(daemons: [&GraftProcess<'_>; N], count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, "reset") + ended(daemon, "peer-reset"));
     wait_until(&format!("{count} resets"), counts, |counts| *counts == [count; N]);
 }
 
-/// Both daemons, with a warm carrier.
+/// Starts both daemons, and waits until the carrier between them is warm.
 pub fn warm<'a>(site: &'a GraftSite, more: [&str; 2]) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     site.configure_on(0, &client(&known[1], more[0]));
@@ -98,7 +99,7 @@ pub fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port)
 }
 
-/// Both ends are idle: nothing is carried any more.
+/// Waits until neither daemon carries a connection any more.
 pub fn wait_for_end(near: &GraftProcess<'_>, far: &GraftProcess<'_>) {
     let connections = || [near, far].map(|daemon| carry(daemon).connections);
     wait_until("the end of all connections", connections, |counts| *counts == [0, 0]);
@@ -108,7 +109,7 @@ pub fn connect(site: &GraftSite, listener: &TcpListener) -> (TcpStream, TcpStrea
     accepted(site.try_connect(listener.local_addr().unwrap()).unwrap(), listener)
 }
 
-/// A connection to it with what it takes next, and by whom it says that it is.
+/// Accepts the connection `near` at the listener. Returns both ends, and the client's address as the server sees it.
 pub fn accepted(near: TcpStream, listener: &TcpListener) -> (TcpStream, TcpStream, SocketAddr) {
     let (far, seen) = listener.accept().unwrap();
     for stream in [&near, &far] {
@@ -118,7 +119,7 @@ pub fn accepted(near: TcpStream, listener: &TcpListener) -> (TcpStream, TcpStrea
     (near, far, seen)
 }
 
-/// Each end sees the other as it is, at these addresses.
+/// Connects, and checks that each end sees the other one's true address.
 pub fn connect_seen(site: &GraftSite, listener: &TcpListener, client: &str) -> (TcpStream, TcpStream) {
     let (here, there, seen) = connect(site, listener);
     let server = listener.local_addr().unwrap();
@@ -127,12 +128,13 @@ pub fn connect_seen(site: &GraftSite, listener: &TcpListener, client: &str) -> (
     (here, there)
 }
 
-/// Returns how a connection ends that is reset at once: that may be noticed while it is made.
+/// Connects to a server that resets the connection at once, and returns the error. It may be reported by connect() or
+/// by the first read.
 pub fn reset(site: &GraftSite, at: SocketAddr) -> ErrorKind {
     site.try_connect(at).and_then(|mut stream| stream.read(&mut [0])).unwrap_err().kind()
 }
 
-/// Bytes that follow no pattern which a lost or doubled piece would keep.
+/// Returns random bytes, so that a lost or repeated piece changes their hash.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
@@ -152,7 +154,7 @@ pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
         let before = got.len();
         match from.read_to_end(&mut got) {
             Ok(_) => return got,
-            // Past TCP on loopback a read may say so before its time is over.
+            // On loopback, TCP may report the timeout of a read before its time has passed.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 latest = if got.len() > before { Instant::now() } else { latest };
                 assert!(latest.elapsed() < LONG, "nothing more after {} bytes", got.len());
@@ -162,7 +164,7 @@ pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
     }
 }
 
-/// Sends different bytes each way at once, ends each way by itself, and checks that all arrived.
+/// Sends different bytes in both directions at once, ends each direction by itself, and checks that all bytes arrived.
 pub fn exchange(near: &TcpStream, far: &TcpStream, length: usize) {
     let sent = [noise(1, length), noise(2, length)];
     thread::scope(|scope| {
@@ -186,7 +188,7 @@ fn carrier_opens_its_window_before_connections_use_it() {
     for (end, bytes) in ends.iter().zip([64 << 10, 256 << 10]) {
         wait_until("an open window", || carrier(end), |it| it.sent_bytes > bytes);
     }
-    assert!(carrier(&ends[0]).sent_bytes < 128 << 10, "more than was asked for");
+    assert!(carrier(&ends[0]).sent_bytes < 128 << 10, "the read returned more bytes than expected");
     assert_eq!(carry(&ends[0]).connections + carry(&ends[1]).connections, 0);
 }
 
@@ -217,7 +219,7 @@ fn both_ends_see_each_other_and_all_bytes() {
     assert!(near.succeed(&["status"]).contains("CARRIER TO"));
 }
 
-/// Most clients speak first: their bytes travel with the opening of the connection.
+/// Most clients send first. Their first bytes travel together with the message that opens the connection.
 #[test]
 fn early_data_arrives() {
     let Some(site) = GraftSite::new("early") else { return };
@@ -235,7 +237,7 @@ fn early_data_arrives() {
     }
 }
 
-/// A socket of IPv6 to an IPv4 address, as Java and many others do.
+/// Java and many other programs connect to IPv4 addresses with IPv6 sockets.
 #[test]
 fn connections_with_ipv4_mapped_addresses_are_tunnelled() {
     let Some(site) = GraftSite::new("mapped") else { return };
@@ -265,7 +267,7 @@ fn connection_without_a_carrier_stays_plain_tcp() {
     assert_eq!((cold, state.state.as_str()), (1, "cold"));
     assert!(near.succeed(&["why", SERVER]).contains("in place, since the carrier server is cold"));
 
-    // Somebody else has the address, or this host's key is not known there.
+    // The server's daemon knows another key for the client, so it refuses the client's carrier.
     key(&site, "other.key");
     let stranger = key(&site, "stranger.key");
     site.configure_on(1, &server(&stranger, ""));
@@ -277,14 +279,15 @@ fn connection_without_a_carrier_stays_plain_tcp() {
     assert_eq!((verdict(&near, "led"), carry(&far).connections), (0, 0));
     assert_eq!(carrier(&far).state, "cold");
 
-    // The key is put in: the next connection is carried.
+    // The server's daemon gets the right key. The next connection must be tunnelled.
     site.configure_on(1, &server(&known[0], ""));
     far.succeed(&["reload"]);
     wait_for_state(&near, "warm");
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 100_000);
     assert_eq!(verdict(&near, "led"), 1);
-    // It goes away: what is new goes in place, what was carried is not taken for complete.
+    // The server's daemon is killed. New connections must go over plain TCP, and tunnelled ones must end with a reset
+    // and not like complete ones.
     let (mut here, _there, _) = connect(&site, &listener);
     far.kill();
     wait_for_state(&near, "cold");
@@ -315,32 +318,37 @@ fn tcp_reset_passes_through_the_tunnel() {
     wait_for_resets([&near, &far], 2);
 }
 
-/// How long connections to a server that no carrier reached are made in place.
+/// Time for which connections to a server that no carrier could reach go over plain TCP.
 const AVOIDED: Duration = Duration::from_secs(2);
 
 #[test]
 fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
     let Some(site) = GraftSite::new("refuse") else { return };
     let [near, _far] = warm(&site, ["", ""]);
-    // The server does not listen. The first connection gets a reset, and later ones are refused by the server's host itself. That lasts for a while,
-    // which may be over before a busy machine makes the next.
+    // The server does not listen. The first connection is tunnelled and gets a reset. For a while, later ones go over
+    // plain TCP, and the server's host refuses them. On a busy machine that time may be over before the next
+    // connection.
     let mut led = 0;
     let mut latest = None::<Instant>;
-    wait_for("one that is asked in place", || {
+    wait_for("a connection that goes over plain TCP", || {
         let begin = Instant::now();
         let kind = reset(&site, at(SERVER, PORT));
         if kind == ErrorKind::ConnectionRefused {
             return led > 0;
         }
         assert_eq!(kind, ErrorKind::ConnectionReset);
-        assert!(latest.is_none_or(|latest| latest.elapsed() >= AVOIDED), "it is asked in place for a while");
+        assert!(
+            latest.is_none_or(|latest| latest.elapsed() >= AVOIDED),
+            "a connection was tunnelled although the server is avoided"
+        );
         (led, latest) = (led + 1, Some(begin));
         false
     });
-    // Each was counted before its socket was reset.
+    // The daemon counts each refusal before it resets the application's socket.
     assert_eq!((ended(&near, "refused"), verdict(&near, "refused")), (led, 1));
 
-    // A port that only this side names: the broker there is no open proxy, and plain TCP does it.
+    // Only the client's settings list this port. The server's broker is no open proxy and refuses it, so the connection
+    // goes over plain TCP.
     let known = std::fs::read_to_string(site.path("graft0.toml")).unwrap();
     let known = known.split_once('\n').unwrap().1.to_owned();
     site.configure_on(
@@ -350,7 +358,7 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
     near.succeed(&["reload"]);
     wait_for_state(&near, "warm");
     let listener = site.listen_on(at(SERVER, PORT + 1));
-    wait_for("two within that time", || {
+    wait_for("two connections within the time that a server is avoided", || {
         let begin = Instant::now();
         let (here, there, seen) = connect(&site, &listener);
         assert_eq!(seen.ip().to_string(), CLIENT);
@@ -360,12 +368,12 @@ fn server_refusal_is_passed_on_and_broker_refusal_falls_back_to_plain_tcp() {
         let is_late = begin.elapsed() >= AVOIDED;
         let is_same = verdict(&near, "led") == led;
         exchange(&here, &there, 1000);
-        assert!(is_same || is_late, "it is asked in place for a while");
+        assert!(is_same || is_late, "a connection was tunnelled although the server is avoided");
         is_same
     });
 }
 
-/// The settings of `warm`, but that the client's rule is strict.
+/// Starts both daemons like `warm`, with `connect = "strict"` in the client's rule.
 fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let early = client(&known[1], "");
@@ -377,7 +385,7 @@ fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     [near, far]
 }
 
-/// The kernel counts as packets come.
+/// Returns how many held connections had this verdict. The kernel counts them as packets arrive, so callers wait.
 fn held(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).held[verdict]
 }
@@ -391,7 +399,11 @@ fn strict_connection_returns_the_servers_answer() {
         let done = ended(&near, "done");
         for _ in 0..3 {
             let error = site.try_connect(at(server, PORT)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "nobody listens at {server}");
+            assert_eq!(
+                error.kind(),
+                ErrorKind::ConnectionRefused,
+                "a connection without a listener was opened at {server}"
+            );
         }
         wait_for_ended([&near], "refused", refused + 3);
         let listener = site.listen_on(at(server, PORT));
@@ -401,7 +413,11 @@ fn strict_connection_returns_the_servers_answer() {
         }
         wait_for_ended([&near], "done", done + 2);
     }
-    assert_eq!((verdict(&near, "led"), verdict(&near, "refused")), (10, 0), "none went in place");
+    assert_eq!(
+        (verdict(&near, "led"), verdict(&near, "refused")),
+        (10, 0),
+        "a connection went over plain TCP"
+    );
     assert_eq!((held(&near, "asked"), held(&near, "malformed"), held(&near, "no-room")), (10, 0, 0));
     assert!(held(&near, "let-in") >= 4);
     wait_for_ended([&far], "done", 4);
@@ -430,7 +446,8 @@ fn strict_connection_opens_only_after_the_server_accepted() {
     here.set_nonblocking(false).unwrap();
     assert_eq!(seen, here.local_addr().unwrap());
     exchange(&here, &there, 100_000);
-    // A connection that is given up leaves nothing behind. A carrier that was paused for long is replaced first.
+    // A client that gives up connecting must leave no connection behind. The carrier was paused for long, so it is
+    // replaced first.
     wait_for_state(&near, "warm");
     far.pause();
     drop(site.begin_to_connect(at(SERVER, PORT)));
@@ -440,7 +457,8 @@ fn strict_connection_opens_only_after_the_server_accepted() {
     wait_for_ended([&near], "reset", 1);
 }
 
-/// Connections that the peer's broker does not carry go in place, and are as strict.
+/// Connections that the server's broker does not carry go over plain TCP, and connect() returns the server's own
+/// answer.
 #[test]
 fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     let Some(site) = GraftSite::new("strictly") else { return };
@@ -463,7 +481,8 @@ fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     exchange(&here, &there, 1_000_000);
     assert_eq!(verdict(&near, "led"), 2);
     wait_for_ended([&far], "not-listed", 2);
-    // The broker ends: what is held is refused, and nothing is led any more.
+    // The client's daemon is killed. A connection that it held back is refused, and later connections are not
+    // redirected.
     far.pause();
     let held_back = site.begin_to_connect(at(SERVER, PORT));
     wait_for("the question", || held(&near, "asked") == 3);
@@ -474,7 +493,7 @@ fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     exchange(&here, &there, 1000);
 }
 
-/// Whoever connects to the broker itself gets nothing from it.
+/// A stranger that connects to the broker's own ports must get nothing from it.
 #[test]
 fn connections_to_the_brokers_own_address_are_refused() {
     let Some(site) = GraftSite::new("proxy") else { return };
@@ -485,12 +504,12 @@ fn connections_to_the_brokers_own_address_are_refused() {
     let ports = local.filter_map(|at| at.strip_prefix("127.0.0.1:"));
     let mut ends: Vec<_> = ports.map(|port| reset(&site, at("127.0.0.1", port.parse().unwrap()))).collect();
     ends.sort_by_key(ToString::to_string);
-    // Where connections are taken at once, and where they are held back.
+    // One of the broker's ports accepts at once and resets; the other one holds connections back and refuses them.
     assert_eq!(ends, [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset]);
     wait_for_ended([&near], "stranger", 2);
 }
 
-/// The window in the tests of slow readers, bytes.
+/// Size of the window in the tests of slow readers, in bytes.
 const WINDOW: u64 = 256 << 10;
 
 #[test]
@@ -500,7 +519,7 @@ fn slow_reader_of_a_tunnelled_connection_holds_one_window() {
     slow_reader(&site, &ends);
 }
 
-/// Tests a slow reader with `window-kib` of [`WINDOW`] at the near end.
+/// Tests that a slow reader costs no more than a window of [`WINDOW`] bytes at the near end.
 pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
@@ -508,19 +527,20 @@ pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     let written = fill(&mut here, &sent, || carry(near).kept_bytes > WINDOW / 2);
     let kept = carry(near).kept_bytes;
     assert!(kept > 0 && kept <= WINDOW, "{kept}");
-    // The other bytes are in the kernels' sockets: two here, two there.
+    // The other bytes are in the buffers of the kernels' sockets, two on each host.
     assert!(written < 32 << 20, "{written}");
-    // Others are not held up by it.
+    // Another connection is not delayed by the slow reader.
     let (other, others, _) = connect(site, &listener);
     exchange(&other, &others, 1_000_000);
     here.shutdown(Shutdown::Write).unwrap();
     assert_eq!(hash(&read_all(&there)), hash(&sent[..written]));
-    // Confirmations come behind what they are about.
+    // Confirmations arrive after the data that they confirm, so the kept bytes are freed a moment later.
     let kept = || [near, far].map(|daemon| carry(daemon).kept_bytes);
     wait_until("nothing to be kept", kept, |kept| *kept == [0, 0]);
 }
 
-/// Writes until `is_full` and nothing was accepted for a second. Returns the number of bytes written.
+/// Writes until `is_full` is true and the socket has accepted nothing for a second. Returns the number of bytes
+/// written.
 pub fn fill(to: &mut TcpStream, bytes: &[u8], is_full: impl Fn() -> bool) -> usize {
     to.set_nonblocking(true).unwrap();
     let begin = Instant::now();
@@ -545,14 +565,15 @@ fn tunnelled_writer_that_does_not_read_makes_progress() {
     write_before_reading(&site);
 }
 
-/// Each end writes much before it reads anything: confirmations come behind what nobody takes yet.
+/// The client writes everything before it reads, so confirmations must get through although the client's own data is
+/// not read yet.
 pub fn write_before_reading(site: &GraftSite) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
     let to = noise(4, 20 << 20);
     let back = noise(5, 2 << 20);
     thread::scope(|scope| {
-        // It reads while it writes, the other does not.
+        // The server reads while it writes; the client does not.
         scope.spawn(|| {
             (&there).write_all(&back).unwrap();
             there.shutdown(Shutdown::Write).unwrap();
@@ -578,7 +599,7 @@ fn urgent_tcp_data_keeps_its_position() {
     assert_eq!(read_all(&there), b"before!after");
 }
 
-/// The same each way, but that it goes on until there is enough of it. Each direction's bytes follow from its seed.
+/// Sends random bytes in both directions until `enough` is set, and checks them. Each direction has a seed of its own.
 pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     const PIECE: usize = 64 << 10;
     let send = |mut to: &TcpStream, seed: u64| {
@@ -615,7 +636,8 @@ pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     });
 }
 
-/// The slow link carries much less than the server sends. The client sends little, and its bytes are confirmed without delay nevertheless.
+/// The link carries much less than the server sends. Confirmations for the client's few bytes must not wait behind the
+/// server's data.
 #[test]
 fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     let Some(site) = GraftSite::new("behind") else { return };
@@ -636,7 +658,8 @@ fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     thread::scope(|scope| {
         scope.spawn(|| exchange_until(&here, &there, &enough));
         let _stops = StopOnDrop(&enough);
-        // As many windows of the client's as would take four minutes behind one of the server's each, which is more than is waited for.
+        // Behind a full window of the server, each window of the client would be confirmed so late that this many take
+        // four minutes. That is longer than the test waits.
         let is_enough = |bytes: &u64| *bytes >= MANY * (64 << 10);
         wait_until("bytes to be confirmed", || carry(&near).sent_bytes, is_enough);
         for namespace in &site.namespaces {
@@ -645,7 +668,8 @@ fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     });
 }
 
-/// Changes a peer's entry `cuts` times, so that it is dropped and called again, while four connections carry both ways.
+/// Changes the peer's entry in the settings `cuts` times while four connections send in both directions. Each change
+/// closes the carrier and opens another.
 fn cut(site: &GraftSite, cuts: usize) {
     let [near, far] = warm(site, ["window-kib = 512", ""]);
     let listener = site.listen();
@@ -664,10 +688,10 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: a cut comes at any time
+            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
             let side = random.usize(..2);
             let resumed = carry(&near).resumed;
-            // Another one than this side had before, or nothing is cut.
+            // The entry must differ from the one before, or the reload keeps the carrier.
             entry[side] = 1 - entry[side];
             let other =
                 before[side].replace("[[peer]]\n", &format!("[[peer]]\nmin-cpus = {}\n", entry[side]));
@@ -694,7 +718,8 @@ fn two_hundred_failing_carriers_lose_no_byte() {
     cut(&site, 200);
 }
 
-/// The server does not listen, and its port is among those that the broker may use.
+/// The server does not listen, and its port is one that the broker may take as a source port. The broker must not
+/// connect to itself.
 #[test]
 fn a_broker_does_not_connect_to_itself() {
     let Some(site) = GraftSite::new("itself") else { return };
@@ -705,7 +730,8 @@ fn a_broker_does_not_connect_to_itself() {
     wait_for_ended([&near, &far], "refused", 1);
 }
 
-/// The broker's host has ten ports: of connections that are over each is had again at once, of those that are there none twice.
+/// The broker's host has eight usable source ports. A port must be free at once after its connection has ended, and no
+/// port may serve two connections.
 #[test]
 fn ports_of_closed_connections_are_reused_at_once() {
     let Some(site) = GraftSite::new("ports") else { return };
@@ -717,7 +743,7 @@ fn ports_of_closed_connections_are_reused_at_once() {
     let [near, far] = warm(&site, ["", ""]);
     let mut ports = BTreeSet::new();
     let mut seen = |server: &TcpStream| {
-        // As the server's host has it, not as the server sees it.
+        // The broker's source port is that of the kernel's socket. The server itself sees the client's address.
         let output = site.command(1, "ss").args(["-Htn", "state", "established"]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let own = format!(":{}", server.local_addr().unwrap().port());
@@ -735,10 +761,10 @@ fn ports_of_closed_connections_are_reused_at_once() {
         drop(server);
         assert_eq!(read_all(&client), b"done");
     }
-    // Else one of the next has no port, for the last one of these.
+    // All connections must have ended, so that eight new ones find a free port each.
     wait_for_end(&near, &far);
     let live: Vec<_> = (0..8).map(|_| connect(&site, &listener)).collect();
-    // The ninth has none, and goes in place.
+    // The ninth connection finds no port, and is reset.
     let refused = reset(&site, at(SERVER, PORT));
     assert_eq!(refused, ErrorKind::ConnectionReset);
     for (client, server, _) in &live {
@@ -764,8 +790,8 @@ fn number_of_tunnelled_connections_is_bounded() {
     wait_for_state(&near, "warm");
 }
 
-/// A carrier that does not carry is noticed by the first connection; those after it go in place. When it carries again, so
-/// does the first.
+/// A carrier stops to deliver packets. The first connection notices, and later ones go over plain TCP. When the carrier
+/// delivers again, the first connection continues.
 #[test]
 fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
     let Some(site) = GraftSite::new("blocked") else { return };
@@ -802,7 +828,7 @@ fn tunnel_limits_do_not_change_for_open_connections() {
     site.configure_on(1, &text.replace("[carry]", "[carry]\nconnections = 7"));
     assert!(far.fail(&["reload"]).contains("[carry] cannot change while the daemon runs"));
     exchange(&here, &there, 100_000);
-    // Nothing is to be carried any more, and then again.
+    // The settings without `[carry]` end the broker; the old settings start it again.
     let without = "[agreement]\nkey = \"host0.key\"\n";
     let before = std::fs::read_to_string(site.path("graft0.toml")).unwrap();
     site.configure_on(0, without);
@@ -831,7 +857,7 @@ fn killed_daemon_leaves_nothing_behind() {
     there.write_all(b"half of ").unwrap();
     here.read_exact(&mut [0; 8]).unwrap();
     near.kill();
-    // Neither end takes it for the whole.
+    // The connection ends with a reset at both ends, so no end takes the incomplete data for complete.
     assert_eq!(here.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     let (next, other, seen) = connect(&site, &listener);
     assert_eq!((seen.ip().to_string(), next.local_addr().unwrap()), (CLIENT.to_owned(), seen));
@@ -840,7 +866,7 @@ fn killed_daemon_leaves_nothing_behind() {
     assert_eq!(there.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
-/// curl and a web server, unmodified, each as a command of `graft hook`.
+/// curl and a web server run unmodified, each as a command of `graft hook`.
 #[test]
 fn graft_hook_tunnels_connections_of_a_command() {
     let Some(site) = GraftSite::new("hook") else { return };
@@ -860,7 +886,7 @@ fn graft_hook_tunnels_connections_of_a_command() {
     let mut web = site.spawn(1, web);
     let url = format!("http://{SERVER}:{WEB}/page");
     wait_for("web server", || site.try_connect(at(SERVER, WEB)).ok());
-    assert_eq!(verdict(&near, "led"), 0, "only the command's");
+    assert_eq!(verdict(&near, "led"), 0, "a connection outside the command was tunnelled");
     let mut curl =
         hooked(0, &["--", "curl", "-fsS", "--max-time", "120", "-o", "got", "-w", "%{remote_ip}", &url]);
     curl.current_dir(site.directory.path()).stdout(Stdio::piped());
@@ -870,10 +896,10 @@ fn graft_hook_tunnels_connections_of_a_command() {
     assert_eq!(hash(&std::fs::read(site.path("got")).unwrap()), hash(&page));
     assert_eq!(verdict(&near, "led"), 1);
     wait_for_ended([&far], "done", 1);
-    // It says whom it answers before it does.
+    // The web server logs a request before it answers, so the log is complete here.
     let seen = std::fs::read_to_string(&log).unwrap();
     assert!(seen.contains(&format!("{CLIENT} - -")) && !seen.contains(&format!("{SERVER} - -")), "{seen}");
-    // The command's end is that of its hook, and of its cgroup.
+    // The exit code of `graft hook` is that of its command, and the hook's cgroup is removed.
     let mut fails = hooked(0, &["--", "sh", "-c", "exit 7"]);
     fails.stdin(Stdio::null());
     assert_eq!(site.spawn(0, fails).wait().unwrap().code(), Some(7));
@@ -881,10 +907,10 @@ fn graft_hook_tunnels_connections_of_a_command() {
         let children = std::fs::read_dir(site.cgroup(side)).unwrap().filter_map(Result::ok);
         children.filter(|child| child.file_name().to_string_lossy().starts_with("millrace-hook")).count()
     };
-    wait_for("the end of curl's", || left(0) == 0);
-    assert_eq!(verdict(&near, "led"), 1, "what it counted stays");
+    wait_for("the end of curl's hook", || left(0) == 0);
+    assert_eq!(verdict(&near, "led"), 1, "counters were lost with the hook");
     assert_eq!(left(1), 1);
     web.kill().unwrap();
     web.wait().unwrap();
-    wait_for("the end of the server's", || left(1) == 0);
+    wait_for("the end of the server's hook", || left(1) == 0);
 }

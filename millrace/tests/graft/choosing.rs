@@ -1,4 +1,5 @@
-//! Connections of rules that leave the choice to a model: the chosen arm, the results that are learned, and the explanation of each.
+//! Tests of rules that leave the choice to a model: the chosen arm, the learned results, and the explanation of each
+//! connection.
 
 use std::{
     fs,
@@ -15,7 +16,8 @@ use crate::{
     site::{GraftProcess, GraftSite, LONG, PORT, congestion, wait_for, wait_for_none_of_ours, wait_until},
 };
 
-/// A leaf with these arms, the best first; `usual`: what a good connection costs at most.
+/// Returns a leaf of a model as JSON, with these arms, the best first. `usual` is the highest cost of a good
+/// connection.
 pub fn leaf(number: u32, arms: &[&str], usual: Option<f64>) -> String {
     let rank = |(at, arm): (usize, &&str)| {
         let right = 1.0 / (at + 1) as f64;
@@ -41,11 +43,12 @@ fn rule(tier: &str) -> String {
 }
 
 fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
-    // exact: a reader, and whoever calls it waits, or knows why nothing changes
+    // exact: callers read this in a wait, or expect that nothing changes
     daemon.status().selection.unwrap()
 }
 
-/// Sends so much, and ends when all of it has come. Returns the congestion control, and the ends.
+/// Sends `length` bytes over a new connection, and waits until all have arrived. Returns the connection's congestion
+/// control and its ends.
 fn send(site: &GraftSite, listener: &TcpListener, length: usize) -> (String, [SocketAddr; 2]) {
     let near = site.try_connect(listener.local_addr().unwrap()).unwrap();
     let (mut far, _) = listener.accept().unwrap();
@@ -83,7 +86,7 @@ fn available_controls() -> String {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap()
 }
 
-/// One of the kernel's that is not what sockets have anyway, and is bad where packets are lost.
+/// Returns a congestion control of the kernel that is not the default, and that is slow on a path with loss.
 fn other_control(test: &str) -> Option<&'static str> {
     let there = available_controls();
     let usual = default_control();
@@ -103,10 +106,11 @@ fn lossy_pair() -> Topology {
     topology
 }
 
-/// The model has what halves its window with each loss, on a path that loses three packets of a hundred.
+/// The model prefers a congestion control that halves its window at each loss. The path loses three packets of a
+/// hundred.
 #[test]
-fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
-    const TEST: &str = "a_model_that_is_wrong_here_is_left_within_fifty_connections";
+fn wrong_model_is_overruled_within_fifty_connections() {
+    const TEST: &str = "wrong_model_is_overruled_within_fifty_connections";
     if default_control() != "bbr" {
         println!("SKIP {TEST}: plain TCP is not BBR here, so it would be as bad");
         return;
@@ -135,10 +139,10 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
             break;
         }
     }
-    // Each has come to something.
+    // Every connection has an outcome.
     let is_all = |now: &SelectionStatus| now.outcomes.values().sum::<u64>() == used.len() as u64 + 1;
     let now = wait_until("all outcomes", || selection(&daemon), is_all);
-    assert!(used.iter().any(|control| control == wrong), "it was never tried: {now:?}");
+    assert!(used.iter().any(|control| control == wrong), "the arm was never tried: {now:?}");
     assert!(used.len() < 50 && used.last().is_some_and(|it| it == "bbr"), "{used:?}: {now:?}");
     println!("recovered within {} connections", used.len());
     assert!(["doubted", "found"].contains(&now.paths[0].why.as_str()), "{now:?}");
@@ -149,14 +153,14 @@ fn a_model_that_is_wrong_here_is_left_within_fifty_connections() {
     wait_for_none_of_ours();
 }
 
-/// A daemon that is restarted uses what it has learned before. An unreadable file is put aside, and the daemon reports it.
+/// A restarted daemon uses the results that it learned before. It renames an unreadable file, and reports the file.
 #[test]
 fn learned_results_outlast_the_daemon() {
     let Some(learned) = other_control("learned_results_outlast_the_daemon") else {
         return;
     };
     let Some(site) = GraftSite::new("outlasts") else { return };
-    // Whatever it costs is bad.
+    // The highest cost of a good connection is 0, so every connection counts as bad.
     model(&site, &[learned], &leaf(0, &[learned], Some(0.0)));
     site.configure(&format!("model = \"model.json\"\nlearned = \"learned.json\"\n{}", rule("in-place")));
     let listener = site.listen();
@@ -170,7 +174,7 @@ fn learned_results_outlast_the_daemon() {
     let is_all = |it: &SelectionStatus| it.outcomes.values().sum::<u64>() == sent;
     wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
-    let kinds = daemon.status().purposes; // exact: all connections are over, and have come to something
+    let kinds = daemon.status().purposes; // exact: all connections are over, and each has an outcome
     daemon.end();
     let daemon = GraftProcess::start(&site);
     assert_eq!(daemon.status().purposes, kinds); // exact: read at start-up
@@ -190,7 +194,8 @@ fn learned_results_outlast_the_daemon() {
     assert_eq!(fs::read_to_string(site.path("learned.json.unreadable")).unwrap(), "no JSON");
 }
 
-/// No outcome counts here, so whoever has another congestion control than the model's was to try it.
+/// No outcome counts as good or bad here. A connection with another congestion control than the model's was therefore
+/// an exploration.
 #[test]
 fn two_of_a_hundred_connections_at_most_try_another_arm() {
     let Some(learned) = other_control("two_of_a_hundred_connections_at_most_try_another_arm") else {
@@ -214,11 +219,11 @@ fn two_of_a_hundred_connections_at_most_try_another_arm() {
             assert_eq!((told.why.as_str(), &told.arm), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
-        // One was made before, at least.
+        // The connections before the loop count, too: at least one was made.
         assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
     }
     let now = selection(&daemon);
-    // The next one may be planned by now.
+    // The daemon may have planned the next exploration already.
     let planned = now.paths[0].explored;
     assert!(now.reasons["explored"] == explored && (explored..=explored + 1).contains(&planned), "{now:?}");
     let other = daemon.fail(&["why", "192.0.2.1:1-192.0.2.2:2"]);
@@ -226,7 +231,7 @@ fn two_of_a_hundred_connections_at_most_try_another_arm() {
     assert!(daemon.fail(&["why", "192.0.2.1:1"]).contains("its other end is missing"));
 }
 
-/// A daemon that is stopped reads nothing, and connections go on.
+/// A paused daemon reads no events, and connections continue. Lost events are counted.
 #[test]
 fn unread_events_are_lost_and_counted() {
     let Some(learned) = other_control("unread_events_are_lost_and_counted") else {
@@ -246,18 +251,18 @@ fn unread_events_are_lost_and_counted() {
     }
     daemon.go_on();
     let numbers = || {
-        let status = daemon.status(); // exact: it is waited for below
+        let status = daemon.status(); // exact: the result is waited for below
         (status.outcomes["untold"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
     };
     let is_all = |(untold, begun): &(u64, u64)| begun + untold >= CROWD;
-    let (untold, begun) = wait_until("each to be told or counted", numbers, is_all);
+    let (untold, begun) = wait_until("each connection to be reported or counted as lost", numbers, is_all);
     assert!(untold > 0 && begun < CROWD, "{untold} lost, {begun} told");
     assert!(
         2 * CROWD >= begun + untold && begun + untold >= CROWD,
-        "each is told or counted: {begun}, {untold}"
+        "{begun} connections began, and {untold} were counted as lost"
     );
     // Connections whose events were lost are not counted as alive.
-    wait_until("the end of all", || selection(&daemon), |it| it.live.is_empty());
+    wait_until("the end of all connections", || selection(&daemon), |it| it.live.is_empty());
 }
 
 fn far_and_near() -> Topology {
@@ -269,7 +274,8 @@ fn far_and_near() -> Topology {
     topology
 }
 
-/// Two hosts with warm carriers, one rule: the long path that loses packets is carried, the short one stays in place.
+/// Two hosts have warm carriers and one rule. Connections on the long, lossy path are tunnelled, and those on the short
+/// path go over plain TCP.
 #[test]
 fn congestion_control_or_tunnel_is_chosen_by_path() {
     if !available_controls().split_whitespace().any(|known| known == "bbr") {
@@ -337,12 +343,12 @@ fn congestion_control_or_tunnel_is_chosen_by_path() {
     let carry = carry(&daemon);
     assert_eq!((carry.verdicts["led"], carry.verdicts["in-place"]), (5, 5), "{:?}", carry.verdicts);
     let is_judged = |now: &SelectionStatus| now.outcomes["good"] + now.outcomes["bad"] > 0;
-    let now = wait_until("carried ones to be judged, too", || selection(&daemon), is_judged);
-    // The first two were as the host has it.
+    let now = wait_until("tunnelled connections to be judged, too", || selection(&daemon), is_judged);
+    // The first two connections came before the choice, and have the host's default congestion control.
     let in_place = if default_control() == "bbr" { 7 } else { 5 };
     let connections = (now.connections["carried/carried-warm"], now.connections["in-place/bbr"]);
     assert_eq!(connections, (5, in_place), "{now:?}");
-    // Without the daemon nothing is led, and nothing is left.
+    // Without the daemon connections are not redirected, and go over plain TCP.
     daemon.kill();
     listeners.iter().for_each(|listener| drop(send(&site, listener, 64 << 10)));
 }

@@ -1,4 +1,4 @@
-//! Firewalls of both hosts have the same say of what is carried as of plain TCP.
+//! Tests that firewalls of both hosts judge tunnelled connections as they judge plain TCP.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,12 +16,13 @@ use crate::{
     site::{CLIENT, CLIENT6, GraftProcess, GraftSite, LONG, PORT, SERVER, SERVER6, inside, wait_until},
 };
 
-/// Ports of carried connections, one for each case: a server that was refused is avoided for a while.
+/// Ports of tunnelled connections, one for each case. A server that was refused is avoided for a while, so ports are
+/// not used twice.
 const PORTS: std::ops::RangeInclusive<u16> = PORT..=PORT + 99;
-/// The wait for something that must not happen.
+/// Time that a test waits to see that nothing happens.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// The owner and mark of a connection, and whether it is allowed.
+/// A connection's owner and mark, and whether the firewall allows it.
 #[derive(Clone, Copy)]
 struct Try {
     owner: (u32, u32),
@@ -40,7 +41,8 @@ const fn try_as(owner: (u32, u32), mark: u32, passes: bool) -> Try {
 const PASSES: Try = try_as(ROOT, 0, true);
 const BLOCKED: Try = try_as(ROOT, 0, false);
 
-/// A host (0 is the client's), a hook, rules that follow the exemption of the host's own traffic, and the connections in order.
+/// A case: the host (0 is the client's), the hook, the rules after the exemption of the host's other traffic, and the
+/// connections in order.
 type FirewallCase = (usize, &'static str, &'static str, &'static [Try]);
 
 const CASES: [FirewallCase; 32] = [
@@ -119,7 +121,7 @@ fn settings(site: &GraftSite) {
     );
 }
 
-/// Both daemons, with a warm carrier.
+/// Starts both daemons, and waits until the carrier between them is warm.
 fn daemons<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     settings(site);
     let far = GraftProcess::start_on(site, 1);
@@ -128,7 +130,7 @@ fn daemons<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     [near, far]
 }
 
-/// Replaces a host's firewall by this table.
+/// Replaces a host's firewall by a table.
 fn firewall(site: &GraftSite, host: usize, text: &str) {
     let mut nft = site.command(host, "nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     nft.stdin.take().unwrap().write_all(format!("flush ruleset\n{text}\n").as_bytes()).unwrap();
@@ -144,7 +146,7 @@ fn chain(hook: &str, rules: &str) -> String {
 fn table(hook: &str, rules: &str, port: u16) -> String {
     let sets = "set ports {\ntype inet_service\nelements = { PORT }\n}\n\
                 set addresses {\ntype ipv4_addr\nelements = { 10.96.0.2 }\n}\n";
-    // OUTPUT knows no interface that packets come in by, and INPUT none that they leave by.
+    // In nftables, the output hooks have no input interface, and the input hooks have no output interface.
     let chain = match hook {
         "output" | "postrouting" => chain(hook, rules).replace("iifname lo accept\n", ""),
         _ => chain(hook, rules).replace("oifname lo accept\n", ""),
@@ -153,20 +155,21 @@ fn table(hook: &str, rules: &str, port: u16) -> String {
     table.replace("PORT", &port.to_string())
 }
 
-/// Packets that the table's counter has counted.
+/// Returns the line with the number of packets that the table's counter has counted.
 fn seen(site: &GraftSite, host: usize) -> String {
     let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
-    // exact: whoever calls it has an answer from behind the rule
+    // exact: the caller has an answer that came through the counted rule
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
 
-/// Reports whether a client with this owner hears a word of the server. Outside of the cgroup nobody is led.
+/// Reports whether a client with this owner receives a word from the server. A client outside the cgroup is not
+/// redirected.
 fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -> bool {
     let to = listener.local_addr().unwrap();
     let bound = if attempt.passes { LONG } else { SHORT };
     let connect = || {
         inside(&site.namespaces[0], || {
-            // This applies to the thread, which ends.
+            // setfsuid and setfsgid apply to this thread only, which ends with the attempt.
             setfsgid(Gid::from_raw(attempt.owner.1));
             setfsuid(Uid::from_raw(attempt.owner.0));
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
@@ -176,7 +179,7 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
         })
     };
     let Ok(mut stream) = (if is_led { site.enter(0, connect) } else { connect() }) else { return false };
-    // For accept(), too.
+    // The timeout also applies to accept().
     SockRef::from(listener).set_read_timeout(Some(bound)).unwrap();
     stream.set_read_timeout(Some(bound)).unwrap();
     let Ok((mut served, seen)) = listener.accept() else { return false };
@@ -185,7 +188,8 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
     stream.read_exact(&mut [0]).is_ok()
 }
 
-/// Rules of each kind at either host: whoever is let in by plain TCP is carried, and whoever is not, is not; counters count the same.
+/// Each case has a rule at one host. A connection that plain TCP allows must be tunnelled, one that plain TCP refuses
+/// must fail, and counters must be equal.
 #[test]
 fn firewalls_judge_tunnelled_connections_like_plain_ones() {
     let Some(site) = GraftSite::new("firewall") else { return };
@@ -205,7 +209,7 @@ fn firewalls_judge_tunnelled_connections_like_plain_ones() {
         firewall(&site, host, "");
         let passed = wanted.iter().filter(|passes| **passes).count() as u64;
         carried += passed;
-        // Allowed connections were carried, and nothing else.
+        // Only allowed connections were tunnelled.
         let reached = || {
             let ended = carry(&far).ended;
             ["done", "reset", "peer-reset"]
@@ -246,22 +250,23 @@ fn firewalls_judge_ipv6_and_strict_connections() {
         }
         firewall(&site, host, "");
     }
-    // Both that were let in were carried: one while this host had a firewall, and one while the other had.
+    // Both allowed connections were tunnelled: one while this host had a firewall, and one while the other host had
+    // one.
     let carried = ["passes", "no-firewall"];
     wait_until(
-        "what was carried",
+        "the tunnelled connections",
         || carry(&far).firewall.unwrap().openings,
         |openings| carried.iter().all(|verdict| openings[*verdict] == 1),
     );
 }
 
-/// A firewall rule of this kind applies to more than the beginning of connections. They are plain TCP from the start, for as long as the
-/// rule exists, and the status of its host names it.
+/// Firewall rules of these kinds judge more than a connection's first packets. While such a rule exists, connections
+/// are plain TCP from the start, and the status of the rule's host names it.
 #[test]
 fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
     let Some(site) = GraftSite::new("plain") else { return };
     let [near, far] = daemons(&site);
-    // As nft looks for it.
+    // The path is relative to the cgroup mount, as nft expects it.
     let cgroup = site.cgroup(0).strip_prefix("/sys/fs/cgroup").unwrap().to_str().unwrap();
     let in_cgroup = format!("socket cgroupv2 level 1 \"{cgroup}\" accept");
     let rules = [
@@ -280,25 +285,26 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
         firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
         wait_until(rule, || named(&near), |rules| rules.iter().any(|rule| rule.ends_with(what)));
         assert!(near.succeed(&["status"]).contains(&format!(": {what}")), "{what}");
-        // The kernel was told before.
+        // The daemon has told the kernel before it changes its status.
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
         assert_eq!(verdict(&near, "led"), led, "{rule}");
         firewall(&site, 0, "");
-        wait_until("no such rule", || named(&near), Vec::is_empty);
+        wait_until("the rule's end in the status", || named(&near), Vec::is_empty);
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
-        wait_until("a led one", || verdict(&near, "led"), |count| *count == led + 1);
+        wait_until("a redirected connection", || verdict(&near, "led"), |count| *count == led + 1);
     }
-    // The other host's broker finds it when it is to connect, and this host's connects in place.
+    // The server's broker finds the rule when it connects to the server. The client's daemon then connects over plain
+    // TCP.
     let port = *PORTS.end();
     let listener = site.listen_on(at(SERVER, port));
     firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
     assert!(hears(&site, true, PASSES, &listener));
-    let there = carry(&far).firewall.unwrap(); // exact: the connection has an answer from behind it
+    let there = carry(&far).firewall.unwrap(); // exact: the connection has an answer that passed the rule
     assert_eq!(there.openings["rule"], 1, "{there:?}");
     assert!(there.rules.iter().any(|rule| rule.ends_with(": quota")), "{there:?}");
 }
 
-/// The server's host does not reach its own server without a rule that accepts packets on lo.
+/// The firewall of the server's host has no rule that accepts packets on lo, so the broker there cannot reach the server.
 #[test]
 fn firewall_on_loopback_disables_tunnelling() {
     let Some(site) = GraftSite::new("lo") else { return };
@@ -315,13 +321,14 @@ fn firewall_on_loopback_disables_tunnelling() {
     );
 }
 
-/// The first packets that a firewall sees of a connection go neither out to the network nor to the server.
+/// The first packets of a tunnelled connection are made only for the firewalls to judge. They must reach neither the
+/// network nor the server.
 #[test]
 fn first_packets_reach_only_the_firewall() {
     let Some(site) = GraftSite::new("first") else { return };
     let [near, far] = daemons(&site);
     let listener = site.listen_on(at(SERVER, PORT));
-    // Each host counts the other one's packets to the port, or from it.
+    // Each host counts the packets of the other host to or from the port.
     let count = "counter name seen";
     let wire = |host: usize, rule: &str| {
         let ingress = "type filter hook prerouting priority raw; policy accept;";
@@ -336,7 +343,7 @@ fn first_packets_reach_only_the_firewall() {
     let (here, there, seen_as) = accepted(site.try_connect(to).unwrap(), &listener);
     assert_eq!(seen_as.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
-    // The SYN of one, and its answer at the other: those that were judged.
+    // Each host's firewall has judged one packet: the SYN at one host, and the answer to it at the other.
     for (host, daemon) in [(0, &near), (1, &far)] {
         let counted = seen(&site, host);
         assert!(counted.contains("packets 1 "), "host {host}: {counted}");

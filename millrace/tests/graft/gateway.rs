@@ -1,5 +1,5 @@
-//! Gateways: connections of hosts that have nothing installed are carried between the gateways that they are behind, and forwarded when
-//! anything is missing.
+//! Tests of gateways. Connections between hosts without Millrace are tunnelled between their gateways, and are
+//! forwarded as usual if anything is missing.
 
 use std::{
     fs,
@@ -29,8 +29,7 @@ const CLIENT_HOST6: &str = "fd97::2";
 const NEAR: &str = "\"10.97.0.0/24\", \"fd97::/64\"";
 const FAR: &str = "\"10.98.0.0/24\", \"fd98::/64\"";
 
-/// The hosts of a site are gateways here, and each has one host behind it:
-/// client - `lan0` gateway `eth` - `eth` gateway `lan0` - server.
+/// Two gateways, each with one host behind it: client - `lan0` gateway `eth` - `eth` gateway `lan0` - server.
 struct Sites {
     hosts: [String; 2],
     site: GraftSite,
@@ -67,7 +66,7 @@ impl Sites {
         Some(sites)
     }
 
-    /// Listens on the server's host.
+    /// Listens on the server's host, behind the far gateway.
     fn listen_on(&self, at: SocketAddr) -> TcpListener {
         inside(&self.hosts[1], || TcpListener::bind(at).unwrap())
     }
@@ -76,7 +75,7 @@ impl Sites {
         self.listen_on(at(SERVER_HOST, PORT))
     }
 
-    /// Connects from the client's host.
+    /// Connects from the client's host, behind the near gateway.
     fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         inside(&self.hosts[0], || TcpStream::connect_timeout(&to, LONG))
     }
@@ -107,7 +106,7 @@ impl Sites {
         self.start()
     }
 
-    /// Returns the programs, rules and routes of gateways that are left in the kernel of one of the hosts.
+    /// Returns the programs, rules and routes that gateways have left in the kernel of one gateway's host.
     fn left(&self, side: usize) -> Vec<String> {
         let namespace = &self.site.namespaces[side];
         let programs = inside(namespace, || {
@@ -156,7 +155,7 @@ fn far(near: &str, more: &str) -> String {
     )
 }
 
-/// Packets at a gateway, which the kernel counts before they go on.
+/// Returns the number of packets at a gateway that had this verdict. The kernel counts a packet before it forwards it.
 fn packets(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).gateway.unwrap().verdicts[verdict]
 }
@@ -192,7 +191,7 @@ fn hosts_without_software_exchange_all_bytes_through_gateways() {
     assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections are over
 }
 
-/// A connection from before the gateway goes on, and connections that no rule names are forwarded.
+/// Connections that were open before the gateway started, and connections that no rule names, are forwarded.
 #[test]
 fn gateway_forwards_connections_that_are_not_tunnelled() {
     let Some(sites) = Sites::new("plain") else { return };
@@ -203,7 +202,7 @@ fn gateway_forwards_connections_that_are_not_tunnelled() {
     (&before.1).read_exact(&mut [0; 6]).unwrap();
     sites.configure(["", ""]);
     let near = GraftProcess::start_on(&sites.site, 0);
-    // The other end has no daemon yet.
+    // The far gateway has no daemon yet.
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 100_000);
     assert!(packets(&near, "cold") >= 1 && carrier(&near).state == "cold");
@@ -213,7 +212,7 @@ fn gateway_forwards_connections_that_are_not_tunnelled() {
     let (here, there) = sites.connect(&other);
     exchange(&here, &there, 100_000);
     assert!(packets(&near, "no-rule") >= 1 && packets(&near, "asked") == 0);
-    // ICMP, and servers' hosts as clients.
+    // ICMP, and connections from the servers' host, are forwarded.
     let mut ping = Command::new("ip");
     ping.args(["netns", "exec", &sites.hosts[0], "ping", "-c1", "-W60", SERVER_HOST]);
     if let Ok(output) = ping.output() {
@@ -223,7 +222,7 @@ fn gateway_forwards_connections_that_are_not_tunnelled() {
     exchange(&here, &there, 100_000);
     assert!(packets(&near, "let-in") >= 1);
     wait_for_end(&near, &far);
-    // The other one goes away in the midst of it.
+    // The far gateway's daemon is killed while a connection is tunnelled.
     let (mut here, _there) = sites.connect(&listener);
     far.kill();
     wait_for_state(&near, "cold");
@@ -265,7 +264,7 @@ fn slow_reader_behind_gateways_holds_one_window() {
     let (mut here, there) = sites.connect(&sites.listen());
     let sent = noise(3, 32 << 20);
     let written = fill(&mut here, &sent, || carry(&ends[0]).kept_bytes > 200 << 10);
-    assert!(written < sent.len(), "it does not end by itself");
+    assert!(written < sent.len(), "the connection ended by itself");
     for end in &ends {
         assert!(carry(end).kept_bytes <= 256 << 10, "{:?}", carry(end));
     }
@@ -286,7 +285,7 @@ fn failing_carriers_between_gateways_lose_no_byte() {
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
             });
         }
-        // The readers start later, so that the transfer is not over before the cuts.
+        // The readers start after the cuts, so that the transfer does not end before.
         for cut in 0..3 {
             let before = carry(&ends[0]).resumed;
             let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
@@ -337,13 +336,14 @@ fn many_connections_at_once_go_through_gateways() {
     assert_eq!(carry(&ends[0]).sent_bytes, 200 * 20_000);
 }
 
-/// A gateway's keys hold for listed connections only. Refused ones are forwarded, and the far network's own firewall judges them.
+/// A gateway's key is valid for listed connections only. The far gateway refuses others, the near one forwards them,
+/// and the far network's own firewall judges them.
 #[test]
 fn a_gateway_is_no_open_proxy() {
     let Some(sites) = Sites::new("proxy") else { return };
     let known = keys(&sites.site);
     let outside = "10.97.1.0/24";
-    // The near one claims more than the far one grants.
+    // The near gateway claims more networks and ports than the far one grants.
     let claims = near(&known[1], "")
         .replace(NEAR, &format!("{NEAR}, \"{outside}\""))
         .replace(FAR, &format!("{FAR}, \"10.99.0.0/24\""))
@@ -354,7 +354,7 @@ fn a_gateway_is_no_open_proxy() {
     let [gateway, other] = &sites.site.namespaces[..] else { unreachable!("two") };
     let [client, server] = &sites.hosts;
 
-    // Another port.
+    // The server's port is not granted.
     let listener = sites.listen_on(at(SERVER_HOST, PORT + 1));
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 100_000);
@@ -364,10 +364,10 @@ fn a_gateway_is_no_open_proxy() {
     assert_eq!(
         (ended(&far, "not-listed"), packets(&near, "refused")),
         (1, 1),
-        "it is not asked again at once"
+        "the far gateway was asked again at once"
     );
 
-    // Another network that exists.
+    // The server's network exists, but is not granted.
     ip(&format!("-n {server} addr add 10.99.0.2/24 dev eth"));
     ip(&format!("-n {other} route add 10.99.0.0/24 dev lan0"));
     ip(&format!("-n {gateway} route add 10.99.0.0/24 via {SERVER}"));
@@ -376,7 +376,7 @@ fn a_gateway_is_no_open_proxy() {
     exchange(&here, &there, 100_000);
     wait_for_ended([&far, &near], "not-here", 1);
 
-    // A client whose address the key does not stand for.
+    // The client's address is not granted for the near gateway's key.
     let listener = sites.listen();
     ip(&format!("-n {client} addr add 10.97.1.2/24 dev eth"));
     ip(&format!("-n {gateway} route add {outside} dev lan0"));
@@ -385,7 +385,7 @@ fn a_gateway_is_no_open_proxy() {
     exchange(&here, &there, 100_000);
     wait_for_ended([&far, &near], "client", 1);
 
-    // One that this gateway knows nothing of.
+    // The client's address is not in the near gateway's own settings.
     ip(&format!("-n {client} addr add 10.97.3.2/24 dev eth"));
     ip(&format!("-n {gateway} route add 10.97.3.0/24 dev lan0"));
     ip(&format!("-n {other} route add 10.97.3.0/24 via 10.96.0.2"));
@@ -393,7 +393,7 @@ fn a_gateway_is_no_open_proxy() {
     exchange(&here, &there, 1000);
     assert!(packets(&near, "outside") >= 1);
 
-    // One that takes the address of a host which is reached elsewhere.
+    // The client uses the address of a host that is behind another interface.
     ip(&format!("-n {gateway} link add other0 type veth peer name other1"));
     ip(&format!("-n {gateway} link set other1 up"));
     ip(&format!("-n {gateway} link set other0 up"));
@@ -413,7 +413,7 @@ fn a_gateway_is_no_open_proxy() {
     assert_eq!((ended(&far, "done"), carry(&far).sent_bytes, carry(&far).received_bytes), (0, 0, 0));
 }
 
-/// Connects from an address of the client's host.
+/// Connects from the address `client` of the client's host.
 fn from(sites: &Sites, client: &str, listener: &TcpListener) -> (TcpStream, TcpStream) {
     from_end(sites, at(client, 0), listener)
 }
@@ -436,7 +436,7 @@ fn from_end(sites: &Sites, client: SocketAddr, listener: &TcpListener) -> (TcpSt
     (here, there)
 }
 
-/// A client takes the same port again, and the gateway's socket of the connection before is still there.
+/// A client uses the same port again, while the gateway's socket of the connection before is in TIME_WAIT.
 #[test]
 fn reused_port_behind_a_gateway_is_a_new_connection() {
     let Some(sites) = Sites::new("again") else { return };
@@ -449,12 +449,12 @@ fn reused_port_behind_a_gateway_is_a_new_connection() {
     };
     let (here, mut there) = from_end(&sites, client, &listener);
     there.write_all(b"all").unwrap();
-    // The server closes first, and so does the gateway.
+    // The server closes first, so the gateway's socket towards the client enters TIME_WAIT.
     drop(there);
     assert_eq!(read_all(&here), b"all");
     drop(here);
     wait_for_end(&ends[0], &ends[1]);
-    wait_for("an old socket", waits);
+    wait_for("the old socket in TIME_WAIT", waits);
     let (here, there) = from_end(&sites, client, &listener);
     exchange(&here, &there, 3_000_000);
     drop((here, there));
@@ -462,7 +462,7 @@ fn reused_port_behind_a_gateway_is_a_new_connection() {
     assert_eq!((packets(&ends[0], "asked"), packets(&ends[0], "old")), (2, 0));
 }
 
-/// A gateway at one end, and a host with a daemon of its own at the other.
+/// One end is a gateway, and the other end is a host with a daemon of its own.
 #[test]
 fn gateway_interoperates_with_a_host_daemon() {
     let Some(sites) = Sites::new("host") else { return };
@@ -476,13 +476,13 @@ fn gateway_interoperates_with_a_host_daemon() {
     sites.site.configure_on(0, &knows(near(&known[1], ""), FAR, SERVER_HOST));
     sites.site.configure_on(1, &knows(far(&known[0], ""), NEAR, CLIENT));
     let ends = sites.start();
-    // A server on the far gateway.
+    // The server runs on the far gateway's host.
     let listener = sites.site.listen();
     let here = sites.try_connect(at(SERVER, PORT)).unwrap();
     let (there, seen) = listener.accept().unwrap();
     assert_eq!((seen, there.peer_addr().unwrap()), (here.local_addr().unwrap(), seen));
     exchange(&here, &there, 1_000_000);
-    // A client on the near one.
+    // The client runs on the near gateway's host.
     let listener = sites.listen();
     let here = sites.site.try_connect(at(SERVER_HOST, PORT)).unwrap();
     let (there, seen) = listener.accept().unwrap();
@@ -495,7 +495,7 @@ fn gateway_interoperates_with_a_host_daemon() {
     assert_eq!((carry(near).verdicts["led"], packets(near, "asked")), (1, 1));
 }
 
-/// Interfaces go and come.
+/// The interface towards the hosts is deleted and created again.
 #[test]
 fn gateway_serves_a_recreated_interface() {
     let Some(sites) = Sites::new("interface") else { return };
@@ -503,7 +503,7 @@ fn gateway_serves_a_recreated_interface() {
     let [gateway, _] = &sites.site.namespaces[..] else { unreachable!("two of them") };
     ip(&format!("-n {gateway} link del lan0"));
     let is_said = |it: &String| it.contains("there is no interface lan0");
-    wait_until("word of it", || near.status().trouble, |trouble| trouble.iter().any(is_said));
+    wait_until("the trouble in the log", || near.status().trouble, |trouble| trouble.iter().any(is_said));
     let host = &sites.hosts[0];
     ip(&format!("-n {gateway} link add lan0 type veth peer name eth netns {host}"));
     for (namespace, interface, number) in [(gateway, "lan0", 1), (host, "eth", 2)] {
@@ -517,9 +517,9 @@ fn gateway_serves_a_recreated_interface() {
     assert!(packets(&near, "let-in") >= 1);
 }
 
-/// Processes whose parent is the daemon.
+/// Returns the processes whose parent is the daemon.
 fn children(daemon: &GraftProcess<'_>) -> Vec<i32> {
-    // exact: a reader, and whoever calls it waits
+    // exact: callers read this in a wait
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let text =
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
@@ -545,7 +545,7 @@ fn gateway_leaves_no_rules_however_it_ends() {
     };
     let [near, far] = sites.warm(["", ""]);
     assert!(sites.left(0).len() >= 7, "{:?}", sites.left(0));
-    // Others take away what they do not know.
+    // Another program may delete the gateway's rules. The gateway must restore them.
     let rule = sites.left(0).into_iter().find(|line| line.contains("iif lan0")).unwrap();
     assert!(rule.starts_with("91:"), "{rule}");
     ip(&format!("-n {} rule del pref 91 iif lan0", sites.site.namespaces[0]));
@@ -554,7 +554,7 @@ fn gateway_leaves_no_rules_however_it_ends() {
     let [here, later] = half();
     near.kill();
     is_reset(here);
-    wait_until("nothing to be left", || sites.left(0), Vec::is_empty);
+    wait_until("no rules or routes to be left", || sites.left(0), Vec::is_empty);
     plain();
 
     let near = GraftProcess::start_on(&sites.site, 0);
@@ -565,14 +565,14 @@ fn gateway_leaves_no_rules_however_it_ends() {
     is_reset(here);
     plain();
 
-    // At the other end it was kept for another carrier.
+    // The far end had kept the connection in case another carrier resumes it.
     is_reset(later);
 
-    // The keeper was ended first.
+    // The keeper is killed first, and then the daemon.
     let near = GraftProcess::start_on(&sites.site, 0);
     let keeper = wait_until("its keeper", || children(&near), |all| all.len() == 1)[0];
     let keeper = nix::unistd::Pid::from_raw(keeper);
-    // It does not see that, and start another, before it is killed itself.
+    // The daemon is paused, so that it cannot start another keeper before it is killed itself.
     near.pause();
     nix::sys::signal::kill(keeper, nix::sys::signal::Signal::SIGKILL).unwrap();
     near.kill();
@@ -586,11 +586,11 @@ fn gateway_leaves_no_rules_however_it_ends() {
     near.kill();
     far.kill();
     for side in [0, 1] {
-        wait_until("nothing to be left", || sites.left(side), Vec::is_empty);
+        wait_until("no rules or routes to be left", || sites.left(side), Vec::is_empty);
     }
 }
 
-/// A daemon that hangs does not keep clients from the server.
+/// Clients must still reach the server while the gateway's daemon hangs.
 #[test]
 fn hanging_gateway_no_longer_receives_connections() {
     let Some(sites) = Sites::new("hangs") else { return };
@@ -604,7 +604,7 @@ fn hanging_gateway_no_longer_receives_connections() {
     assert_eq!(packets(&near, "let-in"), 0);
 }
 
-/// An ICMP error about what is carried reaches the gateway's socket, which it is about.
+/// An ICMP error about a tunnelled packet must reach the gateway's own socket.
 #[test]
 fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
     let Some(sites) = Sites::new("icmp") else { return };
@@ -612,7 +612,7 @@ fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
     let (here, there) = sites.connect(&sites.listen());
     let from = here.local_addr().unwrap().port().to_be_bytes();
     let to = PORT.to_be_bytes();
-    // Fragmentation needed, about a segment from the server to the client.
+    // The message is "fragmentation needed" about a segment from the server to the client.
     let mut error = vec![3, 4, 0, 0, 0, 0, 5, 0];
     error.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 98, 0, 2, 10, 97, 0, 2]);
     error.extend([to, from].concat());
@@ -629,7 +629,7 @@ fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
     exchange(&here, &there, 100_000);
 }
 
-/// The command adds interfaces to those of the settings, and reports what is missing.
+/// Interfaces of the command line are added to those of the settings, and missing ones are reported.
 #[test]
 fn gateway_interfaces_may_be_named_on_the_command_line() {
     let Some(sites) = Sites::new("named") else { return };

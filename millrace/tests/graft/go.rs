@@ -1,5 +1,5 @@
-//! A static binary of Go, which no preloaded library reaches, and whose runtime has its own ways with sockets: its connections
-//! are carried, and both of its ends see the true addresses.
+//! Tests of a static Go program. No preloaded library reaches it, and its runtime uses sockets in its own way. Its
+//! connections must be tunnelled, and both ends must see the true addresses.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use crate::{
 const CONNECTIONS: usize = 8;
 const BYTES: usize = 1_000_003;
 
-/// Ends with the test.
+/// A process that ends with the test.
 struct GoServer(Child);
 
 impl Drop for GoServer {
@@ -27,7 +27,7 @@ impl Drop for GoServer {
     }
 }
 
-/// Builds the program; `None` without Go, which is reported.
+/// Builds the Go program. Returns `None` and prints the reason if there is no Go.
 fn build(site: &GraftSite, test: &str) -> Option<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/examples/go-pair");
     let program = site.path("go-pair");
@@ -41,9 +41,9 @@ fn build(site: &GraftSite, test: &str) -> Option<String> {
         }
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
     }
-    // No interpreter: it is loaded by the kernel alone.
+    // A static program names no interpreter, so the kernel alone loads it.
     let image = fs::read(&program).unwrap();
-    assert!(!image.windows(8).any(|bytes| bytes == b"ld-linux"), "it is not static");
+    assert!(!image.windows(8).any(|bytes| bytes == b"ld-linux"), "the Go binary is not static");
     Some(program.to_str().unwrap().to_owned())
 }
 
@@ -73,7 +73,7 @@ fn static_go_binary_is_tunnelled_with_true_addresses() {
         let mut command = site.command(0, &program);
         command.args(["client", &server, &CONNECTIONS.to_string(), &BYTES.to_string()]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        // It compares bytes, and what the server says of addresses with its own.
+        // The program compares the bytes, and the addresses that the server reports with its own.
         let output = site.spawn(0, command).wait_with_output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let said = String::from_utf8(output.stdout).unwrap();
@@ -90,7 +90,7 @@ fn static_go_binary_is_tunnelled_with_true_addresses() {
         }
         assert_eq!(ports.len(), CONNECTIONS, "each is one of its own: {said}");
         let done = (CONNECTIONS * (round + 1)) as u64;
-        assert_eq!(verdict(&near, "led"), done, "all of them were carried");
+        assert_eq!(verdict(&near, "led"), done, "a connection was not tunnelled");
         wait_for_ended([&near, &far], "done", done);
     }
     let here = carry(&near);

@@ -1,5 +1,5 @@
-//! `millrace graft` as a process: rules for unmodified TCP between two namespaces, what it says of itself, what it leaves
-//! behind, grafts from files, and agreements between two daemons. Needs root and cgroup version 2.
+//! Tests of the process `millrace graft`: rules for unmodified TCP between two namespaces, the status, what stays in
+//! the kernel, grafts from files, and agreements of two daemons. They need root and cgroup v2.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod agreement;
@@ -79,9 +79,9 @@ fn graft_rule_is_applied_swapped_explained_and_removed() {
 
     daemon.kill();
     wait_for_none_of_ours();
-    assert_eq!(congestion(&near), "mr_longhaul", "it keeps what it has");
+    assert_eq!(congestion(&near), "mr_longhaul", "the connection lost its graft");
     let next = || congestion(&site.connect(&listener).0);
-    wait_until("the next connection to be as it was before", next, |used| *used == default);
+    wait_until("the next connection to have the default again", next, |used| *used == default);
     transfer(near, far);
 }
 
@@ -115,16 +115,16 @@ fn a_reload_is_all_or_nothing() {
         let trouble = daemon.status().trouble; // exact: the reload was answered
         assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
     }
-    // Another parameter of the same graft, in its place.
+    // The reloaded settings have another parameter for the same graft, which replaces the loaded one.
     site.configure(&format!(
         "{}[[load]]\ngraft = \"hybla\"\nparameters = {{ rtt0_us = 30000 }}\n",
         rule("hybla")
     ));
     assert_eq!(daemon.succeed(&["reload"]), "the settings were read again\n");
-    // exact: the reload was answered
+    // exact: the reload was answered after the change
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 30_000);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
-    // Another graft.
+    // The reloaded settings have another graft.
     site.configure(&rule("westwood"));
     daemon.succeed(&["reload"]);
     assert_eq!(ours(), ["mr_westwood"]);
@@ -140,14 +140,14 @@ fn a_reload_is_all_or_nothing() {
     assert!(String::from_utf8_lossy(&second.stderr).contains("another daemon of grafts answers"));
 }
 
-/// `clang`, as the build has found it.
+/// Returns the `clang` that the build used.
 fn clang() -> String {
     let candidates = std::iter::once("clang".to_owned()).chain((16..=24).rev().map(|n| format!("clang-{n}")));
     let runs = |name: &String| Command::new(name).arg("--version").output().is_ok();
     candidates.into_iter().find(runs).unwrap()
 }
 
-/// The commands of docs/guide/graft.md, with a graft that is Hybla under another name.
+/// Runs the commands of docs/guide/graft.md on a graft that is Hybla under another name.
 fn compile(site: &GraftSite, source: &str) {
     let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graft/kernel/src/bpf");
     fs::write(site.path("mine.bpf.c"), source).unwrap();
@@ -171,7 +171,7 @@ fn graft(site: &GraftSite, args: &[&str]) -> Output {
     command.arg("graft").args(args).current_dir(site.directory.path()).output().unwrap()
 }
 
-/// The manifest of docs/guide/graft.md, with the identity that `check` says.
+/// Writes the manifest of docs/guide/graft.md, with the identity that `millrace graft check` prints.
 fn write_manifest(site: &GraftSite) {
     let output = graft(site, &["check", "mine.bpf.o"]);
     let said = String::from_utf8(output.stdout).unwrap();
@@ -200,14 +200,14 @@ fn own_graft_is_built_and_loaded_as_documented() {
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
-    // Other code under the same name.
+    // The object file has other code under the same name.
     compile(&site, &hybla_as_mine().replace("rtt0_us = 35000", "rtt0_us = 26000"));
     let error = daemon.fail(&["swap", "mine", "mine"]);
     assert!(error.contains("and sha256 says"), "{error}");
     write_manifest(&site);
     let swapped = daemon.succeed(&["swap", "mine", "mine"]);
     assert!(swapped.starts_with("1 live connections changed"), "{swapped}");
-    // exact: the swap was answered
+    // exact: the swap was answered after the change
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 26_000);
     transfer(near, far);
 }
@@ -235,7 +235,7 @@ fn shipped_graft_can_be_exported_and_changed() {
     let Some(site) = GraftSite::with_controls("export") else { return };
     let none = graft(&site, &["export", "pool", "hybla", "none"]);
     assert_eq!(none.status.code(), Some(1), "{none:?}");
-    assert!(!site.path("pool/hybla.toml").exists(), "all or none");
+    assert!(!site.path("pool/hybla.toml").exists(), "a part of the grafts was exported");
     let exported = graft(&site, &["export", "pool", "hybla"]);
     let said = String::from_utf8(exported.stdout).unwrap();
     assert_eq!((exported.status.code(), said.as_str()), (Some(0), "hybla: exported to pool\n"));
@@ -251,7 +251,7 @@ fn shipped_graft_can_be_exported_and_changed() {
     *image.last_mut().unwrap() ^= 1;
     fs::write(&object, image).unwrap();
     assert!(error(&["check", "pool/hybla.toml"]).contains("and sha256 says"));
-    // Without a signature, where one is wanted.
+    // The settings trust a key, and the graft has no signature.
     site.configure(&format!("pool = [\"pool\"]\ntrusted-keys = [\"{}\"]\n{}", "00".repeat(32), rule("mine")));
     fs::rename(site.path("pool/hybla.toml"), site.path("pool/mine.toml")).unwrap();
     let unsigned = error(&["run", "--check", "--config", "graft0.toml"]);
@@ -277,7 +277,7 @@ fn a_path_is_probed_on_request() {
     assert!(report["rtt_min_us"].as_u64().is_some_and(|us| us > 0 && us < 1_000_000), "{report}");
     let said = daemon.succeed(&["probe", SERVER, "--period", "20ms", "--duration", "100ms"]);
     assert!(said.starts_with("10.96.0.1 by icmp: lan\n") && said.contains("0 of 20"), "{said}");
-    // The port has no listener, and the host says so.
+    // The port has no listener, so the peer's host answers with an ICMP error.
     let by_udp = probe("--udp 9 --period 100ms --duration 200ms");
     assert_eq!(by_udp[0]["report"]["answered"], 2);
 
@@ -292,7 +292,7 @@ fn a_path_is_probed_on_request() {
     };
     if drops.iter().all(nft) {
         let lost = probe("--period 50ms --duration 100ms");
-        assert_eq!(lost.len(), 3, "those before are remembered");
+        assert_eq!(lost.len(), 3, "earlier measurements were forgotten");
         assert_eq!(
             (&lost[2]["report"]["answered"], &lost[2]["report"]["loss_percent"]),
             (&0.into(), &100.0.into())
@@ -302,7 +302,7 @@ fn a_path_is_probed_on_request() {
     assert!(refused.contains("the period has to be at least 5ms"), "{refused}");
 }
 
-/// Paths in the settings are probed by themselves, as often as they say, and `monitor` knows them from then on.
+/// The daemon probes the paths in its settings at their intervals by itself, and `monitor` lists them.
 #[test]
 fn paths_are_probed_as_the_settings_say() {
     let Some(site) = GraftSite::new("schedule") else { return };
@@ -320,7 +320,7 @@ fn paths_are_probed_as_the_settings_say() {
     );
     assert_eq!(path["probed"]["loss_percent"], 0.0, "{path}");
     assert!(daemon.succeed(&["monitor"]).contains("PROBED"));
-    // The second one comes by itself, too.
+    // The second probe of the path also starts by itself.
     let mut oldest = 0;
     wait_for("a younger probe", || {
         let age = monitored()[0]["probed"]["age_s"].as_u64()?;
@@ -331,7 +331,8 @@ fn paths_are_probed_as_the_settings_say() {
     assert!(daemon.fail(&["reload"]).contains("probe of 192.0.2.1: every-s is from the duration"));
 }
 
-/// The programs that a daemon with `--persist` leaves still act. The next one takes them over, and `clean` removes them.
+/// Programs that a daemon with `--persist` leaves continue to act. The next daemon takes them over, and `clean` removes
+/// them.
 #[test]
 fn persistent_grafts_stay_until_they_are_cleaned() {
     let Some(site) = GraftSite::with_controls("persist") else { return };
@@ -351,7 +352,7 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let is_used = || congestion(&site.connect(&listener).0);
     GraftProcess::start_with(&site, 0, &keep).end();
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
-    // Also of one that was killed; the next has other settings.
+    // A killed daemon leaves its programs, too. The next daemon has other settings.
     site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
     let next = GraftProcess::start_with(&site, 0, &keep);
     assert_eq!(next.status().loaded.len(), 2); // exact: fixed at start-up
@@ -364,13 +365,13 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     site.configure(&changed);
     let third = GraftProcess::start_with(&site, 0, &keep);
     assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
-    // exact: the kernel counts while connect() runs
-    assert_eq!(third.status().outcomes["one-sided"], 1, "by one program");
+    // exact: the kernel counts the outcome during connect()
+    assert_eq!(third.status().outcomes["one-sided"], 1, "the outcome was counted twice");
     third.succeed(&["load", "longhaul"]);
     third.succeed(&["unload", "longhaul"]);
     third.end();
     assert_eq!(ours(), ["mr_hybla"]);
-    // One that is not to stay takes it over, too, and ends with it.
+    // A daemon without `--persist` also takes the programs over, and removes them at its end.
     GraftProcess::start_with(&site, 0, &["--pins", pins]).end();
     assert_eq!((ours(), is_used()), (Vec::new(), default.clone()));
 
@@ -378,11 +379,11 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let cleaned = graft(&site, &["clean", "--pins", pins]);
     assert_eq!(
         String::from_utf8_lossy(&cleaned.stdout),
-        "taken back: cc-mr_hybla, tcp, tcp-connect4, tcp-connect6\n"
+        "removed: cc-mr_hybla, tcp, tcp-connect4, tcp-connect6\n"
     );
     assert_eq!((ours(), is_used()), (Vec::new(), default));
     let again = graft(&site, &["clean", "--pins", pins]);
-    assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing was left there\n");
+    assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing to remove\n");
     let nowhere = site.path("pins");
     let log = graft(
         &site,
@@ -403,7 +404,8 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     let _ = Command::new("umount").arg(&mount).status();
 }
 
-/// A path that is known has what the model chooses for it, from its next connection on; a reload brings another model.
+/// A connection on a known path gets what the model chooses for the path, from the next connection on. A reload brings
+/// another model.
 #[test]
 fn model_chooses_by_path_properties() {
     let Some(site) = GraftSite::with_controls("select") else { return };
@@ -433,11 +435,11 @@ fn model_chooses_by_path_properties() {
     site.configure(&format!("model = \"model.json\"\n{rule}"));
     let default = congestion(&site.connect(&listener).0);
     let daemon = GraftProcess::start(&site);
-    // Nothing is known of the path yet. What the model names and nobody has is no arm.
+    // Nothing is known of the path yet. A graft that the model names but that is not loaded is no arm.
     assert_eq!(ours(), ["mr_hybla", "mr_westwood"]);
     let first = site.connect(&listener);
     assert_eq!(congestion(&first.0), default);
-    // The daemon looks at it once a second.
+    // The daemon evaluates the path once a second.
     let is_used = |wanted: &str| {
         wait_for(wanted, || {
             let (client, _server) = site.connect(&listener);
@@ -445,12 +447,12 @@ fn model_chooses_by_path_properties() {
         });
     };
     is_used("mr_hybla");
-    assert_eq!(congestion(&first.0), default, "what is there keeps what it has");
+    assert_eq!(congestion(&first.0), default, "the open connection lost its graft");
     let why = daemon.succeed(&["why", SERVER]);
     assert!(why.contains("mr_hybla for web, right for 100 %"), "{why}");
     assert!(why.contains("at most 40 ms"), "the way in words: {why}");
     assert!(why.contains("rule: web"), "{why}");
-    // A graft that is not there is not chosen, whatever the model says.
+    // A graft that is not loaded is never chosen, whatever the model says.
     model("mr_nobody", "mr_nobody");
     daemon.succeed(&["reload"]);
     is_used("mr_hybla");

@@ -1,4 +1,5 @@
-//! Sessions that applications ask for: two daemons in two namespaces, and applications without a privilege, in Rust and in C.
+//! Tests of sessions that applications request: two daemons in two namespaces, and unprivileged applications in Rust
+//! and in C.
 
 use std::{
     fs,
@@ -59,10 +60,10 @@ impl<'a> MessageHost<'a> {
         Self::start_in(site, side, settings, &[])
     }
 
-    /// Starts it through the command `before`, which runs the rest of its line.
+    /// Starts the daemon through the command `before`, which runs the rest of its command line.
     pub fn start_in(site: &'a GraftSite, side: usize, settings: &str, before: &[&str]) -> Self {
         site.put_key();
-        // Whoever may connect has to come to the socket first.
+        // An unprivileged application must be able to reach the socket's directory.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(site.directory.path(), open).unwrap();
         let config = site.path(&format!("m{side}.toml"));
@@ -94,7 +95,7 @@ impl<'a> MessageHost<'a> {
     }
 
     pub fn status(&self) -> Status {
-        // A daemon that has just started may not answer yet.
+        // A daemon that has just started may not answer yet, so the request is repeated.
         let answer = wait_for("an answer", || match self.verb(&["sessions", "status", "--json"]) {
             (true, answer) => Ok(answer),
             (false, error) => Err(error),
@@ -103,10 +104,10 @@ impl<'a> MessageHost<'a> {
     }
 
     pub fn lent(&self) -> usize {
-        self.status().peers[0].lent // exact: a reader, and whoever calls it waits
+        self.status().peers[0].lent // exact: callers wait for the value
     }
 
-    /// Returns the process of the part for sessions.
+    /// Returns the process ID of the daemon's part for sessions.
     pub fn part(&self) -> u32 {
         crate::site::part(&self.verb(&["status", "--json"]).1, "sessions")
     }
@@ -134,7 +135,7 @@ pub fn asks(site: &GraftSite, side: usize, service: &str) -> Preconnection {
     Preconnection::new("other", service).socket(socket(site, side))
 }
 
-/// Both daemons, with keys for all sessions.
+/// Starts both daemons, and waits until they have keys for all sessions.
 pub fn hosts<'a>(site: &'a GraftSite, more: &str) -> [MessageHost<'a>; 2] {
     let hosts = [0, 1].map(|side| MessageHost::start(site, side, more));
     hosts.iter().for_each(wait_for_keys);
@@ -155,7 +156,7 @@ pub fn accept(listener: &Listener) -> Session {
     session
 }
 
-/// Opens a session that asks for these services, and returns both ends, the asking one first.
+/// Opens a session that requests these services. Returns both ends, the requesting one first.
 pub fn pair(site: &GraftSite, services: &[&str]) -> (Session, Session) {
     let listener = asks(site, 1, "test").listen().unwrap();
     let asked = services.iter().fold(asks(site, 0, "test"), |asks, service| asks.service(*service));
@@ -167,7 +168,7 @@ pub fn pair(site: &GraftSite, services: &[&str]) -> (Session, Session) {
 pub fn message(session: &mut Session) -> Vec<u8> {
     match session.receive().unwrap() {
         Received::Message(bytes) => bytes,
-        Received::Finished => panic!("it has finished"),
+        Received::Finished => panic!("the session has finished"),
     }
 }
 
@@ -182,7 +183,7 @@ pub fn event(session: &mut Session, wanted: impl Fn(&SessionEvent) -> bool) -> S
     })
 }
 
-/// Waits until all events of a session were read, and no more come.
+/// Waits until all events of a session were read and no more arrive.
 pub fn wait_for_silence(session: &mut Session) {
     wait_for("silence", || {
         let mut is_silent = true;
@@ -215,7 +216,7 @@ fn go_both_ways(test: &str, more: &str) {
     assert_eq!(message(&mut far), b"there");
     far.send(b"and back").unwrap();
     assert_eq!(message(&mut near), b"and back");
-    // Messages of all lengths, more than a window of them.
+    // Messages of many lengths are sent, more than fit into a window.
     let long: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
     let sent = long.clone();
     let sender = thread::spawn(move || {
@@ -230,7 +231,7 @@ fn go_both_ways(test: &str, more: &str) {
     assert_eq!(got, [0, 1, 1190, 1191, 100_000, 1 << 20]);
     assert!(matches!(near.send(&vec![0; (1 << 20) + 1]), Err(Error::TooLong { .. })));
 
-    // One direction ends, the other one goes on.
+    // One direction ends, and the other one continues.
     near.finish().unwrap();
     assert!(matches!(near.send(b"more"), Err(Error::Finished)));
     assert_eq!(far.receive().unwrap(), Received::Finished);
@@ -246,9 +247,9 @@ fn go_both_ways(test: &str, more: &str) {
     );
     near.close().unwrap();
     for host in &hosts {
-        wait_until("both ends to let go", || host.lent(), |lent| *lent == 0);
+        wait_until("both ends to release the session", || host.lent(), |lent| *lent == 0);
     }
-    // Nothing is left for the next one.
+    // The next session must start without anything left of the one before.
     let (mut near, mut far) = pair(&site, &["partial-order"]);
     assert_eq!(near.agreed().unwrap().graft, "newest");
     near.send(b"anew").unwrap();
@@ -298,7 +299,7 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
                 got.push(u32::from_be_bytes(bytes.try_into().unwrap()));
             }
         };
-        // Nothing is lost by it: what was sent before, meanwhile and behind comes.
+        // The change of the graft must lose no message that was sent before, during or after it.
         let changed = loop {
             near.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
@@ -315,7 +316,7 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
             near.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
         }
-        wait_for("all of them", || {
+        wait_for("all messages", || {
             read(&mut got);
             got.len() >= sent as usize
         });
@@ -331,7 +332,7 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
     assert!(matches!(refused, SessionEvent::Refused { why: SessionRefusal::Redundant, .. }), "{refused:?}");
 }
 
-/// A listener's services do not decide who gets a session.
+/// Each user gets only the sessions that the settings allow, whatever services the listener offers.
 #[test]
 fn sessions_are_limited_to_allowed_users() {
     let Some(site) = GraftSite::new("allowed") else { return };
@@ -341,7 +342,7 @@ fn sessions_are_limited_to_allowed_users() {
     let again = asks(&site, 1, "test").listen().expect_err("one listens");
     assert!(matches!(again, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{again}");
     let mut open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
-    let one_more = asks(&site, 0, "test").initiate().expect_err("two are open");
+    let one_more = asks(&site, 0, "test").initiate().expect_err("a third session was opened");
     let reason = one_more.to_string();
     assert!(reason.contains("sessions-per-user of the daemon's settings is 2"), "{reason}");
     let mut theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
@@ -349,10 +350,10 @@ fn sessions_are_limited_to_allowed_users() {
     theirs.clear();
     wait_until("room", || near.lent(), |lent| *lent <= 1);
     open.clear();
-    wait_until("all to be given back", || near.lent(), |lent| *lent == 0);
+    wait_until("all sockets to be given back", || near.lent(), |lent| *lent == 0);
 }
 
-/// Three may be opened by either end of a pool of six.
+/// A pool of six sockets has three for each end to open sessions with.
 #[test]
 fn exhausted_session_pool_recovers() {
     let Some(site) = GraftSite::new("exhausted") else { return };
@@ -360,7 +361,7 @@ fn exhausted_session_pool_recovers() {
     let listener = asks(&site, 1, "test").listen().unwrap();
     let mut open: Vec<_> = (0..3).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
     let theirs: Vec<_> = open.iter().map(|_| accept(&listener)).collect();
-    let one_more = asks(&site, 0, "test").initiate().expect_err("three are open");
+    let one_more = asks(&site, 0, "test").initiate().expect_err("a fourth session was opened");
     assert!(matches!(one_more, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{one_more}");
     drop(theirs);
     let closed = event(&mut open[0], |event| matches!(event, SessionEvent::Closed { .. }));
@@ -368,7 +369,7 @@ fn exhausted_session_pool_recovers() {
     assert!(matches!(open[0].send(b"x"), Err(Error::Over(_))));
     open.clear();
     for host in [&near, &far] {
-        wait_until("all to be given back", || host.lent(), |lent| *lent == 0);
+        wait_until("all sockets to be given back", || host.lent(), |lent| *lent == 0);
     }
     let (mut near, mut far) = {
         let near = asks(&site, 0, "test").initiate().unwrap();
@@ -378,7 +379,7 @@ fn exhausted_session_pool_recovers() {
     assert_eq!(message(&mut far), b"again");
 }
 
-/// A socket that somebody keeps is of no use, and its port is nobody else's.
+/// An application that keeps a socket after its session can send nothing with it, and no other session gets its port.
 #[test]
 fn socket_kept_after_its_session_sends_nothing() {
     let Some(site) = GraftSite::new("kept") else { return };
@@ -391,9 +392,10 @@ fn socket_kept_after_its_session_sends_nothing() {
     wait_for("the end", || kept.send(b"more").is_err());
     drop(far);
     wait_until("the other end", || near.lent(), |lent| *lent == 0);
-    // All that are left are the other two.
+    // Two of the pool's sockets are left. The third one is still held.
     let open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
-    let one_more = asks(&site, 0, "test").initiate().expect_err("one is held");
+    let one_more =
+        asks(&site, 0, "test").initiate().expect_err("a session was opened although all sockets are held");
     assert!(matches!(one_more, Error::Refused { why: SessionRefusal::Exhausted, .. }), "{one_more}");
     drop(kept);
     let third = asks(&site, 0, "test").initiate().unwrap();
@@ -415,7 +417,7 @@ pub fn raw(site: &GraftSite, side: usize, service: &str) -> (control::ControlEnd
     (control, socket.into())
 }
 
-/// Garbage at the daemon's socket, and in a session from an end that has agreed: both go on.
+/// Garbage arrives at the daemon's socket, and in a session from an end that has agreed. Both must continue.
 #[test]
 fn garbage_messages_do_nothing() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket as make};
@@ -429,13 +431,13 @@ fn garbage_messages_do_nothing() {
         send(&one, record, SendFlags::empty()).unwrap();
         kept.push(one);
     }
-    // As many as may, and more: all but those of one user's share are let go.
+    // A user opens more connections to the daemon than its share. The daemon closes those beyond the share.
     kept.extend((0..200).map(|_| {
         let one = make(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         let _ = connect(&one, &address);
         one
     }));
-    let trouble = || near.status().trouble; // exact: there is none, neither now nor when all of it was read
+    let trouble = || near.status().trouble; // exact: there is no trouble, neither now nor when all records were read
     assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);
     let listener = asks(&site, 1, "test").listen().unwrap();
@@ -449,7 +451,7 @@ fn garbage_messages_do_nothing() {
     event(&mut far, |event| matches!(event, SessionEvent::Closed { .. }));
     let mut far = accept(&listener);
     far.set_nonblocking(true);
-    // First parts of messages that never end, and what is no part of any.
+    // The peer sends first parts of messages that never end, and datagrams that are part of no message.
     let mut random = fastrand::Rng::with_seed(7);
     for number in 0..3000_u32 {
         let mut datagram = vec![1, 0, 0, 0, 0xff, 0xff];
@@ -488,8 +490,8 @@ fn nonblocking_session_is_polled() {
         poll(&mut [PollFd::new(session.as_fd(), PollFlags::POLLIN)], ms).unwrap() == 1
     };
     wait_for_silence(&mut far);
-    assert!(!readable(&far, 50), "nothing has come");
-    // The reader stops, so that the window fills up.
+    assert!(!readable(&far, 50), "the session is readable without a message");
+    // The peer does not read, so the window fills up.
     let mut sent = 0_u32;
     let message = |number: u32| [&number.to_be_bytes()[..], &[7; 5000]].concat();
     let begin = Instant::now();
@@ -499,10 +501,10 @@ fn nonblocking_session_is_polled() {
             Err(Error::WouldBlock) => break,
             Err(error) => panic!("{error}"),
         }
-        assert!(begin.elapsed() < LONG, "it never fills");
+        assert!(begin.elapsed() < LONG, "the window never fills");
     }
-    assert!(readable(&near, 60_000), "time for another try");
-    // All of it comes, though nobody has read so far.
+    assert!(readable(&near, 60_000), "the session did not become readable for another try");
+    // All messages must arrive, although nobody has read so far.
     let mut got = std::collections::BTreeSet::new();
     let mut to_send = sent..sent + 200;
     let until = Instant::now() + LONG;
@@ -552,7 +554,7 @@ pub fn unprivileged(site: &GraftSite, user: &str, what: &str) -> String {
     said
 }
 
-/// The application that `unprivileged` runs.
+/// The application process that `unprivileged` starts.
 #[test]
 #[ignore = "helper: other tests run it as another user"]
 fn application_process_of_the_messages_tests() {
@@ -583,7 +585,7 @@ fn an_unprivileged_application_has_sessions() {
     assert!(unprivileged(&site, "nobody", "pair").contains("all of it as user 65534"));
 }
 
-/// Everything that leaves an interface.
+/// Captures all packets that leave an interface.
 pub struct InterfaceCapture(std::os::fd::OwnedFd);
 
 impl InterfaceCapture {
@@ -599,7 +601,7 @@ impl InterfaceCapture {
         Self(made)
     }
 
-    /// Packets in which these bytes stand.
+    /// Returns the number of captured packets, and of those that contain these bytes.
     pub fn count(&self, bytes: &[u8]) -> (usize, usize) {
         let mut all = 0;
         let mut with = 0;
@@ -616,8 +618,8 @@ impl InterfaceCapture {
     }
 }
 
-/// Whoever sends by the socket without asking anybody, as fast as it can, sends nothing in clear: neither while the daemon dies, nor
-/// afterwards.
+/// An application sends with the session's socket as fast as it can, without the library. No packet may be in clear,
+/// neither while the daemon dies nor afterwards.
 #[test]
 fn killed_daemon_sends_nothing_in_clear() {
     const SECRET: &[u8] = b"what nobody else is to read";
@@ -637,7 +639,7 @@ fn killed_daemon_sends_nothing_in_clear() {
             match socket.send(SECRET) {
                 Ok(_) => counts.fetch_add(1, Ordering::Relaxed),
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return,
-                // A window, or a peer that has no socket any more.
+                // The window is full, or the peer has no socket any more.
                 Err(_) => continue,
             };
         }
@@ -655,24 +657,24 @@ fn killed_daemon_sends_nothing_in_clear() {
     );
     let (all, clear) = capture.count(SECRET);
     assert!(all > 0 && clear == 0, "{clear} of {all} packets in clear");
-    // The check would have found it: without the daemon it is seen.
+    // A check of the capture itself: a packet sent without the daemon must be found in clear.
     drop((session, control));
     let plain =
         inside(&site.namespaces[0], || wait_for("the port", || std::net::UdpSocket::bind(local).ok()));
-    wait_for("nothing to be attached any more", || {
+    wait_for("the sealing program to be detached", || {
         let _ = plain.send_to(SECRET, remote);
         capture.count(SECRET).1 > 0
     });
-    // The other end hears nothing any more.
+    // The peer must close its session when no message arrives any more.
     event(
         &mut far,
         |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("no message came")),
     );
 }
 
-/// The other end's daemon is restarted, and does not know the session.
+/// The peer's daemon is restarted, and does not know the session any more.
 #[test]
-fn a_session_ends_when_the_other_daemon_is_started_anew() {
+fn session_ends_when_the_peers_daemon_restarts() {
     let Some(site) = GraftSite::new("anew") else { return };
     let [near, far] = hosts(&site, "");
     let (mut ours, _theirs) = pair(&site, &["reliability"]);
@@ -681,13 +683,14 @@ fn a_session_ends_when_the_other_daemon_is_started_anew() {
     event(&mut ours, |event| matches!(event, SessionEvent::Closed { .. }));
     drop(ours);
     wait_for_keys(&far);
-    wait_until("the first one to have let go", || near.lent(), |lent| *lent == 0);
+    wait_until("the first session's socket to be given back", || near.lent(), |lent| *lent == 0);
     let (mut near, mut far) = pair(&site, &["reliability"]);
     near.send(b"again").unwrap();
     assert_eq!(message(&mut far), b"again");
 }
 
-/// A queue that is too short loses packets of a fast sender. More is lost than the session allows, so a graft follows that sends again.
+/// A short queue loses packets of a fast sender. The loss exceeds the session's limit, so the session changes to a
+/// graft that retransmits.
 #[test]
 fn violation_is_reported_and_another_graft_follows() {
     let Some(site) = GraftSite::new("violated") else { return };

@@ -1,4 +1,4 @@
-//! The message API from C: the example as its users build and run it, and what a fork does.
+//! Tests of the message API from C: the example as its users build and run it, and the effect of a fork.
 
 use std::{
     fs,
@@ -225,7 +225,7 @@ int main(int argc, char **argv)
 }
 "#;
 
-/// Layouts and numbers of the header are those of the library, and a child leaves its parent's session alone.
+/// Layouts and numbers in the header must be those of the library. A forked child cannot use its parent's session.
 #[test]
 fn every_c_function_works_and_a_fork_is_refused() {
     if !has("cc") || !has("pkg-config") || !has("make") {
@@ -251,7 +251,7 @@ fn the_header_is_c99_and_cplusplus() {
     }
 }
 
-/// The header and the library are written by hand, side by side.
+/// The header is written by hand, so its functions are compared with the library's symbols.
 #[test]
 fn the_library_exports_what_the_header_declares() {
     if !has("nm") {

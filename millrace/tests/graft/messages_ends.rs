@@ -1,4 +1,5 @@
-//! Message sessions of every kind, and their ends when a part goes: the keeper, both processes, an address, an agreement.
+//! Tests of message sessions of every kind, and of their end when the keeper, a daemon, an address or an agreement is
+//! gone.
 
 use std::{process::Command, thread};
 
@@ -15,12 +16,12 @@ use crate::{
 
 const SECRET: &[u8] = b"what nobody else is to read";
 
-/// Selective Repeat, and Go-Back-N.
+/// Returns settings of two grafts: Selective Repeat and Go-Back-N.
 fn grafts() -> String {
     format!("{GRAFTS}{IN_ORDER}")
 }
 
-/// Both daemons, with one peer that has these lines besides.
+/// Starts both daemons, each with one peer whose entry also has these lines.
 fn hosts_with<'a>(
     site: &'a GraftSite,
     grafts: [&str; 2],
@@ -59,14 +60,14 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
             assert!(agreed.local.contains(addresses[0]), "{agreed:?}");
             near.send(SECRET).unwrap();
             assert_eq!(message(&mut far), SECRET);
-            // More than a window of datagrams, both ways at the same time.
+            // More datagrams than fit into a window are sent, in both directions at the same time.
             let long: Vec<u8> = (0..300_000).map(|at: u32| (at % 251) as u8).collect();
             let sent = long.clone();
             let sender = thread::spawn(move || {
                 near.send(&sent).unwrap();
                 near
             });
-            // The text is another one, because received packets are open behind XDP, where the capture is.
+            // This direction has another text: received packets are decrypted at XDP, in front of the capture.
             far.send(b"and back").unwrap();
             assert!(message(&mut far) == long, "{more} {service}");
             let mut near = sender.join().unwrap();
@@ -77,8 +78,8 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
     }
 }
 
-/// Selective Repeat delivers as it comes: the library has messages wait for those before them. The queue of the interface is too short for a
-/// window, so much is lost, and comes later.
+/// Selective Repeat delivers messages out of order, so the library holds them back until those before them have
+/// arrived. The interface's queue is too short for a window, so many packets are lost and sent again.
 #[test]
 fn messages_are_ordered_over_a_graft_that_only_retransmits() {
     const SENT: u32 = 1000;
@@ -110,10 +111,10 @@ fn messages_are_ordered_over_a_graft_that_only_retransmits() {
     (0..50).for_each(|number| assert!(message(&mut near) == written(number), "message {number} back"));
     near.finish().unwrap();
     assert_eq!(far.receive().unwrap(), Received::Finished);
-    // exact: all of it has come, again where it was lost
+    // exact: all messages have arrived, so lost ones were sent again
     let resent: u64 = near_host.status().sessions.iter().filter_map(|it| it.packets.get("resent")).sum();
-    assert!(resent > 0, "nothing was lost");
-    // Order from the middle on is another session's.
+    assert!(resent > 0, "no packet was lost, so retransmission was not tested");
+    // The service `order` cannot be added to an open session.
     let (mut near, _far) = pair(&site, &["reliability"]);
     near.renegotiate(Want { services: ["order".to_owned()].into(), ..Want::default() }).unwrap();
     let refused = event(&mut near, |event| {
@@ -123,7 +124,7 @@ fn messages_are_ordered_over_a_graft_that_only_retransmits() {
     assert!(is_told, "{refused:?}");
 }
 
-/// Both ends need the same parity, and are told so.
+/// The ends have different parity settings. The session must be refused with a reason.
 #[test]
 fn different_parity_settings_are_refused_with_a_reason() {
     let Some(site) = GraftSite::new("parity") else { return };
@@ -138,11 +139,11 @@ fn different_parity_settings_are_refused_with_a_reason() {
     let refused = asks(&site, 0, "test").service("recovery").initiate().expect_err("another parity");
     let is_told = matches!(&refused, Error::Refused { why: SessionRefusal::Unreachable, reason } if reason.contains("parity"));
     assert!(is_told, "{refused:?}");
-    // exact: it is counted before the refusal is sent
+    // exact: the refusal is counted before it is sent
     assert_eq!(near_host.status().refusals.get("unreachable"), Some(&1));
 }
 
-/// A daemon whose keeper is gone starts another one, which knows all sockets.
+/// The daemon must replace a killed keeper by another one that knows all sockets.
 #[test]
 fn killed_watchdog_process_is_replaced() {
     let Some(site) = GraftSite::new("keeper") else { return };
@@ -155,11 +156,11 @@ fn killed_watchdog_process_is_replaced() {
     kill(first, Signal::SIGKILL).unwrap();
     wait_for("another keeper", || near_host.log().contains("another one is started"));
     wait_until("another process", || keeper_of(&near_host), |keeper| *keeper != first);
-    // It was told of all sockets before the daemon goes on to answer.
+    // The daemon gives the new keeper all sockets before it answers this request.
     let _ = near_host.lent();
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
-    // As before: what is sent by the socket without asking anybody is sealed, until it cannot be sent.
+    // As with the first keeper, datagrams sent without the library must be sealed until sending fails.
     let capture = InterfaceCapture::new(&site, 0);
     let sender = thread::spawn(move || {
         let mut sent = 0_u64;
@@ -179,7 +180,8 @@ fn killed_watchdog_process_is_replaced() {
     assert!(matches!(over, Error::Over(_)), "{over}");
 }
 
-/// Both are gone at the same moment, so only the library's own check of its daemon is left. Once it has seen that, it sends nothing.
+/// Daemon and keeper die at the same moment, so only the library's own check of the daemon is left. The library must
+/// send nothing once it has noticed.
 #[test]
 fn library_without_daemon_and_watchdog_sends_nothing() {
     let Some(site) = GraftSite::new("both") else { return };
@@ -188,7 +190,7 @@ fn library_without_daemon_and_watchdog_sends_nothing() {
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
     let keeper = keeper_of(&near_host);
-    // The keeper does nothing any more before the daemon goes.
+    // The keeper is stopped first, so that it cannot act after the daemon's death.
     kill(keeper, Signal::SIGSTOP).unwrap();
     near_host.signal(Signal::SIGKILL);
     kill(keeper, Signal::SIGKILL).unwrap();
@@ -207,7 +209,7 @@ fn library_without_daemon_and_watchdog_sends_nothing() {
     );
 }
 
-/// The process that the part for sessions has started.
+/// Returns the keeper process that the daemon's part for sessions has started.
 fn keeper_of(host: &MessageHost<'_>) -> nix::unistd::Pid {
     let daemon = host.part().to_string();
     wait_for("its keeper", || {
@@ -218,7 +220,8 @@ fn keeper_of(host: &MessageHost<'_>) -> nix::unistd::Pid {
     })
 }
 
-/// An address goes: its host says so at once, with what has not come, the other one when it hears nothing any more.
+/// One host loses the session's address. It closes the session at once and names the unacknowledged datagrams. The peer
+/// closes its end when no message arrives any more.
 #[test]
 fn session_ends_when_its_address_is_removed() {
     let Some(site) = GraftSite::new("moved") else { return };
@@ -227,7 +230,7 @@ fn session_ends_when_its_address_is_removed() {
     near.send(b"before").unwrap();
     assert_eq!(message(&mut far), b"before");
     let ip = |arguments: &str| crate::site::ip(&format!("netns exec {} {arguments}", site.namespaces[0]));
-    // Sent packets wait in a slow queue.
+    // A slow queue delays the sent packets, so that they are unacknowledged.
     ip("tc qdisc add dev eth root tbf rate 8kbit burst 2k limit 100k");
     (0..5).for_each(|_| near.send(&[7; 1000]).unwrap());
     ip(&format!("ip addr del {CLIENT}/24 dev eth"));

@@ -1,4 +1,4 @@
-//! Sessions that applications ask for, by two paths at once.
+//! Tests of sessions that applications request, over two paths at once.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use millrace_messages::Session;
 use crate::messages::{GRAFTS, MessageHost, message, pair, wait_for_keys};
 use crate::site::{GraftSite, inside, ip, wait_for, wait_until};
 
-/// The weight of a path that carries all that it can.
+/// Weight of a path whose whole capacity is used.
 const WEIGHT_MOST: u32 = 16;
 
 #[derive(Clone, Copy)]
@@ -33,7 +33,8 @@ impl PathFamily {
     }
 }
 
-/// Two ways between both hosts, through a switch each: that one is cut, neither host sees.
+/// A namespace with two switches, one in each path between the hosts. A cut behind a switch is not visible as a link
+/// failure at either host.
 struct Switches(String);
 
 impl Switches {
@@ -61,7 +62,7 @@ impl Switches {
                 for of in ["all", "eth", "eth2"] {
                     fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0").unwrap();
                 }
-                // A neighbour that does not answer on a cable is forgotten in three seconds, not in a minute.
+                // A neighbour that does not answer is forgotten after three seconds here, and not after a minute.
                 for family in ["ipv4", "ipv6"] {
                     for (time, value) in [
                         ("base_reachable_time_ms", "1000"),
@@ -80,7 +81,7 @@ impl Switches {
         ip(&format!("-n {} link set {interface}-1 nomaster", self.0));
     }
 
-    /// One of the hosts sees it.
+    /// Cuts the path at one host's interface, so that this host sees the link failure.
     fn unplug(&self, interface: &str) {
         ip(&format!("-n {} link set {interface}-1 down", self.0));
     }
@@ -112,10 +113,10 @@ fn start<'a>(site: &'a GraftSite, side: usize, family: PathFamily, more: &str) -
     )
 }
 
-/// Returns the paths of the session that is in use.
+/// Returns the paths of the busiest session.
 fn paths(host: &MessageHost<'_>) -> Vec<PathStatus> {
     let busiest = |session: &SessionStatus| session.paths.iter().map(|path| path.sent).sum::<u64>();
-    // exact: a reader, and whoever calls it waits, or knows what has come
+    // exact: callers read this in a wait, or know what has arrived
     host.status().sessions.into_iter().max_by_key(busiest).unwrap().paths
 }
 
@@ -126,11 +127,11 @@ fn are_up(hosts: &[MessageHost<'_>; 2], wanted: [bool; 2]) {
     }
 }
 
-/// Returns the packets that each path has sent during `go`. Both paths have to be up and have this weight, before and after: a busy host
-/// may take a path for cut.
+/// Returns the number of packets that each path has sent during `go`. The measurement is repeated until both paths are
+/// up with this weight before and after it, since a busy host may take a path for cut.
 fn by_each(host: &MessageHost<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64> {
     let most = |paths: &[PathStatus]| paths.iter().all(|path| path.is_up && path.weight >= weight);
-    // From then on this session is the busiest.
+    // The first messages make this session the busiest one.
     go();
     let look = || {
         let before = paths(host);
@@ -139,10 +140,10 @@ fn by_each(host: &MessageHost<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64
         let sent = before.iter().zip(&after).map(|(before, after)| after.sent - before.sent).collect();
         if most(&before) && most(&after) { Ok(sent) } else { Err((before, after)) }
     };
-    wait_for("two whole paths", look)
+    wait_for("two paths that are up at their full weight", look)
 }
 
-/// Every one comes, once.
+/// Sends numbered messages, and checks that each arrives once.
 fn go(near: &mut Session, far: &mut Session, messages: u32) {
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -180,18 +181,18 @@ fn messages_use_both_paths_and_survive_the_loss_of_one() {
         cut(&switches);
         go(&mut near, &mut far, 2000);
         are_up(&hosts, [left == 0, left == 1]);
-        // And when the hosts would have forgotten each other there.
+        // Messages must also pass after the hosts' neighbour entries of the cut path have expired.
         let cut = Instant::now();
         while cut.elapsed() < Duration::from_secs(4) {
             go(&mut far, &mut near, 100);
         }
-        wait_until("nothing by the one that is cut", || paths(&hosts[0]), |all| all[1 - left].weight == 0);
+        wait_until("no packet on the cut path", || paths(&hosts[0]), |all| all[1 - left].weight == 0);
         let is_heard = |peers: &Vec<PeerStatus>| peers[0].round_trip_us.is_some();
-        wait_until("the daemons' own words to go there, too", || hosts[1].status().peers, is_heard);
+        wait_until("the daemons' own messages to take the other path", || hosts[1].status().peers, is_heard);
     }
 }
 
-/// Messages that go by both paths arrive once.
+/// Messages sent over both paths arrive once.
 #[test]
 fn redundant_paths_lose_nothing_when_one_is_cut() {
     let Some(site) = GraftSite::new("twice") else { return };

@@ -1,4 +1,4 @@
-//! One daemon for TCP and for sessions: its parts end, hang and come back, each without the other one.
+//! Tests of one daemon for TCP and for sessions. Each part may end, hang and be restarted without the other one.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ const BOUNDED: Duration = Duration::from_secs(6);
 
 fn settings(site: &GraftSite, side: usize) -> String {
     let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
-    // The host has one list of congestion controls, so only one of the two daemons has a graft in it.
+    // The host has a single list of congestion controls, so only one of the two daemons has a graft in it.
     let rule = format!(
         "cgroup = {:?}\n[[rule]]\nname = \"test\"\nside = \"client\"\nport = {PORT}\nagree = false\ngraft = \"hybla\"\n",
         site.cgroup(0)
@@ -65,7 +65,7 @@ fn state(daemon: &GraftProcess<'_>, name: &str) -> String {
     part.map(|part| part.state).unwrap_or_default()
 }
 
-/// Asks for a page in the daemon's namespace.
+/// Fetches a page of the daemon's HTTP server, in the daemon's namespace.
 fn get(site: &GraftSite, path: &str) -> String {
     inside(&site.namespaces[0], || {
         let mut stream = TcpStream::connect(HTTP).unwrap();
@@ -77,7 +77,7 @@ fn get(site: &GraftSite, path: &str) -> String {
     })
 }
 
-/// Sends by the session until something comes.
+/// Sends over the session until a datagram arrives.
 fn exchange([from, to]: [&UdpSocket; 2]) {
     wait_for("a datagram by the session", || {
         from.send(b"by the session").map_err(|error| error.to_string())?;
@@ -85,7 +85,7 @@ fn exchange([from, to]: [&UdpSocket; 2]) {
     });
 }
 
-/// Reports how long some work takes.
+/// Returns the duration of `work`, and its result.
 fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let began = Instant::now();
     let done = work();
@@ -101,7 +101,7 @@ fn parts_serve_on_one_socket_and_one_page() {
     exchange([&sockets[0], &sockets[1]]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
 
-    let status = status(&near); // exact: the connection is there, and counted
+    let status = status(&near); // exact: the connection was counted before it was opened
     assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
@@ -128,14 +128,14 @@ fn parts_serve_on_one_socket_and_one_page() {
     let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);
     assert!(swapped.starts_with("s: both ends use newest"), "{swapped}");
 
-    // A reload ends what the settings want no more, and starts what they want.
+    // A reload ends the parts that the settings no longer need, and starts the parts that they need.
     let both = settings(&site, 0);
     let configure = |text: &str| fs::write(site.path("graft0.toml"), text).unwrap();
     let tcp_alone = both.split("[sessions]").next().unwrap();
     configure(tcp_alone);
     near.succeed(&["reload"]);
     assert_eq!(state(&near, "sessions"), "off");
-    assert!(near.fail(&["sessions", "status"]).contains("its part for them is off"));
+    assert!(near.fail(&["sessions", "status"]).contains("its part `sessions` is off"));
     assert!(near.fail(&["sessions", "swap", "s", "newest"]).contains("want nothing of the part sessions"));
     configure(&both);
     near.succeed(&["reload"]);
@@ -145,7 +145,7 @@ fn parts_serve_on_one_socket_and_one_page() {
 }
 
 #[test]
-fn killed_part_comes_back_and_the_other_one_goes_on() {
+fn killed_part_restarts_while_the_other_continues() {
     let Some(site) = GraftSite::with_controls("killed") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));
@@ -168,7 +168,7 @@ fn killed_part_comes_back_and_the_other_one_goes_on() {
                 .filter(|it| it.restarts == 1 && it.state == "serving")
                 .any(|it| it.name == name)
         };
-        let after = wait_until("the part to come back", || status(&near), restarts);
+        let after = wait_until("the part to be restarted", || status(&near), restarts);
         let all = serde_json::to_string(&after).unwrap();
         assert_ne!(part(&all, name), killed);
         assert_eq!(part(&all, other), kept, "{other} was started again");
@@ -180,7 +180,7 @@ fn killed_part_comes_back_and_the_other_one_goes_on() {
     }
     exchange([&sockets[0], &sockets[1]]);
     let next = || congestion(&site.connect(&listener).0);
-    wait_until("the rule to hold again", next, |used| used == "mr_hybla");
+    wait_until("the rule to apply again", next, |used| used == "mr_hybla");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn hanging_part_is_named_and_delays_nobody() {
             "grafts" => {
                 let swapped = near.succeed(&["sessions", "swap", "s", "newest"]);
                 assert!(swapped.starts_with("s: both ends use newest"), "{swapped}");
-                // The other end may not have finished the swap before.
+                // The peer may not have finished the previous swap, so the request is repeated.
                 wait_for("the swap back", || {
                     near.verb(&["sessions", "swap", "s", "complete"]).status.success()
                 });
@@ -223,15 +223,16 @@ fn hanging_part_is_named_and_delays_nobody() {
         signal(stopped, Signal::SIGCONT);
         wait_until("the part to answer", || state(&near, name), |state| state == "serving");
     }
-    // Its end is not delayed by a part that hangs, and nothing of that is left.
+    // A part that hangs must not delay the daemon's end, and must leave nothing behind.
     let stopped = part(&near.succeed(&["status", "--json"]), "sessions");
     pause(stopped);
-    wait_until("the hang to be seen", || state(&near, "sessions"), |state| state == "not-answering");
+    wait_until("the hang in the status", || state(&near, "sessions"), |state| state == "not-answering");
     near.end();
     assert!(!fs::exists(format!("/proc/{stopped}")).unwrap()); // exact: the daemon waits for its parts when it ends
 }
 
-/// The kernel ends the parts of a daemon that is killed, whether they run or are stopped. The next daemon waits for that.
+/// The kernel ends the parts of a killed daemon, whether they run or are stopped. The next daemon waits until they have
+/// ended.
 #[test]
 fn killed_daemon_leaves_no_part() {
     let Some(site) = GraftSite::with_controls("alone") else { return };
@@ -247,7 +248,7 @@ fn killed_daemon_leaves_no_part() {
             shown.args(["-n", &site.namespaces[0], "-d", "link", "show", "eth"]);
             String::from_utf8(shown.output().unwrap().stdout).unwrap()
         };
-        wait_until("nothing to stay attached", link, |link| !link.contains("xdp"));
+        wait_until("all programs to be detached", link, |link| !link.contains("xdp"));
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sessions of `millrace graft run` as two daemons: datagrams between them, what is seen of both from outside, and what is left.
+//! Tests of sessions between two processes `millrace graft run`: the datagrams, what an observer sees of them, and what
+//! stays in the kernel.
 
 use std::{
     collections::BTreeSet,
@@ -91,12 +92,12 @@ impl<'a> PacketsDaemon<'a> {
     }
 }
 
-/// Waits until the daemon's page at `path` has these words.
+/// Waits until the daemon's HTTP page at `path` contains these words.
 fn wait_for_words(daemon: &PacketsDaemon<'_>, path: &str, words: &str) {
     wait_until(words, || daemon.get(path), |text| text.contains(words));
 }
 
-/// Waits until its text status has these words.
+/// Waits until the daemon's status as text contains these words.
 fn wait_for_status(daemon: &PacketsDaemon<'_>, words: &str) {
     wait_until(words, || daemon.verb(&["sessions", "status"]).1, |text| text.contains(words));
 }
@@ -149,7 +150,7 @@ fn sessions_show_in_status_and_metrics() {
     has(&near, r#"millrace_packet_graft_swaps_total{session="test",outcome="agreed"} 1"#);
     wait_for_words(&far, "/status", "\"graft\":\"newest\"");
 
-    // A reload that is refused leaves all as it was, and is seen.
+    // A refused reload changes nothing, and the status reports it.
     fs::write(site.path("packets1.toml"), settings(1, "mode = \"none\"\n")).unwrap();
     assert!(!far.verb(&["reload"]).0);
     has(&far, "millrace_graft_reload_ok 0");
@@ -166,11 +167,11 @@ fn sessions_show_in_status_and_metrics() {
             shown.args(["-n", namespace, "-d", "link", "show", "eth"]);
             String::from_utf8(shown.output().unwrap().stdout).unwrap()
         };
-        wait_until("nothing to stay attached", link, |link| !link.contains("xdp"));
+        wait_until("all programs to be detached", link, |link| !link.contains("xdp"));
     }
 }
 
-/// The cable leaves checksums to interfaces that do not complete them.
+/// The virtual cable leaves checksums to be completed by interfaces that do not complete them.
 #[test]
 fn sessions_go_over_protocol_253_when_both_ends_say_so() {
     for (name, more) in [("sealed253", ""), ("clear253", "clear = true\n")] {
@@ -206,7 +207,7 @@ fn sessions_go_over_protocol_253_when_both_ends_say_so() {
         }
         let (done, said) = near.verb(&["sessions", "swap", "test", "newest"]);
         assert!(done, "{said}");
-        // It is what it was when it was opened.
+        // The session's protocol cannot change after the session was opened.
         fs::write(site.path("packets0.toml"), by(0, "udp")).unwrap();
         let (done, said) = near.verb(&["reload"]);
         assert!(
@@ -216,7 +217,7 @@ fn sessions_go_over_protocol_253_when_both_ends_say_so() {
     }
 }
 
-/// A function that counts, in one of two versions.
+/// Writes a function that counts packets, in one of two versions, into a host's pool.
 fn put_tally(site: &GraftSite, side: usize, version: usize) {
     let pool = site.path(&format!("pool{side}"));
     fs::create_dir_all(&pool).unwrap();
@@ -253,7 +254,7 @@ fn sessions_restart_with_new_function_versions() {
         assert_eq!(buffer[..40], [number; 40]);
     };
     passes(1);
-    // The other end does not have it yet: nothing changes, and the status says why.
+    // The peer does not have the new version yet. Nothing changes, and the status says why.
     put_tally(&site, 0, 2);
     assert!(near.verb(&["reload"]).0);
     wait_for_words(&near, "/status", "the other end does not have this list of functions");
@@ -261,15 +262,15 @@ fn sessions_restart_with_new_function_versions() {
     put_tally(&site, 1, 2);
     assert!(far.verb(&["reload"]).0);
     for daemon in [&near, &far] {
-        wait_for_status(daemon, "test: goes on with the state of tally");
+        wait_for_status(daemon, "test: continues with the state of tally");
     }
     passes(3);
-    // As soon as nothing of the first version can be under way any more.
+    // The change is refused until no packet of the first version can be in flight, so the request is repeated.
     let said = wait_for("the next change", || {
         let (done, said) = near.verb(&["sessions", "swap", "--stateless", "test", "newest"]);
         done.then_some(said)
     });
-    let words = "test: restarted; datagrams lost: 0 sent by this end, 0 by the other\n";
+    let words = "test: restarted; lost datagrams: 0 sent by this end, 0 sent by the peer\n";
     assert!(said.ends_with(words), "{said}");
     passes(4);
     for daemon in [&near, &far] {
@@ -280,7 +281,7 @@ fn sessions_restart_with_new_function_versions() {
             wait_for_words(daemon, "/metrics", &line);
         }
     }
-    // There is no way back with the state.
+    // A version whose manifest has no `migrates` cannot take over the state of another version.
     let pool = site.path("pool0");
     let manifest = fs::read_to_string(pool.join("tally.toml")).unwrap();
     fs::write(pool.join("tally.toml"), manifest.replace("migrates = [1]\n", "")).unwrap();
@@ -288,7 +289,7 @@ fn sessions_restart_with_new_function_versions() {
     assert!(!done && said.contains("`migrates` says from which state-version"), "{said}");
 }
 
-/// Datagrams go both ways without a pause, while the daemons reconnect and make new keys several times.
+/// Datagrams are sent in both directions all the time, while the daemons reconnect and change keys several times.
 #[test]
 fn no_datagram_is_lost_when_daemons_reconnect() {
     const LEAST: u64 = 50_000;
@@ -317,7 +318,7 @@ fn no_datagram_is_lost_when_daemons_reconnect() {
     println!("{sent:?} datagrams, none lost, keys renewed {TIMES} times");
     for (daemon, sent, came) in [(&near, sent[0], sent[1]), (&far, sent[1], sent[0])] {
         let (_, answer) = daemon.verb(&["sessions", "status", "--json"]);
-        let status: Status = serde_json::from_str(&answer).unwrap(); // exact: all that was sent has come
+        let status: Status = serde_json::from_str(&answer).unwrap(); // exact: all sent datagrams have arrived
         let packets = &status.sessions[0].packets;
         assert_eq!((packets["sent"], packets["delivered"]), (sent, came), "{packets:?}");
         for reason in ["unopened", "no-keys", "replayed", "forged"] {
@@ -328,7 +329,8 @@ fn no_datagram_is_lost_when_daemons_reconnect() {
 
 const KEYS: &str = "both ends of a session have keys";
 
-/// Sends at least `least` numbers, and more until `stop` is set, with some always under way. Returns the count when each has arrived once.
+/// Sends at least `least` numbered datagrams, and more until `stop` is set, with a few always in flight. Returns their
+/// number when each has arrived once.
 fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> u64 {
     const UNDER_WAY: u64 = 32;
     let mut sent = 0;
@@ -350,7 +352,8 @@ fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> 
     }
 }
 
-/// A host with the right address but another key gets nothing. Settings of older versions are refused with the lines that replace them.
+/// A host with the right address and another key gets no session. Settings of older versions are refused with the lines
+/// that replace them.
 #[test]
 fn host_with_another_key_gets_no_session() {
     let Some(site) = GraftSite::new("stranger") else { return };
@@ -365,7 +368,11 @@ fn host_with_another_key_gets_no_session() {
     let to = udp(&site, 1);
     from.send(b"to nobody").unwrap();
     to.set_nonblocking(true).unwrap();
-    wait_until("what was sent", || near.get("/status"), |status| status.contains("\"no-keys\":1"));
+    wait_until(
+        "a datagram without keys to be counted",
+        || near.get("/status"),
+        |status| status.contains("\"no-keys\":1"),
+    );
     assert!(to.recv(&mut [0; 64]).is_err());
     fs::write(site.path("packets0.toml"), settings(0, "key-file = \"session.key\"\n")).unwrap();
     let (done, said) = near.verb(&["reload"]);
@@ -375,7 +382,8 @@ fn host_with_another_key_gets_no_session() {
     }
 }
 
-/// The end that does not call was restarted. The caller does not wait until the connection is dead.
+/// The end that does not open the connection is restarted. The other end must not wait until its connection has timed
+/// out.
 #[test]
 fn restarted_ends_have_keys_soon() {
     let Some(site) = GraftSite::new("again") else { return };
@@ -396,7 +404,7 @@ fn restarted_ends_have_keys_soon() {
         let from = udp(&site, 0);
         let to = udp(&site, 1);
         to.set_read_timeout(Some(std::time::Duration::from_millis(50))).unwrap();
-        // The end that goes on learns from the other one's first message that it was restarted.
+        // The end that was not restarted learns of the restart from the peer's first message.
         wait_for("a datagram", || {
             from.send(b"again").unwrap();
             to.recv(&mut [0; 64]).is_ok()

@@ -1,5 +1,5 @@
-//! Carriers by TCP and MPTCP, and where one kind takes over from another: the same promises, and no byte lost, doubled or out of
-//! order.
+//! Tests of carriers over TCP and MPTCP, and of changes from one kind of carrier to another. Connections must keep the
+//! same promises, with no byte lost, repeated or out of order.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -26,13 +26,13 @@ use crate::{
     },
 };
 
-/// The addresses on a second link.
+/// Addresses of both hosts on a second link.
 const SERVER2: &str = "10.97.0.1";
 const CLIENT2: &str = "10.97.0.2";
-/// Another address of the server on the first link.
+/// A second address of the server on the first link.
 const SERVER3: &str = "10.96.0.3";
 
-/// Both daemons, whose carriers are these, before any is warm.
+/// Starts both daemons with these kinds of carriers. No carrier is warm yet.
 fn started<'a>(site: &'a GraftSite, carriers: &str, more: &str) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {carriers}"));
@@ -66,7 +66,7 @@ fn both_ends_see_each_other(kind: &str) {
     let [near, far] = warm(&site, &format!("{kind:?}"), "pool-warm = 2");
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
         let listener = site.listen_on(at(server, PORT));
-        // One after the other, by connections that are used again.
+        // The connections follow one another, so the pool's connections are reused.
         for length in [3_000_000, 1, 100_000, 0, 3_000_000, 5000] {
             let (here, there, seen) = connect(&site, &listener);
             assert_eq!((seen.ip().to_string(), here.local_addr().unwrap()), (client.to_owned(), seen));
@@ -86,11 +86,11 @@ fn both_ends_see_each_other(kind: &str) {
     assert_eq!((there.sent_bytes, there.received_bytes, there.kept_bytes), (bytes, bytes, 0));
     let used = carrier(&near);
     assert_eq!(used.carrier, kind);
-    // Had each made a connection of its own, there would be more.
+    // If each connection had used a new one of the pool, the pool would be larger.
     assert!(used.pool_idle + used.pool_busy <= 4, "{used:?}");
     assert!(near.succeed(&["why", SERVER]).contains(&format!("carried by server, {kind} to {SERVER}")));
     let status = || near.succeed(&["status"]);
-    wait_until("all connections to be free", status, |text| text.contains("wait, 0 carry"));
+    wait_until("all pooled connections to be idle", status, |text| text.contains("wait, 0 carry"));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn mptcp_ends_see_each_other_and_all_bytes() {
     }
 }
 
-/// A connection that was reset is not used again, and those after it are whole.
+/// A pooled connection that was reset is not used again, and later connections get all their bytes.
 #[test]
 fn tcp_reset_is_a_reset_at_the_other_end() {
     let Some(site) = GraftSite::new("pool-reset") else { return };
@@ -118,7 +118,7 @@ fn tcp_reset_is_a_reset_at_the_other_end() {
         there.write_all(b"before").unwrap();
         here.read_exact(&mut [0; 6]).unwrap();
         let (resets, mut other) = if number % 2 == 0 { (here, there) } else { (there, here) };
-        // Both ways much may be under way.
+        // Many bytes are in flight in both directions at the time of the reset.
         if number > 1 {
             resets.set_nonblocking(true).unwrap();
             other.set_nonblocking(true).unwrap();
@@ -131,7 +131,7 @@ fn tcp_reset_is_a_reset_at_the_other_end() {
         let mut piece = vec![0; 1 << 20];
         let error = loop {
             match other.read(&mut piece) {
-                Ok(0) => panic!("a reset looks like an end"),
+                Ok(0) => panic!("a reset looks like a regular end"),
                 Ok(_) => {}
                 Err(error) => break error,
             }
@@ -166,14 +166,15 @@ fn carrier_pool_grows_with_load_up_to_its_limit() {
     let listener = site.listen();
     let mut held = Vec::new();
     for count in 1..=6 {
-        held.push(wait_for("one that is carried", || {
-            wait_until("a free one", || carrier(&near), |it| it.pool_idle > 0);
+        held.push(wait_for("a tunnelled connection", || {
+            wait_until("an idle pooled connection", || carrier(&near), |it| it.pool_idle > 0);
             let one = connect(&site, &listener);
-            // The server has it. It goes in place where a busy machine does not give it the free one in a moment.
+            // The connection is tunnelled if it keeps one of the pool's connections busy. On a busy machine it may have
+            // gone over plain TCP, and is repeated.
             (carrier(&near).pool_busy == count).then_some(one)
         }));
     }
-    // A connection that the pool has no room for goes in place, and loses nothing.
+    // A connection for which the pool has no room goes over plain TCP, and loses nothing.
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
@@ -184,19 +185,19 @@ fn carrier_pool_grows_with_load_up_to_its_limit() {
         exchange(here, there, 10_000);
     }
     drop(held);
-    wait_until("all to be free", || carrier(&near), |it| it.pool_idle == 6);
+    wait_until("all pooled connections to be idle", || carrier(&near), |it| it.pool_idle == 6);
 }
 
-/// A carrier's connection dies in mid-transfer, again and again.
+/// Pooled connections are killed again and again during a transfer.
 #[test]
-fn tcp_connections_that_die_lose_no_byte() {
+fn killed_tcp_carriers_lose_no_byte() {
     let Some(site) = GraftSite::new("pool-cut") else { return };
     cut(&site, 20);
 }
 
 #[test]
 #[ignore = "soak: takes a minute"]
-fn two_hundred_tcp_connections_that_die_lose_no_byte() {
+fn two_hundred_killed_tcp_carriers_lose_no_byte() {
     let Some(site) = GraftSite::new("pool-cuts") else { return };
     cut(&site, 200);
 }
@@ -213,9 +214,9 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: a cut comes at any time
+            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
             let before = carry(&near).resumed;
-            // All of them, by one of the hosts.
+            // All pooled connections are killed, at one of the hosts.
             let killed =
                 site.command(random.usize(..2), "ss").args(["-K", "-t"]).args(filter()).output().unwrap();
             assert!(killed.status.success(), "{}", String::from_utf8_lossy(&killed.stderr));
@@ -227,16 +228,16 @@ fn cut(site: &GraftSite, cuts: usize) {
     assert_eq!((ended(&near, "lost"), carry(&near).kept_bytes), (0, 0));
 }
 
-/// Connections of carriers, at either end.
+/// Returns the filter of `ss` for pooled connections, at either end.
 fn filter() -> [String; 1] {
     [format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )")]
 }
 
 #[test]
-fn blocked_udp_falls_back_to_tcp_and_then_in_place() {
+fn blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp() {
     let Some(site) = GraftSite::new("pool-falls") else { return };
     if !middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
-        println!("SKIP blocked_udp_falls_back_to_tcp_and_then_in_place: no nft");
+        println!("SKIP blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp: no nft");
         return;
     }
     let [near, far] = started(&site, "[\"quic\", \"tcp\"]", "");
@@ -246,10 +247,10 @@ fn blocked_udp_falls_back_to_tcp_and_then_in_place() {
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 3_000_000);
     assert_eq!(verdict(&near, "led"), 1);
-    // It passes again: what is preferred is used.
+    // UDP passes again, so the preferred kind of carrier is used.
     assert!(flush(&site.namespaces[1]));
     wait_for_kind(&near, "quic");
-    wait_until("the other one to wait", || carry(&near).carriers, |all| all.len() == 2);
+    wait_until("the other carrier to wait", || carry(&near).carriers, |all| all.len() == 2);
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 3_000_000);
     assert_eq!(verdict(&near, "led"), 2);
@@ -261,9 +262,10 @@ fn blocked_udp_falls_back_to_tcp_and_then_in_place() {
     assert_eq!((verdict(&near, "led"), verdict(&near, "cold")), (2, 1));
 }
 
-/// UDP is blocked in mid-transfer: what is carried goes on by TCP, from where it was; and back, when that is cut.
+/// UDP is blocked during a transfer, and tunnelled connections continue over TCP where they were. When TCP is cut, they
+/// continue over QUIC.
 #[test]
-fn live_connections_go_on_with_a_carrier_of_another_kind() {
+fn live_connections_continue_over_another_kind_of_carrier() {
     let Some(site) = GraftSite::new("pool-moves") else { return };
     let [near, far] = warm(&site, "[\"quic\", \"tcp\"]", "window-kib = 512");
     wait_for_kind(&near, "quic");
@@ -278,12 +280,12 @@ fn live_connections_go_on_with_a_carrier_of_another_kind() {
         let _stops = StopOnDrop(&enough);
         wait_for("bytes by QUIC", || carry(&near).sent_bytes > 1 << 20);
         if !middlebox(&site.namespaces[1], BEFORE, &[&format!("udp dport {CARRIERS} drop")]) {
-            println!("SKIP live_connections_go_on_with_a_carrier_of_another_kind: no nft");
+            println!("SKIP live_connections_continue_over_another_kind_of_carrier: no nft");
             return false;
         }
         wait_for_kind(&near, "tcp");
         wait_for("resumptions", || (carry(&near).resumed >= 3).then_some(()));
-        // TCP connections are cut now. QUIC is available again, and takes over.
+        // UDP passes again and QUIC takes over. Then the TCP connections are killed.
         assert!(flush(&site.namespaces[1]));
         wait_for_kind(&near, "quic");
         let before = carry(&near).resumed;
@@ -299,7 +301,7 @@ fn live_connections_go_on_with_a_carrier_of_another_kind() {
     }
 }
 
-/// Adds another link between the hosts, in addition to the first.
+/// Adds a second link between the hosts.
 fn second_link(site: &GraftSite) {
     let [client, server] = &site.namespaces[..] else { unreachable!("two") };
     ip(&format!("-n {client} link add second type veth peer name second netns {server}"));
@@ -309,7 +311,7 @@ fn second_link(site: &GraftSite) {
     }
 }
 
-/// The first link swallows all packets in mid-transfer, and carries again; then the second goes down.
+/// The first link drops all packets during a transfer, and passes them again later. Then the second link goes down.
 fn live_connections_move_between_addresses(kind: &str) {
     let test = format!("by_{kind}_live_connections_move_between_addresses_of_a_peer");
     let Some(site) = GraftSite::new(&format!("ways-{kind}")) else { return };
@@ -343,7 +345,7 @@ fn live_connections_move_between_addresses(kind: &str) {
             scope.spawn(|| exchange_until(here, there, &enough));
         }
         let _stops = StopOnDrop(&enough);
-        wait_for("bytes by the first", || (carried(&ways[0]) > 1 << 20).then_some(()));
+        wait_for("bytes over the first link", || (carried(&ways[0]) > 1 << 20).then_some(()));
         if !middlebox(&site.namespaces[1], BEFORE, &["iif eth drop"]) {
             println!("SKIP {test}: no nft");
             return false;
@@ -351,15 +353,16 @@ fn live_connections_move_between_addresses(kind: &str) {
         is_used(&ways[1]);
         wait_for("resumptions", || (carry(&near).resumed >= 3).then_some(()));
         let before = carried(&ways[1]);
-        wait_for("bytes by the second", || (carried(&ways[1]) > before + (1 << 20)).then_some(()));
-        // It carries again, and is preferred; what was moved stays where it is, until that is gone.
+        wait_for("bytes over the second link", || (carried(&ways[1]) > before + (1 << 20)).then_some(()));
+        // The first link passes packets again, and is preferred. Moved connections stay on the second link until it
+        // goes down.
         assert!(flush(&site.namespaces[1]));
         is_used(&ways[0]);
         let before = carry(&near).resumed;
         ip(&format!("-n {} link set second down", site.namespaces[0]));
         wait_for("resumptions", || (carry(&near).resumed >= before + 3).then_some(()));
         let before = carried(&ways[0]);
-        wait_for("bytes by the first", || (carried(&ways[0]) > before + (1 << 20)).then_some(()));
+        wait_for("bytes over the first link", || (carried(&ways[0]) > before + (1 << 20)).then_some(()));
         true
     });
     if moved {
@@ -368,7 +371,7 @@ fn live_connections_move_between_addresses(kind: &str) {
         for daemon in [&near, &far] {
             assert_eq!((ended(daemon, "lost"), carry(daemon).kept_bytes), (0, 0));
         }
-        assert_eq!(verdict(&near, "led"), 3, "none went in place");
+        assert_eq!(verdict(&near, "led"), 3, "a connection went over plain TCP");
     }
 }
 
@@ -389,7 +392,7 @@ fn mptcp_connections_move_between_addresses_of_a_peer() {
     }
 }
 
-/// Connections that the server begins use the other carrier when one is gone.
+/// Connections that the server's host opens use the other carrier when one is gone.
 #[test]
 fn carriers_of_one_client_to_two_addresses_are_separate() {
     let Some(site) = GraftSite::new("two-ends") else { return };
@@ -410,7 +413,7 @@ fn carriers_of_one_client_to_two_addresses_are_separate() {
     wait_for_state(&far, "warm");
 }
 
-/// A host's connections to brokers, with the bytes that each has sent: those that sent most come last.
+/// Returns a host's connections to brokers with the bytes that each has sent, in ascending order of bytes.
 fn connections(site: &GraftSite) -> Vec<(u64, String)> {
     let said = site.command(0, "ss").args(["-OHtni", &format!("dport = :{CARRIERS}")]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
@@ -429,9 +432,9 @@ fn ports(connections: &[(u64, String)]) -> String {
     connections.iter().map(|(_, port)| port.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// A NAT forgets its connections: their packets are dropped, and new connections pass. No other way exists.
-fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
-    let test = format!("{kind}_connections_that_are_swallowed_go_on_with_new_ones");
+/// A NAT forgets its connections: their packets are dropped, and only new connections pass. There is no other path.
+fn carriers_forgotten_by_a_nat_are_replaced(kind: &str) {
+    let test = format!("{kind}_carriers_forgotten_by_a_nat_are_replaced");
     let Some(site) = GraftSite::new(&format!("nat-{kind}")) else { return };
     let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512");
     let listener = site.listen();
@@ -464,26 +467,26 @@ fn connections_that_are_swallowed_go_on_with_new_ones(kind: &str) {
 }
 
 #[test]
-fn tcp_connections_that_are_swallowed_go_on_with_new_ones() {
-    connections_that_are_swallowed_go_on_with_new_ones("tcp");
+fn tcp_carriers_forgotten_by_a_nat_are_replaced() {
+    carriers_forgotten_by_a_nat_are_replaced("tcp");
 }
 
 #[test]
-fn mptcp_connections_that_are_swallowed_go_on_with_new_ones() {
-    if has_mptcp("mptcp_connections_that_are_swallowed_go_on_with_new_ones") {
-        connections_that_are_swallowed_go_on_with_new_ones("mptcp");
+fn mptcp_carriers_forgotten_by_a_nat_are_replaced() {
+    if has_mptcp("mptcp_carriers_forgotten_by_a_nat_are_replaced") {
+        carriers_forgotten_by_a_nat_are_replaced("mptcp");
     }
 }
 
-/// The swallowed connections carry nothing yet, while another one still works. A client that gets one of them reaches the server all the
-/// same.
-fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &str) {
-    let test = format!("{kind}_connections_that_are_swallowed_before_their_server_is_reached_go_on");
+/// The idle pooled connections are dropped by a NAT, while a busy one still works. A client that gets an idle one must
+/// reach the server nevertheless.
+fn carriers_forgotten_by_a_nat_before_use_are_replaced(kind: &str) {
+    let test = format!("{kind}_carriers_forgotten_by_a_nat_before_use_are_replaced");
     let Some(site) = GraftSite::new(&format!("new-{kind}")) else { return };
     let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512\npool-warm = 2");
     let listener = site.listen();
     let first = connect(&site, &listener);
-    // Its connections are asked and heard: the carrier as a whole is not silent.
+    // The busy connection is asked and answers, so the carrier as a whole does not count as silent.
     let used = carry(&near).resumed;
     let enough = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -505,25 +508,25 @@ fn connections_that_are_swallowed_before_their_server_is_reached_go_on(kind: &st
         drop(stops);
         exchange(&here, &there, 1 << 20);
         assert!(flush(&site.namespaces[1]));
-        assert!(carry(&near).resumed > used, "it had one of those");
+        assert!(carry(&near).resumed > used, "the client did not get an idle connection");
     });
     wait_for_end(&near, &far);
     assert_eq!((ended(&near, "lost"), carry(&near).kept_bytes), (0, 0));
 }
 
 #[test]
-fn tcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
-    connections_that_are_swallowed_before_their_server_is_reached_go_on("tcp");
+fn tcp_carriers_forgotten_by_a_nat_before_use_are_replaced() {
+    carriers_forgotten_by_a_nat_before_use_are_replaced("tcp");
 }
 
 #[test]
-fn mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on() {
-    if has_mptcp("mptcp_connections_that_are_swallowed_before_their_server_is_reached_go_on") {
-        connections_that_are_swallowed_before_their_server_is_reached_go_on("mptcp");
+fn mptcp_carriers_forgotten_by_a_nat_before_use_are_replaced() {
+    if has_mptcp("mptcp_carriers_forgotten_by_a_nat_before_use_are_replaced") {
+        carriers_forgotten_by_a_nat_before_use_are_replaced("mptcp");
     }
 }
 
-/// Reads until there is a frame.
+/// Reads until a whole frame has arrived.
 fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<CarryFrame> {
     loop {
         if let Some(frame) = decoder.frame().unwrap() {
@@ -538,7 +541,7 @@ fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<CarryFra
     }
 }
 
-/// Reads the next frame, except for those that keep a slow connection alive.
+/// Reads the next frame, without those that only keep a slow connection alive.
 fn next_word(from: &mut Tls, decoder: &mut Decoder) -> CarryFrame {
     loop {
         match next_frame(from, decoder).unwrap() {
@@ -554,7 +557,7 @@ fn say(to: &mut Tls, frame: &CarryFrame) {
     to.write_all(&bytes).unwrap();
 }
 
-/// A broker that is none of ours, of this run, and has been greeted.
+/// Connects as a broker that is not ours, with this run number, and returns after the greeting.
 fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     let mut tls = pretend_at(site, CARRIERS, ALPN_ASKS);
     let mut decoder = Decoder::default();
@@ -563,7 +566,7 @@ fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     (tls, decoder)
 }
 
-/// A broker that is none of ours, and carries one connection by a pool's, as this version does.
+/// Connects as a broker that is not ours, and opens one tunnelled connection with this protocol version.
 fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
     let mut tls = pretend_at(site, CARRIERS, version);
     let mut decoder = Decoder::default();
@@ -576,7 +579,8 @@ fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls,
     (tls, decoder, there)
 }
 
-/// A peer with the version before is not asked whether it is alive, and is carried as before. A newer peer that does not answer is dropped.
+/// A peer with the previous protocol version is not asked whether it is alive, and its connections work as before. A
+/// peer with the new version that does not answer is dropped.
 #[test]
 fn peer_with_an_older_protocol_version_is_not_asked() {
     let Some(site) = GraftSite::new("pool-version") else { return };
@@ -586,13 +590,13 @@ fn peer_with_an_older_protocol_version_is_not_asked() {
     let listener = site.listen();
     let (mut asked, mut decoder, _there) = carried_by(&site, ALPN_ASKS, &listener);
     assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), CarryFrame::Ask);
-    // The answer is enough, and then there is none.
+    // The peer answers once and is kept. It does not answer the next time, and is dropped.
     say(&mut asked, &CarryFrame::Answer);
     assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), CarryFrame::Ask);
     let (mut before, mut decoder, mut there) = carried_by(&site, ALPN, &listener);
     let gone = next_frame(&mut asked, &mut Decoder::default()).unwrap_err().kind();
     assert!(!matches!(gone, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{gone}");
-    // In that time it would have been asked, too.
+    // A peer with the new version would have been asked by now.
     say(&mut before, &CarryFrame::Data(b"as before".to_vec().into()));
     there.read_exact(&mut [0; 9]).unwrap();
     assert_eq!(next_frame(&mut before, &mut decoder).unwrap(), CarryFrame::Confirm { delivered: 9 });
@@ -606,15 +610,15 @@ fn full_after_one(at: SocketAddr) -> TcpListener {
     socket.into()
 }
 
-/// A carrier ends before its broker has reached the slow server. Nevertheless there is one connection to the server, and it gets the first
-/// bytes once.
+/// A carrier ends before its broker has reached a slow server. After the carrier was resumed, there must be only one
+/// connection to the server, which gets the first bytes once.
 #[test]
 fn connection_resumed_before_its_server_is_reached_is_opened_once() {
     let Some(site) = GraftSite::new("pool-slowly") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
     let far = GraftProcess::start_on(&site, 1);
-    // It has no room for another connection, until it takes the one that it has.
+    // The listener's backlog is full with one connection, until the test accepts it.
     let listener = site.enter(1, || inside(&site.namespaces[1], || full_after_one(at(SERVER, PORT))));
     let _first = inside(&site.namespaces[0], || TcpStream::connect((SERVER, PORT)).unwrap());
     let (mut tls, _) = greeted(&site, 7);
@@ -624,7 +628,7 @@ fn connection_resumed_before_its_server_is_reached_is_opened_once() {
     drop(tls);
     let (mut tls, mut decoder) = greeted(&site, 7);
     say(&mut tls, &CarryFrame::Resume { id: 1, received: 0 });
-    thread::sleep(Duration::from_millis(200)); // exact: in this time it would say that it knows nothing of it
+    thread::sleep(Duration::from_millis(200)); // exact: in this time the daemon would refuse an unknown connection
     drop(listener.accept().unwrap());
     let CarryFrame::Accepted { received } = next_word(&mut tls, &mut decoder) else { panic!("not resumed") };
     let rest = b"once".get(received as usize..).unwrap();
@@ -639,8 +643,9 @@ fn connection_resumed_before_its_server_is_reached_is_opened_once() {
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
-/// The kernel would give the broker's port away when both directions of its connection to a server have ended. The broker may yet wait for the last word of the client's:
-/// until then its port is nobody else's, so that each server sees its own client; then it is had again at once.
+/// When both directions of a connection to a server have ended, the kernel would let another connection use the
+/// broker's port. The broker keeps the port until the client has confirmed the last byte, so that no server sees a
+/// wrong client. Then the port is free at once.
 #[test]
 fn reused_port_shows_the_address_of_the_next_client() {
     let Some(site) = GraftSite::new("pool-port") else { return };
@@ -669,7 +674,11 @@ fn reused_port_shows_the_address_of_the_next_client() {
     let (_second, answer) = open(5001);
     assert_eq!(answer, CarryFrame::Accepted { received: 0 });
     let (_none, answer) = open(5002);
-    assert_eq!(answer, CarryFrame::Refused(CarryReason::Unreachable), "both ports are used");
+    assert_eq!(
+        answer,
+        CarryFrame::Refused(CarryReason::Unreachable),
+        "a connection was opened although both ports are in use"
+    );
     say(&mut tls, &CarryFrame::Confirm { delivered: 1 });
     wait_for_ended([&far], "done", 1);
     let (_third, answer) = open(5003);
@@ -679,8 +688,8 @@ fn reused_port_shows_the_address_of_the_next_client() {
     assert_eq!(seen, [5001, 5003].map(|port| at(CLIENT, port)));
 }
 
-/// A peer whose last message was confirmed may use the same connection again at once. Its next request arrives together with the last frame
-/// of the connection before.
+/// A peer whose last message was confirmed may reuse the pooled connection at once. Its next request may arrive
+/// together with the last frame of the connection before.
 #[test]
 fn next_request_may_arrive_with_the_last_frame_of_the_previous_connection() {
     let Some(site) = GraftSite::new("pool-next") else { return };
@@ -695,7 +704,7 @@ fn next_request_may_arrive_with_the_last_frame_of_the_previous_connection() {
     let mut heard = [(); 2].map(|()| next_word(&mut tls, &mut decoder));
     heard.sort_by_key(|frame| *frame == CarryFrame::End);
     assert_eq!(heard, [CarryFrame::Confirm { delivered: 1 }, CarryFrame::End]);
-    // Two records, at once.
+    // Both frames are written at once, in two TLS records.
     let next = OpenFrame { id: 2, server: at(SERVER, PORT), client: at(CLIENT, 5001) };
     for frame in [CarryFrame::Confirm { delivered: 1 }, CarryFrame::Open(next)] {
         let mut bytes = Vec::new();
@@ -710,7 +719,7 @@ fn next_request_may_arrive_with_the_last_frame_of_the_previous_connection() {
 }
 
 #[test]
-fn tcp_killed_daemon_leaves_nothing_behind_and_may_return() {
+fn killed_daemon_with_tcp_carriers_leaves_nothing_and_may_restart() {
     let Some(site) = GraftSite::new("pool-killed") else { return };
     let [near, far] = warm(&site, "\"tcp\"", "");
     let listener = site.listen();
@@ -733,13 +742,13 @@ fn tcp_killed_daemon_leaves_nothing_behind_and_may_return() {
     exchange(&next, &other, 100_000);
     let _far = GraftProcess::start_on(&site, 1);
     wait_for_state(&near, "warm");
-    // Its broker knows nothing of what was carried before.
+    // The restarted broker does not know the connections of the killed one.
     reset(here);
     let led = verdict(&near, "led");
     let (next, other, _) = connect(&site, &listener);
     exchange(&next, &other, 100_000);
     assert_eq!(verdict(&near, "led"), led + 1);
-    // The client's.
+    // The client's daemon is killed this time.
     let [here, there] = half();
     near.kill();
     reset(here);
@@ -767,7 +776,7 @@ fn missing_congestion_control_is_named() {
     );
 }
 
-/// A peer that may have fewer connections than this host would like is not called all the time for one more.
+/// The peer allows fewer pooled connections than this host wants. This host must not call all the time for one more.
 #[test]
 fn full_pool_of_the_peer_is_not_asked_again() {
     let Some(site) = GraftSite::new("pool-full") else { return };
@@ -786,13 +795,13 @@ fn full_pool_of_the_peer_is_not_asked_again() {
         let count = ended(&far, "pool-full");
         (count >= at_least).then_some(count)
     };
-    // Before it is looked at, since more may be refused before this goes on.
+    // The time is taken before each look at the counter, since more refusals may follow before the test continues.
     let mut begin = Instant::now();
     let first = wait_for("a refusal", || {
         begin = Instant::now();
         refused(1)
     });
-    // Two are wanted, so there may be two calls at a time.
+    // This host wants two connections more, so two calls may be made at a time.
     wait_for("more", || refused(first + 6));
     assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
     assert_eq!(ended(&far, "unknown-caller"), 0);

@@ -1,4 +1,4 @@
-//! Rules for commands and cgroups, and purposes of connections: configured and learned.
+//! Tests of rules for commands and cgroups, and of purposes of connections, both configured and learned.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     site::{GraftProcess, GraftSite, LONG, PORT, SERVER, congestion, inside, wait_for},
 };
 
-/// The client's settings, with these rules and no others.
+/// Returns the client's settings with these rules and no others.
 fn client(server: &str, rules: &str) -> String {
     format!(
         "[agreement]\nkey = \"host0.key\"\n[carry]\n[[peer]]\nname = \"server\"\nkey = \"{server}\"\n\
@@ -24,12 +24,12 @@ fn client(server: &str, rules: &str) -> String {
     )
 }
 
-/// Sets the command name of the threads that this one starts from now on.
+/// Sets the command name of this thread. Threads that it starts later inherit the name.
 fn be(command: &str) {
-    fs::write("/proc/thread-self/comm", command).unwrap(); // exact: it is written, not read
+    fs::write("/proc/thread-self/comm", command).unwrap(); // exact: the name is written and not read
 }
 
-/// Returns whether it was carried.
+/// Reports whether a connection to the listener was tunnelled.
 fn is_led(site: &GraftSite, daemon: &GraftProcess<'_>, listener: &TcpListener) -> bool {
     let before = verdict(daemon, "led");
     let (near, far, _) = connect(site, listener);
@@ -37,7 +37,7 @@ fn is_led(site: &GraftSite, daemon: &GraftProcess<'_>, listener: &TcpListener) -
     verdict(daemon, "led") > before
 }
 
-/// Connects like `GraftSite::try_connect`, in another cgroup.
+/// Connects like `GraftSite::try_connect`, from another cgroup.
 fn connect_in(site: &GraftSite, cgroup: &Path, listener: &TcpListener) -> (TcpStream, TcpStream) {
     fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).unwrap();
     let to: SocketAddr = listener.local_addr().unwrap();
@@ -64,24 +64,24 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
     be("copier");
     assert!(is_led(&site, &near, &listener));
     be("copie");
-    assert!(!is_led(&site, &near, &listener), "no rule is for it");
-    let status = near.status(); // exact: nobody has made that cgroup yet
+    assert!(!is_led(&site, &near, &listener), "a connection without a rule was tunnelled");
+    let status = near.status(); // exact: the cgroup was not created yet
     let below = status.rules.iter().find(|rule| rule.name == "below").unwrap();
     assert!(below.missing && below.who == format!("cgroup {}", nested.display()), "{below:?}");
     assert!(near.succeed(&["status"]).contains("command copier"));
 
-    // A cgroup that comes later, and one below it.
+    // The rule's cgroup is created after the daemon has started. The connection comes from a cgroup below it.
     let deeper = nested.join("deeper");
     fs::create_dir_all(&deeper).unwrap();
-    wait_for("one that is led", || {
+    wait_for("a redirected connection", || {
         let before = verdict(&near, "led");
         let (here, there) = connect_in(&site, &deeper, &listener);
         exchange(&here, &there, 1000);
         (verdict(&near, "led") > before).then_some(())
     });
-    assert!(!is_led(&site, &near, &listener), "it is in the cgroup above again");
+    assert!(!is_led(&site, &near, &listener), "a connection from the upper cgroup was tunnelled");
 
-    // The first rule that fits counts, whichever way it says.
+    // The first matching rule applies, even if it says that the connection is not tunnelled.
     be("in-place");
     let before = verdict(&near, "led");
     let (here, there) = connect_in(&site, &deeper, &listener);
@@ -90,7 +90,7 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
     be("copier");
     assert!(is_led(&site, &near, &listener));
 
-    // A reload changes it, like all rules.
+    // A reload changes these rules like all others.
     site.configure_on(0, &client(&known[1], &rules.replace("copier", "other")));
     near.succeed(&["reload"]);
     wait_for("the reload", || !is_led(&site, &near, &listener));
@@ -108,7 +108,7 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
 }
 
 fn purpose(daemon: &GraftProcess<'_>, command: &str) -> Option<PurposeStatus> {
-    // exact: a reader, and whoever calls it waits
+    // exact: callers read this in a wait
     daemon.status().purposes.into_iter().find(|it| it.port == PORT && it.command == command)
 }
 
@@ -133,7 +133,7 @@ fn traffic_class_of_past_connections_is_predicted_for_new_ones() {
     }
     let learned = |daemon: &GraftProcess<'_>, command: &str| {
         let of_all = |it: &PurposeStatus| it.source == "learned" && it.why.starts_with("4 of the latest 4 ");
-        wait_for("what was learned", || purpose(daemon, command).filter(of_all))
+        wait_for("the learned purpose", || purpose(daemon, command).filter(of_all))
     };
     let here = learned(&near, "fetcher");
     assert_eq!((here.profile.as_str(), here.size_kib, here.side.as_str()), ("loss", Some(2048), "client"));
@@ -145,12 +145,12 @@ fn traffic_class_of_past_connections_is_predicted_for_new_ones() {
     let text = near.succeed(&["why", SERVER]);
     assert!(text.contains("profile: of rule client: loss, 2048 KiB (learned): 4 of the latest 4"), "{text}");
 
-    // The settings take precedence.
+    // A purpose in the settings takes precedence over a learned one.
     be("backup");
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 1000);
     drop((here, there));
-    let said = wait_for("what is said", || purpose(&near, "backup"));
+    let said = wait_for("the purpose of the settings", || purpose(&near, "backup"));
     assert_eq!(
         (said.profile.as_str(), said.size_kib, said.source.as_str()),
         ("insensitive", Some(7), "configured")

@@ -1,5 +1,6 @@
-//! Two hosts with a cgroup each, and daemons on them. This process is in one cgroup at a time, so its tests take turns. Tests of other
-//! processes run at the same time; only the host's list of congestion controls is shared: see `GraftSite::with_controls`.
+//! The site of the graft tests: two hosts with a cgroup each, and daemons on them. This process can be in one cgroup at
+//! a time, so its tests take turns. Tests of other processes run at the same time and share only the host's list of
+//! congestion controls: see `GraftSite::with_controls`.
 
 use std::{
     cell::Cell,
@@ -29,7 +30,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// The bound of waits; no test depends on its value.
+/// Upper bound of waits. No test depends on its value.
 pub const LONG: Duration = millrace_testkit::BOUND;
 pub const SERVER: &str = "10.96.0.1";
 pub const CLIENT: &str = "10.96.0.2";
@@ -39,7 +40,7 @@ pub const PORT: u16 = 7100;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A key that both hosts have, as PEM, and what they know each other by.
+/// A key pair that both hosts use, as PEM, and the identity by which they know each other.
 fn own_key() -> &'static (String, ObjectIdentity) {
     static KEY: OnceLock<(String, ObjectIdentity)> = OnceLock::new();
     KEY.get_or_init(|| {
@@ -51,7 +52,7 @@ fn own_key() -> &'static (String, ObjectIdentity) {
     })
 }
 
-/// Lines of settings of packet sessions: this host's key, and the other host, called `other`. Lines of the peer may follow.
+/// Returns settings for packet sessions: this host's key, and the peer `other`. Further lines of the peer may follow.
 pub fn peer(local: &str, remote: &str) -> String {
     peer_with(&format!("local = \"{local}\"\nremote = \"{remote}\"\n"))
 }
@@ -65,7 +66,7 @@ pub fn peer_with(ends: &str) -> String {
 
 pub struct GraftSite {
     pub directory: TempDir,
-    /// The client's and the server's; in a lab, as many as it has.
+    /// Namespaces of the client's and the server's host. A lab may have more.
     pub namespaces: Vec<String>,
     root: PathBuf,
     cgroups: Vec<PathBuf>,
@@ -76,13 +77,13 @@ pub struct GraftSite {
 }
 
 impl GraftSite {
-    /// Returns a site for tests that load or list congestion controls. The host has one list of them, so no other test has daemons
-    /// meanwhile. `None`: the host cannot run it, which is reported.
+    /// Returns a site for tests that load or list congestion controls. The host has one list of them, so no other
+    /// test's daemons run meanwhile. `None` if the host cannot run the test; the reason is printed.
     pub fn with_controls(test: &str) -> Option<Self> {
         Some(Self::new(test)?.alone())
     }
 
-    /// Returns a site; `None` if the host cannot run it, which is reported.
+    /// Returns a site, or `None` if the host cannot run the test. The reason is printed.
     pub fn new(test: &str) -> Option<Self> {
         let site = Self::bare(test, 2)?;
         for namespace in &site.namespaces {
@@ -99,12 +100,12 @@ impl GraftSite {
         Some(site)
     }
 
-    /// Returns a site with a lab's nodes in place of two hosts, and links that lose and delay.
+    /// Returns a site whose hosts are the nodes of a lab, with links that lose and delay packets.
     pub fn in_lab(test: &str, topology: &Topology) -> Option<Self> {
         let mut site = Self::bare(test, topology.nodes().len())?;
         let lab = Lab::new(topology).unwrap();
         for node in lab.nodes() {
-            // A connection must not use the metrics of an earlier one.
+            // A connection must not begin with the metrics that the kernel cached from an earlier one.
             node.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1").unwrap()).unwrap();
         }
         site.namespaces = lab.nodes().iter().map(|node| node.netns().name().to_owned()).collect();
@@ -112,19 +113,20 @@ impl GraftSite {
         Some(site)
     }
 
-    /// Takes the host's list of congestion controls for this test alone. To be called before a daemon is started.
+    /// Locks the host's list of congestion controls for this test alone. Must be called before a daemon is started.
     pub fn alone(self) -> Self {
         self.controls.get_or_init(|| controls(FlockArg::LockExclusive));
         self
     }
 
-    /// Shares the host's list of congestion controls with other tests that start daemons. At its start a daemon takes back controls without
-    /// a link (each, before Linux 6.4), since a killed daemon would have left them (`remove_leftovers`).
+    /// Shares the host's list of congestion controls with other tests that start daemons. A starting daemon removes
+    /// controls that have no BPF link (all of them, before Linux 6.4), since a killed daemon may have left them
+    /// (`remove_leftovers`).
     pub fn share(&self) {
         self.controls.get_or_init(|| controls(FlockArg::LockShared));
     }
 
-    /// The key that `peer` speaks of.
+    /// Writes the key file that the settings of `peer` name.
     pub fn put_key(&self) {
         fs::write(self.path("host.key"), &own_key().0).unwrap();
     }
@@ -161,34 +163,34 @@ impl GraftSite {
         self.directory.path().join(name)
     }
 
-    /// Settings of the client's daemon, that begin with its cgroup.
+    /// Writes the settings of the client's daemon: its cgroup, and `text`.
     pub fn configure(&self, text: &str) {
         self.configure_on(0, text);
     }
 
-    /// 0: the client's, 1: the server's.
+    /// Writes the settings of a host's daemon. `side` 0 is the client's host, and 1 the server's.
     pub fn configure_on(&self, side: usize, text: &str) {
         let text = format!("cgroup = {:?}\n{text}", self.cgroups[side]);
         fs::write(self.path(&format!("graft{side}.toml")), text).unwrap();
     }
 
-    /// Listens in the server's cgroup.
+    /// Listens on the server's host, in the daemon's cgroup.
     pub fn listen(&self) -> TcpListener {
         let bind = || inside(&self.namespaces[1], || TcpListener::bind((SERVER, PORT)).unwrap());
         self.enter(1, bind)
     }
 
-    /// Listens in the server's cgroup, at this address.
+    /// Listens at this address of the server's host, in the daemon's cgroup.
     pub fn listen_on(&self, at: SocketAddr) -> TcpListener {
         self.listen_at(1, at)
     }
 
-    /// Listens in the cgroup of one of the hosts.
+    /// Listens on one of the hosts, in the daemon's cgroup.
     pub fn listen_at(&self, side: usize, at: SocketAddr) -> TcpListener {
         self.enter(side, || inside(&self.namespaces[side], || TcpListener::bind(at).unwrap()))
     }
 
-    /// Connects from the client's cgroup.
+    /// Connects from the client's host, in the daemon's cgroup.
     pub fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         self.enter(0, || inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG)))
     }
@@ -210,7 +212,7 @@ impl GraftSite {
         &self.cgroups[side]
     }
 
-    /// A program on one of the hosts, in its cgroup.
+    /// Returns a command that runs a program on one of the hosts, in the daemon's cgroup.
     pub fn command(&self, side: usize, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", self.namespaces[side])).arg(program);
@@ -221,7 +223,8 @@ impl GraftSite {
         self.enter(side, || command.spawn().unwrap())
     }
 
-    /// A socket belongs to the cgroup that its process is in when it is made.
+    /// Runs `work` in a host's cgroup. A socket belongs to the cgroup in which its process was when the socket was
+    /// made.
     pub fn enter<T>(&self, side: usize, work: impl FnOnce() -> T) -> T {
         let enter =
             |path: &Path| fs::write(path.join("cgroup.procs"), std::process::id().to_string()).unwrap();
@@ -231,7 +234,7 @@ impl GraftSite {
         done
     }
 
-    /// The client's end is in the cgroup.
+    /// Connects from the client's cgroup. Returns the client's end and the server's.
     pub fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let to: SocketAddr = (SERVER.parse::<std::net::IpAddr>().unwrap(), PORT).into();
         let connect = || inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG).unwrap());
@@ -254,13 +257,14 @@ impl Drop for GraftSite {
     }
 }
 
-/// The host's list of congestion controls, as tests of all programs take it.
+/// Locks the host's list of congestion controls, for all test programs together.
 fn controls(how: FlockArg) -> Flock<fs::File> {
     let lock = |name: &str, how| {
         let file = fs::File::create(std::env::temp_dir().join(name)).unwrap();
         Flock::lock(file, how).map_err(|(_, error)| error).unwrap()
     };
-    // Behind who waits to be alone others wait, too: else there would always be somebody who shares it.
+    // A test that waits for the exclusive lock holds the door, so that later tests wait behind it. Otherwise shared
+    // locks could keep it waiting forever.
     let _door = lock("millrace-graft-tests.door", FlockArg::LockExclusive);
     lock("millrace-graft-tests.lock", how)
 }
@@ -284,30 +288,32 @@ pub fn signal(process: u32, signal: Signal) {
     kill(Pid::from_raw(process.cast_signed()), signal).unwrap();
 }
 
-/// Stops a process. Returns when all of its threads have stopped, which each does by itself.
+/// Stops a process. Returns when all of its threads have stopped, which happens one by one.
 pub fn pause(process: u32) {
     signal(process, Signal::SIGSTOP);
     let is_stopped = |task: std::io::Result<fs::DirEntry>| {
         let stat = fs::read_to_string(task.unwrap().path().join("stat"));
         stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
     };
-    wait_for("it to stop", || fs::read_dir(format!("/proc/{process}/task")).unwrap().all(is_stopped));
+    wait_for("all threads to stop", || {
+        fs::read_dir(format!("/proc/{process}/task")).unwrap().all(is_stopped)
+    });
 }
 
-/// Reports whether a process has ended with all of its threads, which have its files in common. In a container without an
-/// init nobody takes note of its end.
+/// Reports whether a process has ended with all of its threads, which share its files. A zombie counts as ended, since
+/// in a container without an init process nobody reaps it.
 pub fn has_ended(process: u32) -> bool {
     let is_over = |task: std::io::Result<fs::DirEntry>| {
-        // exact: callers wait for it
+        // exact: callers wait for the result
         let stat = task.and_then(|task| fs::read_to_string(task.path().join("stat"))).unwrap_or_default();
         stat.is_empty() || stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
     };
-    // exact: callers wait for it
+    // exact: callers wait for the result
     let tasks = format!("/proc/{process}/task");
     fs::read_dir(tasks).map_or_else(|error| error.kind() == ErrorKind::NotFound, |mut all| all.all(is_over))
 }
 
-/// Returns the process of a part, out of a status as JSON.
+/// Returns the process ID of a daemon's part, from a status as JSON.
 pub fn part(status: &str, name: &str) -> u32 {
     let status: control::Status = serde_json::from_str(status).unwrap();
     let part = status.parts.iter().find(|part| part.name == name);
@@ -327,7 +333,8 @@ pub fn ours() -> Vec<String> {
     ours
 }
 
-/// A killed process is gone before the kernel has taken back all that it had.
+/// Waits until no congestion control of ours is registered. The kernel removes them some time after a killed process
+/// has ended.
 pub fn wait_for_none_of_ours() {
     wait_until("the end of our congestion controls", ours, Vec::is_empty);
 }
@@ -346,12 +353,12 @@ pub struct GraftProcess<'a> {
     site: &'a GraftSite,
     side: usize,
     process: Child,
-    /// The process that was paused.
+    /// The paused process, or 0.
     paused: Cell<u32>,
 }
 
 impl<'a> GraftProcess<'a> {
-    /// The client's.
+    /// Starts the daemon of the client's host.
     pub fn start(site: &'a GraftSite) -> Self {
         Self::start_on(site, 0)
     }
@@ -364,7 +371,7 @@ impl<'a> GraftProcess<'a> {
         Self::start_as(site, side, "run", more)
     }
 
-    /// Starts the daemon with this command.
+    /// Starts a daemon with this subcommand.
     pub fn start_as(site: &'a GraftSite, side: usize, verb: &str, more: &[&str]) -> Self {
         site.share();
         let mut command = Command::new("nsenter");
@@ -387,7 +394,7 @@ impl<'a> GraftProcess<'a> {
         daemon
     }
 
-    /// Returns the process of the part that does what is tested here.
+    /// Returns the process ID of the part that the tests are about.
     pub fn pid(&self) -> u32 {
         part(&self.succeed(&["status", "--json"]), "grafts")
     }
@@ -422,7 +429,7 @@ impl<'a> GraftProcess<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Returns when it has stopped.
+    /// Pauses that part. Returns when it has stopped.
     pub fn pause(&self) {
         self.paused.set(self.pid());
         pause(self.paused.get());
@@ -430,7 +437,7 @@ impl<'a> GraftProcess<'a> {
 
     pub fn go_on(&self) {
         signal(self.paused.get(), Signal::SIGCONT);
-        // The daemon asks a part that has hung for longer nothing before it answers again.
+        // After a longer hang, the daemon sends the part no request until the part answers again.
         let are_serving = || {
             let status: control::Status = serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap();
             status.parts.iter().all(|part| ["serving", "off"].contains(&part.state.as_str()))
@@ -438,18 +445,18 @@ impl<'a> GraftProcess<'a> {
         wait_for("the part to answer", are_serving);
     }
 
-    /// SIGTERM: it ends as it is meant to.
+    /// Ends the daemon with SIGTERM.
     pub fn end(mut self) {
         signal(self.process.id(), Signal::SIGTERM);
         assert!(self.process.wait().unwrap().success(), "{}", self.log());
     }
 
-    /// SIGKILL: nothing of it runs any more.
+    /// Kills the daemon with SIGKILL, and waits until all of its parts have ended.
     pub fn kill(mut self) {
         let status: control::Status = serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap();
         self.process.kill().unwrap();
         self.process.wait().unwrap();
-        // The kernel kills the parts, and they may take a moment to end.
+        // The kernel kills the parts with the daemon, which may take a moment.
         let parts: Vec<_> = status.parts.iter().filter_map(|part| part.pid).collect();
         wait_for("the end of the parts", || parts.iter().all(|id| has_ended(*id)));
     }

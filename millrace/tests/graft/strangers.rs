@@ -1,4 +1,4 @@
-//! Attacks of strangers, peers and other users of a host on its daemons, all without effect.
+//! Tests of attacks on a host's daemons by strangers, peers and other users. None may have an effect.
 
 use std::{
     io::{ErrorKind, Read as _},
@@ -29,14 +29,15 @@ use crate::{
     },
 };
 
-/// A user may connect to the messages socket and pass sockets that take an hour to close: in a record that is read, in one that is not, and
-/// beyond the user's limit.
+/// A user passes sockets to the daemon whose close takes an hour (SO_LINGER): in a record that the daemon reads, in one
+/// that it does not read, and beyond the user's limit.
 #[test]
 fn lingering_sockets_of_users_delay_nobody() {
     let Some(site) = GraftSite::new("linger") else { return };
     let [mut near, _far] = hosts(&site, "");
     let mut kept = Vec::new();
-    // While it is stopped: what it reads is to be the last descriptor, since the sender's would linger else.
+    // The part is stopped meanwhile, so that its descriptor is the last one. Otherwise the test's own close would
+    // linger.
     let pass = |near: &MessageHost<'_>, connections: usize, records: usize| {
         let part = near.part();
         pause(part);
@@ -53,37 +54,38 @@ fn lingering_sockets_of_users_delay_nobody() {
         wait_until("answers", || near.verb(&["sessions", "status"]), |(done, _)| *done);
         passed
     };
-    // Garbage: the first record ends the connection, and the others are not read.
+    // The records are garbage. The first one ends the connection, and the others are never read.
     for records in [1, 3] {
         kept.extend(pass(&near, 2, records));
         for _ in 0..5 {
             let (done, said) = near.verb(&["sessions", "status"]);
             assert!(done, "{said}");
         }
-        // Sessions are opened, and carry.
+        // Sessions can still be opened, and carry messages.
         let (mut here, mut there) = pair(&site, &["reliability"]);
         here.send(b"goes on").unwrap();
         assert_eq!(crate::messages::message(&mut there), b"goes on");
     }
-    // This user opens more than it may have: some are turned away.
+    // The user opens more connections than it may have, so the daemon closes some.
     for _ in 0..3 {
         kept.extend(pass(&near, 40, 1));
         let (done, said) = near.verb(&["sessions", "status"]);
         assert!(done, "{said}");
     }
-    // They end with the daemon.
+    // The lingering sockets must not delay the daemon's end.
     near.signal(Signal::SIGTERM);
     wait_for("the end of the daemon", || near.process.try_wait().unwrap().is_some());
     drop(kept);
 }
 
-/// A service that listens on loopback alone is for this host alone, whatever ports are listed, unless a rule names the address.
+/// A server that listens on loopback only is not reachable through the tunnel, whatever ports are listed, unless a rule
+/// names the address.
 #[test]
 fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     const LOOPBACK: &str = "127.0.0.1";
     let Some(site) = GraftSite::new("loopback") else { return };
     let known = keys(&site);
-    // The client takes it for an address of its peer.
+    // The client's settings claim that the loopback address belongs to its peer.
     site.configure_on(0, &client(&known[1], "").replace(SERVER6, LOOPBACK));
     site.configure_on(1, &server(&known[0], ""));
     let far = GraftProcess::start_on(&site, 1);
@@ -91,7 +93,7 @@ fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     wait_for_state(&near, "warm");
     let listener = site.listen_on(at(LOOPBACK, PORT));
     listener.set_nonblocking(true).unwrap();
-    // It goes in place, where nobody listens.
+    // The connection goes over plain TCP to the client's own loopback, where no server listens.
     let refused = site.try_connect(at(LOOPBACK, PORT)).and_then(|mut stream| stream.read(&mut [0]));
     assert!(!matches!(refused, Ok(1..)), "{refused:?}");
     wait_for_ended([&far], "not-here", 1);
@@ -101,14 +103,15 @@ fn tunnelled_connections_reach_loopback_only_by_a_rule() {
     site.configure_on(1, &named.replace(&format!("addresses = [\"{SERVER6}\"]\n"), ""));
     far.succeed(&["reload"]);
     listener.set_nonblocking(false).unwrap();
-    // It was avoided for a while.
-    let stream = wait_for("a connection that is carried", || site.try_connect(at(LOOPBACK, PORT)).ok());
+    // The connection is repeated, because the server's address is avoided for a while after the refusal.
+    let stream = wait_for("a tunnelled connection", || site.try_connect(at(LOOPBACK, PORT)).ok());
     let (here, there, seen) = accepted(stream, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 10_000);
 }
 
-/// A listener outside the daemon's cgroup would see this host as the client. So connections to it go in place, and it sees the client.
+/// A server outside the daemon's cgroup would see its own host's address as the client's. Connections to it therefore
+/// go over plain TCP, and it sees the true client.
 #[test]
 fn listener_outside_the_cgroup_is_not_reached_by_carriers() {
     let Some(site) = GraftSite::new("outside") else { return };
@@ -120,7 +123,8 @@ fn listener_outside_the_cgroup_is_not_reached_by_carriers() {
     wait_for_ended([&far], "not-listed", 1);
 }
 
-/// Other addresses of the client's host, from which strangers call: of IPv4, and of the /64 that the peer's host is in.
+/// Returns further addresses of the client's host, from which strangers call: an IPv4 address, and IPv6 addresses in
+/// the /64 of the peer's host.
 fn strangers(site: &GraftSite) -> [Vec<IpAddr>; 2] {
     let of_64 = (0x100..0x110).map(|n| format!("fd96::{n:x}"));
     let from = [vec!["10.96.0.50".to_owned()], of_64.collect()];
@@ -131,7 +135,7 @@ fn strangers(site: &GraftSite) -> [Vec<IpAddr>; 2] {
     from.map(|all| all.iter().map(|address| address.parse().unwrap()).collect())
 }
 
-/// 200 a second of each group of addresses.
+/// Time between two calls of strangers from one group of addresses: 200 calls per second.
 const PACE: Duration = Duration::from_millis(5);
 
 fn has_sctp(test: &str) -> bool {
@@ -143,7 +147,8 @@ fn has_sctp(test: &str) -> bool {
     is_there
 }
 
-/// The peer's host has the address that its settings have there. Strangers call all the time, and say no more than they have to, to hold a place.
+/// The peer's host has an address that is in the settings. Strangers call all the time, and send just enough to hold a
+/// place. The peer's carrier must become warm nevertheless.
 fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
     let Some(site) = GraftSite::new(&format!("stall-{}", kind.name())) else { return };
     if kind == CarrierKind::Sctp && !has_sctp("sctp_tunnel_of_a_peer_is_established_while_strangers_stall") {
@@ -176,14 +181,14 @@ fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
         wait_until("strangers", begun, |counts| counts.iter().all(|count| *count > 300));
         let near = GraftProcess::start_on(site, 0);
         wait_for_state(&near, "warm");
-        // The first call was taken.
+        // The peer's first call was accepted.
         assert!(!near.log().contains("no carrier to the peer: "), "{}", near.log());
         let before = begun();
         wait_until("more strangers", begun, |counts| {
             counts.iter().zip(before).all(|(now, before)| *now > before)
         });
     });
-    wait_until("strangers who were let go", || ended(&far, "crowded"), |count| *count > 0);
+    wait_until("strangers that were closed", || ended(&far, "crowded"), |count| *count > 0);
 }
 
 #[test]

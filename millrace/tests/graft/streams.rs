@@ -1,4 +1,4 @@
-//! Sessions of applications as streams of bytes.
+//! Tests of applications' sessions as streams of bytes.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -10,7 +10,7 @@ use millrace_messages::{Error, Session, SessionEvent, Stream, Want};
 use crate::messages::{event, hosts, pair};
 use crate::site::{GraftSite, ip};
 
-/// Go-Back-N, in addition to the grafts of `hosts`.
+/// Settings of the graft Go-Back-N, in addition to the grafts of `hosts`.
 pub const IN_ORDER: &str = "[[graft]]\nname = \"all\"\nfunctions = [\"window\", \"gobackn\", \"number\", \"acknowledge\"]\n\
                         [sessions.parameters.gobackn]\nretry_us = 20000\n";
 
@@ -19,12 +19,12 @@ fn streams(site: &GraftSite) -> (Stream, Stream) {
     (Stream::new(near).unwrap(), Stream::new(far).unwrap())
 }
 
-/// Bytes that say where they are.
+/// Returns bytes whose values depend on their position.
 fn bytes(from: usize, to: usize) -> Vec<u8> {
     (from..to).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
 }
 
-/// Writes in pieces of every size.
+/// Writes the bytes in pieces of every size.
 fn write_all(to: &mut Stream, all: usize) {
     let mut at = 0;
     for size in (1..).map(|number: usize| number * 7919 % 40_000 + 1) {
@@ -44,7 +44,8 @@ fn read_to_end(from: &mut Stream, all: usize) {
     assert!(got == bytes(0, all), "other bytes");
 }
 
-/// Both ways at once, over a queue that is too short and loses what it says that it has no room for; one direction ends first.
+/// Bytes are sent in both directions at once over a queue that is too short and drops packets. One direction ends
+/// first.
 #[test]
 fn stream_bytes_are_ordered_and_each_direction_ends_alone() {
     let Some(site) = GraftSite::new("stream") else { return };
@@ -57,7 +58,7 @@ fn stream_bytes_are_ordered_and_each_direction_ends_alone() {
     const BACK: usize = 300_000;
     let reading = thread::spawn(move || {
         read_to_end(&mut far, THERE);
-        // The other one has finished, and hears nevertheless.
+        // The other end has finished, and still receives.
         write_all(&mut far, BACK);
         far.close().unwrap();
     });
@@ -67,7 +68,7 @@ fn stream_bytes_are_ordered_and_each_direction_ends_alone() {
     assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
     read_to_end(&mut near, BACK);
     reading.join().unwrap();
-    assert_eq!(near.read(&mut [0; 10]).unwrap(), 0, "still the end");
+    assert_eq!(near.read(&mut [0; 10]).unwrap(), 0, "the end of the stream was not reported again");
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn stream_requires_reliability_and_order() {
     assert!(error.to_string().contains("newest has no reliability"), "{error}");
 }
 
-/// A reader does not take a stream that was cut off for a complete one.
+/// A stream that was aborted must not look complete to its reader.
 #[test]
 fn aborted_stream_reports_no_regular_end() {
     let Some(site) = GraftSite::new("cut") else { return };
@@ -100,7 +101,7 @@ fn aborted_stream_reports_no_regular_end() {
     let mut got = [0; 13];
     far.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"the beginning");
-    // As when its process dies.
+    // Dropping the end without closing it acts like the death of its process.
     drop(near);
     let error = far.read(&mut got).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");

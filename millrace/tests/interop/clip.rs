@@ -123,14 +123,14 @@ pub fn hashes(media: &[u8]) -> Vec<String> {
     String::from_utf8(run("ffmpeg", &args, media)).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Fails at the first byte that differs, and shows its place.
+/// Panics at the first byte that differs, and shows its position.
 pub fn assert_same(got: &[u8], want: &[u8], what: &str) {
     let same = got.iter().zip(want).take_while(|(got, want)| got == want).count();
     assert!(got == want, "{what}: {} bytes, {} expected, equal up to {same}", got.len(), want.len());
 }
 
-/// Checks the output of a player that starts a group before the end of the one before. It has all of the video once, and each group is in
-/// order.
+/// Checks the output of a player that starts a group before the end of the previous one. It must contain all of the
+/// video once, with each group in order.
 pub fn assert_same_groups(got: &[u8], clip: &InteropClip, first: usize, what: &str) {
     let played = InteropClip::split(got);
     assert_eq!(played.init, clip.init, "{what}");

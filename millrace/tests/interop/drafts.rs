@@ -10,8 +10,8 @@ use super::{
 
 const DRAFTS: [&str; 5] = ["18", "19", "20", "21", "22"];
 
-/// Publishes to players of every draft, raw and over WebTransport. Some join in the middle: from a group back, by
-/// FETCH or fill.
+/// Publishes to players of every draft, over raw QUIC and over WebTransport. Some players join late, and get the
+/// earlier objects from a group back by FETCH or fill.
 fn published_in(draft: &str) {
     needs!(Ffmpeg);
     let relay = InteropRelay::start();
@@ -42,26 +42,26 @@ fn published_in(draft: &str) {
 }
 
 #[test]
-fn draft_18_plays_in_all() {
+fn draft_18_publisher_plays_in_all_drafts() {
     published_in("18");
 }
 
 #[test]
-fn draft_19_plays_in_all() {
+fn draft_19_publisher_plays_in_all_drafts() {
     published_in("19");
 }
 
 #[test]
-fn draft_20_plays_in_all() {
+fn draft_20_publisher_plays_in_all_drafts() {
     published_in("20");
 }
 
 #[test]
-fn draft_21_plays_in_all() {
+fn draft_21_publisher_plays_in_all_drafts() {
     published_in("21");
 }
 
 #[test]
-fn draft_22_plays_in_all() {
+fn draft_22_publisher_plays_in_all_drafts() {
     published_in("22");
 }

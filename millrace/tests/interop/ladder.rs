@@ -44,7 +44,7 @@ fn catalog(relay: &InteropRelay) -> Vec<(String, u64, u64)> {
     json["tracks"].as_array().unwrap().iter().map(track).collect()
 }
 
-/// A ladder whose media is sent once the players have joined.
+/// A ladder whose input is held back until the players have joined.
 struct HeldLadder {
     clips: [InteropClip; 3],
     publisher: InteropProcess,
@@ -67,7 +67,7 @@ impl HeldLadder {
         Self { clips, publisher, writers, _dir: dir }
     }
 
-    /// Sends all of the media, to its end.
+    /// Sends all media to the end, and returns the clips.
     fn play(self) -> [InteropClip; 3] {
         let writing: Vec<_> = self
             .writers
@@ -85,7 +85,7 @@ impl HeldLadder {
 }
 
 #[test]
-fn three_files_are_a_ladder() {
+fn three_files_are_published_as_a_ladder() {
     needs!(Ffmpeg);
     let relay = InteropRelay::start();
     let held = HeldLadder::publish_to(&relay);

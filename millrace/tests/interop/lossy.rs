@@ -1,4 +1,4 @@
-//! The same media over links that lose packets, and between hosts whose addresses change.
+//! Tests of the same media over links that lose packets, and between hosts whose addresses change.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
     relay::InteropRelay,
 };
 
-/// Real time between two fragments, so that a stream that loses packets is not overtaken by the next group.
+/// Real time between two fragments. At this pace a stream that loses packets is not overtaken by the next group.
 const PACE: Duration = Duration::from_millis(1000 / FRAMES_PER_SECOND as u64);
 
 /// Makes a lab of one relay whose links have a delay of 20 ms and these impairments.
@@ -26,7 +26,7 @@ fn lab(subscribers: usize, impairments: &[(&str, &str)]) -> Lab {
 }
 
 #[test]
-fn loss_between_publisher_and_relay() {
+fn loss_between_publisher_and_relay_is_repaired() {
     needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let clip = &VIDEO;
     for loss in ["loss=2%", "loss=5%"] {
@@ -45,7 +45,7 @@ fn loss_between_publisher_and_relay() {
 }
 
 #[test]
-fn loss_between_relay_and_players() {
+fn loss_between_relay_and_players_is_repaired() {
     needs!(Root, Ffmpeg, Peer("moq-sub"));
     let clip = &VIDEO;
     let lab = lab(2, &[("relay-sub1", "loss=2%"), ("relay-sub2", "loss=5%")]);

@@ -1,4 +1,4 @@
-//! A cluster in which one relay is moq-relay, unmodified: media goes through it, to it and from it.
+//! Tests of a cluster in which one relay is an unmodified moq-relay: media goes through it, to it and from it.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use super::{
     site::wants_kernel,
 };
 
-/// moq-relay on this host, which takes everybody for a peer.
+/// An unmodified moq-relay on this host, which accepts everybody as a peer.
 struct MoqRelay {
     url: String,
     _process: InteropProcess,
@@ -52,7 +52,7 @@ impl MoqRelay {
         Self { url: format!("moqt://{addr}"), _process: process, _identity: identity }
     }
 
-    /// A relay of ours that connects to it.
+    /// Starts a relay of ours that connects to moq-relay.
     fn neighbour(&self, hop: u64) -> InteropRelay {
         let url = self.url.parse().unwrap();
         let relay = InteropRelay::with(|config: &mut Config| {
@@ -78,7 +78,7 @@ fn until_route(relay: &InteropRelay) {
     relay.until("a route", |status| status.cluster.as_ref().is_some_and(|cluster| cluster.routes > 0));
 }
 
-/// The media of a publisher at one relay of ours comes to a viewer at the other, and to one at moq-relay.
+/// A viewer at another relay of ours, and one at moq-relay, get the media of a publisher at a relay of ours.
 #[test]
 fn media_goes_through_moq_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
@@ -102,7 +102,7 @@ fn media_goes_through_moq_relay() {
     last.until("no violation", |status| status.drops["protocol_violation"] == 0);
 }
 
-/// The media of a publisher at moq-relay comes to a viewer at a relay of ours.
+/// A viewer at a relay of ours gets the media of a publisher at moq-relay.
 #[test]
 fn media_comes_from_moq_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));

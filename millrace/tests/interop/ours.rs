@@ -1,4 +1,4 @@
-//! Our publisher and subscriber, as processes, with all their options.
+//! Tests of our publisher and subscriber as processes, with all their options.
 
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ fn sound_and_video_arrive_unchanged() {
     relay.assert_forwarded();
 }
 
-/// Each group has two streams, which are played in one order.
+/// Each group has two streams, which the player writes in one order.
 #[test]
 fn key_frames_and_deltas_arrive_as_one_track() {
     needs!(Ffmpeg);
@@ -42,7 +42,7 @@ fn key_frames_and_deltas_arrive_as_one_track() {
     assert_same_streams(&player.finish(), clip);
 }
 
-/// Each sample is an object, and the player makes fragments of them again.
+/// Each sample is an object. The player makes fragments of the samples again.
 #[test]
 fn loc_arrives_as_the_samples_that_went_in() {
     needs!(Ffmpeg);
@@ -64,7 +64,7 @@ fn loc_arrives_as_the_samples_that_went_in() {
 fn halfway(relay: &InteropRelay, clip: &InteropClip) -> (InteropProcess, usize) {
     let mut publisher = publish(None, relay, &relay.url(), clip, &[]);
     let fed = 2 * GROUP + 7;
-    // A relay subscribes to a track only for a subscriber. This one leaves when it has received everything so far.
+    // A relay subscribes to a track only while it has a subscriber. This one leaves after the objects so far.
     let first = subscribe(None, &relay.url(), &["--count", &fed.to_string()]);
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(&clip.fragments[..fed], PACE);
@@ -133,7 +133,7 @@ fn a_publisher_pushes_its_tracks() {
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(rest, PACE);
     publisher.finish();
-    assert_same(&player.finish(), &clip.bytes(), "all of it");
+    assert_same(&player.finish(), &clip.bytes(), "all of the media");
 }
 
 /// Returns the figures of two subscribers of 250 generated objects.
@@ -151,7 +151,7 @@ fn generated(publishing: &[&str], subscribing: &[&str]) -> Vec<Value> {
     reports
 }
 
-/// The second subscriber may join after the first objects, and fetches those.
+/// Options of a subscriber that fetches all earlier objects, since it may join after the first ones.
 const FROM_THE_START: [&str; 2] = ["--join-groups", "1000"];
 
 fn assert_complete(reports: &[Value]) {
@@ -165,18 +165,18 @@ fn assert_complete(reports: &[Value]) {
 }
 
 #[test]
-fn generated_objects_on_a_stream_per_group() {
+fn generated_objects_arrive_on_a_stream_per_group() {
     let publishing = ["--objects-per-group", "20", "--priority-pattern", "10,200"];
     assert_complete(&generated(&publishing, &FROM_THE_START));
 }
 
 #[test]
-fn generated_objects_on_a_stream_each() {
+fn generated_objects_arrive_on_a_stream_each() {
     assert_complete(&generated(&["--streams", "object"], &FROM_THE_START));
 }
 
 #[test]
-fn generated_objects_in_datagrams() {
+fn generated_objects_arrive_in_datagrams() {
     for report in generated(&["--datagrams"], &[]) {
         for figure in ["streams", "corrupted", "duplicates"] {
             assert_eq!(report[figure], 0, "{figure} in {report:#}");

@@ -1,4 +1,4 @@
-//! The unmodified publisher and player, with each other and with our clients.
+//! Tests of the unmodified publisher and player, with each other and with our clients.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub fn moq_pub(
     publisher
 }
 
-/// Starts our publisher in the same way.
+/// Starts our publisher, and waits in the same way.
 pub fn publish(
     host: ProgramHost,
     relay: &InteropRelay,
@@ -72,10 +72,9 @@ impl Playing {
     }
 }
 
-/// Checks that every player writes what it should, and that every frame of that can be decoded.
-///
-/// moq-pub never ends a track, and moq-sub keeps a part of its output until it exits. The relay is therefore stopped
-/// once all players have begun to write the last fragment.
+/// Checks that every player writes the expected media, and that every frame can be decoded. moq-pub never ends a track,
+/// and moq-sub keeps a part of its output until it exits. The relay is therefore stopped once all players have begun to
+/// write the last fragment.
 pub fn assert_played(relay: &InteropRelay, clip: &InteropClip, players: impl IntoIterator<Item = Playing>) {
     let players: Vec<_> = players.into_iter().collect();
     assert!(clip.end().len() > HELD_BACK);
@@ -90,7 +89,8 @@ pub fn assert_played(relay: &InteropRelay, clip: &InteropClip, players: impl Int
     }
 }
 
-/// Checks the video. Our player writes one group after the other; moq-sub does not wait for the end of one.
+/// Checks the video. Our player writes groups one after the other; moq-sub begins a group before the previous one has
+/// ended.
 pub fn assert_video(is_ours: bool, media: &[u8], clip: &InteropClip, first: usize, what: &str) {
     match is_ours {
         true => assert_same(media, &clip.bytes_from(first), what),
@@ -103,7 +103,7 @@ pub fn assert_video(is_ours: bool, media: &[u8], clip: &InteropClip, first: usiz
 const LATE: usize = 2 * GROUP + GROUP / 2;
 
 #[test]
-fn moq_pub_to_two_moq_subs() {
+fn two_moq_subs_play_moq_pub() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -122,12 +122,12 @@ fn moq_pub_to_two_moq_subs() {
 }
 
 #[test]
-fn moq_sub_joins_with_groups_of_the_past() {
+fn moq_sub_joins_with_earlier_groups() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
-    // The relay has only what is subscribed to.
+    // A relay gets only tracks with a subscriber, so one subscribes from the start.
     let _first = moq_sub(None, &relay.url(), &[]);
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(&clip.fragments[..LATE], PACE);
@@ -146,7 +146,7 @@ fn moq_sub_joins_with_groups_of_the_past() {
 }
 
 #[test]
-fn moq_pub_that_pushes_its_tracks() {
+fn pushed_tracks_of_moq_pub_are_played() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -163,7 +163,7 @@ fn moq_pub_that_pushes_its_tracks() {
 }
 
 #[test]
-fn our_publisher_to_moq_sub() {
+fn moq_sub_plays_our_publisher() {
     needs!(Ffmpeg, Peer("moq-sub"));
     let relay = InteropRelay::start();
     assert_published(&relay, &relay.url(), [&relay.url(), &relay.url()]);
@@ -185,7 +185,7 @@ pub fn assert_published(relay: &InteropRelay, at: &str, [plain, with_catalog]: [
 }
 
 #[test]
-fn our_publisher_with_sound_to_moq_sub() {
+fn moq_sub_plays_our_publisher_with_sound() {
     needs!(Ffmpeg, Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO_AND_SOUND;
@@ -209,7 +209,7 @@ pub fn assert_same_streams(media: &[u8], clip: &InteropClip) {
 }
 
 #[test]
-fn moq_pub_with_sound_to_moq_sub() {
+fn moq_sub_plays_moq_pub_with_sound() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::with(|config| config.idle_timeout = Duration::from_secs(8));
     let clip = &VIDEO_AND_SOUND;
@@ -229,7 +229,7 @@ fn moq_pub_with_sound_to_moq_sub() {
 }
 
 #[test]
-fn moq_pub_to_our_subscriber() {
+fn our_subscriber_plays_moq_pub() {
     needs!(Ffmpeg, Peer("moq-pub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO_AND_SOUND;

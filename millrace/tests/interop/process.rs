@@ -93,7 +93,7 @@ impl InteropProcess {
         Self { name: name.into(), child, input, dir }
     }
 
-    /// Writes to its standard input.
+    /// Writes to the program's standard input.
     pub fn write(&mut self, bytes: &[u8]) {
         let input = self.input.as_mut().expect("the input is open");
         if let Err(error) = input.write_all(bytes).and_then(|()| input.flush()) {
@@ -101,11 +101,11 @@ impl InteropProcess {
         }
     }
 
-    /// Writes at a steady pace, as a live source does.
+    /// Writes the pieces at a steady pace, as a live source does.
     pub fn feed(&mut self, pieces: &[Vec<u8>], pace: Duration) {
         let start = Instant::now();
         for (piece, count) in pieces.iter().zip(0..) {
-            // exact: paces the source
+            // exact: the sleep paces the source
             sleep((pace * count).saturating_sub(start.elapsed()));
             self.write(piece);
         }
@@ -119,18 +119,18 @@ impl InteropProcess {
         String::from_utf8_lossy(&fs::read(self.dir.path().join("stderr")).unwrap()).into_owned()
     }
 
-    /// Waits until its log has `text`.
+    /// Waits until the program's log contains `text`.
     pub fn wait_logged(&self, text: &str) {
         wait_for(&format!("{text:?} in the log of {}", self.name), || self.log().contains(text));
     }
 
-    /// Waits until it has written more than `len` bytes.
+    /// Waits until the program has written more than `len` bytes.
     pub fn wait_beyond(&self, len: usize) {
         let written = || fs::metadata(self.dir.path().join("stdout")).unwrap().len();
         wait_until(&format!("more than {len} bytes of {}", self.name), written, |bytes| *bytes > len as u64);
     }
 
-    /// Waits until it has ended successfully after the end of its input, and returns its output.
+    /// Closes the program's input, waits until it has ended successfully, and returns its output.
     pub fn finish(mut self) -> Vec<u8> {
         self.input = None;
         let status = self.wait();
@@ -138,7 +138,7 @@ impl InteropProcess {
         self.output()
     }
 
-    /// Waits until it has ended in any way, and returns its output.
+    /// Waits until the program has ended in any way, and returns its output.
     pub fn last_output(mut self) -> Vec<u8> {
         self.wait();
         self.output()

@@ -33,7 +33,7 @@ pub struct InteropRelay {
 }
 
 impl InteropRelay {
-    /// Starts a relay at every IPv4 address of a host of its own, which may be this one.
+    /// Starts a relay on a host of its own, which may be this one, at all of the host's IPv4 addresses.
     pub fn start() -> Self {
         Self::with(|_| {})
     }
@@ -58,7 +58,7 @@ impl InteropRelay {
         site::log();
         let runtime = Runtime::new().unwrap();
         let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), host.port(0));
-        // Lateness depends on the machine's load; the tests of it set how long media may wait.
+        // Lateness depends on the machine's load. Tests of late media set the limit themselves.
         let max_delay = Some("off".parse().unwrap());
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
@@ -124,7 +124,7 @@ impl InteropRelay {
         });
     }
 
-    /// Waits until this number of objects has arrived, and all that is due to subscribers has been delivered.
+    /// Waits until this number of objects has arrived, and all of them were delivered to their subscribers.
     pub fn until_delivered(&self, objects: usize) {
         self.until(&format!("{objects} delivered"), |status| {
             let idle = status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0);

@@ -1,4 +1,4 @@
-//! A publisher that is killed and started again, with the players of others.
+//! Tests of a publisher that is killed and started again, with unmodified players.
 
 use super::{
     clip::{GROUP, VIDEO, VIDEO_TRACK, assert_same},
@@ -11,7 +11,8 @@ use super::{
 /// Two and a half groups.
 const BEFORE: usize = 2 * GROUP + GROUP / 2;
 
-/// moq-pub numbers its groups from 0 again. Over QUIC moq-sub ends its session when a stream is reset.
+/// A restarted moq-pub numbers its groups from 0 again. Over QUIC moq-sub ends its session when a stream is reset, so
+/// the relay must not reset any.
 #[test]
 fn restarted_moq_pub_is_a_gap_for_moq_sub() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
@@ -27,8 +28,8 @@ fn restarted_moq_pub_is_a_gap_for_moq_sub() {
     // The publisher is killed.
     drop(publisher);
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
-    // It sends everything that it has by then at once, in any order, so it gets no more than the group that restarts
-    // the track.
+    // moq-pub sends everything that it has read at once, in any order. It therefore gets no more than the group that
+    // restarts the track.
     publisher.feed(&clip.fragments[..GROUP], PACE);
     let begun = before.len() + clip.fragments[..GROUP].concat().len();
     players.iter().for_each(|player| player.wait_beyond(begun - HELD_BACK));

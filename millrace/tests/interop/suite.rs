@@ -9,8 +9,7 @@ use super::{
 /// Number of cases in version 0.2.0.
 const CASES: usize = 18;
 
-/// Cases that demand every datagram, although a lost one is not repeated: on a busy machine any of the three
-/// processes may drop one.
+/// Cases that fail if a datagram is lost. Any of the three processes may drop one on a busy machine.
 const DATAGRAM_CASES: &str = "moq-test-datagram";
 const ATTEMPTS: usize = 4;
 

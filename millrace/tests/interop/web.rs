@@ -12,7 +12,7 @@ use super::{
 const LATE: usize = 2 * GROUP + GROUP / 2;
 
 #[test]
-fn moq_pub_over_webtransport_to_players_over_both() {
+fn players_over_both_transports_play_moq_pub_over_webtransport() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -28,7 +28,7 @@ fn moq_pub_over_webtransport_to_players_over_both() {
 }
 
 #[test]
-fn moq_pub_over_quic_to_players_over_webtransport_that_come_late() {
+fn late_webtransport_players_play_moq_pub_over_quic() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -50,7 +50,7 @@ fn moq_pub_over_quic_to_players_over_webtransport_that_come_late() {
 }
 
 #[test]
-fn our_publisher_over_webtransport_to_moq_sub() {
+fn moq_sub_plays_our_publisher_over_webtransport() {
     needs!(Ffmpeg, Peer("moq-sub"));
     let relay = InteropRelay::start();
     assert_published(&relay, &relay.web_url(), [&relay.web_url(), &relay.url()]);

@@ -1,4 +1,4 @@
-//! Objects that come as datagrams.
+//! Tests of objects that arrive as datagrams.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const OBJECTS: u64 = 400;
-/// Datagrams under way at the most: more would overflow a socket whose reader does not get the CPU.
+/// Largest number of datagrams in flight. More would overflow a socket whose reader does not get the CPU.
 const AHEAD: u64 = 16;
 
 fn object(group: u64, object: u64) -> ObjectDatagram {
@@ -32,7 +32,7 @@ fn object(group: u64, object: u64) -> ObjectDatagram {
     }
 }
 
-/// Publishes the group while its subscribers receive it, all of it; `between` runs before each object.
+/// Publishes the group while its subscribers receive all of it. `between` runs before each object.
 async fn play(
     publisher: &TestPeer,
     subscribers: &mut [&mut TestPeer],
@@ -62,7 +62,7 @@ fn checked(datagram: ObjectDatagram, group: u64) -> u64 {
     datagram.object
 }
 
-/// Every object of the group, once.
+/// Receives every object of the group once.
 async fn receive(subscriber: &mut TestPeer, group: u64, tell: impl Fn(usize)) {
     let mut seen = Vec::new();
     while seen.len() < OBJECTS as usize {
@@ -74,8 +74,8 @@ async fn receive(subscriber: &mut TestPeer, group: u64, tell: impl Fn(usize)) {
     assert_eq!(seen, (0..OBJECTS).collect::<Vec<_>>());
 }
 
-/// Receives a burst, in which no object comes twice. How many are missing depends on who gets the CPU: Quinn takes packets that are more
-/// than 128 late for duplicates, and batches can overtake each other.
+/// Receives a burst of datagrams, and checks that no object arrives twice. How many are lost depends on the machine's
+/// load: Quinn drops packets that are more than 128 late as duplicates, and batches can overtake each other.
 async fn receive_burst(net: &KernelNetwork, subscriber: &mut TestPeer, group: u64) {
     let mut seen = BTreeSet::new();
     let mut next = Some(patiently(subscriber.datagrams.recv()).await.unwrap());
@@ -83,7 +83,7 @@ async fn receive_burst(net: &KernelNetwork, subscriber: &mut TestPeer, group: u6
     while let Some(datagram) = next {
         let id = checked(datagram, group);
         assert!(seen.insert(id), "{id} came twice");
-        // Datagrams that have arrived are delivered within a moment.
+        // A datagram that arrives at all is delivered within this time.
         let more = time::timeout(Duration::from_secs(2), subscriber.datagrams.recv()).await;
         next = more.ok().map(Option::unwrap);
     }
@@ -95,7 +95,7 @@ fn each_datagram_arrives_once_and_most_from_the_kernel() {
     [PeerKind::Quic, PeerKind::Web].into_iter().for_each(datagrams_from);
 }
 
-/// Publishes datagrams to subscribers of either kind.
+/// Publishes datagrams to subscribers over QUIC and over WebTransport.
 fn datagrams_from(by: PeerKind) {
     let net = KernelNetwork::new(2, false, |_| {});
     let both = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
@@ -107,7 +107,7 @@ fn datagrams_from(by: PeerKind) {
     assert_eq!(status.totals.datagrams_sent, 2 * OBJECTS);
     assert_eq!(status.engine.streams, 2);
 
-    // Whoever joins later gets the same from userspace, all at once.
+    // Subscribers that join later get the same objects from userspace, all at once.
     let mut late = net.peer_by("sub1", PeerKind::Web);
     let track = crate::peer::track("live/cam", "video");
     net.run(async {

@@ -1,4 +1,4 @@
-//! Packets that do not wake the relay.
+//! Tests of packets that do not wake the relay.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,22 +14,22 @@ use crate::{
     net::{GroupStream, KernelNetwork, OF_A_GROUP, SHOW, assert_forwarded, cast, play, subscribers, sum},
 };
 
-/// Packets of the subscribers that wake nobody, and all of them.
+/// Returns the number of the subscribers' packets that woke nobody, and of all their packets.
 fn acks(status: &Status) -> (u64, u64) {
     let all = status.engine.received.as_ref().unwrap()["from_subscriber"];
     (sum(status, |session| session.kernel_deferred), all)
 }
 
 #[test]
-fn packets_sent_by_the_kernel_to_everybody_wake_nobody() {
-    needs_root!(packets_sent_by_the_kernel_to_everybody_wake_nobody);
+fn packets_forwarded_to_all_subscribers_do_not_wake_userspace() {
+    needs_root!(packets_forwarded_to_all_subscribers_do_not_wake_userspace);
     let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     let forwarded = status.engine.received.as_ref().unwrap()["forwarded"];
     assert!(forwarded >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
-    // One packet of 32 does wake it, and so do those before the kernel knows that nobody else waits. The saving is among the system calls
-    // for each object that `millrace-lab bench relay` counts.
+    // One packet of 32 wakes the relay, and so do packets that arrive before the kernel knows that nobody else waits.
+    // `millrace-lab bench relay` measures how many system calls are saved.
     let (acks, _) = acks(&status);
     let publishers = status.engine.deferred - acks;
     assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
@@ -38,26 +38,27 @@ fn packets_sent_by_the_kernel_to_everybody_wake_nobody() {
 }
 
 #[test]
-fn acknowledgements_of_kernel_packets_wake_nobody() {
-    needs_root!(acknowledgements_of_kernel_packets_wake_nobody);
+fn acknowledgements_of_kernel_packets_do_not_wake_userspace() {
+    needs_root!(acknowledgements_of_kernel_packets_do_not_wake_userspace);
     let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     let (deferred, all) = acks(&status);
-    // Those that come while the relay is awake anyway are not: most, where others keep it waiting for a CPU.
+    // Packets that arrive while the relay is awake are not deferred. On a busy machine these are most packets.
     assert!((SHOW.groups..all).contains(&deferred), "{deferred} of {all}, {status:#?}");
     assert_eq!(status.engine.deferred_dropped, 0);
-    // Packets that overtake others, on two processors, count as losses. If acknowledgements came late, all packets would.
+    // Packets that overtake others on another CPU count as lost. If acknowledgements were late, all packets would count
+    // as lost.
     assert!(sum(&status, |session| session.packets_lost) < SHOW.objects, "{status:#?}");
 }
 
-/// A sender that waits for acknowledgements gets each at once.
+/// A sender with a full window must get each acknowledgement at once.
 #[test]
 fn full_window_wakes_userspace_at_once() {
     needs_root!(full_window_wakes_userspace_at_once);
     let net = KernelNetwork::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
-    // Everything waits for it, whoever has the CPU.
+    // A slow link fills the window, whatever the machine's load is.
     net.impair("relay-sub1", "rate=500kbit");
     let show = GroupStream { groups: 3, objects: 100, pause: Duration::ZERO, ahead: None, ..SHOW };
     let status = play(&net, cast, &show, |_| {});
@@ -78,11 +79,11 @@ fn detached_program_defers_no_packet() {
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            assert!(net.status().engine.deferred > 0); // exact: of ten groups that have come
+            assert!(net.status().engine.deferred > 0); // exact: ten groups have arrived
         }
-        11 => deferred.set(net.status().engine.deferred), // exact: a group has come since
+        11 => deferred.set(net.status().engine.deferred), // exact: a group has arrived since then
         20 => {
-            assert_eq!(net.status().engine.deferred, deferred.get()); // exact: nothing counts meanwhile
+            assert_eq!(net.status().engine.deferred, deferred.get()); // exact: the detached program counts nothing
             net.server.change_engine(&net.config).unwrap();
         }
         _ => {}
@@ -92,7 +93,7 @@ fn detached_program_defers_no_packet() {
     assert_forwarded(&status, 20 * OF_A_GROUP);
 }
 
-/// Openings are prepared all the time.
+/// Openings are prepared all the time, which must not keep the engine awake.
 #[test]
 fn engine_sleeps_while_nothing_is_published() {
     needs_root!(engine_sleeps_while_nothing_is_published);
@@ -104,14 +105,15 @@ fn engine_sleeps_while_nothing_is_published() {
             return;
         }
         net.until("openings are prepared", |status| status.engine.prepared > 0);
-        wait_for("a second that it sleeps through", || {
+        wait_for("a second in which the engine sleeps", || {
             let before = net.status().engine.ticks;
             std::thread::sleep(Duration::from_secs(1));
-            // One a second, and some behind a keep-alive; while it ticks they are a hundred.
+            // A sleeping engine ticks about once a second, and a few times after a keep-alive. An awake one ticks a
+            // hundred times.
             net.status().engine.ticks - before <= 40
         });
     });
-    assert!(status.engine.ticks > show.groups, "and else it ticks");
+    assert!(status.engine.ticks > show.groups, "the engine did not tick during the show");
     assert_forwarded(&status, show.groups * OF_A_GROUP);
     assert_eq!(status.engine.deferred_dropped, 0);
 }

@@ -1,4 +1,4 @@
-//! Media that the kernel forwards, and media that it leaves to userspace.
+//! Tests of media that the kernel forwards, and of media that it leaves to userspace.
 
 use std::time::Duration;
 
@@ -56,13 +56,14 @@ fn kernel_forwards_across_key_updates_by_every_side() {
         let cast = cast(&net, &["sub1"]);
         let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
         let show = GroupStream { groups: 30, objects: 20, ..SHOW };
-        // The one's keys seal media on its way to the relay, the other's have the relay renew its own.
+        // A key update by the publisher changes the keys of incoming packets, and one by the subscriber makes the relay
+        // update its own.
         let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
         assert_forwarded(&status, show.groups * OF_A_GROUP);
     }
 }
 
-/// A reason is to be seen.
+/// The relay must report a reason.
 #[test]
 fn unsupported_cipher_suite_is_served_from_userspace() {
     needs_root!(unsupported_cipher_suite_is_served_from_userspace);
@@ -76,12 +77,12 @@ fn unsupported_cipher_suite_is_served_from_userspace() {
     assert_eq!(status.sessions.len(), 2);
 }
 
-/// Every packet that the kernel sent to the subscribers has its keystream from somewhere.
+/// Returns the numbers of the kernel's packets to subscribers by the source of their keystream, and checks their sum.
 fn sealed(status: &Status) -> KeystreamStatus {
     let mut all = KeystreamStatus::default();
     for session in subscribers(status) {
         let sealed = session.keystreams.unwrap().sealed;
-        // exact: a figure of the status at hand
+        // exact: both figures are from the same status
         assert_eq!(sealed.counts().iter().map(|(_, count)| count).sum::<u64>(), session.kernel.packets);
         all.add(sealed);
     }
@@ -93,8 +94,8 @@ fn opened(status: &Status) -> KeystreamStatus {
     publishers.next().unwrap().keystreams.unwrap().opened
 }
 
-/// Returns whether some packets of each group find their keystream. How many do depends on who gets the CPU, and is a figure of
-/// `millrace-lab bench relay`.
+/// Reports whether some packets of each group find a keystream that was computed ahead. The share depends on the
+/// machine's load, and is measured by `millrace-lab bench relay`.
 fn is_ahead(supply: KeystreamStatus, show: &GroupStream) -> bool {
     supply.hit >= show.groups
 }
@@ -122,7 +123,7 @@ fn keystreams_follow_key_updates() {
     let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
     let sealed = sealed(&status);
     let opened = opened(&status);
-    // The first packets with new keys miss their keystreams, and show that there are new keys.
+    // The first packets with new keys find no keystream. They tell the relay that there are new keys.
     assert!(opened.stale > 5 && is_ahead(opened, &show), "{status:#?}");
     assert!(is_ahead(sealed, &show), "{status:#?}");
 }
@@ -152,7 +153,8 @@ fn dropped_stream_is_recalled_from_the_kernel_first() {
             for subscriber in &mut subscribers {
                 received.push(subscriber.next_subgroup().await);
             }
-            // The one stops while media is on its way; then the publisher resets, in the middle of it too.
+            // The first subscriber stops its stream while media is in flight. Later the publisher resets the subgroup,
+            // also while media is in flight.
             for id in 1..40 {
                 subgroup.object(id, 1000).await;
                 if id == 20 {
@@ -163,7 +165,7 @@ fn dropped_stream_is_recalled_from_the_kernel_first() {
             subgroup.reset(code::Reset::CANCELLED);
             assert_eq!(received.pop().unwrap().all().await.1, PeerStreamEnd::Reset);
         }
-        // Had a stream got more than its final size says, its peer would have closed the connection.
+        // A peer closes the connection if a stream exceeds its final size, so no stream has.
         for subscriber in &subscribers {
             assert!(subscriber.session.connection().close_reason().is_none());
         }

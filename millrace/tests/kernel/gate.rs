@@ -1,4 +1,4 @@
-//! The relay's own gate, in front of the kernel engine.
+//! Tests of the relay's own gate in front of engine `kernel`.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -28,7 +28,7 @@ use crate::{
     peer::TestPeer,
 };
 
-/// Settings that serve every address of a family, and leave the rest to defaults.
+/// Settings that serve all addresses of a family, with defaults otherwise.
 fn everywhere(all: IpAddr) -> Config {
     let settings = Settings {
         listen: Some(vec![SocketAddr::from((all, PORT)).into()]),
@@ -46,7 +46,7 @@ fn url_of(net: &KernelNetwork) -> url::Url {
     format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
 }
 
-/// Returns whether a further session of the node is refused, or not even answered.
+/// Reports whether another session of the node is refused or not answered.
 fn is_turned_away(net: &KernelNetwork, node: &str) -> bool {
     let remote = Remote::new(url_of(net), CertificateTrust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
@@ -74,7 +74,7 @@ fn kernel_behind_the_gate_forwards_as_before() {
     assert!(status.gate.refused.is_empty(), "{:?}", status.gate);
 }
 
-/// An Initial's header with a connection ID of 8 bytes, and `bytes` in all.
+/// Returns an Initial of `bytes` bytes, whose header has a connection ID of 8 bytes.
 fn initial(version: u32, bytes: usize) -> Vec<u8> {
     let mut packet = vec![0xc0];
     packet.extend(version.to_be_bytes());
@@ -85,7 +85,8 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
     packet
 }
 
-/// The gate is on by default: it finds the interfaces of served addresses. It refuses exactly the packets that no client sends.
+/// The gate is on by default, and finds the interfaces of the served addresses. It must refuse exactly the packets that
+/// no client sends.
 #[test]
 fn default_gate_refuses_only_packets_that_no_client_sends() {
     needs_root!(default_gate_refuses_only_packets_that_no_client_sends);
@@ -108,7 +109,7 @@ fn default_gate_refuses_only_packets_that_no_client_sends() {
     for _ in 0..5 {
         send(&retry);
     }
-    // Short headers that nobody knows, another version, fragments, and what is not for the relay.
+    // These are short headers with unknown connection IDs, another version, fragments, and packets for other ports.
     for _ in 0..7 {
         send(&[0x40; 21]);
     }
@@ -123,7 +124,7 @@ fn default_gate_refuses_only_packets_that_no_client_sends() {
     let refused = [("short", 10), ("malformed", 5), ("initial_size", 20)];
     let refused = refused.map(|(rule, packets)| (rule.to_owned(), packets)).into();
     let sum = |status: &Status| status.gate.refused.values().sum::<u64>();
-    let status = net.until("all that is refused is counted", |status| sum(status) >= 35);
+    let status = net.until("all refused packets to be counted", |status| sum(status) >= 35);
     assert_eq!(status.gate.refused, refused, "{:?}", status.gate);
     let metrics = millrace_relay_daemon::metrics::encode(status).unwrap();
     let line = r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 20"#;
@@ -140,16 +141,16 @@ fn client_at_its_session_limit_gets_no_further_session() {
     });
     let refused = |status: &Status| status.gate.refused.get("quota").copied().unwrap_or(0);
     let first = net.peer("sub1");
-    net.until("its session is counted", |status| status.sessions.len() == 1);
+    net.until("the client's session to be counted", |status| status.sessions.len() == 1);
     assert!(is_turned_away(&net, "sub1"));
-    let status = net.until("the gate refuses the other one", |status| refused(status) > 0);
+    let status = net.until("the gate to refuse the other client", |status| refused(status) > 0);
     assert_eq!((status.sessions.len(), status.drops["client_session_limit"]), (1, 0));
     let relay = status.gate.scopes.iter().find(|scope| scope.name == "relay").unwrap();
     assert_eq!((relay.clients, relay.connections), (1, 1));
-    // Another client has its own.
+    // Another client has a quota of its own.
     let _other = net.peer("pub");
 
-    // Without the gate the relay itself keeps to it.
+    // Without the gate the relay itself enforces the limit.
     let change = |gate| {
         let config = Config { gate, ..net.config.clone() };
         net.relay().enter(|| net.server.change_gate(&config)).unwrap().unwrap();
@@ -159,12 +160,12 @@ fn client_at_its_session_limit_gets_no_further_session() {
     assert!(is_turned_away(&net, "sub1"));
     net.until("the relay counts it", |status| status.drops["client_session_limit"] > 0);
 
-    // A gate that is attached later gets the existing sessions.
+    // A gate that is attached later learns the existing sessions.
     change(GateChoice::On);
     assert!(is_turned_away(&net, "sub1"));
     net.until("the new gate refuses it", |status| refused(status) > 0);
 
-    // One that has left has made room at once.
+    // A client that leaves makes room at once.
     first.session.close(code::Session::NO_ERROR, "");
     until("its session is over", || net.status().sessions.len() == 1);
     drop(net.peer("sub1"));
@@ -222,7 +223,7 @@ fn recreated_interface_is_guarded_again() {
     sh(net.relay(), "ip link del to-sub1 2>/dev/null");
     let is_missed =
         |status: &Status| status.gate.reason.contains("to-sub1: the interface does not exist any more");
-    let gate = net.until("it is missed", is_missed).gate;
+    let gate = net.until("the missing interface in the status", is_missed).gate;
     assert!(gate.on && !interface(&gate, "to-sub1").attached && interface(&gate, "to-pub").attached);
     let near = "to-sub1";
     let far = &net.lab.node("sub1").unwrap().interfaces()[0].device;
@@ -233,20 +234,20 @@ fn recreated_interface_is_guarded_again() {
             net.lab.node("sub1").unwrap().netns().name()
         ),
     );
-    until("it is guarded again", || interface(&net.status().gate, near).reattached == 1);
+    until("the interface to be guarded again", || interface(&net.status().gate, near).reattached == 1);
     replace_link(&net, "sub1");
-    net.until("it is guarded again", |status| {
+    net.until("the interface to be guarded again", |status| {
         let it = interface(&status.gate, near);
         it.attached && it.trouble.is_none() && it.reattached == 2
     });
     let detach = || xdp::detach_all(index("to-pub")).unwrap();
     assert_eq!(net.relay().enter(detach).unwrap(), 1);
-    until("it is guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
+    until("the interface to be guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
     drop(net.peer("sub1"));
-    assert!(net.status().gate.refused.is_empty()); // exact: its packets have come through the gate
+    assert!(net.status().gate.refused.is_empty()); // exact: the peer's packets have passed the gate
 }
 
-/// Returns the guarded interfaces in order.
+/// Returns the guarded interfaces, in order.
 fn guarded(status: &Status) -> Vec<&str> {
     let attached = status.gate.interfaces.iter().filter(|it| it.attached);
     let mut names: Vec<_> = attached.map(|it| it.name.as_str()).collect();
@@ -254,7 +255,7 @@ fn guarded(status: &Status) -> Vec<&str> {
     names
 }
 
-/// The relay serves every address, so it guards an interface from the moment it gets one until it loses it.
+/// The relay serves all addresses. It must guard an interface from its first address to its last.
 #[test]
 fn interface_is_guarded_while_it_has_an_address() {
     needs_root!(interface_is_guarded_while_it_has_an_address);
@@ -265,20 +266,20 @@ fn interface_is_guarded_while_it_has_an_address() {
     sh(net.relay(), &format!("ip link add late up type veth peer name early netns {far}"));
     sh(client, "ip address add 192.0.2.2/24 dev early && ip link set early up");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
-    until("it is guarded", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
+    until("the interface to be guarded", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
 
     let socket = client.enter(|| UdpSocket::bind("192.0.2.2:0").unwrap()).unwrap();
     for _ in 0..20 {
         socket.send_to(&[0x40; 20], ("192.0.2.1", PORT)).unwrap();
     }
-    until("they are refused", || net.status().gate.refused.get("short") == Some(&20));
+    until("the packets to be refused", || net.status().gate.refused.get("short") == Some(&20));
 
     sh(net.relay(), "ip address del 192.0.2.1/24 dev late");
-    until("it is let go of", || guarded(&net.status()) == ["to-pub", "to-sub1"]);
+    until("the interface to be released", || guarded(&net.status()) == ["to-pub", "to-sub1"]);
     let left = || xdp::detach_all(index("late")).unwrap();
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
-    until("it is guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
+    until("the interface to be guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
     assert_eq!(net.status().gate.refused["short"], 20); // exact: no more were sent
     drop(net.peer("sub1"));
 }
@@ -295,22 +296,23 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
     let config = Config { gate_sessions: Some(1), ..everywhere(Ipv6Addr::UNSPECIFIED.into()) };
     let server = start(&lab, &runtime, config.clone(), 0).unwrap().into();
     let net = KernelNetwork { runtime, server, lab, config };
-    let gate = net.status().gate; // exact: no address has come yet
+    let gate = net.status().gate; // exact: no interface has an address yet
     assert!(!gate.on && gate.reason.contains("no interface is named"), "{gate:?}");
     sh(net.relay(), "ip address add 2001:db8::1/64 dev to-sub1 nodad");
     let gate = net.until("there is a gate", |status| guarded(status) == ["to-sub1"]).gate;
     assert!(gate.on && !gate.reason.contains("no interface"), "{gate:?}");
     sh(net.relay(), "ip address del 2001:db8::1/64 dev to-sub1");
-    let gate = net.until("it guards nothing", |status| !status.gate.on).gate;
+    let gate = net.until("the gate guards an interface", |status| !status.gate.on).gate;
     assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
-/// A requested gate (`on`) fails with an error. With `auto` the relay goes without it, and says so.
+/// Another program is attached to the interface. A gate with `on` fails with an error; with `auto` the relay runs
+/// without it and says so.
 #[test]
-fn another_program_on_the_interface_is_respected() {
-    needs_root!(another_program_on_the_interface_is_respected);
+fn gate_leaves_another_program_on_the_interface() {
+    needs_root!(gate_leaves_another_program_on_the_interface);
     let first = gated(1);
-    // A port each: quinn lets go of one a little later.
+    // Each relay has a port of its own, because quinn releases a port some time after its end.
     let also = |gate, port| {
         let config = Config { listen: vec![([0, 0, 0, 0], port).into()], gate, ..first.config.clone() };
         start(&first.lab, &first.runtime, config, 0)
@@ -327,6 +329,6 @@ fn another_program_on_the_interface_is_respected() {
     let gate = millrace_relay_daemon::status::StatusSource::status(&second).gate;
     assert!(!gate.on && gate.reason.contains("another gate at XDP"), "{gate:?}");
     first.run(second.stop());
-    let gate = first.status().gate; // exact: the other one has come and gone
+    let gate = first.status().gate; // exact: the other program was attached and detached
     assert!(gate.on && gate.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{gate:?}");
 }

@@ -1,4 +1,5 @@
-//! Publishers and upstream relays that change: each object comes once, and the kernel goes on with the next group.
+//! Tests of publishers and upstream relays that change. Each object must arrive once, and the kernel must forward again
+//! from the next group on.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,7 +23,7 @@ use crate::{
     peer::{PeerStreamEnd, TestPeer, patiently, payload, track},
 };
 
-/// Objects of a group, each a stream of its own.
+/// Number of objects in a group. Each object has a stream of its own.
 const OBJECTS: u64 = 10;
 
 /// The objects that a subscriber has received, each with its count.
@@ -32,7 +33,7 @@ struct SubscriberInbox {
 }
 
 impl SubscriberInbox {
-    /// Reads the subscriber's streams from now on.
+    /// Starts to read the subscriber's streams.
     fn from_subscriber(mut subscriber: TestPeer) -> Self {
         let (sender, streams) = mpsc::unbounded_channel();
         tokio::spawn(async move {
@@ -53,7 +54,7 @@ impl SubscriberInbox {
         Self { streams, came: BTreeMap::new() }
     }
 
-    /// Waits for so many streams more, each of another object and whole.
+    /// Waits for `count` more streams, each with another whole object.
     async fn expect(&mut self, count: usize) {
         for _ in 0..count {
             let (at, end) = patiently(self.streams.recv()).await.unwrap();
@@ -63,21 +64,21 @@ impl SubscriberInbox {
         }
     }
 
-    /// Checks that all objects of these groups came, and nothing else.
+    /// Checks that all objects of these groups arrived, and no others.
     fn assert_whole(&mut self, groups: u64, objects: impl Fn(u64) -> u64) {
-        assert!(self.streams.try_recv().is_err(), "more has come than was published");
+        assert!(self.streams.try_recv().is_err(), "more objects arrived than were published");
         self.came.retain(|(group, _), _| *group > 0);
         let all = (1..=groups).flat_map(|group| (0..objects(group)).map(move |object| (group, object)));
         assert!(self.came.keys().copied().eq(all), "{:?}", self.came);
     }
 }
 
-/// Publishes objects of group 0 until the kernel sends to everybody.
+/// Publishes objects of group 0 until the kernel has sent packets to every subscriber.
 async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, inboxes: &mut [SubscriberInbox]) {
     let mut object = 0;
-    // exact: looked at again behind each object
+    // exact: the condition is checked again after each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status()); // exact: for the message
+        assert!(object < 10_000, "{:#?}", net.status()); // exact: only for the message
         publish(publisher, 0, object).await;
         for inbox in inboxes.iter_mut() {
             inbox.expect(1).await;
@@ -87,7 +88,7 @@ async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, inboxes: &mut [Subsc
     }
 }
 
-/// Publishes a group at one publisher, the kernel forwarding all of it but the first object.
+/// Publishes a group at one publisher. The kernel must forward all of it except the first object.
 async fn forwarded_group(
     net: &KernelNetwork,
     publisher: &TestPeer,
@@ -104,7 +105,7 @@ async fn forwarded_group(
     }
     let now = net.settled();
     assert_all_bound(&now, &before, OBJECTS - 1);
-    // Userspace opens the streams that the kernel has not. How many that is depends on who gets the CPU.
+    // Userspace opens the streams that the kernel did not open. Their number depends on the machine's load.
     let sent = |status: &Status| named(&since(&status.engine.copies, &None), "sent");
     assert!(sent(&now) - sent(&before) >= OBJECTS - 1, "{:#?}", now.engine);
     for inbox in inboxes {
@@ -112,7 +113,7 @@ async fn forwarded_group(
     }
 }
 
-/// Publishes an object at each of the publishers in turn. The relay stops what it has already.
+/// Publishes an object at each of the publishers in turn. The relay stops streams of objects that it already has.
 async fn publish_copies(publishers: [&TestPeer; 2], group: u64, object: u64) {
     for publisher in publishers {
         let header = single(group, object);
@@ -127,7 +128,7 @@ async fn publish_copies(publishers: [&TestPeer; 2], group: u64, object: u64) {
     }
 }
 
-/// Returns both publishers, each first in turn.
+/// Returns both publishers. Each is the first one for every other object.
 fn in_turn<'a>(one: &'a TestPeer, other: &'a TestPeer, object: u64) -> [&'a TestPeer; 2] {
     if (object / 3).is_multiple_of(2) { [one, other] } else { [other, one] }
 }
@@ -165,15 +166,15 @@ fn change_publishers(rounds: u64) {
 }
 
 #[test]
-fn second_publisher_comes_and_goes_and_the_kernel_goes_on() {
-    needs_root!(second_publisher_comes_and_goes_and_the_kernel_goes_on);
+fn kernel_continues_when_a_second_publisher_comes_and_goes() {
+    needs_root!(kernel_continues_when_a_second_publisher_comes_and_goes);
     change_publishers(3);
 }
 
 #[test]
 #[ignore = "test-all: twenty handovers take minutes"]
-fn second_publisher_comes_and_goes_twenty_times() {
-    needs_root!(second_publisher_comes_and_goes_twenty_times);
+fn second_publisher_comes_and_goes_twenty_times_without_loss() {
+    needs_root!(second_publisher_comes_and_goes_twenty_times_without_loss);
     change_publishers(20);
 }
 
@@ -190,7 +191,7 @@ fn datagram(group: u64, object: u64) -> ObjectDatagram {
     }
 }
 
-/// Sends an object from each of the publishers in turn, and waits until it is at each subscriber and the relay.
+/// Sends an object from each of the publishers in turn, and waits until every subscriber and the relay have it.
 async fn exchange(
     net: &KernelNetwork,
     publishers: &[&TestPeer],
@@ -210,8 +211,8 @@ async fn exchange(
 }
 
 #[test]
-fn datagrams_of_two_publishers_come_once_and_the_kernel_goes_on() {
-    needs_root!(datagrams_of_two_publishers_come_once_and_the_kernel_goes_on);
+fn datagrams_of_two_publishers_arrive_once() {
+    needs_root!(datagrams_of_two_publishers_arrive_once);
     let net = KernelNetwork::new(2, false, |_| {});
     let both = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
     let net::Cast { publisher: first, mut subscribers, _requests } = ready_by(&net, PeerKind::Quic, &both);
@@ -219,7 +220,7 @@ fn datagrams_of_two_publishers_come_once_and_the_kernel_goes_on() {
     net.run(async {
         for round in 0..3 {
             let group = 10 * round;
-            // Userspace sees the first one to the kernel.
+            // Userspace forwards the first datagram and then hands the track over to the kernel.
             exchange(&net, &[&first], &mut subscribers, (group, 0)).await;
             let before = net.settled();
             for object in 1..OBJECTS {
@@ -242,14 +243,14 @@ fn datagrams_of_two_publishers_come_once_and_the_kernel_goes_on() {
     });
 }
 
-/// A relay that is the edge's upstream for a while, and its publisher.
+/// A relay that is the edge's upstream for a while, with its publisher.
 struct OriginRelay {
     server: Arc<RunningServer>,
     publisher: TestPeer,
     _namespace: SessionRequest,
 }
 
-/// An edge relay with engine `kernel`, whose upstream relays are where its publishers are.
+/// An edge relay with engine `kernel`. Its upstream relays run where its publishers are.
 struct Edge {
     net: KernelNetwork,
 }
@@ -268,7 +269,7 @@ impl Edge {
         Self { net: KernelNetwork { runtime, server, lab, config } }
     }
 
-    /// The address of an origin by its number.
+    /// Returns the address of the origin with this number.
     fn addr(lab: &Lab, number: u16) -> SocketAddr {
         SocketAddr::new(lab.node("pub").unwrap().addr_v4().into(), PORT + 1 + number)
     }
@@ -277,7 +278,7 @@ impl Edge {
         format!("moqt://{}", Self::addr(lab, number)).parse().unwrap()
     }
 
-    /// Starts an origin, which sends its peers to the next one when it is drained.
+    /// Starts an origin relay. When it is drained, it redirects its peers to the next origin.
     fn origin(&self, number: u16) -> OriginRelay {
         let KernelNetwork { lab, runtime, .. } = &self.net;
         let config = net::configure(lab, |config| {
@@ -301,7 +302,7 @@ impl Edge {
     }
 }
 
-/// Objects of the group in which the upstream relay changes.
+/// Number of objects in the group during which the upstream relay changes.
 const DURING: u64 = 40;
 
 fn change_upstreams(rounds: u16) {
@@ -340,7 +341,7 @@ fn change_upstreams(rounds: u16) {
             let server = Arc::clone(&origin.server);
             let draining = tokio::spawn(async move { server.drain().await });
             let OriginRelay { mut publisher, server, _namespace } = next;
-            // The old publisher sends objects while the edge moves.
+            // The old publisher sends objects while the edge moves to the new origin.
             let (told, mut moved) = mpsc::unbounded_channel();
             let accepting = async {
                 let accepted = publisher.accept_subscribe(&track, ALIAS).await;
@@ -365,7 +366,7 @@ fn change_upstreams(rounds: u16) {
             for inbox in &mut inboxes {
                 inbox.expect(DURING as usize).await;
             }
-            // The first stream of the next group is the new one's.
+            // The first stream of the next group comes from the new origin.
             publish(&origin.publisher, group + 1, 0).await;
             publishers(net, 1).await;
             let addr = Edge::addr(&net.lab, round);
@@ -373,7 +374,7 @@ fn change_upstreams(rounds: u16) {
                 let mut upstreams = status.sessions.iter().filter(|session| session.upstream);
                 upstreams.all(|session| session.remote == addr) && is_ready(status)
             };
-            async_wait_until("the old one is left", || net.status(), is_left).await;
+            async_wait_until("the old origin to be left", || net.status(), is_left).await;
             origin.publisher.session.close(code::Session::NO_ERROR, "");
             patiently(draining).await.unwrap();
             forwarded_group(net, &publisher, group + 1, &mut inboxes).await;
@@ -390,14 +391,14 @@ async fn settled_at(net: &KernelNetwork, at: (u64, u64)) {
 }
 
 #[test]
-fn upstream_relay_changes_and_the_kernel_goes_on() {
-    needs_root!(upstream_relay_changes_and_the_kernel_goes_on);
+fn kernel_continues_when_the_upstream_relay_changes() {
+    needs_root!(kernel_continues_when_the_upstream_relay_changes);
     change_upstreams(3);
 }
 
 #[test]
 #[ignore = "test-all: twenty handovers take minutes"]
-fn upstream_relay_changes_twenty_times() {
-    needs_root!(upstream_relay_changes_twenty_times);
+fn upstream_relay_changes_twenty_times_without_loss() {
+    needs_root!(upstream_relay_changes_twenty_times_without_loss);
     change_upstreams(20);
 }

@@ -1,4 +1,4 @@
-//! Forwarding by the kernel of streams whose packets are lost, repeated, or overtake each other.
+//! Tests of streams that the kernel forwards although their packets are lost, repeated or reordered.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,7 +23,7 @@ fn frames(status: &Status, name: &str) -> u64 {
     count(&status.engine.frames, name)
 }
 
-/// Holes in a stream, and how often the kernel has gone on behind one.
+/// Counters of holes in a stream, and of how often the kernel continued after one.
 #[derive(Default)]
 struct Holes {
     seen: u64,
@@ -32,7 +32,7 @@ struct Holes {
 }
 
 impl Holes {
-    /// Good frames behind a hole that are no more accident.
+    /// Number of good frames after a hole that shows that the kernel continued on purpose.
     const GOOD: u64 = 10;
 
     fn look(&mut self, status: &Status) {
@@ -48,11 +48,11 @@ impl Holes {
     }
 }
 
-/// The objects share one stream: if the kernel had given it up, no good frame would follow.
+/// The objects share one stream. If the kernel had given the stream up, no good frame would follow.
 #[test]
-fn kernel_goes_on_behind_a_hole_in_a_stream() {
+fn kernel_continues_after_a_hole_in_a_stream() {
     const HOLES: u64 = 3;
-    needs_root!(kernel_goes_on_behind_a_hole_in_a_stream);
+    needs_root!(kernel_continues_after_a_hole_in_a_stream);
     for impairment in ["loss=0.5% delay=5ms", "loss=2% delay=5ms"] {
         let net = KernelNetwork::new(1, true, |_| {});
         let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
@@ -67,7 +67,7 @@ fn kernel_goes_on_behind_a_hole_in_a_stream() {
                 id += 1;
                 arrived.wait(id.saturating_sub(AHEAD)).await;
                 time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
-                holes.look(&net.status()); // exact: looked at again behind each object
+                holes.look(&net.status()); // exact: checked again after each object
             }
             subgroup.finish();
             id
@@ -75,7 +75,7 @@ fn kernel_goes_on_behind_a_hole_in_a_stream() {
         let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
         let both = net.run(async {
             let both = async { tokio::join!(publishing, receiving) };
-            time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: for the message
+            time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: only for the message
         });
         let (objects, received) = both.unwrap_or_else(|status| panic!("{impairment}: {:#?}", status.engine));
         assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));
@@ -94,7 +94,7 @@ fn reordered_and_duplicate_packets_are_forwarded_once() {
             let status = play(&net, cast, &show, |_| {});
             assert_forwarded(&status, show.groups * OF_A_GROUP);
             if link == PUBLISHER_LINK && impairment == "duplicate=20%" {
-                // A packet that is the same is known by its number.
+                // A duplicate of a whole packet is recognised by its packet number.
                 assert!(count(&status.engine.received, "replayed") > 0, "{:#?}", status.engine);
                 assert_eq!(frames(&status, "repeated"), 0, "{:#?}", status.engine);
             }
@@ -103,7 +103,7 @@ fn reordered_and_duplicate_packets_are_forwarded_once() {
     }
 }
 
-/// IDs that are retired soon.
+/// Issues connection IDs that are retired soon.
 struct Passing;
 
 impl quinn::ConnectionIdGenerator for Passing {
@@ -120,7 +120,8 @@ impl quinn::ConnectionIdGenerator for Passing {
     }
 }
 
-/// The relay has to send to another of the peer's IDs, again and again; what the kernel sends to the one before is lost.
+/// Peers retire their connection IDs again and again, and the relay must send to new ones. Packets that the kernel
+/// sends to a retired ID are lost.
 #[test]
 fn connection_ids_that_peers_retire_are_followed() {
     const RETIRED: u64 = 4;
@@ -132,11 +133,11 @@ fn connection_ids_that_peers_retire_are_followed() {
         ["pub", "sub1"].map(|node| net.peer_from(node, net.relay().addr_v4().into(), endpoint.clone()));
     let Cast { publisher, mut subscribers, _requests } = introduce(&net, publisher, vec![subscriber]);
     let ends = [&publisher, &subscribers[0]].map(|peer| peer.session.connection().clone());
-    // exact: looked at again behind each object
+    // exact: the condition is checked again after each object
     let retired = || ends.iter().map(|end| end.stats().frame_rx.retire_connection_id).min().unwrap_or(0);
     let arrived = Arrived::new(1);
     let publishing = async {
-        // Kernel packets between one retirement and the next, and so with the ID of just then.
+        // Packets that the kernel sent between two retirements have the connection ID of that time.
         let mut id = 0;
         let mut seen = 0;
         let mut before = 0;
@@ -147,7 +148,7 @@ fn connection_ids_that_peers_retire_are_followed() {
             id += 1;
             arrived.wait(id.saturating_sub(AHEAD)).await;
             time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
-            let status = net.status(); // exact: looked at again behind each object
+            let status = net.status(); // exact: checked again after each object
             let packets = sum(&status, |session| session.kernel.packets);
             if retired() > seen {
                 (seen, before) = (retired(), packets);
@@ -161,7 +162,7 @@ fn connection_ids_that_peers_retire_are_followed() {
     let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
     let both = net.run(async {
         let both = async { tokio::join!(publishing, receiving) };
-        time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: for the message
+        time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: only for the message
     });
     let (objects, received) = both.unwrap_or_else(|status| panic!("{} retired: {status:#?}", retired()));
     assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));

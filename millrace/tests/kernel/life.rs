@@ -1,4 +1,4 @@
-//! Engines that come and go while media flows.
+//! Tests of engines that start and end while media flows.
 
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
@@ -24,29 +24,29 @@ use crate::{
     },
 };
 
-/// Long enough for several phases.
+/// A show that is long enough for several phases.
 const LONG: GroupStream = GroupStream { groups: 30, objects: 30, ..SHOW };
 
-/// Packets that the kernel has sent to subscribers.
+/// Returns the number of packets that the kernel has sent to subscribers.
 fn sent(status: &Status) -> u64 {
     sum(status, |session| session.kernel.packets)
 }
 
-/// The kernel's packets to subscribers in each phase of 10 groups of a show.
+/// Totals of the kernel's packets to subscribers at the end of each phase of 10 groups.
 pub struct Phases(pub Vec<u64>);
 
-/// The least number of packets that the kernel sends in a phase, to two subscribers.
+/// Smallest number of packets that the kernel sends to two subscribers in a phase.
 pub const OF_A_PHASE: u64 = 2 * 10 * OF_A_GROUP;
 
-/// Packets that may be under way when the kernel is to send no more, at the most.
+/// Largest number of packets that may be in flight when the kernel has to stop sending.
 const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
     pub fn begin(&mut self, net: &KernelNetwork) {
-        self.0.push(sent(&net.status())); // exact: a phase allows for what is under way
+        self.0.push(sent(&net.status())); // exact: a phase allows for packets in flight
     }
 
-    /// Packets that the kernel sent, by phase.
+    /// Returns the number of packets that the kernel sent in each phase.
     pub fn by_kernel(mut self, end: &Status) -> Vec<u64> {
         self.0.push(sent(end));
         self.0.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -70,7 +70,7 @@ fn the_engine_is_switched_while_media_flows() {
         20 => {
             let wrong = Config { interfaces: vec!["nowhere0".to_owned()], ..net.config.clone() };
             assert!(net.server.change_engine(&wrong).unwrap_err().to_string().contains("nowhere0"));
-            assert_eq!(net.server.engine().0, "user", "nothing has changed");
+            assert_eq!(net.server.engine().0, "user", "the engine changed although nothing was reloaded");
             net.server.change_engine(&net.config).unwrap();
             phases.begin(&net);
             assert_eq!(net.server.engine().0, "kernel");
@@ -101,7 +101,7 @@ fn detached_engine_continues_in_userspace() {
     let status = play(&net, cast, &SHOW, |group| {
         if group == SHOW.groups / 2 {
             detach_all(net.relay());
-            let status = net.status(); // exact: what is under way is allowed for
+            let status = net.status(); // exact: packets in flight are allowed for
             before.set(sum(&status, |session| session.kernel.packets)).unwrap();
         }
     });
@@ -109,10 +109,12 @@ fn detached_engine_continues_in_userspace() {
     assert!(before >= 2 * 5 * OF_A_GROUP, "{before}");
     let after = sum(&status, |session| session.kernel.packets);
     assert!(after - before <= UNDER_WAY, "{before} and {after}: what was under way");
-    // Objects may share packets.
+    // Bytes are compared and not packets, since objects may share packets.
     let by_userspace = sum(&status, |session| session.data_plane.bytes);
     assert!(by_userspace >= 2 * 5 * SHOW.objects * SHOW.bytes as u64, "{by_userspace}");
-    until("it is noticed", || net.server.engine().1.contains("no more to to-pub: somebody has detached"));
+    until("the detached program to be noticed", || {
+        net.server.engine().1.contains("no more to to-pub: somebody has detached")
+    });
 }
 
 #[test]
@@ -132,8 +134,8 @@ fn detached_engine_attaches_again() {
                 net.relay().enter(|| tc::count(index(one), KernelHook::Ingress).unwrap() == 1).unwrap()
             };
             let devices = || net.relay().interfaces().iter().map(|one| one.device.as_str());
-            until("it is attached again", || devices().all(attached));
-            until("it says so", || net.server.engine().1 == all);
+            until("the program to be attached again", || devices().all(attached));
+            until("the log line about it", || net.server.engine().1 == all);
             phases.begin(&net);
         }
         _ => {}
@@ -167,7 +169,7 @@ pub fn replace_link(net: &KernelNetwork, name: &str) {
             far.v4, near.v4
         ),
     );
-    // Super-packets are userspace's.
+    // GSO super-packets are left to userspace.
     sh(node, &format!("ethtool -K {far_device} tx off gso off tso off gro off"));
     sh(relay, &format!("ethtool -K {near_device} tx off gso off tso off gro off"));
 }
@@ -200,10 +202,12 @@ fn engine_follows_interfaces_that_disappear_and_return() {
                     (ip link set {device} down && ip link set {device} name gone0)"
                     ),
                 );
-                until("it is missed", || net.server.engine().1.contains("the interface is gone"));
+                until("the missing interface to be noticed", || {
+                    net.server.engine().1.contains("the interface is gone")
+                });
                 sh(net.relay(), &format!("ip link set gone0 down; ip link set gone0 name {device}"));
                 replace_link(&net, name);
-                until("it is attached again", || net.server.engine().1 == all);
+                until("the program to be attached again", || net.server.engine().1 == all);
             }
             20 => phases.begin(&net),
             _ => {}
@@ -213,7 +217,7 @@ fn engine_follows_interfaces_that_disappear_and_return() {
     }
 }
 
-/// A relay as a process on the relay's node, killed when it is dropped.
+/// A relay as a process on the relay's node. Dropping this kills it.
 struct RelayProcess<'a> {
     node: &'a LabNode,
     child: std::process::Child,
@@ -250,7 +254,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: who calls this waits, or has waited
+        // exact: callers wait for the result, or have waited
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
@@ -272,7 +276,7 @@ impl Drop for RelayProcess<'_> {
     }
 }
 
-/// Programs on all interfaces of a node.
+/// Returns the number of programs on all interfaces of a node.
 fn programs(node: &LabNode) -> usize {
     let count = |name: &str| tc::count(index(name), KernelHook::Ingress).unwrap();
     node.enter(|| node.interfaces().iter().map(|one| count(&one.device)).sum()).unwrap()
@@ -294,7 +298,7 @@ fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
     fs::write(relay.dir.path().join("relay.toml"), "engine = \"warp\"").unwrap();
     relay.signal(Signal::SIGHUP);
     until("it complains", || relay.log().contains("warp"));
-    assert_eq!(programs(node), 2, "it goes on as it was");
+    assert_eq!(programs(node), 2, "the engine to continue as before");
     relay.signal(Signal::SIGKILL);
     assert_eq!(relay.child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
     until("the kernel lets go of its programs", || programs(node) == 0);
@@ -340,8 +344,8 @@ fn refuses(relay: Command, reasons: &[&str]) {
 }
 
 #[test]
-fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
-    needs_root!(an_engine_that_cannot_attach_says_why_or_is_not_picked);
+fn engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen() {
+    needs_root!(engine_that_cannot_attach_fails_with_a_reason_or_is_not_chosen);
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let runtime = Runtime::new().unwrap();
     let nowhere = |config: &mut Config| config.interfaces = vec!["nowhere0".to_owned()];
@@ -356,7 +360,8 @@ fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
     assert_eq!(auto.engine().0, "user");
     assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
     drop(auto);
-    // The engine `kernel`, requested by name, finds the listen address's interfaces. `auto` does not use them unasked.
+    // Engine `kernel`, requested by name, finds the interfaces of the listen address. `auto` uses only interfaces that
+    // the settings name.
     let auto = start(&|config| {
         config.interfaces.clear();
         config.listen[0].set_port(PORT + 1);

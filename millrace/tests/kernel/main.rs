@@ -1,4 +1,4 @@
-//! Engine `kernel` between unmodified peers, each in a network namespace of its own. Needs root.
+//! Tests of engine `kernel` between unmodified peers, each in a network namespace of its own. They need root.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ mod wire;
 use millrace_testkit::net as frames;
 use std::sync::Mutex;
 
-/// One at a time: they share the processors that they measure on, and the files of this process.
+/// Lock that lets one test run at a time: the tests share the CPUs that they measure, and this process's files.
 pub static ALONE: Mutex<()> = Mutex::new(());
 
 macro_rules! needs_root {

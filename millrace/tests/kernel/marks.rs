@@ -1,4 +1,4 @@
-//! DSCP and ECN of what is sent.
+//! Tests of DSCP and ECN marks on sent packets.
 
 use millrace_lab::lab::LabNode;
 use millrace_relay_daemon::{
@@ -13,7 +13,8 @@ use crate::{
 
 const DSCP: &str = "af41";
 
-/// Counts the relay's packets that come to the node: of this DSCP, of another, and ECT(0), which are marked CE if it `marks`.
+/// Adds rules to the node that count the relay's packets: with this DSCP, with another one, and with ECT(0). With
+/// `marks` the latter are marked CE.
 fn count(node: &LabNode, marks: bool) {
     let mark = if marks { "ip ecn set ce" } else { "" };
     let rules = format!(
@@ -30,7 +31,7 @@ fn count(node: &LabNode, marks: bool) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Packets that a rule has counted.
+/// Returns the number of packets that a rule has counted.
 fn counted(node: &LabNode, rule: &str) -> u64 {
     let output = node.command("nft").args(["list", "ruleset"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -39,7 +40,7 @@ fn counted(node: &LabNode, rule: &str) -> u64 {
     packets.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Returns a subscriber's session, and how many of its packets were ECT(0).
+/// Plays media with these settings. Returns a subscriber's session, and how many of its packets had ECT(0).
 fn subscriber(engine: EngineChoice, ecn: bool, marks: bool) -> (RelaySessionStatus, u64) {
     let net = KernelNetwork::new(1, false, |config| {
         config.engine = engine;
@@ -74,7 +75,7 @@ fn packets_have_the_dscp_and_marks_slow_media_down() {
 }
 
 #[test]
-fn defaults_mark_nothing() {
+fn default_settings_mark_no_packet() {
     let config = millrace_relay_daemon::config::Config::new(Settings::default(), None).unwrap();
     assert_eq!((config.dscp.to_string().as_str(), config.ecn), ("0", false));
 }

@@ -1,4 +1,4 @@
-//! A relay with engine `kernel` in a lab, and what is played through it.
+//! A relay with engine `kernel` in a lab, and the media that is played through it.
 
 use std::{
     cell::Cell,
@@ -26,17 +26,17 @@ use crate::{
 
 pub const PORT: u16 = 4443;
 pub const PUBLISHER_LINK: &str = "pub-relay";
-/// The publisher's, of the one track.
+/// Track alias of the publisher's only track.
 pub const ALIAS: u64 = 7;
 
-/// How a peer comes.
+/// The transport of a peer's session.
 #[derive(Clone, Copy, Debug)]
 pub enum PeerKind {
     Quic,
     Web,
 }
 
-/// A relay with engine `kernel`, and where its peers are.
+/// A relay with engine `kernel`, and the nodes of its peers.
 pub struct KernelNetwork {
     pub runtime: Runtime,
     pub server: Arc<RunningServer>,
@@ -57,7 +57,7 @@ impl KernelNetwork {
         Self::owned_by(topology, 0, change)
     }
 
-    /// The relay's sockets are this user's.
+    /// Starts a relay whose sockets belong to this user.
     pub fn owned_by(topology: &Topology, user: u32, change: impl FnOnce(&mut Config)) -> Self {
         let lab = Lab::new(topology).unwrap();
         let runtime = Runtime::new().unwrap();
@@ -74,7 +74,7 @@ impl KernelNetwork {
         self.peer_at(node, self.relay().addr_v4().into())
     }
 
-    /// A peer on a node, connected to this address of the relay.
+    /// Connects a peer on a node to this address of the relay.
     pub fn peer_at(&self, node: &str, ip: IpAddr) -> TestPeer {
         self.peer_from(node, ip, quinn::EndpointConfig::default())
     }
@@ -83,7 +83,7 @@ impl KernelNetwork {
         self.connect(node, format!("moqt://{}", SocketAddr::new(ip, PORT)), endpoint)
     }
 
-    /// A peer that is a WebTransport client or not.
+    /// Connects a peer over QUIC or WebTransport.
     pub fn peer_by(&self, node: &str, by: PeerKind) -> TestPeer {
         let scheme = match by {
             PeerKind::Quic => "moqt",
@@ -110,31 +110,31 @@ impl KernelNetwork {
         self.server.status()
     }
 
-    /// Waits until the relay's status is as wanted, whatever the runtime does, and returns it.
+    /// Waits until the relay's status is as wanted, and returns it. The runtime keeps running meanwhile.
     #[track_caller]
     pub fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) -> Status {
         wait_until(what, || self.status(), wanted)
     }
 
-    /// Waits until everything is acknowledged, and returns the status then: no counter of media changes any more.
+    /// Waits until everything is acknowledged, and returns the status. No counter of media changes any more then.
     #[track_caller]
     pub fn settled(&self) -> Status {
         self.until("acknowledgements of everything", is_quiet);
-        // The kernel's packets are in the totals of the next status after the one that finds them.
-        self.status() // exact: nothing is under way any more
+        // The totals include the kernel's packets one status later, so the status is read again.
+        self.status() // exact: no packet is in flight any more
     }
 
-    /// Runs until the end, and leaves nothing behind.
+    /// Runs `work` to its end on the runtime of the relay.
     pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 }
 
-/// Engine `kernel` on all interfaces of the relay's node, and more.
+/// Returns a configuration with engine `kernel` on all interfaces of the relay's node, as `change` modifies it.
 pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
     let node = lab.node("relay").unwrap();
     let addr = SocketAddr::new(node.addr_v4().into(), PORT);
-    // Lateness depends on who gets the CPU.
+    // Lateness depends on the machine's load, so no media is dropped for it.
     let max_delay = Some("off".parse().unwrap());
     let listen = Some(vec![addr.into()]);
     let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
@@ -168,7 +168,7 @@ pub fn start_on(
         config.key_log_file.as_ref().map(|path| Arc::new(tls::KeyLogFile::open(path).unwrap()) as _);
     let identity = RelayIdentity { key_log, ..RelayIdentity::from_certificate(certificate) };
     node.enter(|| {
-        // This applies to the thread, which ends here.
+        // setfsuid applies to this thread only, which ends here.
         setfsuid(Uid::from_raw(user));
         let _inside = runtime.enter();
         RunningServer::start(config, identity)
@@ -176,43 +176,43 @@ pub fn start_on(
     .unwrap()
 }
 
-/// Waits, whatever the runtime does.
+/// Waits until `reached` is true, while the runtime keeps running.
 #[track_caller]
 pub fn until(what: &str, reached: impl Fn() -> bool) {
     wait_for(what, reached);
 }
 
-/// Returns whether no session has data to be sent or acknowledged.
+/// Reports whether no session has data to be sent or acknowledged.
 pub fn is_quiet(status: &Status) -> bool {
     status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0)
 }
 
-/// A stream of groups, and what its subscribers have to get.
-///
-/// The publisher waits for its subscribers rather than for a time, so that it is not ahead of a relay that does not get
-/// the CPU: the kernel sends the objects that arrive after the relay has handed a stream over.
+/// A stream of groups, and what its subscribers must receive. The publisher waits for its subscribers and not for a
+/// time, so that it is never ahead of a relay that does not get the CPU: the kernel sends only objects that arrive
+/// after the relay has handed a stream over.
 pub struct GroupStream {
     pub groups: u64,
     pub objects: u64,
     pub bytes: usize,
     pub pause: Duration,
-    /// Objects that are published before those in front of them have begun to arrive; `None`: any number.
+    /// Largest number of objects in flight; `None` is any number.
     pub ahead: Option<u64>,
 }
 
-/// Less is under way than the smallest congestion window.
+/// Number of objects in flight of [`SHOW`]. It is less than the smallest congestion window.
 pub const AHEAD: u64 = 8;
 pub const SHOW: GroupStream =
     GroupStream { groups: 10, objects: 50, bytes: 1000, pause: Duration::from_millis(2), ahead: Some(AHEAD) };
 
-/// Objects at the beginning of a group that are sent one by one, since the relay opens streams for it.
+/// Number of objects at the beginning of a group that are sent one by one, because the relay opens the group's streams
+/// for them.
 const ONE_BY_ONE: u64 = 4;
 
-/// The least number of packets that the kernel sends of each group of a [`GroupStream`]. It sends most of a group if all goes well, and these if
-/// little does.
+/// Smallest number of packets of each group of a [`GroupStream`] that the kernel must send. It usually sends most of a
+/// group, and on a busy machine these.
 pub const OF_A_GROUP: u64 = 5;
 
-/// How many objects have begun to arrive at each subscriber.
+/// Number of objects that have begun to arrive at each subscriber.
 pub struct Arrived(Vec<Cell<u64>>);
 
 impl Arrived {
@@ -225,12 +225,12 @@ impl Arrived {
         move |more| cell.set(cell.get() + more as u64)
     }
 
-    /// Waits for `count` objects at every subscriber.
+    /// Waits until every subscriber has `count` objects.
     pub async fn wait(&self, count: u64) {
         let missing = || self.0.iter().any(|arrived| arrived.get() < count);
         let arrived = async {
             while missing() {
-                // exact: between two looks of the publisher, which would fall behind with longer pauses
+                // exact: the pause between two checks; with a longer one the publisher would fall behind
                 time::sleep(Duration::from_micros(200)).await;
             }
         };
@@ -239,7 +239,7 @@ impl Arrived {
 }
 
 impl GroupStream {
-    /// Plays it to the end. `between` runs before each group.
+    /// Publishes the whole stream of groups. `between` runs before each group.
     pub async fn play(
         &self,
         publisher: &TestPeer,
@@ -268,7 +268,7 @@ impl GroupStream {
         }
     }
 
-    /// Every group whole, whatever order the streams come in.
+    /// Receives every group, and checks that it is whole. Streams may arrive in any order.
     async fn receive(&self, mut subscriber: TestPeer, tell: impl Fn(usize)) -> TestPeer {
         let mut groups = Vec::new();
         for _ in 0..self.groups {
@@ -282,7 +282,7 @@ impl GroupStream {
     }
 }
 
-/// The publisher, and `names` as subscribers of the one track, all of them connected.
+/// A publisher, and the subscribers of its only track, all of them connected.
 pub struct Cast {
     pub publisher: TestPeer,
     pub subscribers: Vec<TestPeer>,
@@ -315,7 +315,7 @@ pub fn introduce(net: &KernelNetwork, mut publisher: TestPeer, subscribers: Vec<
     Cast { publisher, subscribers, _requests: requests }
 }
 
-/// Plays the show to the end; returns the status once all of it is acknowledged.
+/// Plays the whole stream of groups. Returns the status when all of it is acknowledged.
 pub fn play(net: &KernelNetwork, cast: Cast, show: &GroupStream, between: impl FnMut(u64)) -> Status {
     let Cast { publisher, subscribers, _requests } = cast;
     net.run(async {
@@ -349,8 +349,8 @@ pub fn sum(status: &Status, field: fn(&RelaySessionStatus) -> u64) -> u64 {
     subscribers(status).map(field).sum()
 }
 
-/// The kernel sent so many packets of everybody's media at least. How large a part it has depends on who gets the CPU,
-/// and is a figure of `millrace-lab bench relay`.
+/// Checks that the kernel sent at least this number of packets to every subscriber. The share depends on the machine's
+/// load, and is measured by `millrace-lab bench relay`.
 pub fn assert_forwarded(status: &Status, packets: u64) {
     for session in subscribers(status) {
         assert!(session.kernel.packets >= packets, "{session:#?} {:#?}", status.engine);

@@ -1,4 +1,4 @@
-//! Streams to subscribers that the kernel opens: each object is a stream of its own.
+//! Tests of streams to subscribers that the kernel opens: each object has a stream of its own.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     peer::{PeerStreamEnd, TestPeer, header, payload, track},
 };
 
-/// Openings of a track that wait at least before the next object is published.
+/// Smallest number of prepared openings of a track before the next object is published.
 const ENOUGH: u64 = 2;
 pub const BYTES: usize = 800;
 
@@ -59,10 +59,10 @@ async fn expect(subscriber: &mut TestPeer, group: u64, object: u64) {
     assert_eq!(received.all().await, (vec![object], PeerStreamEnd::Fin));
 }
 
-/// Subscribers of either kind.
+/// Subscribers over QUIC and over WebTransport.
 const BOTH: [(&str, PeerKind); 2] = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
 
-/// A cast whose sessions have their records in the kernel: openings are prepared behind a stream that begins later.
+/// Connects a cast whose sessions have records in the kernel. Openings are then prepared for streams that begin later.
 pub fn ready_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, PeerKind)]) -> Cast {
     let cast = cast_by(net, publisher, subscribers);
     let is_ready = |session: &RelaySessionStatus| session.kernel_ready == Some(true);
@@ -70,7 +70,8 @@ pub fn ready_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, 
     cast
 }
 
-/// Waits until the relay has read all up to this object, and openings for so many subscribers wait again.
+/// Waits until the relay has read all objects up to this one, and has prepared openings for this number of subscribers
+/// again.
 pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
     let what = format!("{at:?}, and openings for {subscribers}");
     let wanted = |status: &Status| {
@@ -80,12 +81,12 @@ pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
     async_wait_until(&what, || net.status(), wanted).await;
 }
 
-/// Publishes until the kernel sends to everybody, in group 0; returns the first object that was not used.
+/// Publishes objects of group 0 until the kernel has sent packets to everybody. Returns the number of the next object.
 async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, receivers: &mut [TestPeer]) -> u64 {
     let mut object = 0;
-    // exact: looked at again behind each object
+    // exact: the condition is checked again after each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status()); // exact: for the message
+        assert!(object < 10_000, "{:#?}", net.status()); // exact: only for the message
         publish(publisher, 0, object).await;
         for receiver in receivers.iter_mut() {
             expect(receiver, 0, object).await;
@@ -124,7 +125,7 @@ fn open_a_stream_for_each_object(by: PeerKind) {
         }
         let now = net.settled();
         assert_all_bound(&now, &before, OBJECTS);
-        // Userspace opens the streams that the kernel has not. How many that is depends on who gets the CPU.
+        // Userspace opens the streams that the kernel did not open. Their number depends on the machine's load.
         let copies = since(&now.engine.copies, &before.engine.copies);
         assert!(named(&copies, "sent") >= OBJECTS, "{copies:?}");
         assert_eq!(opened(&now) - opened(&before), 2 * OBJECTS);
@@ -137,8 +138,8 @@ fn open_a_stream_for_each_object(by: PeerKind) {
     nothing_is_left(&net);
 }
 
-/// Checks that this many streams of the publisher began since, and that the kernel has bound each. The preamble of a WebTransport session
-/// may have come first.
+/// Checks that this number of the publisher's streams began since `before`, and that the kernel has bound each. The
+/// preamble of a WebTransport session may have been counted, too.
 pub fn assert_all_bound(now: &Status, before: &Status, streams: u64) {
     let mut openings = since(&now.engine.openings, &before.engine.openings);
     openings.retain(|(name, _)| name != "preamble");
@@ -149,7 +150,7 @@ fn opened(status: &Status) -> u64 {
     status.totals.streams_opened
 }
 
-/// Each gets what it asked for, once.
+/// Each subscriber must get the objects that it asked for, once.
 #[test]
 fn late_and_leaving_subscribers_get_what_they_asked_for() {
     needs_root!(late_and_leaving_subscribers_get_what_they_asked_for);
@@ -182,7 +183,7 @@ fn join_late_and_leave(publisher: PeerKind, first: PeerKind, late: PeerKind) {
             settled(&net, (0, object), 2).await;
         }
         assert_all_bound(&net.settled(), &before, 20);
-        // The first one leaves in the middle of it.
+        // The first subscriber leaves in the middle of the group.
         leave(requests.swap_remove(1));
         for object in first + 20..first + 40 {
             publish(&publisher, 0, object).await;
@@ -202,7 +203,7 @@ async fn net_peer(net: &KernelNetwork, node: &str, by: PeerKind) -> TestPeer {
     tokio::task::block_in_place(|| net.peer_by(node, by))
 }
 
-/// However many of them the kernel has opened, and userspace.
+/// Each object must arrive once, whether the kernel or userspace has opened its stream.
 #[test]
 fn objects_faster_than_the_reader_arrive_once() {
     const OBJECTS: u64 = 300;
@@ -230,7 +231,7 @@ fn objects_faster_than_the_reader_arrive_once() {
     });
 }
 
-/// Holes at the beginning, and beginnings that come twice or late.
+/// Links lose beginnings of streams, repeat them or delay them.
 #[test]
 fn every_object_arrives_once_over_lossy_reordering_links() {
     const OBJECTS: u64 = 200;
@@ -250,7 +251,7 @@ fn every_object_arrives_once_over_lossy_reordering_links() {
             let before = net.settled();
             let publishing = async {
                 for object in 0..OBJECTS {
-                    // Some of them of several packets.
+                    // Every third object needs several packets.
                     let mut subgroup = publisher.subgroup(single(1, object)).await;
                     subgroup.object(object, if object.is_multiple_of(3) { 5000 } else { BYTES }).await;
                     subgroup.finish();
@@ -275,7 +276,7 @@ fn every_object_arrives_once_over_lossy_reordering_links() {
     }
 }
 
-/// The publisher resets streams before userspace has read any of them, or just after.
+/// The publisher resets streams before userspace has read any of their bytes, or just after.
 #[test]
 fn streams_that_the_publisher_resets_are_reset_and_leave_nothing_behind() {
     needs_root!(streams_that_the_publisher_resets_are_reset_and_leave_nothing_behind);
@@ -312,7 +313,7 @@ fn reset_streams(by: PeerKind) {
     nothing_is_left(&net);
 }
 
-/// A browser writes each field for itself.
+/// A browser writes each field of a stream with a call of its own.
 #[test]
 fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
     const PIECES: usize = 4;
@@ -324,7 +325,7 @@ fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
             warm_up(&net, &publisher, &mut receivers).await;
             for group in 1..4 {
                 let is_free = |status: &Status| status.engine.streams == 0;
-                async_wait_until("the streams before are over", || net.status(), is_free).await;
+                async_wait_until("the earlier streams to be over", || net.status(), is_free).await;
                 let before = net.settled();
                 let mut stream = publisher.session.streams().open_uni().await.unwrap();
                 let mut head = Vec::new();
@@ -344,7 +345,7 @@ fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
                 let good = since(&now.engine.frames, &before.engine.frames);
                 assert!(named(&good, "good") >= PIECES as u64, "{good:?}");
                 for (now, before) in subscribers(&now).zip(subscribers(&before)) {
-                    // Userspace has the header, and fields that come while it hands the stream over.
+                    // Userspace sends the header, and the fields that arrive while it hands the stream over.
                     assert!(now.kernel.packets - before.kernel.packets >= PIECES as u64, "{now:#?}");
                 }
             }
@@ -352,7 +353,7 @@ fn stream_sent_byte_by_byte_is_forwarded_by_the_kernel_after_its_header() {
     }
 }
 
-/// Writes pieces that are packets of their own.
+/// Writes the pieces so that each is in a packet of its own.
 async fn write_slowly<'a>(stream: &mut SendStream, pieces: impl Iterator<Item = &'a [u8]>) {
     for piece in pieces {
         stream.write_all(piece).await.unwrap();

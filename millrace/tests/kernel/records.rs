@@ -1,4 +1,5 @@
-//! Fewer records in the kernel than sessions: which sessions have one, which lose it, and how media goes on.
+//! Tests with fewer records in the kernel than sessions: which sessions have a record, which lose it, and how their
+//! media continues.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +28,7 @@ use crate::{
     peer::{TestPeer, header, track},
 };
 
-/// Waits for whoever goes round.
+/// Pause between two rounds of a loop.
 const PAUSE: Duration = Duration::from_millis(5);
 const OBJECTS: u64 = 20;
 const LEN: usize = 800;
@@ -61,12 +62,12 @@ fn viewers_with_one(status: &Status) -> usize {
     viewers(status).filter(has_record).count()
 }
 
-/// Sessions whose peers have said nothing but hello.
+/// Returns the sessions whose peers have sent nothing but the handshake.
 fn strangers(status: &Status) -> impl Iterator<Item = &RelaySessionStatus> {
     status.sessions.iter().filter(|session| session.identity.is_none())
 }
 
-/// Clients that have done a handshake and say nothing. The relay ends them in time: they come again.
+/// Clients that have done a handshake and send nothing. The relay closes them after a while, and they connect again.
 struct Idlers<'a> {
     net: &'a KernelNetwork,
     stops: AtomicBool,
@@ -74,7 +75,7 @@ struct Idlers<'a> {
 }
 
 impl<'a> Idlers<'a> {
-    /// Keeps `count` of them there while `meanwhile` runs.
+    /// Keeps `count` idle clients connected while `meanwhile` runs.
     fn with<T>(net: &'a KernelNetwork, count: usize, meanwhile: impl FnOnce() -> T) -> T {
         let idlers = Self { net, stops: AtomicBool::new(false), connected: AtomicU64::new(0) };
         let node = net.lab.node("sub1").unwrap();
@@ -103,13 +104,13 @@ impl<'a> Idlers<'a> {
                 }
             }
             self.connected.store(all.iter().flatten().count() as u64, Relaxed);
-            thread::sleep(PAUSE); // exact: paces the looks at clients that have nothing to do
+            thread::sleep(PAUSE); // exact: paces the checks of idle clients
         }
         all.into_iter().flatten().for_each(|client| drop(client.close()));
     }
 }
 
-/// A publisher of a track that somebody subscribes to, and its subscribers.
+/// A publisher of a track with subscribers.
 struct RecordStream {
     publisher: TestPeer,
     subscribers: Vec<(TestPeer, SessionRequest)>,
@@ -164,13 +165,13 @@ fn publisher_has_a_kernel_record_despite_idle_handshakes() {
     needs_root!(publisher_has_a_kernel_record_despite_idle_handshakes);
     let net = limited(2, 4);
     Idlers::with(&net, 8, || {
-        // All records go to viewers, until the publisher has something to do.
+        // Viewers get all records until the publisher sends something.
         let waiting: Vec<_> = (0..5).map(|_| net.peer("sub2")).collect();
-        net.until("four of five have one", |status| {
+        net.until("four of five sessions have a record", |status| {
             status.sessions.iter().filter(has_record).count() == 4 && status.engine.records_waiting == 1
         });
         let mut show = show(&net, "live/cam", net.peer("pub"), waiting);
-        let status = net.until("the publisher and three viewers have one", |status| {
+        let status = net.until("the publisher and three viewers have a record", |status| {
             publishers_have_one(status) && viewers_with_one(status) == 3
         });
         assert!(strangers(&status).count() >= 8);
@@ -181,9 +182,9 @@ fn publisher_has_a_kernel_record_despite_idle_handshakes() {
         assert_eq!(status.engine.records_waiting, 2);
         assert!(status.engine.records["downstreams"].used <= 4);
 
-        // Sessions with a record leave, and those without get it.
+        // Sessions with a record leave, and sessions without one get theirs.
         show.leave(2);
-        net.until("all that are left have one", |status| {
+        net.until("all remaining sessions have a record", |status| {
             viewers(status).count() == 3 && viewers_with_one(status) == 3 && publishers_have_one(status)
         });
     });
@@ -197,14 +198,14 @@ fn unused_kernel_record_goes_to_a_viewer() {
     net.until("records without use", |status| status.sessions.iter().filter(has_record).count() == 2);
     let viewers = vec![net.peer("sub2"), net.peer("sub2")];
     let _show = show(&net, "live/cam", net.peer("pub"), viewers);
-    let status = net.until("publisher and viewers have them", |status| {
+    let status = net.until("the publisher and the viewers have records", |status| {
         publishers_have_one(status) && viewers_with_one(status) == 2
     });
-    assert_eq!(status.engine.records_taken, 0, "nobody has lost one that was of use");
+    assert_eq!(status.engine.records_taken, 0, "a session lost a record in use");
     others.iter().for_each(close);
 }
 
-/// A subscriber that sees packet numbers.
+/// A subscriber that records packet numbers.
 struct PacketWatcher {
     client: Client,
     /// The bytes received on each stream.
@@ -229,13 +230,13 @@ impl PacketWatcher {
         }
     }
 
-    /// The objects that are whole, by group.
+    /// Returns the whole objects, by group.
     fn objects(&self) -> BTreeMap<u64, Vec<u64>> {
         self.streams.values().filter_map(|bytes| objects_of(bytes)).collect()
     }
 }
 
-/// The objects that are whole of a subgroup's stream; `None`: it is another stream, or its header is not there.
+/// Returns the whole objects of a subgroup's stream, or `None` if it is another stream or its header is incomplete.
 fn objects_of(bytes: &[u8]) -> Option<(u64, Vec<u64>)> {
     let mut rest = bytes;
     let Ok(Some(StreamHeader::Subgroup(subgroup))) = StreamHeader::decode(&mut rest) else { return None };
@@ -273,10 +274,10 @@ fn of_address(status: &Status, address: SocketAddr) -> Option<&RelaySessionStatu
     status.sessions.iter().find(|session| session.remote.ip() == address.ip())
 }
 
-/// Takes the record away and gives it back, time and again in the middle of groups, while `disturb` runs after every look.
+/// Takes the record away and gives it back again and again in the middle of groups. `disturb` runs after every check.
 fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
     let net = &limited(3, 2);
-    // Somebody has to ask for the track first, to have its publisher send it.
+    // A first subscriber makes the publisher send the track.
     let mut first = show(net, "live/cam", net.peer("pub"), vec![net.peer("sub1")]);
     let mut viewers = std::mem::take(&mut first.subscribers);
     let stops = &AtomicBool::new(false);
@@ -328,7 +329,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         stops.store(true, Relaxed);
         publishing.join().unwrap();
         net.until("acknowledgements of everything", crate::net::is_quiet);
-        let status = net.status(); // exact: nothing is under way any more
+        let status = net.status(); // exact: no packet is in flight any more
         let session = of_address(&status, address).unwrap();
         assert_eq!(session.kernel_unregistered, 0);
         ends.store(true, Relaxed);
@@ -360,7 +361,7 @@ fn subscriber_that_loses_its_record_during_key_update_and_move_loses_no_object()
     });
 }
 
-/// The result of `--kernel-sessions 64` with 1,000 strangers and 100 viewers.
+/// The settings have `--kernel-sessions 64`, with 1,000 idle clients and 100 viewers.
 #[test]
 #[ignore = "test-all: 1,100 connections"]
 fn viewers_have_kernel_records_despite_a_thousand_idle_handshakes() {
@@ -370,8 +371,9 @@ fn viewers_have_kernel_records_despite_a_thousand_idle_handshakes() {
     Idlers::with(&net, IDLE, || {
         let viewers: Vec<_> = (0..100).map(|_| net.peer("sub2")).collect();
         let mut show = show(&net, "live/cam", net.peer("pub"), viewers);
-        let status =
-            net.until("64 have one", |status| viewers_with_one(status) >= 60 && publishers_have_one(status));
+        let status = net.until("64 sessions have a record", |status| {
+            viewers_with_one(status) >= 60 && publishers_have_one(status)
+        });
         let idle = strangers(&status).count();
         assert!(idle >= IDLE * 9 / 10, "{idle} strangers");
         assert!(!strangers(&status).any(|stranger| has_record(&stranger)));
@@ -379,7 +381,7 @@ fn viewers_have_kernel_records_despite_a_thousand_idle_handshakes() {
 
         let left = Instant::now();
         show.leave(10);
-        let status = net.until("ten others have one", |status| {
+        let status = net.until("ten other sessions have a record", |status| {
             let others = viewers_held(status).iter().filter(|id| !had.contains(id)).count();
             others >= 10 && publishers_have_one(status)
         });

@@ -1,4 +1,4 @@
-//! The relay's report of the kernel's part in the media.
+//! Tests of the relay's report on the kernel's share of the media.
 
 use millrace_relay_daemon::{
     config::{CipherSuite, Config},
@@ -29,12 +29,12 @@ fn share_of_each_interface_is_that_of_its_subscribers() {
     }
 }
 
-/// Plays to two subscribers, each at an interface of its own, and waits until the media of both is in the figures.
+/// Plays to two subscribers on an interface each, and waits until the report includes the media of both.
 fn measured(change: impl FnOnce(&mut Config)) -> Status {
     let net = KernelNetwork::new(2, false, change);
     let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
     let _peers = net.run(GroupStream { groups: 4, ..SHOW }.play(&publisher, subscribers, |_| {}));
-    net.until("all is measured", |status| {
+    net.until("the media of both interfaces to be measured", |status| {
         status.shares.sessions.len() == 2 && status.shares.interfaces.len() == 2
     })
 }

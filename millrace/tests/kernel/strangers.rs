@@ -1,5 +1,5 @@
-//! Clients that do nothing but change ports, IDs or keys all the time, and newcomers meanwhile. They have said SETUP: before that, nothing
-//! in the kernel is about them.
+//! Tests of clients that only change ports, connection IDs or keys all the time, while other clients connect. They have
+//! sent SETUP: before it, the kernel knows nothing of them.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,13 +20,14 @@ use crate::{
     net::{KernelNetwork, PORT},
 };
 
-/// Changes before somebody else comes.
+/// Number of changes before another client connects.
 const CHANGES: u64 = 500;
 const PAUSE: Duration = Duration::from_millis(2);
-/// The stranger's, the newcomer's, and one of the stranger's that the relay has just closed.
+/// Connections at the same time: the stranger's, the newcomer's, and one of the stranger's that the relay has just
+/// closed.
 const CONNECTIONS: u64 = 3;
 
-/// A client that changes until `stops` is set, on a thread in a node of its own.
+/// A client that changes until `stops` is set, in a thread of its own in a node's namespace.
 struct StrangerClient<'a> {
     net: &'a KernelNetwork,
     target: PeerTarget,
@@ -45,7 +46,7 @@ impl<'a> StrangerClient<'a> {
         Self { net, target, changes: AtomicU64::new(0), stops: AtomicBool::new(false) }
     }
 
-    /// Does `change` over and over, while `meanwhile` runs. The relay may close it; then it comes again.
+    /// Repeats `change` while `meanwhile` runs. The client reconnects if the relay closes it.
     fn while_changing<T>(
         &self,
         change: impl Fn(&mut HostilePeer) + Sync,
@@ -64,7 +65,7 @@ impl<'a> StrangerClient<'a> {
             }
         };
         thread::scope(|scope| {
-            // Whatever the test finds, the client has to end for the scope to end.
+            // The client must end even if the test fails, since the scope waits for its thread.
             let _stop = StopOnDrop(&self.stops);
             scope.spawn(move || node.enter(run).unwrap());
             meanwhile(self)
@@ -77,7 +78,7 @@ impl<'a> StrangerClient<'a> {
     }
 }
 
-/// Whoever comes now is served by the kernel, and the queue is no longer than there are connections.
+/// Checks that the kernel serves a new client, and that the queue is no longer than the number of connections.
 fn a_newcomer_is_served(net: &KernelNetwork) {
     let _newcomer = net.peer("sub2");
     let address = IpAddr::from(net.lab.node("sub2").unwrap().addr_v4());
@@ -90,7 +91,7 @@ fn a_newcomer_is_served(net: &KernelNetwork) {
     net.until("the kernel may send to the newcomer", is_served);
 }
 
-/// Only quinn sends to an address that has not answered: none of them is a command to the kernel.
+/// quinn alone sends to an address that has not answered, so no change of port may cause a command to the kernel.
 #[test]
 fn ports_that_never_answer_change_nothing_in_the_kernel() {
     needs_root!(ports_that_never_answer_change_nothing_in_the_kernel);
@@ -101,17 +102,17 @@ fn ports_that_never_answer_change_nothing_in_the_kernel() {
     };
     StrangerClient::new(&net).while_changing(hop, |stranger| {
         stranger.wait_for_changes();
-        // Keys, and the first path; and quinn goes back to that where the client was kept waiting.
-        let commands = net.status().engine.commands; // exact: a bound of what has happened by now
+        // The commands are for keys and the first path. quinn also returns to the first path if the client had to wait.
+        let commands = net.status().engine.commands; // exact: an upper bound of the commands so far
         assert!(commands < CHANGES / 4, "{commands} commands");
         a_newcomer_is_served(&net);
     });
 }
 
-/// Each of these ports answers, so each is a command to the kernel, until a newer one replaces it.
+/// Each of these ports answers, so each causes a command to the kernel, until a newer one replaces it.
 #[test]
-fn peer_that_changes_ports_keeps_nobody_off_the_kernel() {
-    needs_root!(peer_that_changes_ports_keeps_nobody_off_the_kernel);
+fn port_changing_peer_does_not_keep_others_off_the_kernel() {
+    needs_root!(port_changing_peer_does_not_keep_others_off_the_kernel);
     let net = KernelNetwork::new(2, false, |_| {});
     StrangerClient::new(&net).while_changing(
         |peer| peer.hop().unwrap(),
@@ -124,8 +125,8 @@ fn peer_that_changes_ports_keeps_nobody_off_the_kernel() {
 }
 
 #[test]
-fn peer_that_changes_ids_and_keys_keeps_nobody_off_the_kernel() {
-    needs_root!(peer_that_changes_ids_and_keys_keeps_nobody_off_the_kernel);
+fn id_and_key_changing_peer_does_not_keep_others_off_the_kernel() {
+    needs_root!(id_and_key_changing_peer_does_not_keep_others_off_the_kernel);
     let changes: [fn(&mut HostilePeer); 2] = [
         |peer| drop(peer.change_ids()), // closed meanwhile
         |peer| drop(peer.update_keys()),

@@ -1,4 +1,4 @@
-//! `millrace trace` compared with the counters of the relay.
+//! Tests that compare the output of `millrace trace` with the relay's counters.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,7 +21,7 @@ use crate::{
     net::{Cast, GroupStream, KernelNetwork, SHOW, cast, play, subscribers, until},
 };
 
-/// `millrace trace --json` as a process; killed when dropped.
+/// A running `millrace trace --json`. Dropping this kills it.
 struct TraceViewerProcess {
     process: Child,
     events: Arc<Mutex<Vec<TraceEvent>>>,
@@ -29,7 +29,7 @@ struct TraceViewerProcess {
 }
 
 impl TraceViewerProcess {
-    /// Returns when it sees everything from now on.
+    /// Starts the command. Returns when it sees every event from now on.
     fn new(http: SocketAddr, args: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         command.args(["trace", "--json", &format!("--http={http}")]).args(args);
@@ -48,7 +48,7 @@ impl TraceViewerProcess {
         self.events.lock().unwrap().clone()
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until the command ends by itself, and returns its events.
     fn all(mut self) -> Vec<TraceEvent> {
         self.reader.take().unwrap().join().unwrap();
         assert!(self.process.wait().unwrap().success());
@@ -71,11 +71,11 @@ fn serve_http(net: &KernelNetwork) -> http::HttpServer {
 
 fn session_of(net: &KernelNetwork, node: &str) -> RelaySessionStatus {
     let ip = net.lab.node(node).unwrap().addr_v4();
-    // exact: who calls this waits for figures of the session
+    // exact: callers wait for the session's figures
     net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
-/// A trace's events in the terms of the counters.
+/// The events of a trace, in the units of the counters.
 #[derive(Debug, Default, PartialEq)]
 struct CountedEvents {
     copies: BTreeMap<String, u64>,
@@ -101,7 +101,7 @@ impl CountedEvents {
         counted
     }
 
-    /// Returns the counts of a session since `before`, when the trace began.
+    /// Returns what a session's counters counted since `before`, when the trace began.
     fn by(session: &RelaySessionStatus, before: &RelaySessionStatus) -> Self {
         Self {
             copies: session.kernel_copies.clone().unwrap_or_default(),
@@ -111,7 +111,7 @@ impl CountedEvents {
     }
 }
 
-/// Packet number, if it left, and what it carried.
+/// Returns the packet number, if the packet was sent, and the media in it.
 fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     match event {
         TraceEvent::Copy(copy) => Some((copy.number, &copy.media)),
@@ -120,7 +120,7 @@ fn sending(event: &TraceEvent) -> Option<(Option<u64>, &TraceMedia)> {
     }
 }
 
-/// No number is used twice: pieces of one packet follow each other, and come from userspace.
+/// Checks that no packet number is used twice, except for consecutive pieces of one packet of userspace.
 fn assert_unique(events: &[TraceEvent]) {
     let mut numbers = HashSet::new();
     let mut last = None;
@@ -132,7 +132,7 @@ fn assert_unique(events: &[TraceEvent]) {
     }
 }
 
-/// Returns the ranges sent of each stream, in order of offsets.
+/// Returns the sent ranges of each stream, in the order of their offsets.
 fn sent_ranges(events: &[TraceEvent]) -> BTreeMap<u64, Vec<(u64, u64, bool)>> {
     let mut streams = BTreeMap::<u64, Vec<_>>::new();
     for (number, media) in events.iter().filter_map(sending) {
@@ -146,7 +146,7 @@ fn sent_ranges(events: &[TraceEvent]) -> BTreeMap<u64, Vec<(u64, u64, bool)>> {
     streams
 }
 
-/// Each stream from its beginning to its FIN, without a gap.
+/// Checks that each stream was sent from its beginning to its FIN without a gap.
 fn assert_complete(events: &[TraceEvent], streams: u64) {
     let sent = sent_ranges(events);
     assert_eq!(sent.len() as u64, streams);
@@ -160,8 +160,8 @@ fn assert_complete(events: &[TraceEvent], streams: u64) {
     }
 }
 
-/// A repair fills a hole: something behind it had been sent. Returns how many sent bytes again that the trace has
-/// seen sent before.
+/// Checks that each repair fills a hole, behind which something had been sent. Returns how many repairs repeated bytes
+/// whose first sending is in the trace.
 fn check_repairs(events: &[TraceEvent]) -> usize {
     let mut again = 0;
     for (at, event) in events.iter().enumerate() {
@@ -190,7 +190,7 @@ fn trace_of_a_session_agrees_with_the_counters() {
         let http = serve_http(&net);
         let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
         let quiet = || session_of(&net, "sub1").in_flight == 0 && session_of(&net, "sub1").pending == 0;
-        until("nothing is under way yet", quiet);
+        until("packets are in flight already", quiet);
         let before = session_of(&net, "sub1");
         let viewer = TraceViewerProcess::new(http.local_addr, &["--session", &before.id.to_string()]);
         net.impair("relay-sub1", "loss=5%");
@@ -235,8 +235,8 @@ fn trace_of_a_session_agrees_with_the_counters() {
         let kernel = engine == EngineChoice::Kernel;
         assert_eq!(counted.by_kernel > 20, kernel, "{counted:?}");
 
-        // Killed, it leaves nothing switched on.
-        assert_eq!(net.status().trace_viewers, 1); // exact: it has shown that it watches
+        // A killed trace must be switched off in the relay.
+        assert_eq!(net.status().trace_viewers, 1); // exact: the trace has printed its start line
         drop(viewer);
         until("nobody watching", || net.status().trace_viewers == 0);
     }

@@ -1,5 +1,5 @@
-//! The kernel's packets as they are on the wire: families, VLANs, checksums, what tshark makes of them; and peers that
-//! move.
+//! Tests of the kernel's packets on the wire: address families, VLANs, checksums, how tshark decodes them, and peers
+//! that change addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Frames from the relay, all of whose checksums and lengths are right.
+/// Returns the number of frames from the relay, after checking their checksums and lengths.
 fn checked(capture: &PacketCapture) -> usize {
     let is_media = |frame: &&Vec<u8>| check_frame(frame) && source_port(frame) == PORT;
     capture.frames().iter().filter(is_media).count()
@@ -61,14 +61,15 @@ fn checksums_are_right_for_every_mix_of_address_families() {
             let seen = checked(&capture);
             let sent = session.kernel.packets + session.data_plane.packets;
             assert!(seen as u64 >= sent, "{seen} of {sent}");
-            // A receiver drops what has a wrong checksum. That some overtake others, on two processors, counts as a loss.
+            // A receiver drops a packet with a wrong checksum. A packet that another CPU's packet overtakes also counts
+            // as lost.
             let copies = session.kernel_copies.as_ref().unwrap();
             assert!(!copies.contains_key("not_arriving"), "{session:#?}");
         }
     }
 }
 
-/// A VLAN on the link between the relay and a node, on which alone the two reach each other from now on.
+/// Makes a VLAN on the link between the relay and a node. From then on the two reach each other only by it.
 fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
     const VLAN: &str = "vlan100";
     let node = net.lab.node(name).unwrap();
@@ -81,7 +82,8 @@ fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
             host,
             &format!("ip address add {ip}/24 dev {VLAN} && ip address del {}/24 dev {device}", interface.v4),
         );
-        // The relay is at its address on this link or on another one, and so is its end of the VLAN.
+        // The address moves from the link to loopback: the relay is still reached at it, and its end of the VLAN has
+        // it.
         sh(host, &format!("ip address add {}/32 dev lo", interface.v4));
     }
     sh(node, &format!("ip route replace default via 10.88.0.1 dev {VLAN} src 10.88.0.2"));
@@ -94,7 +96,7 @@ fn kernel_forwards_between_vlans() {
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let mut make = lab.node("relay").unwrap().command("ip");
     make.args(["link", "add", "link", "to-pub", "name", "vlan1", "type", "vlan", "id", "1"]);
-    // exact: a command has ended
+    // exact: the command has ended
     if !make.stderr(Stdio::null()).status().unwrap().success() {
         println!("SKIP kernel_forwards_between_vlans: this kernel has no VLAN devices");
         return;
@@ -118,7 +120,8 @@ fn kernel_forwards_between_vlans() {
     }
 }
 
-/// Moves a peer to another socket: another port, and other connection IDs in both directions (RFC 9000, section 9.5).
+/// Moves a peer to another socket, and so to another port and to other connection IDs in both directions (RFC 9000,
+/// section 9.5).
 fn move_away(net: &KernelNetwork, node: &str, peer: &quinn::Endpoint) {
     let rebind = || {
         let _inside = net.runtime.enter();
@@ -128,13 +131,13 @@ fn move_away(net: &KernelNetwork, node: &str, peer: &quinn::Endpoint) {
 }
 
 #[test]
-fn peers_move_and_the_kernel_follows() {
-    needs_root!(peers_move_and_the_kernel_follows);
+fn kernel_follows_peers_to_new_addresses() {
+    needs_root!(kernel_follows_peers_to_new_addresses);
     let net = KernelNetwork::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
     let addresses = || {
-        let sessions = net.status().relay.sessions; // exact: nobody has moved yet, and then `until` looks again
+        let sessions = net.status().relay.sessions; // exact: no peer has moved yet, and later `until` reads it again
         sessions.iter().map(|one| (one.id, one.remote)).collect::<BTreeMap<_, _>>()
     };
     let before = addresses();
@@ -144,7 +147,7 @@ fn peers_move_and_the_kernel_follows() {
         10 => move_away(&net, "pub", &endpoints[0]),
         20 => move_away(&net, "sub1", &endpoints[1]),
         30 => {
-            until("both are found", || {
+            until("both peers to be found at their new addresses", || {
                 addresses().iter().filter(|(id, remote)| before.get(id) != Some(remote)).count() == 2
             });
             phases.begin(&net);
@@ -156,9 +159,9 @@ fn peers_move_and_the_kernel_follows() {
 }
 
 #[test]
-fn path_that_only_userspace_can_use_is_left_to_it() {
-    needs_root!(path_that_only_userspace_can_use_is_left_to_it);
-    // Routing by owner: the relay's sockets are somebody's whose route leads to sub1, everybody else's does not.
+fn path_usable_only_by_userspace_is_left_to_userspace() {
+    needs_root!(path_usable_only_by_userspace_is_left_to_userspace);
+    // A routing rule by user: the route of the relay's user leads to sub1, and that of all other users does not.
     const OWNER: u32 = 65_534;
     let topology = Topology { netem: false, ..Topology::standard(1, 2) };
     let net = KernelNetwork::owned_by(&topology, OWNER, |_| {});
@@ -171,16 +174,17 @@ fn path_that_only_userspace_can_use_is_left_to_it() {
         sh(net.relay(), &format!("ip {command}"));
     }
     let cast = cast(&net, &["sub1", "sub2"]);
-    // Enough at a time for the kernel to try it.
+    // So many objects are in flight that the kernel tries to send them.
     let show = GroupStream { ahead: Some(40), ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (lost, found): (Vec<_>, _) =
         subscribers(&status).partition(|one| one.remote.ip() == IpAddr::from([10, 77, 1, 2]));
     let [lost, found]: [&RelaySessionStatus; 2] = [lost[0], found.into_iter().next().unwrap()];
     assert!(found.kernel.packets >= SHOW.groups * OF_A_GROUP, "{found:#?}");
-    // As many bytes as 8 of the largest packets have, and these are smaller.
-    assert!((1..=12).contains(&lost.kernel.packets), "the first are tried: {lost:#?}");
-    // A relay that is held up takes the losses for persistent congestion, whose window has no room to try all.
+    // The limit is the bytes of 8 packets of the largest size, and these packets are smaller.
+    assert!((1..=12).contains(&lost.kernel.packets), "the kernel did not try the first packets: {lost:#?}");
+    // A relay that does not get the CPU takes the losses for persistent congestion. Its window is then too small to try
+    // all packets.
     let given_up = lost.kernel_copies.as_ref().unwrap().get("not_arriving").copied().unwrap_or(0);
     assert_eq!(given_up, u64::from(lost.kernel.packets >= 8), "{lost:#?}");
 }
@@ -200,7 +204,7 @@ fn write_pcap(path: &Path, frames: &[Vec<u8>]) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Fields of all QUIC packets from the relay, as tshark sees them.
+/// Returns these fields of all QUIC packets from the relay, as tshark decodes them.
 fn dissect(pcap: &Path, keys: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(pcap).arg("-o").arg(format!("tls.keylog_file:{}", keys.display()));

@@ -1,4 +1,4 @@
-//! A relay as a process.
+//! A relay as a process, for tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::{
@@ -39,13 +39,13 @@ impl RunningRelay {
         Self::start_as(Some(listen), dir, args)
     }
 
-    /// Starts a relay with the settings of `relay.toml` in the directory, which must name the address.
+    /// Starts a relay whose settings are `relay.toml` in the directory. These must name the listen address.
     pub fn start_by_file(dir: TempDir, args: &[&str]) -> Self {
         Self::start_as(None, dir, &[&["--config={dir}/relay.toml"], args].concat())
     }
 
     fn start_as(listen: Option<&str>, dir: TempDir, args: &[&str]) -> Self {
-        // The log says which port the relay has chosen. If it logs elsewhere, the port must be known before.
+        // The log says which port the kernel has chosen. A relay that logs to a file gets a port that was free before.
         let is_silent = args.iter().any(|arg| arg.starts_with("--log-file"));
         let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let http =

@@ -1,4 +1,4 @@
-//! Subscribers that get the rendition that their path has room for.
+//! Tests of subscribers that get the rendition for which their path has capacity.
 
 use millrace_moq::{
     Message, ObjectDatagram, Parameters, Status as ObjectStatus, code,
@@ -21,7 +21,7 @@ use millrace_relay_daemon::{access::AccessFileContents, status::Status};
 
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, expect_done, header, patiently, payload, track};
 
-/// More bytes than a stream has credit for: unread, they block the relay.
+/// Number of bytes that exceeds a stream's credit. If the subscriber does not read, the relay is blocked.
 const TOO_MUCH: usize = 3_000_000;
 
 /// Number of objects in a group of each rendition, which identifies it.
@@ -36,7 +36,7 @@ fn ladder(high: u64) -> AdaptiveMode {
     AdaptiveMode::Ladders(vec![LadderRule { namespace: "live/*".parse().unwrap(), tracks }])
 }
 
-/// Bits per second that no path carries, so that no higher rendition is chosen.
+/// Bit rate in bits per second that exceeds any path, so that no higher rendition is chosen.
 const ENDLESS: u64 = 1 << 60;
 
 /// A publisher of two renditions, and a subscriber of the higher one.
@@ -59,7 +59,7 @@ impl AdaptiveScene {
         .await
     }
 
-    /// The subscriber subscribes with these parameters.
+    /// Starts a scene whose subscriber subscribes with these parameters.
     async fn with(relay: TestRelay, adaptive: AdaptiveMode, parameters: Parameters) -> Self {
         let from_catalog = matches!(adaptive, AdaptiveMode::Catalogs(_));
         let mut publisher = relay.peer().await;
@@ -93,7 +93,8 @@ impl AdaptiveScene {
         }
     }
 
-    /// Publishes the first group, which the subscriber does not read, and waits until the relay has switched.
+    /// Publishes the first group, which the subscriber does not read, and waits until the relay has changed to the
+    /// lower rendition.
     async fn choke(&self) {
         let mut low = self.publisher.subgroup(header(LOW_ALIAS, 0)).await;
         low.object(0, 10).await;
@@ -102,7 +103,9 @@ impl AdaptiveScene {
         high.object(0, TOO_MUCH).await;
         high.finish();
         self.until_largest("low", (0, 0)).await;
-        self.relay.until("less is chosen", |status| status.totals.renditions_down == 1).await;
+        self.relay
+            .until("the lower rendition to be chosen", |status| status.totals.renditions_down == 1)
+            .await;
     }
 
     fn send_datagram(&self, alias: u64, group: u64, object: u64) {
@@ -121,7 +124,7 @@ impl AdaptiveScene {
         self.publisher.session.streams().send_datagram(bytes.into()).unwrap();
     }
 
-    /// Changes the subscription.
+    /// Sends an update of the subscription.
     async fn update(&mut self, parameters: Parameters) {
         let request_id = self.subscriber.session.next_request_id();
         let request = &mut self.requests[1];
@@ -163,7 +166,7 @@ async fn slow_subscriber_gets_lower_rendition_from_next_group() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     scene.publish(1).await;
-    assert_eq!(scene.next().await, (0, 1), "what has begun goes on");
+    assert_eq!(scene.next().await, (0, 1), "the group that has begun did not continue");
     assert_eq!(scene.next().await, (1, LOW));
     for group in 2..6 {
         scene.publish(group).await;
@@ -171,7 +174,7 @@ async fn slow_subscriber_gets_lower_rendition_from_next_group() {
     }
     scene.subscriber.expect_no_stream().await;
     scene.relay.assert_forwarded();
-    let totals = scene.relay.status().totals; // exact: the groups that have come show each choice
+    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -179,11 +182,11 @@ async fn slow_subscriber_gets_lower_rendition_from_next_group() {
 async fn higher_rendition_returns_with_capacity() {
     let mut scene = AdaptiveScene::new(ladder(2)).await;
     scene.choke().await;
-    // The rendition is chosen while nothing is read.
+    // The relay chooses the rendition while the subscriber reads nothing.
     scene.publish(1).await;
     assert_eq!(scene.next().await, (0, 1));
     assert_eq!(scene.next().await, (1, LOW));
-    scene.relay.until("more is chosen", |status| status.totals.renditions_up == 1).await;
+    scene.relay.until("the higher rendition to be chosen", |status| status.totals.renditions_up == 1).await;
     for group in 2..6 {
         scene.publish(group).await;
         assert_eq!(scene.next().await, (group, HIGH));
@@ -197,7 +200,10 @@ async fn subscriber_of_two_renditions_is_not_adapted() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
     scene.choke().await;
     let (second, ok) = scene.subscriber.subscribe(&track("live/cam", "low")).await;
-    scene.relay.until("its own is back", |status| status.totals.renditions_up == 1).await;
+    scene
+        .relay
+        .until("the subscription to have its own rendition again", |status| status.totals.renditions_up == 1)
+        .await;
     scene.publish(1).await;
     let mut got = Vec::new();
     for _ in 0..4 {
@@ -229,7 +235,7 @@ async fn subscription_continues_when_a_rendition_ends() {
     }
     subgroup.finish();
     assert_eq!(scene.next().await, (2, HIGH));
-    // The rendition that was asked for ends the subscription.
+    // The publisher ends the rendition that was subscribed to, which ends the subscription.
     let done = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 3, reason: String::new() };
     scene.requests[2].send(done).await.unwrap();
     assert_eq!(expect_done(&mut scene.requests[1]).await.code, code::Done::TRACK_ENDED);
@@ -253,7 +259,7 @@ async fn ladders_come_from_the_catalog() {
     assert_eq!(scene.next().await, (1, LOW));
 }
 
-/// The first group is a stream, which blocks the relay; datagrams follow.
+/// The first group is a stream that blocks the relay. Datagrams follow.
 #[tokio::test]
 async fn subscriber_gets_datagrams_of_the_rendition_that_fits() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
@@ -274,7 +280,7 @@ async fn subscriber_gets_datagrams_of_the_rendition_that_fits() {
         assert!(came.into_iter().eq(0..LOW));
     }
     scene.subscriber.expect_no_stream().await;
-    assert!(scene.subscriber.datagrams.try_recv().is_err(), "nothing of the other");
+    assert!(scene.subscriber.datagrams.try_recv().is_err(), "a datagram of the other rendition arrived");
 }
 
 #[tokio::test]
@@ -292,7 +298,7 @@ async fn subscription_update_keeps_the_rendition() {
         scene.publish(group).await;
         assert_eq!(scene.next().await, (group, LOW));
     }
-    let totals = scene.relay.status().totals; // exact: the groups that have come show each choice
+    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -356,8 +362,7 @@ fn revoking(ids: &[&str]) -> AccessFileContents {
     }
 }
 
-/// The subscriber gets each rendition as long as it has the right to it, whichever it had when the subscription
-/// began.
+/// The subscriber gets each rendition only while it has the right to it, whatever rights it had at the beginning.
 #[tokio::test]
 async fn rendition_ends_with_the_subscribers_right_to_it() {
     let relay = TestRelay::with(|config| config.adaptive = ladder(ENDLESS));
@@ -369,20 +374,27 @@ async fn rendition_ends_with_the_subscribers_right_to_it() {
     let first = scene.subscriber.next_subgroup().await;
     assert_eq!(first.all().await.0.len(), 1);
     scene.publish(1).await;
-    assert_eq!(scene.next().await, (1, LOW), "less is chosen");
-    // A part of the next group has arrived, and the rest would follow.
+    assert_eq!(scene.next().await, (1, LOW), "the lower rendition was not chosen");
+    // The subscriber has begun to receive the next group when the right is revoked.
     let mut open = scene.publisher.subgroup(header(LOW_ALIAS, 2)).await;
     open.object(0, 100).await;
     let begun = scene.subscriber.next_subgroup().await;
     assert_eq!(begun.header.group, 2);
     scene.relay.server.set_access(revoking(&["low"]));
-    assert_eq!(begun.all().await.1, PeerStreamEnd::Reset, "what is open of it is cut short");
-    scene.relay.until("nobody listens to it", |status| listeners(status, "low") == 0).await;
+    assert_eq!(
+        begun.all().await.1,
+        PeerStreamEnd::Reset,
+        "the open group of the revoked rendition was not reset"
+    );
+    scene
+        .relay
+        .until("the revoked rendition to have no subscriber", |status| listeners(status, "low") == 0)
+        .await;
     scene.relay.until("the other rendition", |status| status.totals.renditions_up == 1).await;
     let mut subgroup = scene.publisher.subgroup(header(HIGH_ALIAS, 3)).await;
     for id in 0..HIGH {
         subgroup.object(id, 100).await;
     }
     subgroup.finish();
-    assert_eq!(scene.next().await, (3, HIGH), "the subscription goes on with what it asked for");
+    assert_eq!(scene.next().await, (3, HIGH), "the subscription did not continue with its own rendition");
 }

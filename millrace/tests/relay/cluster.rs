@@ -1,4 +1,5 @@
-//! Relays that are peers of each other choose routes, and change them when a relay or a publisher is gone.
+//! Tests of relays that are peers of each other. They choose routes, and change them when a relay or a publisher is
+//! gone.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -21,10 +22,10 @@ use super::etcd::Etcd;
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, patiently, track, with_publisher};
 use super::site::{RelaySite, wants_web};
 
-/// Longer than any test takes.
+/// Time that is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
 
-/// A relay of the cluster with this hop ID, which connects to the others.
+/// Starts a relay of the cluster with this hop ID, which connects to the other relays.
 fn relay_with(hop: u16, peers: Vec<config::PeerConfig>, routes: usize) -> TestRelay {
     TestRelay::at(|host, config| {
         config.listen = vec![SocketAddr::new(host.v4().into(), host.port(hop))];
@@ -53,15 +54,16 @@ fn namespace(path: &str) -> Namespace {
     Namespace::from_path(path).unwrap()
 }
 
-/// The routes of a relay to `live/cam`, the preferred one first.
+/// Returns the relay's routes to `live/cam`, the preferred one first.
 fn routes(relay: &TestRelay) -> Vec<RouteStatus> {
-    let routes = relay.server.routes(&namespace("live/cam")).expect("it is in a cluster");
+    let routes = relay.server.routes(&namespace("live/cam")).expect("the relay is in no cluster");
     routes.namespaces.into_iter().flat_map(|routed| routed.routes).collect()
 }
 
-/// Returns the relays of a route. In front of them are the publisher and the mark that it has no identity.
+/// Returns the hop IDs of the relays on a route. The first two hops are left out: the publisher, and 0, which says that
+/// it has no identity.
 fn relays_on(route: &RouteStatus) -> &[u64] {
-    assert_eq!(route.path[1], 0, "the publisher gives no identity");
+    assert_eq!(route.path[1], 0, "the publisher has an identity");
     &route.path[2..]
 }
 
@@ -77,7 +79,7 @@ async fn until_cluster(relay: &TestRelay, what: &str, wanted: impl Fn(&ClusterSt
     relay.until(what, |status| status.cluster.as_ref().is_some_and(&wanted)).await;
 }
 
-/// Subscribes at once, or as soon as the relay knows of the track.
+/// Subscribes to the track, and repeats the request until the relay knows the track.
 async fn subscribe(viewer: &TestPeer, track: &TrackName) -> SessionRequest {
     let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
     viewer.try_subscribe(track, waiting).await.unwrap().0
@@ -91,19 +93,19 @@ async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     subgroup.finish();
 }
 
-/// Receives the next group, which has to be this one with each object once.
+/// Receives the next group, which must be this one with each object once.
 async fn expect_group(viewer: &mut TestPeer, group: u64) {
     let received = viewer.next_subgroup().await;
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
 }
 
 #[tokio::test]
-async fn chain_carries_a_track_once_whoever_asks_and_tells_its_way() {
+async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
     let first = relay(1, &[]);
     let middle = relay(2, &[&first]);
     let last = relay(3, &[&middle]);
     let (mut publisher, mut announced, name) = with_publisher(&first).await;
-    let known = until_routes(&last, "the way is known", |routes| !routes.is_empty()).await;
+    let known = until_routes(&last, "the route to be known", |routes| !routes.is_empty()).await;
     assert_eq!((relays_on(&known[0]), known[0].cost, known.len()), (&[1, 2][..], 2, 1));
 
     let mut viewer = last.peer().await;
@@ -111,7 +113,7 @@ async fn chain_carries_a_track_once_whoever_asks_and_tells_its_way() {
         tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
     publish(&publisher, 1, 0).await;
     expect_group(&mut viewer, 0).await;
-    // Others get it from there.
+    // Subscribers at the other relays get the track from the first relay.
     let mut near = middle.peer().await;
     let mut other = last.peer().await;
     let _near = subscribe(&near, &name).await;
@@ -129,21 +131,22 @@ async fn chain_carries_a_track_once_whoever_asks_and_tells_its_way() {
         relay.until("one source", |status| status.tracks[0].publishers == 1).await;
     }
 
-    // The middle one announces its copy at cost 0.
+    // The middle relay has the track already, so it announces its copy at cost 0.
     let warm = |routes: &[RouteStatus]| routes.iter().any(|route| route.cost == 1 && route.carried);
-    until_routes(&last, "the warm copy", warm).await;
+    until_routes(&last, "the route to the copy", warm).await;
     announced.cancel();
     for relay in [&first, &middle, &last] {
-        until_routes(relay, "no ghost is left", <[RouteStatus]>::is_empty).await;
+        until_routes(relay, "no stale route to be left", <[RouteStatus]>::is_empty).await;
     }
     let refused = other.try_subscribe(&track("live/other", "video"), Parameters::default()).await.err();
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
 }
 
-/// A relay with this hop ID that finds the others through etcd.
+/// Starts a relay with this hop ID, which finds the others through etcd.
 fn relay_found_by(etcd: &Etcd, hop: u16, region: &str) -> TestRelay {
     TestRelay::at(|host, config| {
-        // Its URL is told before it listens, so it has a port of its own, if need be at an address of its own.
+        // The relay publishes its URL before it listens, so the test chooses its port, and its address if port 0 would
+        // be used.
         let addr = match host.port(hop) {
             0 => SocketAddr::new(Etcd::address().into(), 30_000 + hop),
             port => SocketAddr::new(host.v4().into(), port),
@@ -181,34 +184,34 @@ fn earlier_than(relay: &TestRelay, all: &[&TestRelay]) -> usize {
     all.iter().filter(|other| other.url().as_str() < relay.url().as_str()).count()
 }
 
-/// Reports whether there is a session with each relay that this one connects to, which are `count`.
+/// Reports whether the relay has a session with each relay that it has to connect to, which are `count`.
 fn is_up(cluster: &ClusterStatus, count: usize) -> bool {
     cluster.peers.len() == count && cluster.peers.iter().all(|peer| peer.found && peer.session.is_some())
 }
 
 #[tokio::test]
-async fn relays_find_each_other_through_etcd_and_do_without_it() {
-    // etcd has to be in the network namespace of this thread, which the site may change.
+async fn relays_find_each_other_through_etcd_and_survive_its_outage() {
+    // etcd must be in the network namespace of this thread, which making the site may change.
     let _site = RelaySite::of_this_test();
     let Some(etcd) = Etcd::start() else { return };
     let first = relay_found_by(&etcd, 1, "north");
     let near = relay_found_by(&etcd, 2, "north");
     let far = relay_found_by(&etcd, 3, "south");
-    // Of two relays, the one with the later URL connects.
+    // Between two relays, the one with the later URL connects.
     let all = [&first, &near, &far];
     for relay in all {
-        until_cluster(relay, "the store names both others", |cluster| {
+        until_cluster(relay, "etcd to name both other relays", |cluster| {
             let discovery = cluster.discovery.as_ref().expect("a store");
             discovery.found == 2 && discovery.registered
         })
         .await;
-        until_cluster(relay, "a session with each that it connects to", |cluster| {
+        until_cluster(relay, "a session with each relay that this one connects to", |cluster| {
             is_up(cluster, earlier_than(relay, &all))
         })
         .await;
     }
     let is_far = |cluster: &ClusterStatus| cluster.links.iter().all(|link| link.cost == 7);
-    until_cluster(&far, "what is received from another region costs more", is_far).await;
+    until_cluster(&far, "a route from another region to cost more", is_far).await;
 
     let (mut publisher, _announced, name) = with_publisher(&first).await;
     let mut viewer = far.peer().await;
@@ -217,15 +220,16 @@ async fn relays_find_each_other_through_etcd_and_do_without_it() {
     publish(&publisher, 1, 0).await;
     expect_group(&mut viewer, 0).await;
 
-    // Without the store everything goes on. A relay that nobody finds is not found.
+    // Sessions and routes stay when etcd is unreachable. Only new relays are not found.
     etcd.signal(Signal::SIGSTOP);
-    until_cluster(&far, "the store is away", |cluster| {
+    until_cluster(&far, "etcd to be unreachable", |cluster| {
         cluster.discovery.as_ref().is_some_and(|discovery| !discovery.error.is_empty())
     })
     .await;
     publish(&publisher, 1, 1).await;
     expect_group(&mut viewer, 1).await;
-    until_cluster(&far, "its sessions stay", |cluster| is_up(cluster, earlier_than(&far, &all))).await;
+    until_cluster(&far, "the relay's sessions to stay", |cluster| is_up(cluster, earlier_than(&far, &all)))
+        .await;
     let late = relay_found_by(&etcd, 4, "north");
     etcd.signal(Signal::SIGCONT);
     until_cluster(&late, "a session with each other relay", |cluster| {
@@ -233,7 +237,7 @@ async fn relays_find_each_other_through_etcd_and_do_without_it() {
     })
     .await;
 
-    // A relay that leaves withdraws its record, and nobody connects to it any more.
+    // A relay that drains deletes its record in etcd, and no other relay connects to it any more.
     near.server.drain().await;
     drop(near);
     let left = [&first, &far, &late];
@@ -248,7 +252,7 @@ async fn relays_find_each_other_through_etcd_and_do_without_it() {
     expect_group(&mut viewer, 2).await;
 }
 
-/// The preferred way costs 2, the direct one 10.
+/// Starts three relays: the indirect route costs 2, and the direct one 10.
 async fn triangle() -> (TestRelay, TestRelay, TestRelay) {
     let first = relay(1, &[]);
     let middle = relay(2, &[&first]);
@@ -258,10 +262,10 @@ async fn triangle() -> (TestRelay, TestRelay, TestRelay) {
 }
 
 #[tokio::test]
-async fn relay_that_dies_is_gone_around_and_nothing_comes_twice() {
+async fn dead_relay_is_bypassed_without_duplicates() {
     let (first, middle, last) = triangle().await;
     let (mut publisher, _announced, name) = with_publisher(&first).await;
-    let known = until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
+    let known = until_routes(&last, "both routes to be known", |routes| routes.len() == 2).await;
     assert_eq!(known.iter().map(relays_on).collect::<Vec<_>>(), [&[1, 2][..], &[1]]);
     assert_eq!(known.iter().map(|route| route.cost).collect::<Vec<_>>(), [2, 10]);
 
@@ -273,11 +277,11 @@ async fn relay_that_dies_is_gone_around_and_nothing_comes_twice() {
         publish(&publisher, 1, group).await;
         expect_group(&mut viewer, group).await;
     }
-    until_routes(&last, "by way of the middle", |routes| routes[0].carried).await;
-    middle.until("the middle has it", |status| status.tracks.len() == 1).await;
+    until_routes(&last, "the route through the middle relay to be used", |routes| routes[0].carried).await;
+    middle.until("the middle relay to have the track", |status| status.tracks.len() == 1).await;
 
     middle.server.stop().await;
-    let left = until_routes(&last, "the direct way", |routes| routes.len() == 1 && routes[0].carried).await;
+    let left = until_routes(&last, "the direct route", |routes| routes.len() == 1 && routes[0].carried).await;
     assert_eq!(relays_on(&left[0]), [1]);
     for group in 3..6 {
         publish(&publisher, 1, group).await;
@@ -289,12 +293,12 @@ async fn relay_that_dies_is_gone_around_and_nothing_comes_twice() {
     last.until_largest(at(5, 1)).await;
 }
 
-/// A relay that leaves says so first: its tracks move while it still serves them.
+/// A relay that drains sends GOAWAY first. Its tracks move while it still serves them.
 #[tokio::test]
-async fn relay_that_drains_is_left_before_it_is_gone() {
+async fn draining_relay_is_left_before_it_ends() {
     let (first, middle, last) = triangle().await;
     let (mut publisher, _announced, name) = with_publisher(&first).await;
-    until_routes(&last, "both ways are known", |routes| routes.len() == 2).await;
+    until_routes(&last, "both routes to be known", |routes| routes.len() == 2).await;
     let mut viewer = last.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), publisher.accept_subscribe(&name, 1));
@@ -305,7 +309,7 @@ async fn relay_that_drains_is_left_before_it_is_gone() {
         async move { server.drain().await }
     });
     let moved = |routes: &[RouteStatus]| routes.iter().any(|route| route.carried && relays_on(route) == [1]);
-    until_routes(&last, "the direct way", moved).await;
+    until_routes(&last, "the direct route", moved).await;
     for group in 1..4 {
         publish(&publisher, 1, group).await;
         expect_group(&mut viewer, group).await;
@@ -317,9 +321,9 @@ async fn relay_that_drains_is_left_before_it_is_gone() {
     last.until("it moved", |status| status.totals.reroutes >= 1).await;
 }
 
-/// Both relays of a circle lose the publisher at once, and each has heard of it from the other.
+/// Two relays with routes to each other lose the publisher at once. Neither may keep the other's stale route.
 #[tokio::test]
-async fn publisher_that_is_gone_leaves_neither_ghosts_nor_circles() {
+async fn lost_publisher_leaves_no_stale_routes_or_loops() {
     let first = relay(1, &[]);
     let second = relay(2, &[&first]);
     let third = relay(3, &[&first, &second]);
@@ -336,7 +340,7 @@ async fn publisher_that_is_gone_leaves_neither_ghosts_nor_circles() {
     for relay in [&first, &second, &third] {
         until_routes(relay, "no route", <[RouteStatus]>::is_empty).await;
     }
-    // A relay that is asked by way of another one does not ask that one back.
+    // A relay that was asked for a track by another relay must not ask that relay back.
     let refused = viewer.try_subscribe(&track("live/cam", "audio"), Parameters::default()).await.err();
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
 }
@@ -349,13 +353,13 @@ async fn relay_announces_only_what_the_settings_allow() {
     let publisher = first.peer().await;
     let _other = publisher.publish_namespace("other/cam").await;
     let _live = publisher.publish_namespace("live/cam").await;
-    until_routes(&edge, "what is allowed", |routes| routes.len() == 1).await;
-    edge.until("the rest was refused", |status| status.totals.routes_refused >= 1).await;
+    until_routes(&edge, "the allowed route", |routes| routes.len() == 1).await;
+    edge.until("the other announcements to be refused", |status| status.totals.routes_refused >= 1).await;
     let other = edge.server.routes(&namespace("other/cam")).unwrap();
     assert!(other.namespaces.is_empty(), "{other:?}");
 }
 
-/// A peer that claims to be a relay, as hop 77.
+/// Connects a peer that claims to be a relay, with hop ID 77.
 async fn claimant(relay: &TestRelay) -> TestPeer {
     let remote = Remote { hop: Some(HopId(77)), ..Remote::new(relay.url(), CertificateTrust::Anyone) };
     TestPeer::connect_to(&remote, quinn::EndpointConfig::default()).await
@@ -396,7 +400,7 @@ async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
     request.send(update(cheaper)).await.unwrap();
     assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));
     assert_eq!(routes(&relay)[0].cost, 1);
-    // The relay itself is on the way now.
+    // The new route passes this relay itself.
     let back = Parameters { hop_path: Some(path(&[5, 9, 77])), ..Parameters::default() };
     request.send(update(back)).await.unwrap();
     assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));
@@ -410,7 +414,7 @@ async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::EXCESSIVE_LOAD));
     until_cluster(&relay, "its routes", |cluster| (cluster.namespaces, cluster.links.len()) == (3, 1)).await;
     peer.session.close(code::Session::NO_ERROR, "");
-    until_cluster(&relay, "all is gone with the session", |cluster| cluster.namespaces == 0).await;
+    until_cluster(&relay, "all routes to end with the session", |cluster| cluster.namespaces == 0).await;
 }
 
 #[tokio::test]
@@ -427,13 +431,13 @@ async fn path_without_the_extension_or_extension_without_a_path_is_a_violation()
         let message = PublishNamespace { request_id, namespace: namespace("live/cam"), parameters };
         let _request = peer.session.request(message).await.unwrap();
         peer.ended().await;
-        relay.until("it is counted", |status| status.drops["protocol_violation"] >= 1).await;
+        relay.until("the loop to be counted", |status| status.drops["protocol_violation"] >= 1).await;
     }
 }
 
-/// NAMESPACE to a relay has the path. Routes that pass that relay are left out.
+/// NAMESPACE to a peer relay contains the route's path. Routes that pass the peer itself are left out.
 #[tokio::test]
-async fn peer_is_told_paths_and_changes_but_not_its_own() {
+async fn peer_gets_paths_and_changes_except_its_own_routes() {
     let relay = relay(9, &[]);
     let mut peer = claimant(&relay).await;
     let _own = announce(&peer, "live/own", by(&[5, 77], 0)).await.unwrap();
@@ -444,7 +448,7 @@ async fn peer_is_told_paths_and_changes_but_not_its_own() {
     assert!(matches!(patiently(request.answer()).await, Ok(Message::RequestOk(_))));
     let (_publisher, mut announced, _) = with_publisher(&relay).await;
     let Ok(Some(Message::Namespace(found))) = patiently(request.next()).await else { panic!("NAMESPACE") };
-    let parameters = found.parameters.expect("the way is told");
+    let parameters = found.parameters.expect("the path of the route");
     let told = parameters.hop_path.unwrap();
     assert_eq!((found.suffix, parameters.route_cost), (namespace("cam"), None));
     assert!(told.has_unnamed() && told.sender() == HopId(9) && told.hops().len() == 3, "{told}");
@@ -466,16 +470,16 @@ async fn peer_is_told_paths_and_changes_but_not_its_own() {
     assert!(peer.requests.try_recv().is_err(), "the relay asks the peer for nothing");
 }
 
-/// A peer asks for what it announces itself: it would get its own media.
+/// A peer subscribes to a namespace that it announces itself. It must not get its own media back.
 #[tokio::test]
-async fn peer_is_not_served_by_way_of_itself() {
+async fn peer_does_not_get_its_own_media_back() {
     let relay = relay(9, &[]);
     let mut peer = claimant(&relay).await;
     let _announced = announce(&peer, "live/cam", by(&[5, 77], 0)).await.unwrap();
     let name = track("live/cam", "video");
     let refused = peer.try_subscribe(&name, Parameters::default()).await.err();
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
-    // Somebody else is.
+    // Another client is served with that route.
     let viewer = relay.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), peer.accept_subscribe(&name, 1));
@@ -484,7 +488,7 @@ async fn peer_is_not_served_by_way_of_itself() {
 }
 
 #[tokio::test]
-async fn two_relays_with_the_same_hop_are_no_peers() {
+async fn relays_with_the_same_hop_id_refuse_each_other() {
     let first = relay(5, &[]);
     let second = TestRelay::at(|host, config| {
         config.listen = vec![SocketAddr::new(host.v4().into(), host.port(6))];

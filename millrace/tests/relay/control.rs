@@ -1,4 +1,4 @@
-//! Control messages: namespaces, refusals, statuses.
+//! Tests of control messages: namespaces, refusals, statuses.
 
 use std::time::{Duration, Instant};
 
@@ -114,7 +114,7 @@ async fn reserved_namespaces_are_refused() {
         let refused = patiently(watch(&peer, namespace).await.answer()).await.err().unwrap();
         assert!(matches!(&refused, Error::Refused(refused) if refused.code == code), "{refused}");
     }
-    assert_eq!(relay.status().tracks, []); // exact: a refused request creates nothing
+    assert_eq!(relay.status().tracks, []); // exact: a refused request creates no track
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn track_with_a_subscription_is_not_pushed_as_well() {
         |request_id| Subscribe { request_id, track: name.clone(), parameters: Parameters::default() };
     let mut pending = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
     let (_, mut upstream) = patiently(publisher.requests.recv()).await.unwrap();
-    // A second request is refused while the first has no answer.
+    // The relay refuses a second request while the first one has no answer.
     let mut second = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
     let refused = patiently(second.answer()).await.err().unwrap();
     let Error::Refused(refused) = refused else { panic!("{refused}") };
@@ -141,7 +141,7 @@ async fn track_with_a_subscription_is_not_pushed_as_well() {
     let (parameters, properties) = Default::default();
     upstream.send(SubscribeOk { track_alias: 1, parameters, properties }).await.unwrap();
     assert!(matches!(patiently(pending.answer()).await.unwrap(), Message::SubscribeOk(_)));
-    // The change of another track shows that the relay has processed everything before.
+    // Messages are processed in order: a change of another track shows that earlier ones were processed.
     let other = super::peer::track("live/cam", "audio");
     let request_id = publisher.session.next_request_id();
     let (parameters, properties) = Default::default();
@@ -194,8 +194,8 @@ async fn unpublished_track_does_not_exist() {
         panic!("a FETCH of nothing");
     };
     assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);
-    // exact: it is refused before anything is made
-    assert!(relay.status().tracks.is_empty(), "nothing is kept for it");
+    // exact: the request is refused before a track is made
+    assert!(relay.status().tracks.is_empty(), "a refused request left a track");
 }
 
 #[tokio::test]
@@ -324,7 +324,7 @@ async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
 
 #[tokio::test]
 async fn a_peer_without_setup_is_closed_in_time() {
-    // The clock runs in this test: the limit is 10 s, and PATIENCE is no less.
+    // Time is not simulated in this test. The limit under test is 10 s, and PATIENCE is longer.
     let relay = TestRelay::start();
     let config = millrace_client::tls::CertificateTrust::Anyone.client_config(&[Draft::D18.alpn()]).unwrap();
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();

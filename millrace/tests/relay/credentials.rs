@@ -1,4 +1,4 @@
-//! Credentials that a relay presents to its upstream relay, which allows no other subscribers.
+//! Tests of the credentials that a relay presents to its upstream relay, which requires them for subscribing.
 
 use std::{fs, path::Path};
 
@@ -28,11 +28,11 @@ enum ShownCredential {
     Certificate(usize, &'static str),
 }
 
-/// The result.
+/// The result of the edge's attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CredentialOutcome {
     Served,
-    /// The edge has a session, and may not subscribe.
+    /// The edge gets a session without the right to subscribe.
     Admitted,
     /// The edge's session is refused.
     Refused,
@@ -115,12 +115,16 @@ async fn edge_gets_tracks_that_its_credentials_allow() {
                     let all_in = |status: &Status| {
                         status.sessions.iter().filter(|session| session.identity.is_some()).count() == 2
                     };
-                    origin.until("the edge is in", all_in).await;
-                    edge.until("the edge knows", |status| status.sessions.iter().any(|one| one.upstream))
-                        .await;
+                    origin.until("the edge's session at the origin", all_in).await;
+                    edge.until("the session in the edge's status", |status| {
+                        status.sessions.iter().any(|one| one.upstream)
+                    })
+                    .await;
                 }
                 CredentialOutcome::Refused => {
-                    origin.until("it is refused", |status| !status.access.refused.is_empty()).await;
+                    origin
+                        .until("the refusal in the edge's status", |status| !status.access.refused.is_empty())
+                        .await;
                 }
                 CredentialOutcome::Unknown | CredentialOutcome::Served => {}
             }

@@ -1,4 +1,4 @@
-//! Peers of different drafts on one track.
+//! Tests of peers that speak different drafts, on one track.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ fn filtered(filter: Filter) -> Parameters {
     Parameters { filter: Some(filter), ..Parameters::default() }
 }
 
-/// Subscribes to new objects, and in the way of the draft to earlier ones from `groups_back` groups back on.
+/// Subscribes to new objects, and to earlier ones from `groups_back` groups back in the way of the draft.
 async fn join(peer: &mut TestPeer, name: &TrackName, groups_back: u64) -> (SessionRequest, Vec<Location>) {
     join_in(peer, name, groups_back, GroupOrder::Ascending).await
 }
@@ -65,7 +65,7 @@ async fn join_in(
 }
 
 #[tokio::test]
-async fn a_publisher_of_each_draft_meets_players_of_all() {
+async fn publisher_of_each_draft_serves_players_of_all_drafts() {
     let relay = TestRelay::start();
     for draft in Draft::ALL {
         let (mut publisher, _namespace, name) = publishing(relay.peer_of(draft).await).await;
@@ -91,7 +91,7 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
                 assert_eq!(received.all().await, (vec![0, 1, 2, 3], PeerStreamEnd::Fin));
             }
         }
-        let status = relay.status(); // exact: every request has got an answer
+        let status = relay.status(); // exact: every request was answered
         let mut spoken: Vec<_> = status.sessions.iter().map(|session| session.draft).collect();
         spoken.sort_unstable();
         let mut expected = vec![draft.number(), Draft::NEWEST.number(), 18, 19, 20, 21, 22];
@@ -112,12 +112,12 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
         for peer in [publisher, first] {
             peer.session.close(code::Session::NO_ERROR, "over");
         }
-        relay.until("the end of all", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all sessions", |status| status.sessions.is_empty()).await;
     }
     relay.assert_forwarded();
 }
 
-/// The earlier objects arrive by a FETCH that joins, or a fill, and the subscription continues where they end.
+/// The earlier objects arrive by a joining FETCH or by a fill, and the subscription continues where they end.
 #[tokio::test]
 async fn late_player_of_each_draft_gets_earlier_objects() {
     for draft in [Draft::D18, Draft::D22] {
@@ -185,8 +185,8 @@ async fn first_player_of_a_track_gets_whole_current_group() {
         group.write(OBJECTS, payload(2, OBJECTS, 3000).into());
         drop(group);
         let (live, end) = player.next_subgroup().await.all().await;
-        // The end of the earlier objects depends on what had arrived when the player joined; that the subscription
-        // continues there does not.
+        // The earlier objects end where the relay's cache ended when the player joined, which depends on timing. The
+        // subscription must continue exactly there.
         let whole = before.into_iter().chain(live.into_iter().map(|id| at(2, id)));
         assert_eq!(
             whole.collect::<Vec<_>>(),
@@ -197,7 +197,7 @@ async fn first_player_of_a_track_gets_whole_current_group() {
     }
 }
 
-/// The relay asks each publisher in its draft, and answers each player in its own.
+/// The relay asks each publisher in the publisher's draft, and answers each player in the player's draft.
 #[tokio::test]
 async fn uncached_objects_are_fetched_from_publisher_of_any_draft() {
     let relay = TestRelay::start();
@@ -227,7 +227,7 @@ async fn newest_common_draft_is_used() {
         );
         millrace_client::session::Remote { drafts: drafts.to_vec(), ..remote }
     };
-    // The server's preference decides, not the client's.
+    // The server's order of preference decides, and not the client's.
     let both =
         TestPeer::connect_to(&offering(&[Draft::D18, Draft::D19, Draft::D20]), Default::default()).await;
     assert_eq!(both.session.draft(), Draft::D20);
@@ -266,9 +266,9 @@ async fn a_session_may_have_several_subscriptions_to_a_track() {
                 assert_eq!(received.all().await, (vec![0, 1], PeerStreamEnd::Fin));
             }
             aliases.sort_unstable();
-            assert_eq!(aliases, both, "each gets its own copy");
+            assert_eq!(aliases, both, "a subscription did not get its own copy");
         }
-        // One ends, the other continues.
+        // One player unsubscribes, and the other one continues.
         one.cancel();
         relay.until("only one", |status| status.tracks[0].subscribers == 1).await;
         let mut subgroup = publisher.subgroup(header(1, 4)).await;
@@ -281,11 +281,11 @@ async fn a_session_may_have_several_subscriptions_to_a_track() {
         for peer in [publisher, player] {
             peer.session.close(code::Session::NO_ERROR, "over");
         }
-        relay.until("the end of all", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all subscriptions", |status| status.sessions.is_empty()).await;
     }
 }
 
-/// Only later drafts can express this end of the range.
+/// Only later drafts can express a range that ends within a group.
 #[tokio::test]
 async fn a_subscription_ends_within_a_group() {
     let relay = TestRelay::start();
@@ -360,7 +360,7 @@ async fn update_may_ask_for_earlier_objects() {
     player.expect_no_stream().await;
 }
 
-/// If the player gives up the stream of a fill, only the fill ends.
+/// A player that stops the stream of a fill ends only the fill.
 #[tokio::test]
 async fn subscription_continues_after_its_fill_ended() {
     let relay = TestRelay::start();
@@ -407,7 +407,7 @@ async fn simultaneous_fills_are_bounded() {
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     publish_groups(&relay, &publisher, &mut first, 5..6).await;
     let player = relay.peer().await;
-    // The publisher does not answer, so that no fill completes.
+    // The publisher does not answer the FETCH, so no fill completes.
     let fill = || Some(Box::new(filtered(Filter::range(at(0, 0), at(1, 0)))));
     let (mut request, _) =
         player.try_subscribe(&name, Parameters { fill: fill(), ..Parameters::default() }).await.unwrap();
@@ -468,8 +468,8 @@ async fn subscriber_may_decline_properties() {
     assert_eq!(ok.properties, Properties::default());
 }
 
-/// PUBLISH begins a subscription, and the relay wants all of it: it says so in the answer, or from draft-20 on with
-/// an update.
+/// A publication starts paused, and the relay asks for its objects: in its answer to PUBLISH, or from draft-20 on in an
+/// update.
 #[tokio::test]
 async fn paused_publication_is_resumed_as_its_draft_defines() {
     let relay = TestRelay::start();
@@ -496,8 +496,8 @@ async fn paused_publication_is_resumed_as_its_draft_defines() {
                 assert_eq!(update.parameters.forward, Some(true));
                 request.send(RequestOk::default()).await.unwrap();
             }
-            relay.until("it is there", |status| !status.tracks.is_empty()).await;
-            // The same request gives nothing new.
+            relay.until("the track to exist", |status| !status.tracks.is_empty()).await;
+            // A second PUBLISH of the same track is refused.
             let again = publish(None, 9);
             let again = Publish { track: track("live", &format!("{draft}-{alias}")), ..again };
             let refused = patiently(publisher.session.request(again).await.unwrap().answer()).await;
@@ -585,7 +585,7 @@ async fn publisher_reports_changes_of_its_subscription() {
     };
     upstream.send(notify()).await.unwrap();
     relay.until_largest(at(7, 3)).await;
-    // Other sessions may not.
+    // A subscriber may not send the message on its own request.
     let player = relay.peer().await;
     let (mut other, ok) = player.subscribe(&name).await;
     assert_eq!(ok.parameters.largest_object, Some(at(7, 3)));

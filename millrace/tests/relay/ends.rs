@@ -1,4 +1,4 @@
-//! How subscriptions, publishers and the relay itself end; chains of relays.
+//! Tests of the ends of subscriptions, publishers and the relay itself, and of chains of relays.
 
 use millrace_client::session::Error;
 use millrace_moq::{Parameters, code, message::PublishDone};
@@ -45,7 +45,7 @@ async fn a_publisher_that_dies_in_mid_object_leaves_a_reset_and_publish_done() {
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
     subgroup.object(0, 100).await;
-    // 5000 bytes announced, 3 sent.
+    // The object's header announces 5000 bytes, and 3 bytes follow.
     subgroup.stream.write_all(&[0, 0x93, 0x88]).await.unwrap();
     subgroup.stream.write_all(&payload(0, 1, 5000)[..3]).await.unwrap();
     let received = subscriber.next_subgroup().await;
@@ -76,7 +76,7 @@ async fn restarted_publisher_restarts_the_track() {
 }
 
 #[tokio::test]
-async fn draining_says_goaway_refuses_and_waits() {
+async fn draining_relay_sends_goaway_refuses_sessions_and_waits() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = with_publisher(&relay).await;
     let (mut subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -177,7 +177,7 @@ async fn edge_relay_reconnects_to_its_upstream() {
     origin.server.stop().await;
     drop(origin);
     edge.until("the upstream is gone", |status| status.sessions.is_empty()).await;
-    // The old socket is closed when its last task has ended.
+    // The old relay's socket is closed only when its last task has ended, so binding is repeated.
     let again = || std::panic::catch_unwind(|| TestRelay::with(|config| config.listen = vec![addr])).ok();
     let origin = async_wait_for("a relay at the same address", again).await;
     edge.until("connected again", |status| status.sessions.iter().any(|session| session.upstream)).await;

@@ -1,4 +1,4 @@
-//! FETCH from the cache and from upstream.
+//! Tests of FETCH from the cache and from upstream.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub async fn past(peer: &mut TestPeer, order: GroupOrder) -> (Vec<Location>, Vec
     (objects, unknown)
 }
 
-/// Makes a FETCH of the objects before `end`, whose object 0 stands for all of its group.
+/// Makes a FETCH of the objects before `end`. Object 0 as the end stands for the whole group.
 fn standalone(track: &TrackName, start: Location, end: Location) -> FetchKind {
     let last = at(end.group, end.object.checked_sub(1).unwrap_or(u64::MAX));
     FetchKind::Standalone { track: track.clone(), range: Filter::range(start, last) }
@@ -87,7 +87,7 @@ pub async fn publish_groups(
     subscriber: &mut TestPeer,
     groups: std::ops::Range<u64>,
 ) {
-    // exact: what was published before has been waited for
+    // exact: earlier objects have been waited for
     let wanted = relay.status().totals.objects_received + 3 * (groups.end - groups.start);
     for group in groups {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
@@ -114,7 +114,11 @@ async fn cached_ranges_are_fetched_in_either_order() {
     let mut peer = relay.peer().await;
     let got = fetched(&mut peer, standalone(&track, at(0, 0), at(3, 0)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, locations(0..4));
-    assert_eq!((got.ok.last, got.ok.end_of_track), (at(3, 2), false), "no more than there is");
+    assert_eq!(
+        (got.ok.last, got.ok.end_of_track),
+        (at(3, 2), false),
+        "the FETCH returned more objects than exist"
+    );
     let got = fetched(&mut peer, standalone(&track, at(1, 1), at(2, 2)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, [at(1, 1), at(1, 2), at(2, 0), at(2, 1)]);
     assert_eq!(got.ok.last, at(2, 1));
@@ -123,7 +127,7 @@ async fn cached_ranges_are_fetched_in_either_order() {
     assert!(got.unknown.is_empty());
 }
 
-/// A client's responses wait when they are over its rate.
+/// Responses to a client are delayed when they exceed the client's rate.
 #[tokio::test]
 async fn fetch_rate_of_a_client_is_limited() {
     const RATE: u64 = 64 << 10;
@@ -142,12 +146,12 @@ async fn fetch_rate_of_a_client_is_limited() {
     let began = std::time::Instant::now();
     let fetched = fetched(&mut peer, standalone(&track, at(0, 0), at(0, 0)), GroupOrder::Ascending).await;
     assert_eq!(fetched.objects.len(), OBJECTS as usize);
-    // A second's worth is sent at once; the last objects that fit in the cache's batch are not waited for.
+    // One second's worth is sent at once. The last objects are in the cache's batch, and are not waited for.
     assert!(began.elapsed() >= std::time::Duration::from_secs(1), "{:?}", began.elapsed());
     let status = relay.status(); // exact: each object was counted before it was sent
     assert!(status.totals.fetch_waits >= 1);
     assert_eq!(status.access.clients[0].fetched_bytes, OBJECTS * LEN as u64);
-    // The rate is for all of the client's sessions.
+    // All sessions of a client share its rate.
     let sessions = status.sessions.len() as u64;
     assert!(status.access.clients[0].receive_bytes >= sessions * (64 << 10), "{sessions} sessions");
 }
@@ -357,7 +361,7 @@ async fn a_fetch_needs_no_subscription() {
     assert_eq!(got.objects, locations([3, 4]));
 }
 
-/// The relay reads the publisher's response only as fast as the subscriber reads, and frees what it has read.
+/// The relay reads the publisher's response only as fast as the subscriber reads, and frees the bytes that were read.
 #[tokio::test]
 async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
     const OBJECTS: u64 = 4000;
@@ -397,11 +401,11 @@ async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
         stream.finish().unwrap();
         stream.stopped().await
     });
-    // The answer does not wait for the objects.
+    // FETCH_OK is sent before the objects arrive.
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::FetchOk(_)));
     let (_, mut response) = patiently(peer.streams.recv()).await.unwrap();
     let sent = tokio::time::timeout(Duration::from_secs(3), &mut sending).await;
-    assert!(sent.is_err(), "32 MB have gone somewhere");
+    assert!(sent.is_err(), "the publisher sent 32 MB that nobody reads");
     let mut parser = FetchParser::new(Draft::NEWEST, GroupOrder::Ascending, 0);
     let reading = async {
         let mut found = 0;

@@ -1,4 +1,4 @@
-//! Publishers that send GOAWAY: their tracks continue elsewhere, without gap or duplicate.
+//! Tests of publishers that send GOAWAY. Their tracks must continue from another publisher without gap or duplicate.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ async fn expect_group(subscriber: &mut TestPeer, group: u64) {
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1, 2], PeerStreamEnd::Fin)));
 }
 
-/// Checks that the relay has ended a request of its own.
+/// Checks that the relay has cancelled its request.
 async fn cancelled(mut request: SessionRequest) {
     let next = patiently(request.next()).await;
     assert!(matches!(next, Err(Error::Cancelled)), "{next:?} instead of a reset");
@@ -47,14 +47,14 @@ async fn subscription_moves_on_goaway_of_its_publisher() {
         upstream.send(goaway()).await.unwrap();
         let (moved, _) = publisher.accept_subscribe(&track, alias + 1).await;
         relay.until("both", |status| status.tracks[0].publishers == 2).await;
-        // The group that has begun is completed, and later ones arrive on the new subscription.
+        // The open group is completed on the old subscription, and later groups arrive on the new one.
         open.object(1, 700).await;
         open.object(2, 700).await;
         open.finish();
         assert_eq!(received.all().await, (vec![1, 2], PeerStreamEnd::Fin));
-        // The relay refuses the group by its header.
+        // The relay refuses a new group on the old subscription when it reads the group's header.
         drop(publisher.subgroup(header(alias, group + 1)).await);
-        relay.until("one is refused", |status| status.drops["handed_over_subgroup"] == alias).await;
+        relay.until("one group to be refused", |status| status.drops["handed_over_subgroup"] == alias).await;
         publish(&publisher, alias + 1, group + 1).await;
         expect_group(&mut subscriber, group + 1).await;
         cancelled(std::mem::replace(&mut upstream, moved)).await;
@@ -64,7 +64,7 @@ async fn subscription_moves_on_goaway_of_its_publisher() {
     assert!(publisher.requests.try_recv().is_err());
 }
 
-/// Everything stays as it is if the second SUBSCRIBE is not answered.
+/// If the second SUBSCRIBE is not answered, nothing changes.
 #[tokio::test]
 async fn a_subscription_that_cannot_move_stays() {
     let relay = TestRelay::start();
@@ -78,7 +78,7 @@ async fn a_subscription_that_cannot_move_stays() {
         publish(&publisher, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
-    assert_eq!(relay.status().drops["handed_over_subgroup"], 0); // exact: all that was sent has come
+    assert_eq!(relay.status().drops["handed_over_subgroup"], 0); // exact: all sent objects have arrived
 }
 
 #[tokio::test]
@@ -113,18 +113,21 @@ async fn edge_moves_to_goaway_uri_of_its_upstream() {
     let server = Arc::clone(&first.server);
     let draining = tokio::spawn(async move { server.drain().await });
     let _moved = after.accept_subscribe(&track, 2).await;
-    edge.until("it comes from both", |status| status.tracks[0].publishers == 2).await;
+    edge.until("both publishers to feed the track", |status| status.tracks[0].publishers == 2).await;
     publish(&after, 2, 1).await;
     open.object(1, 700).await;
     open.object(2, 700).await;
     open.finish();
     assert_eq!(received.all().await, (vec![1, 2], PeerStreamEnd::Fin));
     publish(&before, 1, 2).await;
-    edge.until("the refusal of the first", |status| status.drops["handed_over_subgroup"] == 1).await;
+    edge.until("the first publisher's group to be refused", |status| {
+        status.drops["handed_over_subgroup"] == 1
+    })
+    .await;
     publish(&after, 2, 2).await;
     expect_group(&mut subscriber, 2).await;
 
-    // No subscription is left at the first relay.
+    // The edge must have no subscription at the first relay any more.
     let of_second = second.addr;
     let remotes = |status: &millrace_relay_daemon::status::Status| {
         status
@@ -134,7 +137,7 @@ async fn edge_moves_to_goaway_uri_of_its_upstream() {
             .map(|session| session.remote)
             .collect::<Vec<_>>()
     };
-    edge.until("the end of the first", |status| remotes(status) == [of_second]).await;
+    edge.until("the end of the first publisher's session", |status| remotes(status) == [of_second]).await;
     before.session.close(millrace_moq::code::Session::NO_ERROR, "");
     patiently(draining).await.unwrap();
     for group in 3..6 {

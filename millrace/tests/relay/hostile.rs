@@ -1,4 +1,4 @@
-//! Hostile clients harm no bystander, who gets every object, and leave nothing behind.
+//! Tests of hostile clients. Every bystander must get all objects, and nothing may be left in the relay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,7 +43,7 @@ use super::{
 /// Number of objects in a bystander's group, and the time between them.
 const OBJECTS: u64 = 10;
 const PAUSE: Duration = Duration::from_millis(5);
-/// Scenarios that give the relay no reason to close: their excess is refused, or waits.
+/// Scenarios that give the relay no reason to close the session: it refuses their excess, or lets it wait.
 const GO_ON: [&str; 7] = ["no-credit", "overlap", "steady", "same-track", "track-hog", "waiters", "updates"];
 
 /// Publishes groups until it is stopped, and returns their number.
@@ -61,8 +61,8 @@ async fn publish(publisher: &TestPeer, stop: Arc<AtomicBool>) -> u64 {
     group
 }
 
-/// Reads groups, each whole and once, until all published ones have arrived. If a packet is lost, a group may begin
-/// before the previous one.
+/// Reads groups, and checks that each is whole and arrives once, until all published ones have arrived. If a packet is
+/// lost, a group may begin before the previous one ends.
 async fn take(subscriber: &mut TestPeer, mut published: watch::Receiver<Option<u64>>) {
     let mut taken = BTreeSet::new();
     while *published.borrow_and_update() != Some(taken.len() as u64) {
@@ -106,8 +106,8 @@ async fn attack(
     patiently(round).await.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name))
 }
 
-/// Returns whether the scenario's transport is that of the other test program: the programs of the userspace engine share
-/// both, and hostile clients use the transport of their peers.
+/// Reports whether another test program runs the scenario's transport. The programs of the userspace engine share both
+/// transports, and hostile clients use that of their peers.
 fn is_elsewhere(transport: LabTransport) -> bool {
     !wants_kernel() && wants_web() != (transport == LabTransport::Webtransport)
 }
@@ -135,16 +135,17 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
     assert!(counted["protocol_violation"] > 0, "{counted:?}");
 }
 
-/// Runs all scenarios while others publish and subscribe. Leftovers are counted at the end for all together:
-/// `millrace lab hostile` shows which scenario they are from. Returns the relay's counters.
+/// Runs all scenarios while bystanders publish and subscribe. Leftovers are counted at the end, for all scenarios
+/// together; `millrace lab hostile` shows which scenario left them. Returns the relay's counters.
 async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
     let relay = TestRelay::with(|config| {
-        // A bystander loses what it has not received by then: far longer than a busy machine delays it.
+        // A bystander loses groups that leave the cache before it reads them. The cache's age is far longer than a busy
+        // machine's delay.
         config.cache_age = Duration::from_secs(10);
         config.cache_bytes = 16 << 20;
         config.idle_timeout = Duration::from_secs(8);
     });
-    // exact: a relay begins with all the tasks that it has when idle
+    // exact: an idle relay has all its tasks from the start
     let tasks = Handle::current().metrics().num_alive_tasks();
     let (mut publisher, namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, request, _, upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
@@ -155,7 +156,7 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
         for scenario in scenario::over(transport) {
             let report = attack(&relay, transport, scenario).await;
             println!("{}: {:?}", scenario.name, report.rounds);
-            // These continue whatever the relay closes.
+            // These scenarios continue whatever the relay closes.
             if GO_ON.contains(&scenario.name) || scenario.name.starts_with("web-") {
                 assert_eq!(report.rounds[0].ended, None, "{}", scenario.name);
             }
@@ -195,8 +196,8 @@ async fn establish(relay: &TestRelay) -> hostile::peer::HostilePeer {
     patiently(spawn_blocking(move || hostile::peer::HostilePeer::establish(&target).unwrap())).await.unwrap()
 }
 
-/// A subscriber begins to send false acknowledgements, with engine `kernel` once the kernel has sent to it. It is
-/// closed, and a bystander gets everything.
+/// A subscriber sends false acknowledgements, with engine `kernel` once the kernel has sent to it. The relay must close
+/// it, and a bystander must get everything.
 async fn close_who_acknowledges(acks: Acks) {
     const PROTOCOL_VIOLATION: &str = "0xa ";
     let relay = TestRelay::start();
@@ -230,7 +231,7 @@ async fn close_who_acknowledges(acks: Acks) {
             let liar = status.sessions.iter().max_by_key(|session| session.id).unwrap();
             if wants_kernel() { liar.kernel.packets > 0 } else { liar.data_plane.packets > 0 }
         };
-        relay.until("it is served", is_served).await;
+        relay.until("the subscriber to be served", is_served).await;
         lie.store(true, Relaxed);
     };
     let (closed, (), _, ()) =
@@ -248,8 +249,8 @@ async fn acknowledgement_of_skipped_number_closes_the_session() {
     close_who_acknowledges(Acks::Gapless).await;
 }
 
-/// A stream is reset in the packet of its last data: with its final size, with a larger one, and with an impossible
-/// one.
+/// A stream is reset in the packet that has its last data: with the right final size, with a larger one, and with an
+/// impossible one.
 #[tokio::test]
 async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
     const FINAL_SIZE_ERROR: &str = "0x6 ";
@@ -271,7 +272,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
         let mut subscriber = relay.peer().await;
         let (mut request, _ok) = subscriber.subscribe(&track).await;
         relay.until_ready().await;
-        // A few pieces at a time are sent of an object that never completes.
+        // The publisher sends an object a few pieces at a time, and never completes it.
         let mut front = Vec::new();
         let subgroup = SubgroupHeader { properties: false, ..header(0, 0) };
         subgroup.encode(&mut front);
@@ -310,7 +311,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             publisher.closed.clone()
         })
         .await;
-        // The last piece may not have arrived. But the stream is reset, and no session is harmed.
+        // The last piece may be missing at the subscriber. But its stream is reset, and no session is harmed.
         assert_eq!(received.all().await.1, PeerStreamEnd::Reset, "{beyond}");
         if beyond < 0 {
             assert!(closed.as_ref().is_some_and(|closed| closed.starts_with(FINAL_SIZE_ERROR)), "{closed:?}");
@@ -335,9 +336,9 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
     relay.assert_forwarded();
 }
 
-/// Two frames have the same offset: 53 bytes of an object of 1000, and 54 bytes, which are a whole object. They are
-/// in one packet, or the second one is in an earlier packet, which the kernel does not read. Whichever the relay
-/// takes, its subscribers get the same from the kernel and from userspace, and no session ends.
+/// Two frames have the same offset: 53 bytes of an object of 1000, and 54 bytes that are a whole object. They are in
+/// one packet, or the second one is in an earlier packet that the kernel does not read. Whichever frame the relay uses,
+/// subscribers must get the same bytes from the kernel and from userspace, and no session may end.
 #[tokio::test]
 async fn contradicting_retransmission_ends_no_subscriber() {
     const ROUNDS: u64 = 4;
@@ -385,7 +386,7 @@ async fn contradicting_retransmission_ends_no_subscriber() {
         }
         let (hostile, len) =
             with(hostile, move |hostile| contradict(hostile, stream, PIECES as u64, round % 2 == 1)).await;
-        // The result is the second version, or the first one until the relay has found out how that ends.
+        // Subscribers get the second version, or the first one until the relay has detected the contradiction.
         received.well_formed(PIECES * 102 + len).await;
         drop((received, hostile));
         // The session continues with the media of others.
@@ -441,7 +442,7 @@ fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, 
     y.len()
 }
 
-/// The first bytes of a stream of unknown type arrive in two copies at once, and then more of it.
+/// The first bytes of a stream of unknown type arrive twice at once, and more bytes follow.
 #[tokio::test]
 async fn repeated_stream_of_unknown_type_is_ignored() {
     const PADDING: u64 = 0x132b_3e28;
@@ -475,9 +476,9 @@ async fn repeated_stream_of_unknown_type_is_ignored() {
 async fn handshakes_count_as_sessions() {
     let relay = TestRelay::with(|config| config.max_sessions = 5);
     let held = begin_handshakes(&relay, 5).await;
-    relay.until("all are under way", |status| status.handshakes == 5).await;
+    relay.until("all handshakes to be open", |status| status.handshakes == 5).await;
     assert!(Session::connect(&remote(&relay)).await.is_err());
-    relay.until("it to be counted", |status| status.drops["session_limit"] >= 1).await;
+    relay.until("the handshake to be counted", |status| status.drops["session_limit"] >= 1).await;
     drop(held);
 }
 
@@ -486,8 +487,12 @@ async fn many_open_handshakes_require_address_validation() {
     const UNPROVED: u64 = 64;
     let relay = TestRelay::start();
     let held = begin_handshakes(&relay, 100).await;
-    relay.until("more have to", |status| status.totals.retries == 100 - UNPROVED).await;
-    // exact: retries are only sent after these
+    relay
+        .until("further handshakes to be asked for validation", |status| {
+            status.totals.retries == 100 - UNPROVED
+        })
+        .await;
+    // exact: the relay sends Retry only after these handshakes
     assert_eq!(relay.status().handshakes, UNPROVED);
     // A client that can validate its address is served.
     let peer = relay.peer().await;
@@ -496,7 +501,7 @@ async fn many_open_handshakes_require_address_validation() {
     drop((held, peer));
 }
 
-/// The end of a control message and of an object header is missing.
+/// The clients never send the end of a control message or of an object's header.
 #[tokio::test]
 async fn incomplete_messages_of_a_session_are_bounded() {
     const BYTES: usize = 60_000;

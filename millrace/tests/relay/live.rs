@@ -1,4 +1,4 @@
-//! Objects from publishers to subscribers.
+//! Tests of objects from publishers to subscribers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -198,7 +198,7 @@ async fn forward_state_pauses_and_resumes() {
     let update = resume(false);
     let pause = 2;
     let mut received = subscriber.next_subgroup().await;
-    assert_eq!(received.objects(1).await, [1], "what came before is not sent");
+    assert_eq!(received.objects(1).await, [1], "an earlier object was sent");
     request.send(update).await.unwrap();
     patiently(request.answer()).await.unwrap();
     subgroup.object(pause, 10).await;
@@ -273,7 +273,7 @@ async fn datagrams_of_current_group_and_before_their_alias_arrive() {
         publisher.session.streams().send_datagram(bytes.into()).unwrap();
     };
     (0..3).for_each(|object| send(9, object));
-    relay.until("them to be cached", |status| status.tracks[0].objects_cached == 3).await;
+    relay.until("the objects to be cached", |status| status.tracks[0].objects_cached == 3).await;
     let mut late = relay.peer().await;
     let (_late, _) = late.subscribe(&track).await;
     let mut objects = Vec::new();
@@ -306,7 +306,8 @@ async fn statuses_and_empty_subgroups_are_forwarded() {
     assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0, 1], PeerStreamEnd::Fin));
 }
 
-/// A subscriber may have seen the end of neither the subscription nor its streams when the next one begins.
+/// A subscriber may not have seen the end of the old subscription, or of its streams, when the next one begins. The new
+/// one therefore needs another alias.
 #[tokio::test]
 async fn alias_is_not_reused_at_once() {
     let relay = TestRelay::start();
@@ -386,7 +387,7 @@ async fn order_and_priority_apply_to_streams() {
         subgroup.object(0, 100_000).await;
         subgroup.finish();
     }
-    relay.until("both groups are here", |status| status.tracks[0].groups_cached == 2).await;
+    relay.until("both groups to be cached", |status| status.tracks[0].groups_cached == 2).await;
     let late = relay.peer().await;
     let parameters = Parameters { group_order: Some(GroupOrder::Descending), ..Parameters::default() };
     let (_request, ok) = late.try_subscribe(&track, parameters).await.unwrap();

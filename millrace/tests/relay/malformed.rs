@@ -59,7 +59,7 @@ async fn other_subgroup(publisher: &TestPeer) -> PublishedSubgroup {
 /// Sends valid objects up to the fault, waits until the relay has them, and sends the fault.
 async fn commit(relay: &TestRelay, publisher: &TestPeer, subscriber: &mut TestPeer, fault: TrackFault) {
     let cached = async |objects| {
-        relay.until("it is cached", |status| status.tracks[0].objects_cached == objects).await;
+        relay.until("the object to be cached", |status| status.tracks[0].objects_cached == objects).await;
     };
     let mut first = match fault {
         TrackFault::DatagramAndStream | TrackFault::TwoPayloads => {
@@ -125,9 +125,11 @@ async fn malformed_track_ends_for_all_subscribers() {
         assert!(cancelled.is_err(), "{fault:?}: {cancelled:?}");
         let expected = nth as u64 + 1;
         relay
-            .until("nothing is kept", |status| status.tracks.iter().all(|one| one.objects_cached == 0))
+            .until("nothing of the malformed track to be cached", |status| {
+                status.tracks.iter().all(|one| one.objects_cached == 0)
+            })
             .await;
-        // exact: it is counted before the track ends
+        // exact: the drop is counted before the track ends
         assert_eq!(relay.status().drops["malformed_track"], expected, "{fault:?}");
         // The session can be used for other subscriptions, even to this track.
         let (mut again, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 2).await;
@@ -158,7 +160,7 @@ async fn a_group_may_end_in_several_subgroups() {
     first.finish();
     assert_eq!(second.all().await, (vec![5], PeerStreamEnd::Fin));
     assert_eq!(received.all().await, (vec![0, 4], PeerStreamEnd::Fin));
-    // The track continues: by then the ends of both are known.
+    // When the next group arrives, the relay knows the ends of both subgroups.
     let mut next = publisher.subgroup(header(1, 1)).await;
     next.object(0, 100).await;
     next.finish();
@@ -174,7 +176,7 @@ async fn a_fetch_of_a_malformed_track_is_reset() {
     let (_subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut first = publisher.subgroup(header(1, 0)).await;
-    // This is more than a subscriber that does not read is sent.
+    // This exceeds the credit of a subscriber that does not read.
     for id in 0..40 {
         first.object(id, 1 << 20).await;
     }

@@ -24,9 +24,9 @@ use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
 
 use super::site::{self, RelayHost, RelaySite, until_forwarded, wants_kernel, wants_web};
 
-/// How long anything may take before a test fails: long, since the machine may be busy.
+/// Time after which a wait fails. It is long, since the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// How long a test waits to see that nothing happens.
+/// Time that a test waits to see that nothing happens.
 pub const QUIET: Duration = Duration::from_millis(200);
 /// Number of objects of a stream that are published one by one, for the kernel engine.
 const PACED: usize = 20;
@@ -53,12 +53,12 @@ impl TestRelay {
         let site = RelaySite::of_this_test();
         let host = site.host();
         let listen = SocketAddr::new(host.v4().into(), host.port(0));
-        // Lateness depends on the machine's load; the tests of it set how long media may wait.
+        // Lateness depends on the machine's load. Tests of late media set the limit themselves.
         let max_delay = Some("off".parse().unwrap());
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
-        // The tests of lingering set the time.
+        // Tests of lingering set this time themselves.
         config.linger = Duration::ZERO;
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
@@ -104,15 +104,15 @@ impl TestRelay {
         async_wait_until(what, || self.status(), wanted).await
     }
 
-    /// Waits, with engine `kernel`, until the kernel may send to all peers. Userspace serves them before.
+    /// Waits until the kernel may send to all peers, with engine `kernel`. Userspace serves them until then.
     pub async fn until_ready(&self) {
         let is_ready =
             |status: &Status| status.sessions.iter().all(|session| session.kernel_ready != Some(false));
         self.until("the kernel may send", is_ready).await;
     }
 
-    /// Waits until the only track's largest object is this one: subscribers get objects that the kernel forwards a
-    /// moment before the relay counts them.
+    /// Waits until the largest object of the relay's only track is this one. The relay counts an object that the kernel
+    /// forwards a moment after the subscribers have it.
     pub async fn until_largest(&self, at: Location) {
         let wanted = Some((at.group, at.object));
         self.until(&format!("largest {wanted:?}"), |status| status.tracks[0].largest == wanted).await;
@@ -307,7 +307,8 @@ impl PublishedSubgroup {
         encode_object_header(self.previous, id, properties, payload.len() as u64, status, &mut bytes);
         bytes.extend_from_slice(payload);
         if wants_kernel() && (1..PACED).contains(&self.written) {
-            // Live media: if all came at once, nothing would be left for the kernel when it gets the stream.
+            // Objects come at the pace of live media. If all came at once, none would be left for the kernel when it
+            // gets the stream.
             tokio::time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
         }
         self.stream.write_all(&bytes).await.unwrap();
@@ -337,7 +338,7 @@ pub struct ReceivedSubgroup {
     bytes: Vec<u8>,
 }
 
-/// How a stream ended.
+/// The way in which a stream ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PeerStreamEnd {
     Fin,
@@ -351,8 +352,8 @@ impl ReceivedSubgroup {
         self.all_telling(|_| {}).await
     }
 
-    /// Same as [`all`](Self::all); `tell` is called with the number of objects that have begun, for each piece that
-    /// arrives.
+    /// Same as [`all`](Self::all). For each piece that arrives, `tell` is called with the number of objects that have
+    /// begun.
     pub async fn all_telling(mut self, mut tell: impl FnMut(usize)) -> (Vec<u64>, PeerStreamEnd) {
         let mut found = Vec::new();
         let end = loop {
@@ -384,7 +385,8 @@ impl ReceivedSubgroup {
     pub async fn bytes(&mut self, len: usize) {
         let mut found = Vec::new();
         while self.bytes.len() < len {
-            let chunk = patiently(self.stream.chunk()).await.unwrap().expect("more of the object");
+            let chunk =
+                patiently(self.stream.chunk()).await.unwrap().expect("the object is shorter than expected");
             self.take(&chunk, &mut found);
         }
     }
@@ -440,7 +442,7 @@ pub async fn expect_done(request: &mut SessionRequest) -> PublishDone {
 }
 
 pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, future).await.expect("it takes too long")
+    timeout(PATIENCE, future).await.expect("PUBLISH_DONE takes too long")
 }
 
 pub fn track(namespace: &str, name: &str) -> TrackName {
@@ -479,7 +481,7 @@ pub async fn publishing_in(path: &str, publisher: TestPeer) -> (TestPeer, Sessio
     (publisher, namespace, track(path, "video"))
 }
 
-/// Two publishers of one track, under the aliases 1 and 2, and a subscriber that gets it from both.
+/// Two publishers of one track under the aliases 1 and 2, and a subscriber of the track.
 pub struct Rivals {
     pub one: TestPeer,
     pub two: TestPeer,

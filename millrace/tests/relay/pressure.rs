@@ -1,4 +1,4 @@
-//! Subscribers that do not keep up, and limits.
+//! Tests of subscribers that read too slowly, and of limits.
 
 use std::{future::poll_fn, pin::pin, time::Duration};
 
@@ -44,7 +44,7 @@ async fn blocked_subscriber_delays_no_other() {
     assert!(status.cache.bytes <= CACHE, "{} bytes cached", status.cache.bytes);
     relay.until("dropped subgroups of the blocked subscriber", |status| status.drops["evicted"] > 10).await;
     let owed = |status: &Status| status.sessions.iter().map(|session| session.pending).sum::<u64>();
-    relay.until("no more is owed than the cache holds", |status| owed(status) <= CACHE).await;
+    relay.until("more media waits than the cache holds", |status| owed(status) <= CACHE).await;
 }
 
 #[tokio::test]
@@ -55,10 +55,10 @@ async fn an_evicted_subgroup_is_reset_at_the_subscriber() {
     publish(&publisher, 0..1, 400_000).await;
     let first = slow.next_subgroup().await;
     assert_eq!(first.all().await.1, PeerStreamEnd::Fin);
-    // More than the connection's credit and the cache together.
+    // These groups exceed the connection's credit and the cache together.
     publish(&publisher, 1..40, 900_000).await;
     relay.until("subgroups are dropped", |status| status.drops["evicted"] > 0).await;
-    // Streams that are dropped before they were opened never arrive; the newest does.
+    // Groups that were dropped before their streams were opened never arrive. The newest group does.
     let mut ends = Vec::new();
     let mut is_newest = false;
     while !is_newest {
@@ -110,7 +110,7 @@ async fn unsubscribing_resets_streams_and_ends_upstream() {
     relay.until("nobody is subscribed", |status| status.tracks[0].subscribers == 0).await;
     // The relay keeps its own subscription for a while, and then ends it.
     patiently(upstream.stopped()).await;
-    relay.until("no publisher feeds it", |status| status.tracks[0].publishers == 0).await;
+    relay.until("no publisher to feed the track", |status| status.tracks[0].publishers == 0).await;
 }
 
 #[tokio::test]
@@ -130,13 +130,13 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     let received = subscriber.next_subgroup().await;
     // exact: longer than the delivery timeout, which is under test
     tokio::time::sleep(Duration::from_millis(510)).await;
-    // Reading gives credit, which comes too late by now.
+    // Reading gives credit, but by now the delivery timeout has passed.
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Reset));
-    // exact: it is counted before the stream is reset
+    // exact: the drop is counted before the stream is reset
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
-/// The newest group stays, however long it waits.
+/// The newest group is never dropped for its age.
 #[tokio::test]
 async fn late_group_is_dropped_once_the_next_begins() {
     let max_delay = Duration::from_millis(50);
@@ -162,7 +162,7 @@ async fn late_group_is_dropped_once_the_next_begins() {
     let status = relay.status(); // exact: both streams have ended
     let mut drops: Vec<_> = status.sessions.iter().map(|session| session.drops.clone()).collect();
     drops.retain(|drops| !drops.is_empty());
-    assert_eq!(drops, [[("late".to_owned(), 1)].into()], "its session's alone, and nothing else");
+    assert_eq!(drops, [[("late".to_owned(), 1)].into()], "the drops of its session only");
 }
 
 #[tokio::test]
@@ -171,7 +171,7 @@ async fn requested_earlier_objects_are_not_late() {
     let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // More than a stream's credit.
+    // The group is larger than a stream's credit.
     publish(&publisher, 0..1, 4_000_000).await;
     assert_eq!(reader.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     let mut late = relay.peer().await;
@@ -191,11 +191,11 @@ async fn sessions_over_the_limit_are_refused() {
     let relay = TestRelay::with(|config| config.max_sessions = 2);
     let _one = relay.peer().await;
     let _two = relay.peer().await;
-    relay.until("both are there", |status| status.sessions.len() == 2).await;
+    relay.until("both subscriptions to exist", |status| status.sessions.len() == 2).await;
     let remote =
         millrace_client::session::Remote::new(relay.url(), millrace_client::tls::CertificateTrust::Anyone);
     assert!(millrace_client::session::Session::connect(&remote).await.is_err());
-    relay.until("it to be counted", |status| status.drops["session_limit"] >= 1).await;
+    relay.until("the refusal to be counted", |status| status.drops["session_limit"] >= 1).await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The light receivers of millrace-lab against a real relay: hundreds of sessions, whose addresses change.
+//! Tests of millrace-lab's light receivers at a real relay: hundreds of sessions whose addresses change.
 
 use std::{
     collections::BTreeMap,
@@ -95,7 +95,7 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
             let is_moved = |(id, addr): (&u64, &SocketAddr)| addresses(status).get(id) != Some(addr);
             before.iter().filter(|one| is_moved(*one)).count() == SESSIONS
         };
-        relay.until("all are followed", all_moved).await;
+        relay.until("all sessions to be at their new addresses", all_moved).await;
         relay.until_ready().await;
         stop.store(true, Relaxed);
     };
@@ -117,7 +117,7 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
     drop((bystander, request, namespace));
 }
 
-/// A share of the sessions moves, again and again, until all are stopped.
+/// A share of the sessions changes addresses again and again, until all are stopped.
 #[tokio::test]
 async fn share_of_the_sessions_moves_at_a_rate() {
     let relay = TestRelay::start();

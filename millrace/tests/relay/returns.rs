@@ -1,4 +1,4 @@
-//! Publishers that disappear without notice and return, as their subscribers see it.
+//! Tests of publishers that disappear without notice and return, as their subscribers see it.
 
 use std::{net::Ipv6Addr, time::Duration};
 
@@ -21,10 +21,10 @@ fn lingering() -> TestRelay {
     TestRelay::with(|config| config.linger = LINGER)
 }
 
-/// Drops all packets from and to the peer from now on, as if it had been killed.
+/// Drops all packets from and to the peer from now on, as if its process had been killed.
 fn silence(peer: &TestPeer) {
     let socket = socket2::Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).unwrap();
-    // The relays have IPv4 addresses.
+    // The socket that replaces the peer's is IPv6-only, and the relay has an IPv4 address, so no packet passes.
     socket.set_only_v6(true).unwrap();
     socket.bind(&std::net::SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)).into()).unwrap();
     peer.session.endpoint().rebind(socket.into()).unwrap();
@@ -115,7 +115,7 @@ async fn subscriptions_end_without_publisher_in_time() {
     assert_eq!(expect_done(&mut request).await.code, code::Done::INTERNAL_ERROR);
 }
 
-/// The relay does not wait for a publisher that has ended its track.
+/// If a publisher ends its track, the relay does not wait for it to return.
 #[tokio::test]
 async fn ended_track_is_not_waited_for() {
     let relay = lingering();
@@ -129,7 +129,7 @@ async fn ended_track_is_not_waited_for() {
     assert_eq!(expect_done(&mut request).await.code, code::Done::TRACK_ENDED);
 }
 
-/// The publisher's session stays open for as long as the idle time-out: half a minute here.
+/// The silent session of the publisher stays open until the idle timeout, which is half a minute here.
 #[tokio::test]
 async fn returning_publisher_takes_over_from_its_silent_session() {
     let relay = lingering();
@@ -146,12 +146,14 @@ async fn returning_publisher_takes_over_from_its_silent_session() {
     publish(&again, 5, 2000).await;
     assert_eq!(broken.all().await.1, PeerStreamEnd::Reset);
     expect_group(&mut subscriber, 2000).await;
-    let status = relay.until("it is the publisher", |status| status.tracks[0].publishers == 1).await;
+    let status = relay
+        .until("the returned publisher to feed the track", |status| status.tracks[0].publishers == 1)
+        .await;
     assert_eq!(status.drops["standby"], 0, "{:?}", status.drops);
     assert!(status.sessions.iter().filter(|session| session.publisher).count() >= 1);
 }
 
-/// A publisher of media has a track once it has read the first bytes of its encoder.
+/// A publisher has a track only after it has read the first bytes from its encoder.
 #[tokio::test]
 async fn publisher_without_track_is_asked_again() {
     let relay = lingering();
@@ -171,7 +173,8 @@ async fn publisher_without_track_is_asked_again() {
     expect_group(&mut subscriber, 2000).await;
 }
 
-/// moq-pub does this: existing players continue with the lower numbers, and later ones get no stale group.
+/// moq-pub numbers its groups from 0 after a restart. Players continue with the lower numbers, and later ones get no
+/// stale group.
 #[tokio::test]
 async fn renumbering_publisher_restarts_the_track() {
     let relay = lingering();
@@ -199,8 +202,8 @@ async fn renumbering_publisher_restarts_the_track() {
     expect_group(&mut late, 1).await;
 }
 
-/// A player that ends its session at a reset, as moq-sub does, continues. It must not be asked for the rest, which
-/// nobody has.
+/// A player such as moq-sub ends its session when a stream is reset. It must continue, and must not be asked for the
+/// rest of a group that no publisher has.
 #[tokio::test]
 async fn unfinished_group_completes_when_publisher_renumbers() {
     let relay = lingering();
@@ -244,10 +247,10 @@ async fn second_publisher_stands_by_until_the_first_ends() {
     let (second, [_second_namespace, mut asked]) = come_back(&relay, &track, 5).await;
     publish(&second, 5, 7000).await;
     expect_forward(&mut asked, false).await;
-    // The viewers keep the groups that they had.
+    // The viewers keep the groups that they already have.
     publish(&publisher, 1, 1001).await;
     expect_group(&mut subscriber, 1001).await;
-    let status = relay.until("one stands by", |status| status.drops["standby"] > 0).await;
+    let status = relay.until("one publisher to stand by", |status| status.drops["standby"] > 0).await;
     assert_eq!(status.tracks[0].publishers, 2);
     publisher.session.close(code::Session::NO_ERROR, "");
     expect_forward(&mut asked, true).await;
@@ -255,7 +258,8 @@ async fn second_publisher_stands_by_until_the_first_ends() {
     expect_group(&mut subscriber, 7001).await;
 }
 
-/// A standby takes over soon after the first publisher has fallen silent, however long that session's time-out is.
+/// A standby publisher takes over soon after the first one has fallen silent, however long the session's idle timeout
+/// is.
 #[tokio::test]
 async fn standby_takes_over_from_silent_publisher() {
     let relay = lingering();
@@ -274,7 +278,8 @@ async fn standby_takes_over_from_silent_publisher() {
     expect_group(&mut subscriber, 7001).await;
 }
 
-/// A publisher whose clock has gone back thus numbers its groups above the earlier ones.
+/// A returning publisher can ask for the track's largest location with TRACK_STATUS. If its clock has gone back, it can
+/// thus still number its groups above the earlier ones.
 #[tokio::test]
 async fn track_status_reports_largest_of_absent_publisher() {
     let relay = lingering();

@@ -1,4 +1,4 @@
-//! Publishers that could harm each other.
+//! Tests of publishers that could harm each other.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn reported_largest_object_hides_no_track() {
     }
 }
 
-/// One object far ahead is the largest until the track continues where it was.
+/// One object far ahead of the track is the largest only until the track continues at its old numbers.
 #[tokio::test]
 async fn stray_object_hides_no_track() {
     let relay = TestRelay::start();
@@ -87,7 +87,7 @@ async fn copy_takes_over_when_the_first_publisher_stops() {
         copy.object(id, 100).await;
     }
     copy.finish();
-    // It is behind the copy on the same connection: when it has arrived, so has the copy.
+    // This object is behind the copy on the same connection. When it has arrived, the copy has arrived, too.
     let mut next = two.subgroup(header(2, 1)).await;
     next.object(0, 100).await;
     next.finish();
@@ -97,10 +97,10 @@ async fn copy_takes_over_when_the_first_publisher_stops() {
     assert_eq!(received.all().await, (vec![], PeerStreamEnd::Reset));
     let whole = subscriber.next_subgroup().await;
     assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], PeerStreamEnd::Fin)));
-    assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the copy has come, whole
+    assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the whole copy has arrived
 }
 
-/// The share holds even when the session has ended.
+/// The share also counts groups of a session that has ended.
 #[tokio::test]
 async fn a_client_has_its_share_of_the_cache() {
     const LEN: usize = 300_000;
@@ -123,9 +123,9 @@ async fn a_client_has_its_share_of_the_cache() {
             subgroup.finish();
         }
         let received = (session + 1) * 6;
-        relay.until("all have come", |status| status.totals.objects_received == received).await;
+        relay.until("all groups to have arrived", |status| status.totals.objects_received == received).await;
         relay.until("memory within the share", |status| status.cache.bytes <= 1 << 20).await;
-        let status = relay.status(); // exact: all that was published has come
+        let status = relay.status(); // exact: all published groups have arrived
         assert_eq!(status.access.clients[0].cache_bytes, status.cache.bytes);
         publisher.session.close(code::Session::NO_ERROR, "");
         relay.until("its end", |status| status.sessions.is_empty()).await;

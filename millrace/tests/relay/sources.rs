@@ -1,4 +1,4 @@
-//! An edge with several upstream relays. Some do not answer.
+//! Tests of an edge relay with several upstream relays. Some of them do not answer.
 
 use std::{
     net::SocketAddr,
@@ -16,10 +16,10 @@ use url::Url;
 
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, with_publisher};
 
-/// Longer than any test takes.
+/// Time that is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
 
-/// The way of one client to a relay. It can be cut, as if the relay's machine had lost its power.
+/// A forwarder of UDP packets between a client and a relay. Cutting it acts as if the relay's machine had lost power.
 struct CuttableRoute {
     addr: SocketAddr,
     is_cut: Arc<AtomicBool>,
@@ -27,7 +27,7 @@ struct CuttableRoute {
 }
 
 impl CuttableRoute {
-    /// `front` and `back` are bound in the relay's network.
+    /// Starts a forwarder. `front` and `back` are bound in the relay's network.
     fn to(relay: SocketAddr, front: std::net::UdpSocket, back: std::net::UdpSocket) -> Self {
         let addr = front.local_addr().unwrap();
         let open = |socket: std::net::UdpSocket| {
@@ -66,7 +66,7 @@ impl CuttableRoute {
         self.is_cut.store(is_cut, Relaxed);
     }
 
-    /// Returns the URL that the edge gets for it.
+    /// Returns the URL by which the edge reaches the relay through the forwarder.
     fn url(&self, relay: &TestRelay) -> Url {
         let mut url = relay.url();
         url.set_port(Some(self.addr.port())).unwrap();
@@ -80,7 +80,7 @@ impl Drop for CuttableRoute {
     }
 }
 
-/// A relay, and a way to it.
+/// Starts a relay, and a forwarder in front of it.
 fn relay_behind_a_way() -> (TestRelay, CuttableRoute) {
     let mut sockets = None;
     let relay = TestRelay::at(|host, _| {
@@ -92,7 +92,7 @@ fn relay_behind_a_way() -> (TestRelay, CuttableRoute) {
     (relay, way)
 }
 
-/// An edge that has these upstream relays.
+/// Starts an edge relay with these upstream relays.
 fn edge_of(urls: Vec<Url>) -> TestRelay {
     TestRelay::at(|host, config| {
         config.listen = vec![SocketAddr::new(host.v4().into(), host.port(1))];
@@ -101,7 +101,7 @@ fn edge_of(urls: Vec<Url>) -> TestRelay {
     })
 }
 
-/// The port of the relay that the edge has a session with; and no other session with an upstream relay.
+/// Returns the port of the relay that the edge has a session with, if it has exactly one upstream session.
 fn only_upstream(status: &Status) -> Option<u16> {
     let mut upstreams = status.sessions.iter().filter(|session| session.upstream);
     let only = upstreams.next().filter(|_| upstreams.next().is_none())?;
@@ -109,7 +109,7 @@ fn only_upstream(status: &Status) -> Option<u16> {
     (known.session == Some(only.id)).then_some(only.remote.port())
 }
 
-/// Returns why there was no other connection to the preferred relay.
+/// Returns the reason why the edge has no connection to the preferred relay.
 fn why_not_the_first(status: &Status) -> Option<&str> {
     let reason = status.upstream.as_ref()?.sources[0].reason.as_str();
     (!reason.is_empty()).then_some(reason)
@@ -123,14 +123,14 @@ async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     subgroup.finish();
 }
 
-/// Receives the next group, which has to be this one with each object once.
+/// Receives the next group, which must be this one with each object once.
 async fn expect_group(subscriber: &mut TestPeer, group: u64) {
     let received = subscriber.next_subgroup().await;
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
 }
 
 #[tokio::test]
-async fn upstream_that_falls_silent_is_replaced_and_left_alone_until_it_answers() {
+async fn silent_upstream_is_replaced_until_it_answers_again() {
     let (first, way) = relay_behind_a_way();
     let second = TestRelay::start();
     let edge = edge_of(vec![way.url(&first), second.url()]);
@@ -150,27 +150,32 @@ async fn upstream_that_falls_silent_is_replaced_and_left_alone_until_it_answers(
     way.cut(true);
     let (_moved, _) = after.accept_subscribe(&track, 2).await;
     edge.until("the second", |status| only_upstream(status) == Some(second.addr.port())).await;
-    // The last one again, as a second relay may have it later.
+    // Groups that the edge has already are published again, as if a second relay had got them later.
     for group in 2..6 {
         publish(&after, 2, group).await;
         if group > 2 {
             expect_group(&mut subscriber, group).await;
         }
     }
-    let away = edge.until("it is known what is wrong", |status| why_not_the_first(status).is_some()).await;
+    let away =
+        edge.until("the reason in the edge's status", |status| why_not_the_first(status).is_some()).await;
     let reason = why_not_the_first(&away).unwrap();
     assert!(reason.contains("did not answer within 5 s"), "{reason}");
 
     way.cut(false);
-    edge.until("it comes from both", |status| status.tracks[0].publishers == 2).await;
-    // Both have the groups, in any order.
+    edge.until("both upstream relays to feed the track", |status| status.tracks[0].publishers == 2).await;
+    // Both relays publish the groups, in any order.
     for group in 6..8 {
         publish(&after, 2, group).await;
         publish(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;
     }
-    let back = edge.until("the first again", |status| only_upstream(status) == Some(way.addr.port())).await;
-    assert_eq!(back.totals.upstream_changes, 2); // exact: away and back
+    let back = edge
+        .until("the first upstream relay to be used again", |status| {
+            only_upstream(status) == Some(way.addr.port())
+        })
+        .await;
+    assert_eq!(back.totals.upstream_changes, 2); // exact: the edge has moved to the second relay and back
     for group in 8..10 {
         publish(&before, 1, group).await;
         expect_group(&mut subscriber, group).await;
@@ -195,9 +200,9 @@ async fn upstream_that_never_answered_delays_nobody() {
     expect_group(&mut subscriber, 0).await;
 }
 
-/// A relay without an alternative may be away for less than its connection's idle time-out: the same subscription goes on.
+/// The only upstream relay is silent for less than the connection's idle timeout. The same subscription must continue.
 #[tokio::test]
-async fn only_upstream_that_is_silent_for_a_while_is_waited_for() {
+async fn only_upstream_is_kept_through_a_short_silence() {
     let (first, way) = relay_behind_a_way();
     let edge = edge_of(vec![way.url(&first)]);
     edge.until("connected", |status| only_upstream(status).is_some()).await;

@@ -1,5 +1,5 @@
-//! Switching sets: subscribers name tracks of the same content, and the relay forwards the one that the path has room
-//! for.
+//! Tests of switching sets: subscribers name tracks of the same content, and the relay forwards the one for which the
+//! path has capacity.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use millrace_relay::{AdaptiveMode, LadderRule};
 
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, expect_done, header, patiently, track};
 
-/// More bytes than a stream has credit for: unread, they block the relay.
+/// Number of bytes that exceeds a stream's credit. If the subscriber does not read, the relay is blocked.
 const TOO_MUCH: usize = 3_000_000;
 
-/// Throughput in kbit/s that no path has, so that no higher track is chosen.
+/// Throughput in kbit/s that exceeds any path, so that no higher track is chosen.
 const ENDLESS: u64 = 1 << 50;
 
 /// The publisher's aliases of both tracks, and the number of objects in a group of each, which identifies it.
@@ -54,7 +54,8 @@ struct SwitchingScene {
 }
 
 impl SwitchingScene {
-    /// The first group arrives before the subscription to `low`, which gets that group first if `forward`.
+    /// Starts a scene. The first group arrives before the subscription to `low`, which gets that group first if
+    /// `forward` is set.
     async fn new(thresholds: [u64; 2], forward: bool) -> Self {
         let relay = relay();
         let mut publisher = relay.peer().await;
@@ -113,7 +114,7 @@ impl SwitchingScene {
         self.relay.until(&format!("{down} down and {up} up"), switched).await;
     }
 
-    /// Returns the next group that arrives: which, and its number of objects.
+    /// Returns the next group that arrives: its ID, and its number of objects.
     async fn next(&mut self) -> (u64, u64) {
         let received = self.subscriber.next_subgroup().await;
         let alias = received.header.alias;
@@ -122,7 +123,7 @@ impl SwitchingScene {
         assert_eq!(end, PeerStreamEnd::Fin);
         let count = objects.len() as u64;
         let at = self.aliases.iter().position(|known| *known == alias).expect("an alias of its own");
-        // The first group may have begun before.
+        // The first group may have begun before the switch.
         assert!(group == 0 || count == TRACKS[at].2, "the alias of the other track");
         (group, count)
     }
@@ -166,7 +167,7 @@ async fn track_over_the_path_capacity_is_not_sent() {
 #[tokio::test]
 async fn current_group_continues_until_the_next() {
     let mut scene = SwitchingScene::new([0, 1], true).await;
-    assert_eq!(scene.next().await.0, 0, "of the group of now");
+    assert_eq!(scene.next().await.0, 0, "the rest of the current group did not arrive");
     scene.until_switched(0, 1).await;
     scene.publish(1).await;
     assert_eq!(scene.next().await, (1, HIGH));
@@ -189,7 +190,7 @@ async fn overestimated_path_gets_lower_track() {
     assert_eq!(
         (received.header.alias, received.header.group),
         (scene.aliases[1], 1),
-        "what has begun goes on"
+        "the group that has begun did not continue"
     );
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Fin));
     assert_eq!(scene.next().await, (2, LOW));
@@ -201,7 +202,7 @@ async fn paused_set_keeps_its_track() {
     scene.until_switched(0, 1).await;
     let paused = Assignment { set: 7, algorithm: 0, threshold: ENDLESS, weight: 5, activate: 0, rank: 0 };
     scene.update(1, paused).await.unwrap();
-    // Neither a threshold that would fit now nor a track that ends changes anything.
+    // A threshold that would fit now and a track that ends must change nothing.
     scene.update(1, Assignment { threshold: 1, ..paused }).await.unwrap();
     scene.publish(1).await;
     assert_eq!(scene.next().await, (1, LOW));
@@ -222,7 +223,7 @@ async fn removed_track_makes_room_for_others() {
     scene.until_switched(0, 2).await;
     scene.publish(2).await;
     assert_eq!(scene.next().await, (2, LOW));
-    // The same holds for one that its publisher ends, after which there is none.
+    // The publisher ends the other track, too. No track is left, so the subscription ends.
     let done = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 3, reason: String::new() };
     scene.upstream[1].send(done).await.unwrap();
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::TRACK_ENDED);
@@ -233,7 +234,7 @@ async fn set_replaces_adaptation() {
     adapted_gets_what_a_set_chooses(false).await;
 }
 
-/// The relay may learn of the set while it waits for the other rendition.
+/// The relay may learn of the switching set while it waits for the other rendition.
 #[tokio::test]
 async fn set_replaces_pending_adaptation() {
     adapted_gets_what_a_set_chooses(true).await;

@@ -41,11 +41,11 @@ pub fn wants_web() -> bool {
     env!("CARGO_CRATE_NAME").contains("web")
 }
 
-/// Waits, with engine `kernel`, until the kernel has forwarded a part of the media. How large a part depends on the
-/// machine's load, and is a figure of `millrace-lab bench relay`. A status includes what the kernel had sent by the
-/// previous one.
+/// Waits until the kernel has forwarded a part of the media, with engine `kernel`. The share depends on the machine's
+/// load, and is measured by `millrace-lab bench relay`. A status includes the packets that the kernel had sent by the
+/// previous status.
 pub fn until_forwarded(status: impl FnMut() -> Status) {
-    wait_until("the kernel's part in the media, or none without it", status, |status| {
+    wait_until("packets forwarded by the kernel, or none without engine `kernel`", status, |status| {
         (status.totals.kernel.packets > 0) == (status.engine.name == "kernel")
     });
 }

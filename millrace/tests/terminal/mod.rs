@@ -88,7 +88,8 @@ impl PseudoTerminal {
         self.picture_that(start, part, |lines| lines.iter().any(|line| line.contains(part)))
     }
 
-    /// Returns the next picture that fits: earlier ones may be from before the terminal was made smaller.
+    /// Returns the next picture that fits into this size. Earlier pictures may be from before the terminal was made
+    /// smaller.
     pub fn picture_within(&mut self, start: &str, columns: usize, rows: usize) -> Vec<String> {
         self.picture_that(start, "smaller picture", |lines| fits(lines, columns, rows).is_ok())
     }
@@ -119,7 +120,7 @@ impl PseudoTerminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < BOUND, "it goes on: {:?}", self.seen);
+            assert!(start.elapsed() < BOUND, "the command does not end: {:?}", self.seen);
         }
     }
 
@@ -140,7 +141,7 @@ impl PseudoTerminal {
         tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
     }
 
-    /// Reads output that is available, or arrives within `within` ms; returns whether there was any.
+    /// Reads output that is available or arrives within `within` ms. Returns whether there was any.
     fn read(&mut self, within: u16) -> bool {
         let mut ready = [PollFd::new(self.master.as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, PollTimeout::from(within)).unwrap() == 0 {

@@ -1,4 +1,4 @@
-//! Clients that speak a draft under the name of another.
+//! Tests of clients that speak one draft under the name of another.
 
 use bytes::BytesMut;
 use millrace_moq::{
@@ -11,7 +11,7 @@ use super::{TestRelay, WebClient, WebSession, patiently};
 use crate::relay::peer::{at, first_subscriber, header, with_publisher};
 
 impl WebClient {
-    /// Asks for the next object of `track`; returns the largest location that the relay reports.
+    /// Subscribes to the next object of `track`. Returns the largest location that the relay reports.
     async fn subscribe(&self, session: &WebSession, track: &TrackName) -> (RecvStream, Option<Location>) {
         let (mut send, mut recv) = self.streams(session).open_bi().await.unwrap();
         let parameters = Parameters { filter: Some(Filter::NextObject), ..Parameters::default() };

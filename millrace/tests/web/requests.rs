@@ -1,4 +1,4 @@
-//! Requests for sessions: which are accepted and which refused.
+//! Tests of WebTransport session requests: which are accepted and which refused.
 
 use bytes::BytesMut;
 use millrace_moq::{
@@ -84,7 +84,7 @@ async fn client_of_other_protocol_gets_an_error() {
         ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(Draft::NEWEST.protocol());
     assert_eq!(status(client.ask(&request).await), StatusCode::BAD_REQUEST);
     relay
-        .until("all to be counted", |status| {
+        .until("all requests to be counted", |status| {
             (status.drops["web_protocol"], status.drops["web_request"]) == (3, 1)
         })
         .await;
@@ -138,7 +138,8 @@ async fn rule_for_port_443_applies_without_explicit_port() {
 #[tokio::test]
 async fn malformed_session_request_closes_the_connection() {
     let relay = TestRelay::start();
-    // The cases are HEADERS that cannot be decoded, DATA first, a frame that is too long, and one that ends early.
+    // The cases are HEADERS that cannot be decoded, DATA before HEADERS, a frame that is too long, and a frame that
+    // ends early.
     let table: [&[u8]; 4] = [&[1, 2, 0xff, 0xff], &[0, 1, 7], &[1, 0x80, 0xff, 0xff, 0xff], &[1, 9, 0, 0]];
     for bytes in table {
         let client = WebClient::connect(&relay).await;
@@ -147,13 +148,15 @@ async fn malformed_session_request_closes_the_connection() {
         send.finish().unwrap();
         assert_eq!(client.closed().await, error::REQUEST_REJECTED, "{bytes:?}");
     }
-    // Another client sends frames of no meaning without end.
+    // Another client sends unknown frames without end.
     let client = WebClient::connect(&relay).await;
     let (mut send, _recv) = client.connection.open_bi().await.unwrap();
     let nothing = [&[0x21, 0x43, 0xe8][..], &[0; 1000]].concat();
     while send.write_all(&nothing).await.is_ok() {}
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
-    relay.until("all to be counted", |status| status.drops["web_request"] == table.len() as u64 + 1).await;
+    relay
+        .until("all requests to be counted", |status| status.drops["web_request"] == table.len() as u64 + 1)
+        .await;
     relay.until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
 }
 
@@ -169,14 +172,14 @@ async fn client_that_delays_its_request_has_validated_its_address() {
     assert_eq!(relay.status().totals.retries, 0); // exact: all are connected
 }
 
-/// The client has 10 seconds, and uses them all.
+/// The client sends no request, and is closed after the limit of 10 seconds.
 #[tokio::test]
 async fn client_without_a_request_has_no_session() {
     let relay = TestRelay::start();
     let client = WebClient::connect(&relay).await;
     assert_eq!(client.closed().await, error::REQUEST_REJECTED);
     relay.until("an empty relay", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
-    assert_eq!(relay.status().drops["web_late"], 1); // exact: it was counted before it was closed
+    assert_eq!(relay.status().drops["web_late"], 1); // exact: the connection was counted before it was closed
 }
 
 #[tokio::test]

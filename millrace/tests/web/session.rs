@@ -1,4 +1,4 @@
-//! Events within a session.
+//! Tests of events within a WebTransport session.
 
 use millrace_moq::{code, message::SetupOptions};
 use millrace_quic::{varint, webtransport::error};
@@ -52,7 +52,7 @@ async fn a_client_closes_its_session_by_a_capsule_or_by_ending_its_request() {
         relay.until("a session", |status| status.sessions.len() == 1).await;
         session.send.write_all(&last).await.unwrap();
         session.send.finish().unwrap();
-        relay.until("the end of all", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all sessions", |status| status.sessions.is_empty()).await;
         patiently(client.connection.closed()).await;
     }
 }
@@ -93,7 +93,7 @@ async fn http_requests_next_to_a_session_close_it() {
             held.push(foreign(&client, is_uni).await);
         }
         let counted = if is_uni { "http_stream" } else { "http_request" };
-        relay.until("all to be counted", |status| status.drops[counted] == Foreign::MOST).await;
+        relay.until("all streams to be counted", |status| status.drops[counted] == Foreign::MOST).await;
         assert_eq!(client.connection.close_reason(), None);
         held.push(foreign(&client, is_uni).await);
         violated(&relay, u64::from(!is_uni)).await;
@@ -135,7 +135,7 @@ async fn other_http_streams_are_ignored() {
     // These datagrams belong to no session.
     client.connection.send_datagram(vec![9, 1, 2, 3].into()).unwrap();
     client.connection.send_datagram(vec![].into()).unwrap();
-    relay.until("them to be counted", |status| status.drops["http_datagram"] > 0).await;
+    relay.until("the streams to be counted", |status| status.drops["http_datagram"] > 0).await;
     // Another request gets no answer.
     let (mut send, mut recv) = client.connection.open_bi().await.unwrap();
     send.write_all(&frame(1, &[0, 0])).await.unwrap();
@@ -163,6 +163,6 @@ async fn a_stream_of_another_session_ends_the_connection() {
         stream.write_all(&[0x40, kind, 44]).await.unwrap();
         let (code, reason) = closed(session).await;
         assert_eq!(u64::from(code), code::Session::PROTOCOL_VIOLATION.0, "{reason}");
-        relay.until("the end of all", |status| status.sessions.is_empty()).await;
+        relay.until("the end of all sessions", |status| status.sessions.is_empty()).await;
     }
 }

@@ -1,4 +1,4 @@
-//! `millrace cost`: what the kernel's networking costs.
+//! `millrace cost`: measures the CPU time that the kernel spends on networking.
 
 mod observe;
 mod outputs;
@@ -51,8 +51,8 @@ pub struct CostCommandArgs {
     /// where interrupts are expensive]
     #[arg(long, value_name = "HZ")]
     frequency: Option<u32>,
-    /// Way to measure: `events` times each call into networking, at a cost per call; `sampling` only samples stacks, at a
-    /// cost that does not depend on the packet rate; `auto` times calls while that keeps to the budget
+    /// Way to measure: `events` times each call into networking, at a cost per call; `sampling` only samples stacks, at
+    /// a cost that does not depend on the packet rate; `auto` times calls while that keeps to the budget
     #[arg(long, value_enum, default_value_t = ModeName::Auto)]
     mode: ModeName,
     /// Share of each CPU that the timing of calls may take in mode `auto`, percent
@@ -107,7 +107,7 @@ enum CostCommand {
     Replay(replay::ReplayArgs),
 }
 
-/// Unless another one is asked for.
+/// Default of `--frequency`: stack samples per second on each CPU.
 const FREQUENCY_HZ: u32 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -137,10 +137,10 @@ pub fn run(args: CostCommandArgs) -> anyhow::Result<()> {
     let period = args.duration.unwrap_or(args.period);
     let reports = if once { Some(1) } else { args.reports };
     let live = !args.json && !args.plain && !once && io::stdout().is_terminal() && io::stdin().is_terminal();
-    // Before there are threads, which inherit it.
+    // Signals are blocked before any thread is started, since threads inherit the mask.
     let signals = CostSignals::block()?;
     let config = args.config()?;
-    // Before outputs, which it leaves as they are if it fails.
+    // The observer starts before outputs are opened: if it fails, existing files are left unchanged.
     let mut observer = Observer::start(config).with_context(|| match nix::unistd::geteuid().is_root() {
         true => "cannot observe the kernel",
         false => "cannot observe the kernel, which needs root",
@@ -149,12 +149,12 @@ pub fn run(args: CostCommandArgs) -> anyhow::Result<()> {
     let opened = args.outputs.open(true, Arc::clone(&losses))?;
     let log = args.log.open(Arc::clone(&losses))?;
     if args.outputs.serves() {
-        // Before there are threads, which inherit it.
+        // Rights are reduced before any thread is started: running threads would keep theirs.
         rights::reduce(args.needs())?;
         observer.look_at_rights();
     }
     let mut sinks = sinks(&args, opened, log, live, once, &losses)?;
-    // Only now: an error is not to be lost on the other screen.
+    // The live view opens last: an error printed on the terminal's alternate screen would vanish with it.
     let mut screen = match live {
         true => Screen::Terminal(LiveTerminal::open(signals, Arc::clone(&losses), args.arguments)?),
         false => Screen::None(signals),
@@ -166,7 +166,7 @@ pub fn run(args: CostCommandArgs) -> anyhow::Result<()> {
     observed.map(drop).and(finished)
 }
 
-/// Text goes to standard output if nothing else is asked for.
+/// Makes the list of outputs. Reports are printed as text if no other output was chosen.
 fn sinks(
     args: &CostCommandArgs,
     OpenedOutputs { dashboard, export }: OpenedOutputs,
@@ -194,6 +194,7 @@ fn sinks(
     Ok(sinks)
 }
 
+/// Name of standard output in messages about lost reports.
 const STDOUT: &str = "standard output";
 
 impl CostCommandArgs {
@@ -220,7 +221,7 @@ impl CostCommandArgs {
                 ModeName::Auto | ModeName::Events => ReportMode::Events,
                 ModeName::Sampling => ReportMode::Sampling,
             },
-            // Without samples there is nothing to choose from.
+            // Mode `auto` falls back from timing to sampling, so it needs samples.
             budget: (self.mode == ModeName::Auto && self.frequency != Some(0)).then_some(budget),
             lower_frequency: self.frequency.is_none(),
             method: self.method.map(|method| match method {
@@ -243,10 +244,11 @@ impl CostCommandArgs {
     }
 }
 
-/// A list of CPUs, each once.
+/// A set of CPU numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cpus(BTreeSet<u32>);
 
+/// Parses a list of CPUs and ranges, such as `0,2-5`.
 fn parse_cpus(text: &str) -> Result<Cpus, String> {
     let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("{text:?} is not a CPU"));
     let mut cpus = BTreeSet::new();
@@ -266,13 +268,14 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
 fn parse_percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
-        _ => Err("more than 0, at most 100".to_owned()),
+        _ => Err("must be above 0, and at most 100".to_owned()),
     }
 }
 
+/// Parses the length of a report's period.
 fn parse_time(text: &str) -> Result<Duration, String> {
     let time = Some(parse::time(text)?).filter(|time| *time >= Duration::from_millis(10));
-    time.ok_or_else(|| "at least 10ms".to_owned())
+    time.ok_or_else(|| "must be at least 10ms".to_owned())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sends reports, one after the other, to all sinks.
+//! Makes a report per period, and sends it to all sinks until a limit, a signal or a key ends the observation.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use millrace_cost_daemon::live::{KeyAnswer, LiveTerminal};
 use millrace_cost_daemon::signals::CostSignals;
 use millrace_cost_daemon::sink::ReportSink;
 
-/// The source of keys or signals that end the observer between reports.
+/// The source of the key or signal that ends the observation: the live view's terminal, or signals alone.
 pub enum Screen {
     Terminal(LiveTerminal),
     None(CostSignals),
@@ -25,10 +25,11 @@ impl Screen {
     }
 }
 
-/// The first report on a terminal comes sooner, because a user waits for it.
+/// Longest time to the first report on a terminal, because a user waits for it.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// Sends reports to all sinks. Returns [`KeyAnswer::Continue`] after `reports` reports, and [`KeyAnswer::Quit`] after a signal or the user's key.
+/// Sends a report per `period` to all sinks. Returns [`KeyAnswer::Continue`] after `reports` reports, and
+/// [`KeyAnswer::Quit`] after a signal or the user's key.
 pub fn observe(
     observer: &mut Observer,
     period: Duration,
@@ -44,6 +45,7 @@ pub fn observe(
         if screen.wait(wait)? == KeyAnswer::Quit {
             return Ok(KeyAnswer::Quit);
         }
+        // Polled several times per report, so that the kernel's buffers do not overflow in long periods.
         observer.poll();
         if Instant::now() < due {
             continue;
@@ -56,17 +58,17 @@ pub fn observe(
             sink.report(&report)?;
         }
         made += 1;
-        // After a pause of the machine there is one long period, not many empty ones.
+        // After the machine was suspended, one long period follows instead of many empty ones.
         due = (due + period).max(Instant::now());
     }
     Ok(KeyAnswer::Continue)
 }
 
-/// Time for outputs at the end, if a signal or the user has ended it.
+/// Time that outputs have to finish after a signal or the user's key has ended the observation.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Finishes all outputs, however the observation ended. If all reports were made, outputs get as long as their readers need; a signal ends
-/// that, too.
+/// Finishes all outputs, however the observation ended. If it is `complete`, outputs wait for their readers without a
+/// limit. Signals are unblocked then, so that one ends the process.
 pub fn finish(sinks: &mut [Box<dyn ReportSink>], complete: bool) -> anyhow::Result<()> {
     let deadline = if complete { None } else { Some(Instant::now() + PATIENCE) };
     if complete {

@@ -1,4 +1,4 @@
-//! Flags for the outputs of reports, and the outputs.
+//! Flags that select the outputs of reports, and the functions that open these outputs.
 
 use std::io::IsTerminal as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,7 +12,7 @@ use millrace_cost_daemon::web;
 use millrace_daemon::address;
 use millrace_daemon::http::{access, token::HttpToken};
 
-/// Outputs besides the terminal.
+/// Flags for the outputs besides the terminal and the log: the dashboard, and files written at the end.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub struct OutputArgs {
@@ -35,7 +35,7 @@ pub struct OutputArgs {
     flame: Option<PathBuf>,
 }
 
-/// A log of the reports.
+/// Flags for the log of the reports.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub struct LogArgs {
@@ -69,7 +69,7 @@ impl OutputArgs {
         self.needs_stacks()
     }
 
-    /// An output that would be empty without samples.
+    /// Returns the name of a given flag whose output is made of stack samples only, if there is one.
     pub fn samples_only_option(&self) -> Option<&'static str> {
         let names = ["--folded", "--pprof", "--flame"];
         self.files().into_iter().zip(names).find_map(|(file, name)| file.map(|_| name))
@@ -84,7 +84,8 @@ impl OutputArgs {
         self.needs_stacks_at_the_end()
     }
 
-    /// Takes addresses and looks at files: what cannot be opened is an error now, not at the end. Starts nothing.
+    /// Binds the dashboard's address and creates the files, so that a failure is reported at start-up and not at the
+    /// end. Starts no thread.
     pub fn open(&self, live: bool, losses: Arc<ReportLosses>) -> anyhow::Result<OpenedOutputs> {
         let dashboard = match self.http {
             Some(addr) => {
@@ -122,16 +123,16 @@ impl LogArgs {
     }
 }
 
-/// Returns the dashboard's link. It has the token, so it is for the terminal and not for logs.
+/// Returns the dashboard's link. It contains the token only on a terminal, since standard error may go to a log.
 fn link(addr: SocketAddr, token: Option<&HttpToken>) -> String {
     match token {
         None => format!("http://{addr}/"),
         Some(token) if std::io::stderr().is_terminal() => format!("http://{addr}/?token={}", token.text()),
-        Some(token) => format!("http://{addr}/ with ?token= and what is in {}", token.path().display()),
+        Some(token) => format!("http://{addr}/ (add ?token= and the token from {})", token.path().display()),
     }
 }
 
-/// `9720`, `127.0.0.1:9720`, `[::]:9720`.
+/// Parses an address to serve on, such as `127.0.0.1:9720` or `[::]:9720`. A port alone means 127.0.0.1.
 fn parse_addr(text: &str) -> Result<SocketAddr, String> {
     match text.parse::<u16>() {
         Ok(port) => Ok((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()),
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_alone_is_on_loopback() {
+    fn address_with_port_only_is_on_loopback() {
         assert_eq!(parse_addr("9720"), Ok(([127, 0, 0, 1], 9720).into()));
         assert_eq!(parse_addr("0.0.0.0:80"), Ok(([0, 0, 0, 0], 80).into()));
         assert!(parse_addr("[::1]:80").is_ok_and(|addr| addr.is_ipv6()));

@@ -1,4 +1,4 @@
-//! `millrace cost replay`: shows logged reports again.
+//! `millrace cost replay`: reads logged reports, and prints them or shows them on the dashboard.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -48,7 +48,7 @@ pub struct ReplayArgs {
 fn parse_pace(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if factor.is_finite() && factor > 0.0 => Ok(factor),
-        _ => Err("a number above 0".to_owned()),
+        _ => Err("must be a number above 0".to_owned()),
     }
 }
 
@@ -70,11 +70,12 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     } else if !args.outputs.is_any() {
         sinks.push(Box::new(ReplaySum::default()));
     }
-    // Requests that come before a log was read wait, and then get all of it.
+    // Without --pace the bound dashboard runs after the log was read. Earlier requests wait in the listen queue.
     let (bound, mut dashboard) = match args.pace {
         Some(_) => (None, dashboard.map(BoundDashboard::run).transpose()?),
         None => (dashboard, None),
     };
+    // Reports may be merged while they are read if nothing shows single reports or a range of time.
     let sums_suffice =
         args.pace.is_none() && !args.json && !args.plain && (args.from, args.to) == (0, u64::MAX);
     let together = Cell::new(if sums_suffice && bound.is_none() { TOGETHER } else { 1 });
@@ -104,32 +105,33 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let Some(dashboard) = dashboard.filter(|_| all.is_continue()) else { return Ok(()) };
     match (dashboard.steps(), dashboard.forgotten()) {
         ((1, 1), 0) => {}
-        // At a pace it is kept as if it were live.
+        // With --pace the dashboard keeps reports as in live use: it forgets the oldest instead of merging them.
         (_, forgotten @ 1..) => eprintln!(
-            "millrace: of {reports} reports the oldest {forgotten} are not shown in full: --http-memory is too little"
+            "millrace: the oldest {forgotten} of {reports} reports are not shown in full: raise --http-memory"
         ),
         ((point, range), 0) => eprintln!(
-            "millrace: {reports} reports are shown: a point of the history is the mean of {point}, and ranges of time are in steps of \
-             {range}; more --http-memory makes those shorter, --from and --to show less time"
+            "millrace: {reports} reports are shown: each point of the history is the mean of {point}, and time ranges have steps of \
+             {range}; raise --http-memory for shorter steps, or show less time with --from and --to"
         ),
     }
     while !signals.wait(Duration::from_secs(3600))? {}
     Ok(())
 }
 
-/// Breaks off at a signal.
+/// Waits for `time`. A signal ends the wait, and the replay.
 fn wait(signals: &CostSignals, time: Duration) -> anyhow::Result<ControlFlow<()>> {
     Ok(if signals.wait(time)? { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
 }
 
-/// Files by the time of their first report, empty ones first.
+/// Opens the logs, sorted by the time of their first report. Empty logs come first.
 fn open(files: &[PathBuf]) -> anyhow::Result<Vec<ReplayLog>> {
     let mut logs = files.iter().map(|file| ReplayLog::open(file)).collect::<anyhow::Result<Vec<_>>>()?;
     logs.sort_by_key(|log| log.first.as_ref().map(|report| report.time_unix_ms));
     Ok(logs)
 }
 
-/// Takes reports in order, up to `together` at a time as their sum.
+/// Calls `take` with all reports of the logs in order. Up to `together` consecutive reports are handed over as their
+/// sum; `take` may change that number for the next ones.
 fn each(
     logs: Vec<ReplayLog>,
     together: &Cell<usize>,
@@ -151,7 +153,7 @@ fn each(
         }
         if ahead.torn() {
             eprintln!(
-                "millrace: {}: ends in the middle, as after a kill; its last report may be missing",
+                "millrace: {}: the log ends within a report, as after a kill; its last report may be missing",
                 log.path.display()
             );
         }
@@ -159,10 +161,11 @@ fn each(
     Ok(ControlFlow::Continue(()))
 }
 
+/// An open log file.
 struct ReplayLog {
     path: PathBuf,
     reader: ReportReader,
-    /// Read ahead to know the time.
+    /// The first report, read ahead because the logs are sorted by its time.
     first: Option<Report>,
 }
 
@@ -174,7 +177,7 @@ impl ReplayLog {
     }
 }
 
-/// Adds everything up, and prints that.
+/// Adds up all reports, and prints the sum as text at the end.
 #[derive(Default)]
 struct ReplaySum(Merge);
 

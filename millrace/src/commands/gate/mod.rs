@@ -1,4 +1,4 @@
-//! `millrace gate`.
+//! `millrace gate`: runs the gate, and asks a running one.
 
 mod trace;
 
@@ -185,7 +185,7 @@ fn guard(args: GateGuardArgs) -> anyhow::Result<()> {
     args.daemon.run(serve::run(&setup, args.daemon.front()))
 }
 
-/// Returns the flags as the text of a policy file.
+/// Returns the text of a policy file with one scope, for the ports and the limit of the command line.
 fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
     let mut text = format!("[[scope]]\nname = \"default\"\nport = {ports:?}\n");
     if let Some(connections) = connections {
@@ -213,6 +213,7 @@ fn watch(socket: &Path) -> anyhow::Result<()> {
     })
 }
 
+/// Result of the commands that remove entries, for [`describe_change`].
 const TAKEN_BACK: &str = "removed from the lists";
 
 fn list(args: GateListArgs, entry: fn(control::PrefixList) -> GateRequest, done: &str) -> anyhow::Result<()> {
@@ -222,7 +223,7 @@ fn list(args: GateListArgs, entry: fn(control::PrefixList) -> GateRequest, done:
     }
 }
 
-/// Reports in one line what was done.
+/// Returns a line that says what was done with which prefixes, in which scope and for how long.
 fn describe_change(prefixes: &[Prefix], args: &Unlist, seconds: Option<u64>, done: &str) -> String {
     let what = match prefixes {
         [one] => one.to_string(),
@@ -250,19 +251,20 @@ fn change(
     }
     for it in exceptions.iter().take(EXCEPTIONS_SHOWN) {
         let list = it.scope.as_ref().map_or("for all".to_owned(), |scope| format!("of scope {scope}"));
-        eprintln!("note: not for {}, which the list {list} overrides with {}", it.prefix, it.entry);
+        eprintln!("note: {} is unaffected: the list {list} overrides it with {}", it.prefix, it.entry);
     }
     if exceptions.len() > EXCEPTIONS_SHOWN {
-        eprintln!("note: and not for {} others", exceptions.len() - EXCEPTIONS_SHOWN);
+        eprintln!("note: {} more entries of the lists override it", exceptions.len() - EXCEPTIONS_SHOWN);
     }
     print(&describe_change(&prefixes, args, seconds, done))
 }
 
-/// Largest number of prefixes in one request, so that its line stays within the limit.
+/// Largest number of prefixes in one request, which keeps the request's line within the control socket's limit.
 const PREFIXES_AT_ONCE: usize = 1000;
+/// Largest number of overriding entries that are named; the others are counted.
 const EXCEPTIONS_SHOWN: usize = 5;
 
-/// Parses all prefixes before any is listed.
+/// Parses all prefixes, also those on standard input. A fault in one of them leaves the gate's lists unchanged.
 fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
     let mut all = Vec::new();
     for arg in args {

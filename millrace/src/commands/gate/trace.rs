@@ -1,4 +1,4 @@
-//! `millrace gate trace`: polls a running gate for the packets that it refuses, and prints them line by line.
+//! `millrace gate trace`: polls a running gate for the packets that it refuses, and prints each as a line.
 
 use std::{
     io,
@@ -62,9 +62,9 @@ pub(super) struct GateTraceArgs {
     socket: GateSocketArg,
 }
 
-/// How often the gate is polled.
+/// Interval between two polls of the gate.
 const PERIOD: Duration = Duration::from_millis(250);
-/// How often the number of packets that were not shown is printed.
+/// Shortest interval between two lines about packets that were not shown.
 const SUMS: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
@@ -81,7 +81,7 @@ pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
     let end = args.duration.and_then(|DurationValue(time)| Instant::now().checked_add(time));
     let is_over = || end.is_some_and(|end| Instant::now() >= end);
     loop {
-        // Checked before the poll, so that the last poll comes after the end.
+        // The deadline is checked before the poll, so that the last poll still gets the packets up to the deadline.
         let over = is_over();
         let seen = expect_answer!(control::ask_more(&mut gate, &GateRequest::Traced)?, GateReply::Traced)?;
         shown.show(seen)?;
@@ -105,14 +105,18 @@ pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
 }
 
 enum Waited {
+    /// The time has passed.
     Out,
+    /// A signal that ends the command has arrived.
     ForSignal,
-    /// Standard output has no reader any more.
+    /// The reader of standard output has closed the pipe.
     ForNobody,
 }
 
 fn wait(signals: &CostSignals, time: Duration) -> anyhow::Result<Waited> {
     let stdout = io::stdout();
+    // Standard output is polled without an event: the kernel always reports POLLERR, which says that the reader is
+    // gone.
     let mut ready =
         [PollFd::new(signals.as_fd(), PollFlags::POLLIN), PollFd::new(stdout.as_fd(), PollFlags::empty())];
     match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {
@@ -127,16 +131,16 @@ fn wait(signals: &CostSignals, time: Duration) -> anyhow::Result<Waited> {
     })
 }
 
-/// A line of JSON.
+/// A line of the output with `--json`.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum GateTraceEvent<'a> {
-    /// The first line: the trace has started.
+    /// The first line of the output, printed when the trace has started.
     Start {
         per_second: u32,
     },
     Packet(&'a GateTraceLine),
-    /// Packets that were not shown since the last such line.
+    /// Numbers of packets that were not shown since the previous line of this kind.
     NotShown {
         left_out: u64,
         lost: u64,
@@ -148,17 +152,18 @@ enum GateTraceEvent<'a> {
     },
 }
 
-/// Numbers of packets that were shown and not shown.
+/// Numbers of packets that were shown and that were not, since the trace started.
 struct ShownPackets<'a> {
     args: &'a GateTraceArgs,
     packets: u64,
-    /// Number as of the last poll.
+    /// Packets beyond `--rate`, as of the last poll.
     left_out: u64,
+    /// Packets lost because the trace's queue was full before a poll emptied it, as of the last poll.
     lost: u64,
     said: UnshownLine,
 }
 
-/// The last line about packets that were not shown, and its time.
+/// The latest line about packets that were not shown: its time, and the totals at that time.
 struct UnshownLine {
     at: Instant,
     left_out: u64,
@@ -203,7 +208,8 @@ impl<'a> ShownPackets<'a> {
         if text.is_empty() { Ok(()) } else { print(&text) }
     }
 
-    /// Describes the packets that were not shown since the last call; empty if there are none.
+    /// Returns a line with the numbers of packets that were not shown since the last call, or an empty text if there
+    /// are none.
     fn sum(&mut self) -> anyhow::Result<String> {
         let left_out = self.left_out - self.said.left_out;
         let lost = self.lost - self.said.lost;

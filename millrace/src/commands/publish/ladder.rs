@@ -1,4 +1,4 @@
-//! Three renditions, which ffmpeg makes from a file, or which are read from three files.
+//! Three renditions of a video: encoded by ffmpeg from one file, or read from three files.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -7,13 +7,13 @@ use anyhow::{Context, anyhow, ensure};
 use millrace_client::publish::{Encoded, RUNGS};
 use tokio::process::{Child, Command};
 
-/// Largest heights of the video.
+/// Largest height of each rendition's video, in pixels. A smaller video is not enlarged.
 const HEIGHTS: [u32; RUNGS] = [1080, 540, 360];
-/// Default bit rates of the video, in kbit/s.
+/// Default bit rate of each rendition's video, in kbit/s.
 pub const KBIT: [u64; RUNGS] = [5000, 2000, 800];
 
-/// Encoders. Dropping this ends them.
-pub struct Encoders(#[allow(dead_code, reason = "held for as long as they run")] Vec<Child>);
+/// The running ffmpeg processes. Dropping this kills them.
+pub struct Encoders(#[allow(dead_code, reason = "held only to be dropped")] Vec<Child>);
 
 /// Returns the renditions' rates in bits per second.
 pub fn bitrates(kbit: &[u64]) -> anyhow::Result<[u64; RUNGS]> {
@@ -49,15 +49,18 @@ pub fn encode(file: &Path, bitrates: [u64; RUNGS]) -> anyhow::Result<(Encoders, 
     Ok((Encoders(encoders), renditions))
 }
 
-/// Makes the encoder's command line. Key frames are at whole seconds in all renditions, and repeat their parameter
-/// sets, so that a decoder can continue with another rendition at each.
+/// Makes the encoder's command line. All renditions have key frames at whole seconds, each with its parameter sets
+/// (SPS and PPS). A decoder can therefore switch to another rendition at each key frame.
 fn command(file: &Path, height: u32, bitrate: u64, sound: bool) -> Command {
     let mut ffmpeg = Command::new("ffmpeg");
     ffmpeg.args(["-nostdin", "-v", "error", "-i"]).arg(file).args(["-map", "0:v:0"]);
+    // `?` makes sound optional: a video without an audio track is no error.
     if sound {
         ffmpeg.args(["-map", "0:a:0?", "-c:a", "aac"]);
     }
     ffmpeg.args(["-vf", &format!("scale=-2:'min(ih,{height})'"), "-pix_fmt", "yuv420p"]);
+    // Scene cuts and the group length must not add key frames in one rendition only, since a switch needs them at the
+    // same times. B-frames are off because they delay live video.
     ffmpeg.args(["-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-sc_threshold", "0", "-g", "100000"]);
     ffmpeg.args(["-force_key_frames", "expr:gte(t,n_forced)"]);
     let rate = bitrate.to_string();
