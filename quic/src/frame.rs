@@ -41,7 +41,7 @@ const STREAM_FIN: u64 = 0x01;
 const STREAM_LEN: u64 = 0x02;
 const STREAM_OFF: u64 = 0x04;
 
-/// The kind of streams that a limit is about.
+/// The kind of streams that a MAX_STREAMS or STREAMS_BLOCKED frame is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of RFC 9000")]
 pub enum Direction {
@@ -56,9 +56,9 @@ pub struct StreamFrame<'a> {
     pub id: u64,
     /// Offset of the first byte.
     pub offset: u64,
-    /// The stream ends behind these bytes.
+    /// True if the stream ends after these bytes.
     pub fin: bool,
-    /// The bytes.
+    /// The stream data in the frame.
     pub data: &'a [u8],
 }
 
@@ -141,7 +141,7 @@ impl Frame<'_> {
 
 /// Returns the frame that starts at `at`, and the bytes that it covers; `None` at the end of `payload`.
 ///
-/// Taking a position instead of keeping an iterator lets the caller overwrite a frame before it goes on.
+/// The function takes a position, and is no iterator, so that the caller can overwrite a frame before the next call.
 pub fn next(payload: &[u8], at: usize) -> Result<Option<(Range<usize>, Frame<'_>)>, Error> {
     let input = payload.get(at..).unwrap_or_default();
     if input.is_empty() {
@@ -161,7 +161,7 @@ pub struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// Starts at the first frame of a payload.
+    /// Creates an iterator that starts at the first frame of a payload.
     pub fn new(payload: &'a [u8]) -> Self {
         Self { payload, at: 0 }
     }
@@ -304,7 +304,7 @@ pub fn write_padding(len: usize, out: &mut Vec<u8>) {
     out.resize(out.len() + len, PADDING as u8);
 }
 
-/// Overwrites a whole frame with PING and PADDING, which have no effect but are still ack-eliciting.
+/// Overwrites a whole frame with PING and PADDING. They have no effect, but the packet stays ack-eliciting.
 pub fn blank(frame: &mut [u8]) {
     frame.fill(PADDING as u8);
     if let Some(first) = frame.first_mut() {
