@@ -188,7 +188,10 @@ mod tests {
                 (0..EACH)
                     .map(|i| {
                         let generation = (i / 100) as u16;
-                        (generation, numbers.draw_in(generation).expect("only this thread changes the generation"))
+                        (
+                            generation,
+                            numbers.draw_in(generation).expect("only this thread changes the generation"),
+                        )
                     })
                     .collect::<Vec<_>>()
             });

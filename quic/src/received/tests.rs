@@ -155,7 +155,8 @@ fn number_of_open_streams_and_gaps_is_bounded() {
 }
 
 proptest! {
-    /// Of all bytes at an offset only the first that arrived is passed on. Stream ends, which limits apply to, stay.
+    /// The first byte that arrives at an offset is passed on, and later ones are removed. Stream ends, which limits
+    /// apply to, stay.
     #[test]
     fn each_received_byte_passes_once(
         packets in prop::collection::vec(

@@ -20,11 +20,11 @@ pub enum FrameContent {
     Bytes {
         /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         len: u16,
-        /// The stream ends behind them.
+        /// True if the stream ends after these bytes.
         fin: bool,
-        /// The bytes fill a hole: they were sent before and lost, or the offload left them out.
+        /// True if the bytes fill a hole: they were sent before and lost, or the offload skipped them.
         again: bool,
     },
     /// RESET_STREAM.
