@@ -47,7 +47,7 @@ pub enum AskedRange {
     Nothing,
     /// The bytes that exist when the stream is opened are old.
     Present,
-    /// All bytes of the stream are old.
+    /// The whole stream is old.
     All,
 }
 

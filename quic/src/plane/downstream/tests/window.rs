@@ -165,7 +165,7 @@ fn path_that_clears_ecn_marks_is_detected() {
     assert!(!sim.down.marks());
 }
 
-/// For a while the path drops packets larger than the base MTU. Live media uses smaller packets meanwhile, and large
+/// The path drops packets larger than the base MTU for a while. Live media uses smaller packets meanwhile, and large
 /// ones after the path has recovered.
 #[test]
 fn path_that_recovered_gets_large_packets_again() {
