@@ -441,8 +441,8 @@ fn grow_receive_buffer(socket: &socket2::Socket) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a warning if the receive buffer is too small. `doubled` is the size that the kernel reports, half of which
-/// is for its bookkeeping.
+/// Returns a warning if the receive buffer is too small. `doubled` is the size that the kernel reports: twice the
+/// usable size, to account for its bookkeeping.
 fn short_buffer(doubled: usize) -> Option<String> {
     let bytes = doubled / 2;
     let wanted = SOCKET_BUFFER;

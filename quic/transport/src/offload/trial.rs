@@ -142,7 +142,7 @@ mod tests {
         assert!(trial.has_passed());
     }
 
-    /// On a host that routes by the owner of a socket, no packet of the offload ever arrives.
+    /// The host routes by the owner of a socket, so no packet of the offload ever arrives.
     #[test]
     fn path_that_loses_all_costs_few_packets_a_day() {
         let mut trial = OffloadTrial::new();

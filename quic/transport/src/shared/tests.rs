@@ -267,7 +267,7 @@ fn quinn_gets_each_byte_of_a_stream_once() {
     assert_eq!(seen(&shared, now, &many), UNSENT, "more streams than quinn allows");
 }
 
-/// After a peer has closed the connection, nothing may be sent to it (RFC 9000, section 10.2.2).
+/// A peer that has closed the connection must not be sent anything (RFC 9000, section 10.2.2).
 #[test]
 fn closed_peer_is_sent_nothing() {
     let shared = owing(3);
