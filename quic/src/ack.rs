@@ -136,6 +136,7 @@ impl Iterator for AckRangeIter<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let largest = self.largest.take()?;
         let smallest = largest - varint::decode(&mut self.blocks)?;
+        // The parser has checked that the numbers do not go below zero.
         self.largest = varint::decode(&mut self.blocks).map(|gap| smallest - gap - 2);
         Some(smallest..=largest)
     }
@@ -188,6 +189,7 @@ impl NumberMap {
     /// Returns the virtual numbers of the packets with wire numbers in `range`. They form one range, because virtual
     /// numbers have no gaps.
     pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
+        // Wire numbers grow with virtual ones, so both ends are found by binary search.
         let start = self.packets.partition_point(|packet| packet.wire < *range.start());
         let end = self.packets.partition_point(|packet| packet.wire <= *range.end());
         (start < end).then(|| self.first + start as u64..=self.first + end as u64 - 1)
@@ -202,6 +204,7 @@ impl NumberMap {
     /// Notes that the stack's packet `number` was acknowledged, and forgets packets more than `KEPT` below it. Returns
     /// whether `number` is the largest so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
+        // Numbers that were never sent, and repeated ones, change nothing.
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {
             return false;
         }

@@ -55,6 +55,7 @@ impl CreditSplit {
         let sent = match self.sent.get_mut(&stream) {
             Some(sent) => sent,
             None => {
+                // Forgetting the older half as a whole needs no order among the streams.
                 if self.sent.len() >= STREAMS {
                     self.earlier = std::mem::take(&mut self.sent);
                 }

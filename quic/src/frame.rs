@@ -181,6 +181,7 @@ impl<'a> PayloadCursor<'a> {
     fn frame(&mut self) -> Result<Frame<'a>, Error> {
         let kind = self.varint()?;
         Ok(match kind {
+            // A run of zero bytes is one item, so that a padded packet is one step.
             PADDING => {
                 let run = self.rest.iter().take_while(|byte| **byte == 0).count();
                 self.bytes(run)?;
@@ -215,6 +216,7 @@ impl<'a> PayloadCursor<'a> {
             APPLICATION_CLOSE => Frame::ApplicationClose { code: self.varint()?, reason: self.prefixed()? },
             HANDSHAKE_DONE => Frame::HandshakeDone,
             IMMEDIATE_ACK => Frame::ImmediateAck,
+            // A datagram without a length extends to the end of the packet (RFC 9221, section 4).
             DATAGRAM => Frame::Datagram(self.remainder()),
             DATAGRAM_LEN => Frame::Datagram(self.prefixed()?),
             ACK_FREQUENCY => Frame::AckFrequency {
@@ -242,6 +244,7 @@ impl<'a> PayloadCursor<'a> {
         let sequence = self.varint()?;
         let retire_prior_to = self.varint()?;
         let [len] = self.array()?;
+        // These values are a FRAME_ENCODING_ERROR (RFC 9000, section 19.15).
         if retire_prior_to > sequence || !(1..=20).contains(&len) {
             return Err(Error::Malformed(NEW_CONNECTION_ID));
         }

@@ -85,6 +85,7 @@ pub fn finish(
 ) {
     let header_len = header_len(id_len);
     let (header, payload) = out[at..].split_at_mut(header_len);
+    // The generation is drawn together with the number, so `start` could not set the key phase.
     header[0] |= if key_phase(generation) { KEY_PHASE } else { 0 };
     header[header_len - NUMBER_LEN..].copy_from_slice(&(number as u32).to_be_bytes());
     let tag = key.seal(number, header, payload);
@@ -132,7 +133,7 @@ const fn protected_bits(first: u8) -> u8 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum OpenError {
-    #[error("not a 1-RTT packet")]
+    #[error("the packet is not a 1-RTT packet")]
     NotShort,
     #[error("the packet is too short")]
     Truncated,
@@ -178,6 +179,7 @@ pub fn open<'k>(
 pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
     let window = 1 << (8 * len);
     let candidate = expected & !(window - 1) | truncated;
+    // The candidate is moved by one window if that brings it closer to `expected`.
     if candidate + window / 2 <= expected && candidate + window < 1 << 62 {
         candidate + window
     } else if candidate > expected + window / 2 && candidate >= window {

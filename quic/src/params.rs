@@ -16,7 +16,7 @@ const MAX_DATAGRAM_FRAME_SIZE: u64 = 0x20;
 
 /// Error: the parameters are not a sequence of ID, length and value, or a value is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("malformed transport parameters")]
+#[error("the transport parameters are malformed")]
 pub struct MalformedParams;
 
 /// The peer's limits; parameters that are not listed here are skipped.

@@ -34,6 +34,7 @@ impl ReceivedNumbers {
         if number >= self.next {
             let by = number + 1 - self.next;
             let largest = u128::from(self.next > 0);
+            // Shifting a `u128` by 128 bits or more overflows, so such distances are separate cases.
             self.below = match by {
                 1..WINDOW => self.below << by | largest << (by - 1),
                 WINDOW => largest << (by - 1),
@@ -73,7 +74,7 @@ impl NewBytes {
 pub struct ReceivedStreams {
     /// Open streams by ID.
     open: BTreeMap<u64, StreamExtent>,
-    /// Indices of streams that are over.
+    /// Indices of finished streams.
     over: Ranges,
     /// Largest number of open streams, and of ranges in `over`.
     most: usize,
@@ -170,6 +171,7 @@ impl ReceivedStreams {
             }
         }
         let extent = self.open.entry(id).or_default();
+        // A FIN before the end of earlier data contradicts that data, which the reader has to detect.
         let beyond = Some(extent.end()).filter(|end| frame.fin && *end > range.end);
         let taken = if beyond.is_none() && extent.is_new(&range) {
             TakenPart::All

@@ -38,17 +38,17 @@ pub struct PacketTotals {
     pub sent: u64,
 }
 
-/// A watch on how many packets a peer has sent. It has three states: *quiet* (few packets come, and a silence means
-/// nothing), *live* (packets come often), and *silent*. A live peer is silent after `PATIENCE` without a packet, and a
-/// quiet one if it owes acknowledgements by then. A packet ends the silence. Only [`Silence::look`] changes the state,
-/// and it keeps no clock: time in which this process was stopped does not count.
+/// A watch on how many packets a peer has sent. It has three states: *quiet* (few packets arrive, and a silence has no
+/// meaning), *live* (packets arrive often), and *silent*. A live peer is silent after `PATIENCE` without a packet, and
+/// a quiet one if it owes acknowledgements by then. A packet ends the silence. Only [`Silence::look`] changes the
+/// state, and it keeps no clock: time in which this process was stopped does not count.
 #[derive(Debug)]
 pub struct Silence {
     packets: PacketTotals,
     looked: Instant,
     /// Time since the last packet from the peer.
     silent: Duration,
-    /// Number of packets sent since then that the peer owes an acknowledgement for.
+    /// Number of packets that were sent since the peer's last packet and that it has to acknowledge.
     unanswered: u64,
     /// Packets received before each of the last [`WINDOW`] calls of `look`. The list does not change while the peer is
     /// silent.
@@ -131,7 +131,7 @@ mod tests {
         silence: Silence,
         now: Instant,
         packets: PacketTotals,
-        /// The peer acknowledges probes.
+        /// True if the peer acknowledges probes.
         answers: bool,
     }
 
@@ -171,7 +171,7 @@ mod tests {
         let (probes, first) = watched.pass(2 * SECOND, 0.0);
         assert_eq!(first, Some(PATIENCE));
         assert!((5..=8).contains(&probes), "{probes}");
-        // The peer is back.
+        // The peer sends packets again.
         assert_eq!(watched.pass(SECOND, 3.0), (0, None));
         let (_, again) = watched.pass(SECOND, 0.0);
         assert_eq!(again, Some(PATIENCE));

@@ -139,6 +139,7 @@ impl Binding {
             Self::Bare => code,
             Self::Session(_) if (FIRST_CODE..=LAST_CODE).contains(&code) => {
                 let shifted = code - FIRST_CODE;
+                // Each block of 31 values has one reserved value, which does not count.
                 shifted - shifted / 0x1f
             }
             Self::Session(_) => 0,
@@ -234,7 +235,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_may_begin_a_stream(front: Vec<u8>, session in 0..varint::MAX) {
+        fn arbitrary_stream_beginning_never_panics(front: Vec<u8>, session in 0..varint::MAX) {
             let binding = Binding::Session(session);
             if let Begins::Ours(len) = binding.begins_uni(&front) {
                 prop_assert!(len <= front.len());

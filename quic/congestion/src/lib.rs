@@ -87,6 +87,7 @@ impl SimulatedPath {
     }
 
     fn acked(&mut self, now: Instant, sent: Instant, bytes: u64) {
+        // quinn identifies acknowledged bytes by their send time, which all packets of one transmission share.
         let Some(index) = self.flights.iter().position(|flight| flight.sent == sent) else { return };
         let Some(snapshot) = self.flights.get(index).map(|flight| flight.snapshot) else { return };
         let bytes = self.take(index, bytes);

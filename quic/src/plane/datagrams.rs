@@ -161,6 +161,7 @@ impl WaitingDatagrams {
     /// Drops datagrams until they hold at most `limit` bytes, and no more memory than the pool has free. Returns how
     /// many were dropped.
     pub fn trim(&mut self, limit: u64, end: DroppedEnd) -> u64 {
+        // A connection may hold at most as many bytes as it leaves free in the pool.
         let most = |these: &Self| match &these.pool {
             Some(pool) => limit.min(these.bytes.saturating_add(pool.free()) / 2),
             None => limit,

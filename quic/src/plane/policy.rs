@@ -87,7 +87,7 @@ pub enum DropReason {
     Late,
     /// The owner has a newer group, and the path cannot carry the rest of this stream in time.
     Hopeless,
-    /// Too many bytes are waiting.
+    /// Too many bytes wait.
     Bytes,
     /// Too many streams have bytes to send.
     Streams,
@@ -98,7 +98,7 @@ pub enum DropReason {
 pub enum DroppedEnd {
     /// The datagrams that have waited longest.
     Oldest,
-    /// The datagrams that came last.
+    /// The datagrams that were queued last.
     Newest,
 }
 

@@ -40,8 +40,8 @@ const MAX_BACKOFF: u32 = 16;
 const REPORT_LAG: u64 = 64;
 /// Time for which the offload may still send unmarked packets after marking was switched on.
 const OFFLOAD_LAG: Duration = Duration::from_millis(100);
-/// Largest number of packet numbers that are remembered in addition to the data plane's packets in flight. A peer that
-/// sends so many packets and acknowledges none is not a useful peer.
+/// Largest number of packet numbers that are remembered in addition to the data plane's packets in flight. More are
+/// needed only if the peer sends so many packets and acknowledges nothing, and then the connection is closed.
 const MAX_OTHERS: u64 = 1 << 14;
 /// Largest number of the data plane's packets in flight, however small they are.
 const MAX_OWN: u64 = 1 << 16;
@@ -140,7 +140,7 @@ pub struct Recovery<T> {
     counts: RecoveryCounts,
     loss_rate: LossRate,
     ecn: Ecn,
-    /// Time since when the offload has been told to mark its packets.
+    /// Time at which the offload began to mark its packets.
     offload_marks: Option<Instant>,
 }
 
@@ -269,6 +269,7 @@ impl<T: Clone> Recovery<T> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
         self.loss_rate.on_ack(now, &self.counts);
+        // The window limits the sender if a full packet does not fit.
         let window_limited = !app_limited && self.in_flight + self.mtu() > self.controller.window();
         // Acknowledging a packet that was never sent is an error (RFC 9000, section 13.1). Its sender may only be late
         // to report it, so the other numbers are processed first.
@@ -486,6 +487,7 @@ impl<T: Clone> Recovery<T> {
         self.offload_marks = None;
         self.pto_count = 0;
         self.blamed = 0;
+        // Losses of packets on the old path must not reduce the new window.
         self.reduced_at = Some(now);
     }
 
@@ -503,6 +505,7 @@ impl<T: Clone> Recovery<T> {
     /// Stores a packet's state. Senders draw and report numbers without a common lock, so reports may be slightly out
     /// of order.
     fn record(&mut self, number: u64, slot: Slot<T>) {
+        // The packet is reported after its number was forgotten.
         while self.base > number {
             self.sent.push_front(Slot::Past);
             self.base -= 1;
@@ -549,6 +552,7 @@ impl<T: Clone> Recovery<T> {
         newly.newest = newly.newest.max(Some(packet.sent));
         newly.largest |= number == largest;
         newly.marked += u64::from(packet.marked);
+        // Packets from before the last reduction do not grow the window (RFC 9002, section 7.3.2).
         if self.reduced_at.is_none_or(|at| packet.sent > at) {
             newly.bytes += packet.size;
         }
@@ -581,6 +585,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     fn probe_time(&self) -> Option<Instant> {
+        // Only packets of the data plane need probes, because the stack has its own timer.
         let sent = self.last_own_sent.filter(|_| self.own_packets > 0)?;
         let backoff = 1 << self.pto_count.min(MAX_BACKOFF);
         Some(sent + self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * backoff)

@@ -233,6 +233,7 @@ impl PlaneStream {
     pub fn give_up(&mut self, reason: DropReason) -> bool {
         let sent = self.sent;
         let SendState::Sending(sending) = &mut self.state else { return false };
+        // The stream has to end with a whole object, because the receiver cannot use a part of one.
         let at = match sending.source.object_at(sent) {
             Some(object) if object.start < sent && sent < object.end => {
                 let is_half = sent - object.start >= object.end - sent;
@@ -407,6 +408,7 @@ impl PlaneStream {
         if fin {
             sending.fin = Fin::Acked { size: end };
         }
+        // The stream is complete if all bytes before the acknowledged FIN are acknowledged as well.
         sending.fin == Fin::Acked { size: sending.acked }
     }
 
@@ -414,6 +416,7 @@ impl PlaneStream {
     pub fn on_lost(&mut self, range: Range<u64>, fin: bool) {
         let SendState::Sending(sending) = &mut self.state else { return };
         let end = sending.given_up.map_or(range.end, |given_up| given_up.at.min(range.end));
+        // Another copy of the bytes may have been acknowledged already.
         let unacked = range.start.max(sending.acked)..end;
         for gap in sending.acked_beyond.gaps(unacked) {
             sending.lost.insert(gap);
@@ -475,6 +478,7 @@ impl SendingState {
     fn extent(&self) -> SourceExtent {
         let extent = self.source.extent();
         match self.given_up {
+            // The cut stream gets no FIN. It is reset once its bytes are acknowledged.
             Some(GivenUp { at, .. }) if at < extent.len => SourceExtent { len: at, end: SourceEnd::Open },
             _ => extent,
         }

@@ -95,6 +95,7 @@ impl Alarm {
 
     /// Makes the driver wake at `time` or before.
     fn at(&self, time: u64) {
+        // The load avoids a write for a deadline that is later than the driver's next, the usual case.
         if time < self.next.load(Ordering::Relaxed) && time < self.next.fetch_min(time, Ordering::AcqRel) {
             self.notify.notify_one();
         }

@@ -177,6 +177,7 @@ impl Connection {
     /// Waits for events of the data plane's streams, and returns them all.
     pub async fn events(&self) -> Vec<DownstreamEvent> {
         loop {
+            // The future is created before the queue is read, so no event in between is missed.
             let more = self.shared.events.notified();
             let events = self.take_events();
             if !events.is_empty() {
@@ -235,6 +236,7 @@ impl Connection {
     pub async fn answers(&self, patience: Duration, age: Duration) -> bool {
         let asked = Instant::now();
         let mut probed = self.probed.lock().await;
+        // A probe that ended after this call began answers it, whatever its result.
         let is_known = |last: &ProbeResult| last.at >= asked || last.answered && last.at + age > asked;
         if let Some(last) = probed.filter(is_known) {
             return last.answered;

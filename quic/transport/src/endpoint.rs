@@ -53,7 +53,7 @@ const SOCKET_BUFFER: usize = 4 << 20;
 pub enum BindError {
     #[error("cannot listen on {addr}: {source}")]
     Socket { addr: SocketAddr, source: io::Error },
-    #[error("a socket has no address: {0}")]
+    #[error("cannot read the local address of a socket: {0}")]
     Address(#[source] io::Error),
     #[error("the TLS configuration is not usable: {0}")]
     Tls(#[from] rustls::Error),
@@ -67,7 +67,7 @@ pub enum BindError {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum AcceptError {
-    #[error("no room for another receive window")]
+    #[error("the budget for receive windows has no room for another connection")]
     NoRoom,
     #[error(transparent)]
     Handshake(#[from] quinn::ConnectionError),
@@ -77,7 +77,7 @@ pub enum AcceptError {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum ConnectError {
-    #[error("no room for another receive window")]
+    #[error("the budget for receive windows has no room for another connection")]
     NoRoom,
     #[error(transparent)]
     Start(#[from] quinn::ConnectError),

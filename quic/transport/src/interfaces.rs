@@ -68,6 +68,7 @@ impl InterfaceRoutes {
 fn source_towards(ip: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
+    // The port does not matter, because nothing is sent.
     socket.connect((ip, 9))?;
     Ok(socket.local_addr()?.ip())
 }

@@ -595,7 +595,7 @@ pub struct Status {
     pub frames: Option<OffloadCounts>,
     /// Outcomes of streams that began without being delegated.
     pub openings: Option<OffloadCounts>,
-    /// Outcomes of copies.
+    /// Outcomes of copies to subscribers.
     pub copies: Option<OffloadCounts>,
     /// Outcomes of further program runs. A packet needs them if it has more copies than one run sends.
     pub further_runs: Option<OffloadCounts>,

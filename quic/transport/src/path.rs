@@ -47,6 +47,7 @@ impl PeerAddress {
     pub fn on_remote(&mut self, remote: SocketAddr) -> bool {
         let moved = remote.ip() != self.remote.ip();
         self.remote = remote;
+        // quinn has returned to an address that is validated already.
         if remote == self.validated {
             self.challenge = None;
         }

@@ -68,6 +68,7 @@ impl PathReports {
         if listeners == 0 {
             return;
         }
+        // A new listener gets every connection's estimate once.
         if teller.listeners != listeners {
             *teller = PathReporter { listeners, told: ReportedEstimate::default() };
         }

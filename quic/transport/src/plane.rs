@@ -59,6 +59,7 @@ impl Plane {
 
     /// Replaces the data plane by a new one with the peer's limits, once they are known.
     pub fn set_limits(&mut self, limits: PeerLimits) {
+        // quinn may have reported the path's MTU before the peer's limits were known.
         let config = downstream::Config { mtu: self.downstream.mtu(), ..self.config.clone() };
         self.downstream = Downstream::new(config, limits, Instant::now());
     }
@@ -82,6 +83,7 @@ impl Plane {
     pub fn key_use(&mut self, next: u64) -> Option<KeyUse> {
         let keys = self.keys.as_mut()?;
         let sealed = next.saturating_sub(keys.since);
+        // The update is requested at half of the limit, because quinn needs time for it.
         let ask = sealed >= keys.limit / 2 && !keys.requested;
         keys.requested |= ask;
         Some(KeyUse { used_up: sealed >= keys.limit, ask })
@@ -112,6 +114,7 @@ impl Plane {
             out.truncate(at);
             return false;
         };
+        // The number is drawn only once the packet is known to have frames.
         let drawn = builder.numbers.draw();
         packet::finish(out, at, id.len(), drawn.0, drawn.1, &keys.packet, &keys.header);
         let (_, number) = drawn;
@@ -145,6 +148,7 @@ impl PlaneKeys {
         let header = secret.header_key();
         let packet = secret.packet_key();
         let max_packets = max_packets.min(secret.suite().confidentiality_limit());
+        // The reserve is at most a quarter of a small limit.
         let limit = max_packets - KEY_RESERVE.min(max_packets / 4);
         Self { header, secret, packet, generation: 0, since: 0, limit, requested: false }
     }

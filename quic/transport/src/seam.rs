@@ -134,6 +134,7 @@ impl crypto::Session for SeamSession {
 
     fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
         let keys = self.inner.write_handshake(buf)?;
+        // The handshake keys come first, and the 1-RTT keys second.
         if self.generation.is_none() {
             self.generation = Some(0);
             return Some(keys);
@@ -191,6 +192,7 @@ impl crypto::PacketKey for SeamPacketKey {
                 size,
             )
         };
+        // The two lowest bits hold the length of the number minus one, which is now four bytes.
         buf[0] |= 0x03;
         buf.copy_within(payload, header_len + NUMBER_GROWTH);
         buf[number_at..number_at + 4].copy_from_slice(&(wire as u32).to_be_bytes());

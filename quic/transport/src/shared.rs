@@ -231,6 +231,8 @@ impl SharedConnection {
 
     /// Stops the data plane and the offload: after CONNECTION_CLOSE only quinn may send.
     pub fn close(&self) {
+        // `hand_out` grants a budget and reads `open` afterwards. Since both accesses are sequentially consistent, at
+        // least one of the two threads withdraws the budget.
         self.open.store(false, Ordering::SeqCst);
         if let Some(offload) = &*self.offload.lock() {
             offload.stop();
@@ -267,6 +269,7 @@ impl SharedConnection {
     }
 
     fn request(&self, what: u8) {
+        // The bit is set before the wake-up, so that the driver finds it.
         self.attention.fetch_or(what, Ordering::SeqCst);
         self.turn.wake_by(0);
     }
@@ -293,6 +296,7 @@ impl SharedConnection {
     }
 
     fn set_deadline(&self, at: u64) {
+        // The deadline is stored before the wake-up, so that the driver reads it.
         self.deadline.store(at, Ordering::SeqCst);
         self.turn.wake_by(at);
     }

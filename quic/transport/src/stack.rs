@@ -21,7 +21,7 @@ pub(crate) struct QuinnStack {
     map: NumberMap,
     credit: CreditSplit,
     peer: Option<PeerParams>,
-    // Reused from ACK to ACK.
+    // Buffers that are reused for each ACK frame.
     virtuals: Vec<RangeInclusive<u64>>,
     rewritten: Vec<u8>,
 }

@@ -45,6 +45,7 @@ impl Tap {
     /// [`PacketFilter::every`].
     pub fn set(&self, filter: Option<PacketFilter>) {
         let mut open = self.open.lock();
+        // Records that nobody will take are dropped.
         if filter.is_none() {
             *open = OpenTap::default();
         }

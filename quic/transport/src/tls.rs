@@ -68,6 +68,7 @@ impl ReplaceableRoots {
                 .map_err(|error| Error::General(error.to_string()))
         });
         *self.verifier.write() = verifier.transpose()?;
+        // A resumed session would skip the check against the new roots.
         *self.sessions.write() = ServerSessionMemoryCache::new(RESUMABLE);
         Ok(())
     }
@@ -184,6 +185,7 @@ pub(crate) fn server(
         .with_client_cert_verifier(Arc::clone(clients) as _)
         .with_cert_resolver(certificate);
     config.alpn_protocols = alpn.to_vec();
+    // The server's order of cipher suites decides, which the operator configures.
     config.ignore_client_order = true;
     config.session_storage = Arc::clone(clients) as _;
     Ok(config)

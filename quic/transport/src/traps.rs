@@ -54,6 +54,7 @@ impl Traps {
     }
 
     fn aim(&mut self, number: u64) {
+        // The distance is random, between a half and one and a half of its mean.
         self.next = number + self.distance / 2 + self.random.hash_one(number) % self.distance;
     }
 

@@ -120,6 +120,7 @@ impl WindowShare {
         };
         let taken = self.levels().take_while(|share| add(share)).count();
         let all = taken == self.levels().count();
+        // A wider share is used up, so the bytes are returned to the narrower ones.
         if !all {
             self.levels().take(taken).for_each(|share| share.give_level(bytes));
         }
@@ -246,6 +247,7 @@ impl ConnectionWindow {
         let (since, before) = std::mem::replace(&mut state.last, (now, limit));
         let round_trip = round_trip.clamp(LEAST_ROUND_TRIP, MOST_ROUND_TRIP).as_nanos();
         let took = now.saturating_duration_since(since).as_nanos().max(1);
+        // The window has to hold the peer's rate times `ROUND_TRIPS` round trips.
         let wanted = u128::from(limit.saturating_sub(before) * ROUND_TRIPS) * round_trip / took;
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
         match wanted {
@@ -268,6 +270,7 @@ impl ConnectionWindow {
 
     fn shrink(&self, state: &mut WindowState) -> bool {
         let less = state.bytes - (state.bytes / 2).max(LEAST.min(self.most));
+        // The peer has to use up an earlier reduction first, since only one difference is tracked.
         if less == 0 || state.shrunk.is_some() {
             return false;
         }
@@ -300,6 +303,7 @@ impl ConnectionWindow {
             return false;
         }
         let taken = self.of.take(more, self.of.total - self.of.total / RESERVE);
+        // The budget is used up, so the bytes are returned to the share.
         if let (false, Some(share)) = (taken, &state.share) {
             share.give(more);
         }

@@ -112,6 +112,7 @@ fn judge(request: &ConnectRequest, terms: &SessionTerms<'_>) -> Result<AcceptedR
     }
     let offers = |ours: &&&str| request.protocols.iter().any(|offered| offered == **ours);
     let Some(protocol) = terms.protocols.iter().find(offers) else {
+        // The list is the peer's, so the error contains only its beginning.
         let offered = request.protocols.iter().take(16).map(|offered| front(offered)).collect();
         let ours = terms.protocols.iter().map(|&ours| ours.to_owned()).collect();
         return Err(SessionRefused::Protocol { offered, ours });

@@ -139,6 +139,7 @@ impl RecvStream {
                 Begins::Http(kind) => return Err(NotOurs::Http(kind)),
                 Begins::Stray(session) => return Err(NotOurs::Stray(session)),
                 Begins::Unknown => {
+                    // Reading byte by byte leaves the application's bytes in the stream.
                     let mut byte = [0];
                     match self.inner.read(&mut byte).await {
                         Ok(Some(_)) => front.extend_from_slice(&byte),

@@ -81,8 +81,8 @@ struct Undo {
     inflight_longterm: u64,
 }
 
-/// BBRv3 on one path. The states are Startup, Drain, ProbeBW and ProbeRTT; acknowledgements move it from one to the
-/// next.
+/// BBRv3 on one path. The states are Startup, Drain, ProbeBW and ProbeRTT; acknowledgements move the controller from
+/// one to the next.
 #[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,
@@ -199,6 +199,7 @@ impl Bbr {
 impl Controller for Bbr {
     /// Limits the rate after an idle period to the path's bandwidth (section 5.4.1).
     fn on_sent(&mut self, sending: &SendingPacket) {
+        // Only the first packet after an idle period matters here.
         if sending.in_flight > 0 || !sending.app_limited {
             return;
         }
@@ -261,6 +262,7 @@ impl Controller for Bbr {
         self.bw_shortterm = self.bw_shortterm.max(undo.bw_shortterm);
         self.inflight_shortterm = self.inflight_shortterm.max(undo.inflight_shortterm);
         self.inflight_longterm = self.inflight_longterm.max(undo.inflight_longterm);
+        // Startup was left because of losses that were spurious.
         if undo.state == BbrState::Startup && self.state != BbrState::ProbeRtt && !self.full_bw_reached {
             self.enter_startup();
         }
@@ -269,7 +271,7 @@ impl Controller for Bbr {
     /// Sets the window to its minimum, but keeps the model, which the window approaches again with each
     /// acknowledgement.
     fn on_persistent_congestion(&mut self, _: Instant) {
-        // RFC 9002, section 7.6.2.
+        // Persistent congestion sets the minimum window (RFC 9002, section 7.6.2).
         self.cwnd = self.minimum();
     }
 
@@ -326,6 +328,7 @@ impl Bbr {
 
     /// Adds room for packets that are sent in one burst.
     fn quantize(&self, inflight: u64) -> u64 {
+        // The send quantum is the number of bytes that pacing sends in a millisecond (section 5.6.3).
         let quantum = (self.pacing_rate / 1000).clamp(2 * self.mtu, MAX_QUANTUM);
         let more = if self.state == BbrState::ProbeBw(Phase::Up) { 2 * self.mtu } else { 0 };
         inflight.max(3 * quantum).max(self.minimum()) + more
@@ -349,6 +352,7 @@ impl Bbr {
     fn inflight_at_loss(&self, lost: &LostPacket) -> u64 {
         let before = lost.in_flight.saturating_sub(lost.size) as f64;
         let lost_before = lost.lost.saturating_sub(lost.size + self.path_loss(lost.in_flight)) as f64;
+        // The prefix is the part of the packet with which the lost fraction reached the threshold.
         let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
         (before + prefix.max(0.0)) as u64
     }
@@ -371,7 +375,7 @@ impl Bbr {
         let sample = &delivered.sample;
         self.bw_latest = self.bw_latest.max(sample.rate.unwrap_or_default());
         self.inflight_latest = self.inflight_latest.max(sample.delivered);
-        // A round of losses is over once a packet is acknowledged that was sent after the first of them was found.
+        // A round of losses ends when a packet is acknowledged that was sent after the round's first loss was detected.
         self.loss_round_start = sample.prior_delivered >= self.loss_round_delivered;
         if self.loss_round_start {
             self.loss_round_delivered = delivered.total;
@@ -447,6 +451,7 @@ impl Bbr {
     fn update_ack_aggregation(&mut self, delivered: &AckEffect) {
         let elapsed = delivered.now.saturating_duration_since(self.extra_acked_since);
         let mut expected = (self.max_bw.get() as f64 * elapsed.as_secs_f64()) as u64;
+        // ACKs arrive no faster than the bandwidth explains, so a new interval begins.
         if self.extra_acked_delivered <= expected {
             self.extra_acked_delivered = 0;
             self.extra_acked_since = delivered.now;
@@ -454,6 +459,7 @@ impl Bbr {
         }
         self.extra_acked_delivered += delivered.acked;
         let extra = (self.extra_acked_delivered - expected.min(self.extra_acked_delivered)).min(self.cwnd);
+        // The bandwidth is underestimated during Startup, so only the last round counts.
         let length = if self.full_bw_reached { EXTRA_ACKED_ROUNDS } else { 1 };
         self.extra_acked.update(self.rounds, length, extra);
     }
@@ -511,6 +517,7 @@ impl Bbr {
         if self.full_bw_now || (sample.app_limited && !self.shows_queue(delivered)) {
             return;
         }
+        // A rate that the application limited may fall without a cause on the path, so the maximum is compared.
         let rate = if sample.app_limited { self.max_bw.get() } else { sample.rate.unwrap_or_default() };
         if rate as f64 >= self.full_bw as f64 * FULL_BW_GROWTH {
             self.reset_full_bw();
@@ -575,6 +582,7 @@ impl Bbr {
                     self.check_probe_rtt_done(delivered.now);
                 }
             } else if delivered.in_flight <= self.probe_rtt_cwnd() {
+                // The time in ProbeRTT counts from when few enough bytes are in flight.
                 self.probe_rtt_done_at = Some(delivered.now + PROBE_RTT_DURATION);
                 self.probe_rtt_round_done = false;
                 self.start_round(delivered.total);
@@ -610,6 +618,7 @@ impl Bbr {
 impl Bbr {
     fn set_pacing_rate(&mut self, gain: f64) {
         let rate = (gain * self.bw() as f64 * (1.0 - PACING_MARGIN)) as u64;
+        // The rate must not fall during Startup because of a single low sample.
         if rate > 0 && (self.full_bw_reached || rate > self.pacing_rate) {
             self.pacing_rate = rate;
         }

@@ -102,6 +102,7 @@ impl CubicState {
     fn on_ack(&mut self, now: Instant, acked: &Acked, mtu: f64) {
         if acked.app_limited {
             if let Some(epoch) = &mut self.epoch {
+                // The curve must not rise while the sender has too little data (section 5.8).
                 epoch.pause(now);
             }
         } else if self.window < self.threshold {
@@ -124,12 +125,14 @@ impl CubicState {
         let elapsed = now.saturating_duration_since(epoch.start);
         let acked_windows = acked.bytes as f64 / window;
 
+        // Above the window before the last reduction, Reno's growth of one packet per round trip is fair (section 4.3).
         let alpha = if epoch.reno >= prior { 1.0 } else { ALPHA };
         epoch.reno += alpha * acked_windows * mtu;
         if epoch.curve(elapsed, mtu) < epoch.reno {
             self.window = window.max(epoch.reno);
             return;
         }
+        // The target is the curve one round trip ahead, but at most one and a half windows (section 4.2).
         let target = epoch.curve(elapsed + acked.smoothed_rtt, mtu).clamp(window, 1.5 * window);
         self.window += (target - window) * acked_windows;
     }

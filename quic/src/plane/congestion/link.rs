@@ -38,7 +38,7 @@ struct SimulatedFlow {
     may_send: Instant,
     /// Start of the recovery period: losses of packets sent before it are no new congestion event.
     recovers: Option<Instant>,
-    /// Bytes acknowledged.
+    /// Number of bytes acknowledged.
     acked: u64,
     lost: u64,
 }

@@ -48,7 +48,7 @@ pub enum SlowStartStep {
 }
 
 impl SlowStart {
-    /// Begins slow start.
+    /// Creates the state at the beginning of slow start.
     pub fn new(now: Instant) -> Self {
         Self { round: SlowStartRound { start: now, min: None, samples: 0 }, last_min: None, css: None }
     }
@@ -76,6 +76,7 @@ impl SlowStart {
         let min = self.round.min.map_or(rtt, |min| min.min(rtt));
         self.round.min = Some(min);
         self.round.samples += 1;
+        // A round with few samples may show noise, and the first round has nothing to compare with.
         let Some(last_min) = self.last_min.filter(|_| self.round.samples >= RTT_SAMPLES) else { return };
         match &self.css {
             None => {

@@ -130,7 +130,7 @@ pub struct Owned {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a DATAGRAM frame of {size} bytes exceeds the peer's limit of {limit}")]
 pub struct TooLarge {
-    /// Bytes of the frame.
+    /// Size of the frame, bytes.
     pub size: u64,
     /// The peer's limit, bytes.
     pub limit: u64,
@@ -213,7 +213,7 @@ pub struct DownstreamStats {
     pub offloaded_packets: u64,
     /// Bytes of UDP payload of the packets that the offload sent.
     pub offloaded_bytes: u64,
-    /// Streams that got an ID.
+    /// Streams that were opened, so that they got a QUIC stream ID.
     pub streams_opened: u64,
     /// Streams whose every byte was acknowledged.
     pub streams_finished: u64,

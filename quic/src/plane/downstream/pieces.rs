@@ -9,14 +9,14 @@ pub struct PacketFrame {
     pub label: Label,
     /// ID of the frame's stream; `None` for a frame that belongs to no stream.
     pub stream_id: Option<u64>,
-    /// The contents.
+    /// The frame's content.
     pub carried: FrameContent,
 }
 
 /// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameContent {
-    /// Stream bytes.
+    /// A STREAM frame.
     Bytes {
         /// Offset of the first byte.
         offset: u64,
@@ -27,11 +27,11 @@ pub enum FrameContent {
         /// True if the bytes fill a hole: they were sent before and lost, or the offload skipped them.
         again: bool,
     },
-    /// RESET_STREAM.
+    /// A RESET_STREAM frame.
     Reset,
-    /// A datagram.
+    /// A DATAGRAM frame.
     Datagram,
-    /// A probe without data.
+    /// A PING frame, sent as a probe without data.
     Ping,
 }
 

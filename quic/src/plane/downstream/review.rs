@@ -42,6 +42,7 @@ impl StreamOwner {
                 newest.first = newest.first.min(first);
                 false
             }
+            // The owner's first group replaces none.
             newest => newest.replace(Newest { group, first }).is_some(),
         }
     }
@@ -104,6 +105,7 @@ impl Downstream {
     /// Drops streams if too many have bytes to send.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
+            // Streams that were given up count here, but the policy does not see them. So these end first.
             self.finish_given_up();
             let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);

@@ -97,6 +97,7 @@ impl LivePolicy {
         let since = *self.over_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= limits.burst {
             self.over_since = None;
+            // A quarter of the limit becomes free, so that the next drop is not needed at once.
             return Some(soft - soft / 4);
         }
         (bytes > limits.bytes).then_some(limits.bytes - limits.bytes / 4)
@@ -218,6 +219,7 @@ impl QueueShares {
         }
         for streams in levels.values_mut().flat_map(|share| share.owners.values_mut()) {
             for streams in streams.streams.values_mut() {
+                // `pop` takes the last stream: the oldest, and of equally old ones that of the largest subgroup.
                 streams.sort_unstable_by_key(|stream| {
                     Reverse((stream.since, Reverse(stream.subgroup), stream.key))
                 });
@@ -231,6 +233,7 @@ impl QueueShares {
     /// first.
     fn take(&mut self, mut total: u64, target: u64, standing: StreamImportance) -> Vec<WaitingStream> {
         let mut taken = Vec::new();
+        // The first pass leaves each level its reserve. The second pass is needed if that is still too much.
         for keep in [self.reserve, 0] {
             for share in self.levels.values_mut().rev() {
                 share.take(&mut total, target, keep, self.weight, standing, &mut taken);

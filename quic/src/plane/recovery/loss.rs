@@ -67,6 +67,7 @@ impl<T: Clone> Recovery<T> {
                 _ => continue,
             };
             let overdue = packet.sent + delay;
+            // A packet is lost by the packet threshold or by the time threshold (section 6.1).
             if overdue > now && largest_acked - number < self.packet_threshold {
                 self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
                 outage.interrupt();
@@ -90,6 +91,7 @@ impl<T: Clone> Recovery<T> {
                     delivered: self.delivery.delivered(),
                 });
                 newest = newest.max(Some(packet.sent));
+                // Losses of small packets tell nothing about the path's MTU.
                 if packet.size > BASE_MTU {
                     self.path_mtu.on_lost(now, packet.sent);
                 }
@@ -130,6 +132,7 @@ impl<T: Clone> Recovery<T> {
         let ce = self.ecn.on_ack(marked, most, counts);
         let Some(snapshot) = self.delivery.newest().filter(|_| ce > 0) else { return };
         self.counts.marked += ce;
+        // The counts give the number of packets without their sizes, so each counts as a full packet.
         let size = ce * self.mtu();
         self.delivery.on_lost(size);
         self.controller.on_lost(&LostPacket {

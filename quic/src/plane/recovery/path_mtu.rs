@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// UDP payload that every QUIC path carries, bytes (RFC 9000, section 14).
 pub const BASE_MTU: u64 = 1200;
-/// Number of round trips without a single larger packet arriving, after losses in each, that shows a black hole. An
+/// Number of round trips in a row with losses of larger packets, and with none arriving, that shows a black hole. An
 /// overflowing queue loses as many packets, but some arrive in each round trip.
 const BLACK_HOLE: u32 = 3;
 /// Time from the detection of a black hole to the first probe. It doubles after each probe.

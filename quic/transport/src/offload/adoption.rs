@@ -18,6 +18,7 @@ impl LockedOffload<'_> {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let place = (terms.owner, ingress.serial());
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
+        // There is at most one opening for each owner and ingress.
         if offloaded.openings.waiting.contains_key(&place) {
             return false;
         }
@@ -62,6 +63,7 @@ impl LockedOffload<'_> {
         if !self.downstream.adopt(key, stream) {
             return None;
         }
+        // The offload keeps its old priority for the stream, so the plane takes the stream back.
         if changed {
             self.downstream.take_back(key);
         }

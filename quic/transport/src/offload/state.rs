@@ -189,6 +189,7 @@ impl Offloaded {
         self.binding.iter().for_each(|binding| offload.set_binding(*binding));
         self.tell_peer(&*offload);
         self.ids.iter().for_each(|id| Arc::clone(&offload).add_id(id));
+        // A new offload counts its totals from zero.
         (self.registered, self.budget) = (OffloadBudget::default(), OffloadBudget::default());
         (self.path_told, self.path_ready) = (false, false);
         self.offload = Some(offload);
@@ -199,6 +200,7 @@ impl Offloaded {
     /// [`Self::finish_release`] has to follow.
     pub fn release(&mut self, downstream: &mut Downstream) {
         let Some(offload) = self.offload().map(Arc::clone) else { return };
+        // The budget goes first, so that nothing is sent while streams are recalled.
         self.reclaim_budget(downstream);
         self.datagrams.clear();
         self.close_openings(downstream);
@@ -402,6 +404,7 @@ impl Offloaded {
         let budget = self.trial.allow(now, budget, downstream.mtu());
         offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
+        // A stream is opened by a packet, which needs a budget.
         let streams = if budget.bytes > 0 { downstream.max_streams() } else { 0 };
         self.grant_streams(downstream, streams);
         self.defer(now, downstream);
@@ -425,6 +428,7 @@ impl Offloaded {
                 OffloadedFrame::Stream { id, offset, len, fin, credit } => {
                     registered.data += credit;
                     trial.on_sent(number);
+                    // The first packet of a stream that the offload opened may be the first report of the stream.
                     let opened = (tag & openings::TAG != 0)
                         .then(|| openings.key(tag, Some(id), downstream, delegations))
                         .flatten();
@@ -563,6 +567,7 @@ impl LockedOffload<'_> {
             return None;
         }
         let is_first = !offload.has_ingress();
+        // Streams that have begun are excluded, because the offload has not seen all of their bytes.
         let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
         let seen = BeforeOffload { packets: self.received.next(), streams: offloaded.accepted, begun };
         let made = make(Arc::clone(offload), seen, (self.hold)())?;

@@ -133,6 +133,7 @@ impl KernelMessage {
     }
 
     fn takes(&self, flow: PacketFlow, len: usize) -> bool {
+        // Only the last segment may be shorter, so no packet can follow a shorter one.
         let whole = self.bytes.len() == self.packets * self.segment;
         let room = self.packets < MAX_SEGMENTS && self.bytes.len() + len <= MAX_MESSAGE;
         self.flow == flow && len <= self.segment && whole && room

@@ -40,6 +40,7 @@ impl SendHandover {
                 turn.batch = Some(id);
                 true
             }
+            // The batch is the holder already, and no earlier packets wait.
             Some(batch) if batch == id && turn.packets.is_empty() => false,
             Some(_) => {
                 packets.move_to(from, &mut turn.packets);

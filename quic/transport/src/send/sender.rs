@@ -152,6 +152,7 @@ impl BatchSender {
 
     fn address(&self, to: SocketAddr) -> SockaddrStorage {
         match to.ip() {
+            // An IPv6 socket takes IPv4 addresses only as mapped ones.
             IpAddr::V4(ip) if self.ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()).into(),
             _ => to.into(),
         }
@@ -169,6 +170,7 @@ impl BatchSender {
 fn in_turn(batch: &mut PacketBatch, mut send: impl FnMut(&mut PacketBatch)) {
     send(batch);
     let mut connections = batch.take_connections();
+    // The bound keeps one thread from sending for all others without end.
     for _ in 0..HANDOVERS {
         connections.retain(|connection| batch.take_from(connection));
         if connections.is_empty() {
@@ -222,6 +224,7 @@ fn send_all(
             // The route's device does not support segmentation offload, or segments of this size.
             Err(error @ (Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE)) if packets > 1 => {
                 if error == Errno::EIO {
+                    // A device without the offload fails each time, so it is not tried again.
                     gso.store(false, Ordering::Relaxed);
                 }
                 let split: Vec<_> = first.split().collect();
@@ -279,6 +282,7 @@ impl SourceAddress {
         let any = in_addr { s_addr: 0 };
         match ip {
             IpAddr::V4(ip) => Self::V4(in_pktinfo {
+                // The route selects the interface.
                 ipi_ifindex: 0,
                 ipi_spec_dst: in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
                 ipi_addr: any,

@@ -26,6 +26,7 @@ impl SharedConnection {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.drain_offload(now);
+        // The offload must not use the budget while the data plane sends.
         state.reclaim_budget();
         let SharedState { numbers, plane, traps, .. } = state;
         let builder = Builder {
@@ -192,6 +193,7 @@ impl SharedConnection {
     pub fn stack_window(&self) -> u64 {
         let state = self.state.lock();
         let budget = state.offload.as_ref().map_or(0, |offload| offload.budget().bytes);
+        // quinn has to be able to send control streams at any time.
         let least = 2 * state.plane.downstream.mtu() as u64;
         state.plane.downstream.stack_window().saturating_sub(budget).max(least)
     }

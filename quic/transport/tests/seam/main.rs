@@ -154,7 +154,7 @@ async fn data_plane_follows_the_client_to_a_new_address() {
         in_time(pair.receive_data(tags, 8000)).await;
     }
     assert!(pair.check().ids.len() >= 5);
-    assert_eq!(pair.server.stats().address_changes, 4); // exact: streams have come at each address
+    assert_eq!(pair.server.stats().address_changes, 4); // exact: streams have arrived at each address
 }
 
 /// A NAT drops the mapping of a client that only receives. All packets to the client are lost, the window is full, and

@@ -83,6 +83,7 @@ impl Cycle {
     }
 
     fn pick_wait(&mut self) {
+        // Random starts keep flows from probing at the same time.
         self.rounds_since_probe = u64::from(self.random() < 0.5);
         self.wait = PROBE_WAIT + PROBE_WAIT_MORE.mul_f64(self.random());
     }
@@ -162,6 +163,7 @@ impl Bbr {
     }
 
     fn is_time_to_probe(&self, now: Instant) -> bool {
+        // A Reno flow with a window of n packets probes about every n round trips.
         let packets = self.target_inflight() / self.mtu.max(1);
         now.saturating_duration_since(self.cycle.since) > self.cycle.wait
             || self.cycle.rounds_since_probe >= packets.min(RENO_ROUNDS)
@@ -203,6 +205,7 @@ impl Bbr {
                 AckPhase::ProbeStopping => {
                     self.cycle.samples = false;
                     self.cycle.ack_phase = AckPhase::Init;
+                    // A cycle with too little data shows no bandwidth, so it does not age the filter.
                     if matches!(self.state, BbrState::ProbeBw(_)) && !sample.app_limited {
                         self.cycles += 1;
                     }
@@ -231,6 +234,7 @@ impl Bbr {
     ) {
         self.cycle.samples = false;
         if !app_limited {
+            // One probe with losses lowers the bound to this value at most.
             let least = (BETA * self.target_inflight() as f64) as u64;
             self.inflight_longterm = inflight.max(least);
         }
@@ -240,6 +244,7 @@ impl Bbr {
     }
 
     fn raise_slope(&mut self) {
+        // The growth is 1 packet in the first round, then 2, 4 and so on.
         let growth = self.mtu << self.cycle.up_rounds;
         self.cycle.up_rounds = (self.cycle.up_rounds + 1).min(MAX_UP_ROUNDS);
         self.cycle.up_step = (self.cwnd * self.mtu / growth.max(1)).max(self.mtu);

@@ -70,7 +70,7 @@ struct LateCamera {
     rate: u64,
 }
 
-/// The result of a run.
+/// The simulator and the streams after a run.
 struct LateOutcome {
     sim: Sim,
     /// Streams by group and subgroup.

@@ -39,7 +39,7 @@ struct RoomObject {
     made: Instant,
 }
 
-/// The result of a run.
+/// The simulator and the objects after a run.
 struct RoomRun {
     sim: Sim,
     objects: Vec<RoomObject>,
