@@ -1,8 +1,8 @@
 //! Packet numbers of one connection with several senders.
 //!
-//! Number and key generation come out of one atomic operation on one 64-bit word. So no number is used twice, and
-//! all numbers of a key generation are larger than those of the generations before it, as RFC 9001, sections 6.1 and
-//! 6.4, require.
+//! Number and key generation come out of one atomic operation on one 64-bit word. So no number is used twice. All
+//! numbers of a key generation are larger than those of earlier generations, as RFC 9001, sections 6.1 and 6.4,
+//! require.
 
 use std::borrow::Borrow;
 

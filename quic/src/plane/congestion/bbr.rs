@@ -187,8 +187,8 @@ impl Bbr {
         }
     }
 
-    /// Tolerates loss that the path has even without a queue, because sending less does not avoid it. The draft takes
-    /// more than `LOSS_THRESHOLD` of loss as too much in flight, whatever its cause, and each round with a loss as a
+    /// Tolerates loss that the path has even without a queue, because sending less does not avoid it. The draft treats
+    /// more loss than `LOSS_THRESHOLD` as too much in flight, whatever its cause. It treats each round with a loss as a
     /// sign of less bandwidth.
     #[must_use]
     pub fn over_lossy_paths(self) -> Self {

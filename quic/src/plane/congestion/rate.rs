@@ -1,6 +1,6 @@
-//! Samples of the path's delivery rate (draft-ietf-ccwg-bbr, section 4.1). A sample is the number of bytes that
-//! arrived between a packet's sending and its acknowledgement, divided by the time that sending or acknowledging them
-//! took, whichever is longer.
+//! Samples of the path's delivery rate (draft-ietf-ccwg-bbr, section 4.1). A sample is the number of bytes that arrived
+//! between a packet's sending and its acknowledgement, divided by a time. This is the time for sending or for
+//! acknowledging these bytes, whichever is longer.
 
 use std::time::{Duration, Instant};
 

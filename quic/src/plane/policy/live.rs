@@ -13,12 +13,12 @@ use crate::plane::types::{PriorityLevel, StreamKey};
 
 /// A policy that bounds how long streams wait, and how many bytes and streams do.
 ///
-/// * **Late**: once a stream has waited for longer than it may, all streams of its owner and level are dropped that
-///   have waited for more than half of their limit. With this hysteresis drops are rare, and the next stream is well
-///   in time.
-/// * **Hopeless**: if the owner has a newer group, a stream is dropped at once if its rest would be late at the
-///   estimated bandwidth, after the data that is sent before it. The bandwidth goes to the newer group with its key
-///   frame instead.
+/// * **Late**: once a stream has waited for longer than its limit, streams of its owner and level are dropped: all that
+///   have waited for more than half of their limit. With this hysteresis drops are rare, and the next stream is well in
+///   time.
+/// * **Hopeless**: if the owner has a newer group, a stream is dropped as soon as its rest would be late. The estimate
+///   uses the bandwidth and the data that is sent first. The bandwidth goes to the newer group with its key frame
+///   instead.
 /// * **Bytes**: above the hard limit at once, and above the soft limit after a burst, streams are dropped until three
 ///   quarters of that limit are left. The least urgent level loses streams first, but keeps its share of a reserve.
 ///   Within a level, the owner with the most waiting bytes loses its oldest stream.

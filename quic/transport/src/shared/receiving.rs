@@ -55,8 +55,7 @@ impl SharedConnection {
                 self.tell(state, now);
                 self.set_trap(&state.numbers, &mut state.traps);
             }
-            // quinn would accept the original packet, so it gets a frame instead because of which it closes the
-            // connection.
+            // quinn would accept the original packet. It gets an invalid frame instead, and closes the connection.
             if contents.lies {
                 *payload = BytesMut::from(UNSENT);
             } else if !contents.repeats.is_empty() {
