@@ -1,7 +1,9 @@
-//! ACK frames of a connection with several senders, and what the QUIC stack may see of them.
+//! ACK frames of a connection with several senders, and their translation for the QUIC stack, which knows only its own
+//! packets.
 //!
-//! The stack numbers its packets as if it were alone: *virtual* numbers. The peer acknowledges the numbers that were
-//! sent: *wire* numbers. [`NumberMap`] translates, and [`AckFrame::rewrite`] writes the frame that the stack gets.
+//! The stack numbers its packets as if it were alone: *virtual* numbers. The peer acknowledges the numbers in the
+//! packets that it received: *wire* numbers. [`NumberMap`] translates, and [`AckFrame::rewrite`] writes the frame that
+//! the stack gets.
 
 use std::{collections::VecDeque, iter, ops::RangeInclusive, time::Instant};
 
@@ -35,7 +37,7 @@ pub struct EcnCounts {
 }
 
 impl<'a> AckFrame<'a> {
-    /// Takes the fields of a frame of type `kind`, with or without ECN counts.
+    /// Parses the fields that follow the type of an ACK frame. `kind` is the type; `ecn`: ECN counts follow.
     pub(super) fn parse(cursor: &mut PayloadCursor<'a>, kind: u64, ecn: bool) -> Result<Self, Error> {
         let largest = cursor.varint()?;
         let delay = cursor.varint()?;
@@ -45,6 +47,7 @@ impl<'a> AckFrame<'a> {
         let start = cursor.rest;
         let mut smallest = below(largest, cursor.varint()?)?;
         for _ in 0..gaps {
+            // A gap of n leaves out n + 1 numbers, and the next range ends just below them (RFC 9000, section 19.3.1).
             smallest = below(smallest, cursor.varint()? + 2)?;
             smallest = below(smallest, cursor.varint()?)?;
         }
@@ -94,6 +97,7 @@ impl<'a> AckFrame<'a> {
         let Some(largest) = ranges.first().map(|range| *range.end()) else { return };
         let counts = self.ecn.unwrap_or_default();
         let others = 1 + varint::len(largest) + blocks(ranges).map(varint::len).sum::<usize>() + counts.len();
+        // The delay gets the bytes that the other fields leave, which bound its value.
         let longest = match room.saturating_sub(others) {
             0..=1 => (1 << 6) - 1,
             2..=3 => (1 << 14) - 1,
@@ -119,7 +123,7 @@ fn blocks(ranges: &[RangeInclusive<u64>]) -> impl Iterator<Item = u64> {
     iter::once(gaps).chain(first).chain(others)
 }
 
-/// An iterator over the ranges of an ACK [`AckFrame`].
+/// An iterator over the ranges of an [`AckFrame`], largest first.
 #[derive(Clone, Debug)]
 pub struct AckRangeIter<'a> {
     largest: Option<u64>,
@@ -132,16 +136,17 @@ impl Iterator for AckRangeIter<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let largest = self.largest.take()?;
         let smallest = largest - varint::decode(&mut self.blocks)?;
+        // The parser has checked that the numbers do not go below zero.
         self.largest = varint::decode(&mut self.blocks).map(|gap| smallest - gap - 2);
         Some(smallest..=largest)
     }
 }
 
-/// Packets below the largest acknowledged one that can still be translated. A peer repeats its ranges until it knows
-/// that its ACK arrived. The stack has long processed ranges that are repeated later.
+/// Number of packets below the largest acknowledged one that can still be translated. A peer repeats its ranges until
+/// it knows that its ACK arrived. The stack has long processed ranges that are repeated later.
 const KEPT: usize = 1024;
 
-/// Most packets that are remembered, whether the peer acknowledges them or not. If there are more, the stack
+/// Largest number of packets in the map, whether the peer acknowledges them or not. If there are more, the stack
 /// considers the oldest lost and sends their contents again.
 const LIMIT: usize = 1 << 14;
 
@@ -165,13 +170,13 @@ struct NumberedPacket {
 }
 
 impl NumberMap {
-    /// Returns the virtual number that the stack uses next, unless it skips it.
+    /// Returns the virtual number that the stack uses next, unless the stack skips that number.
     pub fn next(&self) -> u64 {
         self.first + self.packets.len() as u64
     }
 
     /// Assigns `wire`, which is larger than all before it, to the next virtual number. `sent` is `None` for a number
-    /// that is skipped. It stays in the map so that the stack sees when a lying peer acknowledges it.
+    /// that is skipped. A skipped number stays in the map so that the stack sees when a lying peer acknowledges it.
     pub fn push(&mut self, wire: u64, sent: Option<Instant>) {
         debug_assert!(self.packets.back().is_none_or(|last| last.wire < wire));
         self.packets.push_back(NumberedPacket { wire, sent });
@@ -184,6 +189,7 @@ impl NumberMap {
     /// Returns the virtual numbers of the packets with wire numbers in `range`. They form one range, because virtual
     /// numbers have no gaps.
     pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
+        // Wire numbers grow with virtual ones, so both ends are found by binary search.
         let start = self.packets.partition_point(|packet| packet.wire < *range.start());
         let end = self.packets.partition_point(|packet| packet.wire <= *range.end());
         (start < end).then(|| self.first + start as u64..=self.first + end as u64 - 1)
@@ -195,9 +201,10 @@ impl NumberMap {
         self.packets.get(index)?.sent
     }
 
-    /// Notes that the stack's packet `number` was acknowledged, and forgets packets far below it. Returns whether it
-    /// is the largest so far.
+    /// Notes that the stack's packet `number` was acknowledged, and forgets packets more than `KEPT` below it. Returns
+    /// whether `number` is the largest so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
+        // Numbers that were never sent, and repeated ones, change nothing.
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {
             return false;
         }

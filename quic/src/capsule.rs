@@ -1,7 +1,7 @@
-//! Capsules (RFC 9297) of a WebTransport session, in the HTTP/3 DATA frames that follow the CONNECT request. Only the
-//! one that closes the session is interpreted (draft-ietf-webtrans-http3, "Session Termination").
+//! Capsules (RFC 9297) of a WebTransport session, in the HTTP/3 DATA frames that follow the CONNECT request. Only
+//! CLOSE_WEBTRANSPORT_SESSION is interpreted (draft-ietf-webtrans-http3, "Session Termination").
 //!
-//! All others are skipped as they arrive, whatever their length, so an endless capsule takes no memory.
+//! All other capsules are skipped as they arrive, whatever their length, so an endless capsule takes no memory.
 
 use super::varint;
 
@@ -9,9 +9,9 @@ use super::varint;
 const DATA: u64 = 0;
 /// Type of the capsule that closes the session.
 const CLOSE: u64 = 0x2843;
-/// Length of its error code, bytes.
+/// Length of the error code in the closing capsule, bytes.
 const CODE: usize = 4;
-/// Longest reason of a closing capsule, bytes.
+/// Longest reason in a closing capsule, bytes.
 pub const MAX_REASON: usize = 1024;
 
 /// Code and reason that a session was closed with.
@@ -35,10 +35,11 @@ pub enum MalformedCapsule {
     Incomplete,
 }
 
-/// Parses the stream after the request.
+/// Parses the bytes that follow the CONNECT request on a session's stream.
 ///
-/// It reads frames, and capsules inside of DATA frames, in any pieces. [`Self::next`] consumes input until it returns
-/// the end of the session; nothing may follow that. [`Self::finish`] is called when the stream ends without it.
+/// The parser reads HTTP/3 frames, and capsules inside of DATA frames. The input may be split anywhere. [`Self::next`]
+/// is called until it returns a [`Closed`], which ends the session. [`Self::finish`] is called if the stream ends
+/// without one.
 #[derive(Debug, Default)]
 pub struct Capsules {
     frame: Unit,
@@ -50,6 +51,7 @@ pub struct Capsules {
 /// A frame or a capsule: a type, a length, and a value of that length.
 #[derive(Debug, Default)]
 struct Unit {
+    /// Type and length, which have at most 8 bytes each.
     front: [u8; 16],
     /// Bytes of type and length that have arrived.
     seen: usize,
@@ -59,7 +61,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Reads type and length, unless they were read before. Returns `None` if more bytes are needed.
+    /// Reads type and length. Returns `None` if more bytes are needed.
     fn begin(&mut self, input: &mut &[u8]) -> Option<(u64, u64)> {
         while let Some((first, rest)) = input.split_first() {
             *input = rest;
@@ -113,6 +115,7 @@ impl Capsules {
         while !input.is_empty() {
             if self.capsule.left == 0 {
                 match self.capsule.begin(input) {
+                    // The check bounds `close`: no other capsule is buffered.
                     Some((CLOSE, len)) if !(CODE as u64..=(CODE + MAX_REASON) as u64).contains(&len) => {
                         return Err(MalformedCapsule::Length(len));
                     }
@@ -142,7 +145,7 @@ impl Capsules {
         }
     }
 
-    /// Returns the bytes of memory that it holds.
+    /// Returns how many bytes of an incomplete closing capsule are buffered.
     pub fn held(&self) -> usize {
         self.close.len()
     }
@@ -157,7 +160,8 @@ fn closed(capsule: &[u8]) -> Result<Closed, MalformedCapsule> {
 }
 
 impl Closed {
-    /// Writes the capsule in a frame of its own. A reason that is too long is cut.
+    /// Appends the closing capsule in a DATA frame of its own. A reason above 1024 bytes is cut at a character
+    /// boundary.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let most = self.reason.len().min(MAX_REASON);
         let end = (0..=most).rev().find(|at| self.reason.is_char_boundary(*at)).unwrap_or(0);
@@ -181,7 +185,7 @@ mod tests {
         bytes
     }
 
-    /// Reads a stream at once, and byte by byte, and compares.
+    /// Parses a stream as a whole and byte by byte, and compares both outcomes.
     fn read(stream: &[u8]) -> Result<Option<Closed>, MalformedCapsule> {
         let mut whole = Capsules::default();
         let outcome = whole.next(&mut &stream[..]);
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_closed_with_code_and_reason() {
+    fn closing_capsule_yields_code_and_reason() {
         let closed = Closed { code: 420, reason: "test".into() };
         let mut bytes = Vec::new();
         closed.encode(&mut bytes);
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_is_too_long_loses_its_end() {
+    fn overlong_close_reason_is_cut_between_characters() {
         let mut bytes = Vec::new();
         Closed { code: 1, reason: "é".repeat(MAX_REASON) + "x" }.encode(&mut bytes);
         let reason = "é".repeat(MAX_REASON / 2);

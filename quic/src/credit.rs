@@ -1,19 +1,18 @@
 //! The peer's connection credit (MAX_DATA, RFC 9000, section 4.1), split between the QUIC stack and the data plane.
 //!
-//! The stack knows only of the part that it is *granted*; the rest belongs to the data plane. So neither can use
-//! credit that the other has used, however their packets interleave. The grant is topped up as the stack uses it.
+//! The stack knows only of the part that it is *granted*; the rest belongs to the data plane. So no byte of credit is
+//! used twice, however the packets of both senders interleave. The grant is topped up as the stack uses it.
 
 use std::{collections::HashMap, ops::Range};
 
 /// Bytes that the stack is granted at a time: enough for control messages.
 const GRANT: u64 = 64 * 1024;
 
-/// Smallest grant if there is as much credit, bytes: one packet.
+/// Smallest grant, bytes: about one packet. A peer's credit below it is granted whole.
 const LEAST: u64 = 1200;
 
-/// Streams that are remembered at least, of those that sent last; twice as many at most. On a stream that was
-/// forgotten retransmissions count as new data, each by its own length, and the grant is topped up too early by as
-/// much.
+/// Number of most recent streams whose sent bytes are remembered at least; at most twice as many are. A retransmission
+/// on a forgotten stream counts as new data, so the grant is topped up earlier than needed.
 const STREAMS: usize = 512;
 
 /// The split of one connection's credit, in bytes.
@@ -21,14 +20,15 @@ const STREAMS: usize = 512;
 pub struct CreditSplit {
     /// The peer's MAX_DATA.
     total: u64,
-    /// The stack's MAX_DATA.
+    /// The limit that the stack knows of, as if it were the peer's MAX_DATA.
     granted: u64,
     /// Unused credit that a top-up leaves the stack with.
     grant: u64,
-    /// Bytes that the stack has sent for the first time.
+    /// Stream bytes that the stack has sent, without retransmissions.
     used: u64,
-    /// End of the stack's data by stream: for the streams that sent last, and for those that sent before.
+    /// Largest offset that the stack has sent on each of the most recent streams, by stream ID.
     sent: HashMap<u64, u64>,
+    /// The contents of `sent` before it was last emptied, because it had become full.
     earlier: HashMap<u64, u64>,
 }
 
@@ -40,21 +40,22 @@ impl CreditSplit {
         Self { total, granted, grant, used: 0, sent: HashMap::new(), earlier: HashMap::new() }
     }
 
-    /// Returns the limit that the stack may know of.
+    /// Returns the stack's limit, bytes.
     pub fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// Returns the limit that the data plane may know of.
+    /// Returns the data plane's limit, bytes.
     pub fn rest(&self) -> u64 {
         self.total - self.granted
     }
 
-    /// Notes that the stack sends these bytes of a stream. New bytes come in order.
+    /// Notes that the stack sends these bytes of a stream. New bytes of a stream come in order.
     pub fn on_sent(&mut self, stream: u64, bytes: Range<u64>) {
         let sent = match self.sent.get_mut(&stream) {
             Some(sent) => sent,
             None => {
+                // Forgetting the older half as a whole needs no order among the streams.
                 if self.sent.len() >= STREAMS {
                     self.earlier = std::mem::take(&mut self.sent);
                 }
@@ -62,7 +63,7 @@ impl CreditSplit {
                 self.sent.entry(stream).or_insert(earlier)
             }
         };
-        // Bytes before the frame were counted, if before the stream was forgotten.
+        // New bytes come in order, so bytes before `start` were counted, even if the stream was forgotten since.
         self.used += bytes.end.saturating_sub(bytes.start.max(*sent));
         *sent = bytes.end.max(*sent);
     }
@@ -91,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream that lives for long, while many others come and go.
+    /// One stream stays open while many others come and go.
     #[test]
     fn forgotten_stream_is_not_counted_twice() {
         let mut credit = CreditSplit::new(16 << 20);
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_grant_is_between_a_packet_and_a_quarter() {
+    fn credit_grant_is_a_quarter_but_at_least_one_packet() {
         for (total, granted) in [(0, 0), (1000, 1000), (4000, 1200), (40_000, 10_000), (1 << 30, 64 << 10)] {
             let credit = CreditSplit::new(total);
             assert_eq!((credit.granted(), credit.rest()), (granted, total - granted));

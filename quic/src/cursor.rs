@@ -16,7 +16,8 @@ pub enum Error {
     Malformed(u64),
 }
 
-/// The rest of a payload. Each method takes one field from its beginning. After an error the cursor must not be used.
+/// A cursor over the rest of a payload. Each method takes one field from the front. After an error the cursor must not
+/// be used.
 pub struct PayloadCursor<'a> {
     /// The bytes that were not taken yet.
     pub rest: &'a [u8],
@@ -35,13 +36,13 @@ impl<'a> PayloadCursor<'a> {
         Ok(head)
     }
 
-    /// Takes bytes after their length.
+    /// Takes a variable-length integer, and as many bytes as it says.
     pub fn prefixed(&mut self) -> Result<&'a [u8], Error> {
         let len = usize::try_from(self.varint()?).map_err(|_| Error::Truncated)?;
         self.bytes(len)
     }
 
-    /// Takes an array of bytes.
+    /// Takes `N` bytes as an array.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let (head, rest) = self.rest.split_first_chunk().ok_or(Error::Truncated)?;
         self.rest = rest;

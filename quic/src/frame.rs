@@ -41,7 +41,7 @@ const STREAM_FIN: u64 = 0x01;
 const STREAM_LEN: u64 = 0x02;
 const STREAM_OFF: u64 = 0x04;
 
-/// The kind of streams that a limit is about.
+/// The kind of streams that a MAX_STREAMS or STREAMS_BLOCKED frame is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of RFC 9000")]
 pub enum Direction {
@@ -56,9 +56,9 @@ pub struct StreamFrame<'a> {
     pub id: u64,
     /// Offset of the first byte.
     pub offset: u64,
-    /// The stream ends behind these bytes.
+    /// True if the stream ends after these bytes.
     pub fin: bool,
-    /// The bytes.
+    /// The stream data in the frame.
     pub data: &'a [u8],
 }
 
@@ -141,7 +141,7 @@ impl Frame<'_> {
 
 /// Returns the frame that starts at `at`, and the bytes that it covers; `None` at the end of `payload`.
 ///
-/// Taking a position instead of keeping an iterator lets the caller overwrite a frame before it goes on.
+/// The function takes a position, and is no iterator, so that the caller can overwrite a frame before the next call.
 pub fn next(payload: &[u8], at: usize) -> Result<Option<(Range<usize>, Frame<'_>)>, Error> {
     let input = payload.get(at..).unwrap_or_default();
     if input.is_empty() {
@@ -161,7 +161,7 @@ pub struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// Starts at the first frame of a payload.
+    /// Creates an iterator that starts at the first frame of a payload.
     pub fn new(payload: &'a [u8]) -> Self {
         Self { payload, at: 0 }
     }
@@ -181,6 +181,7 @@ impl<'a> PayloadCursor<'a> {
     fn frame(&mut self) -> Result<Frame<'a>, Error> {
         let kind = self.varint()?;
         Ok(match kind {
+            // A run of zero bytes is one item, so that a padded packet is one step.
             PADDING => {
                 let run = self.rest.iter().take_while(|byte| **byte == 0).count();
                 self.bytes(run)?;
@@ -215,6 +216,7 @@ impl<'a> PayloadCursor<'a> {
             APPLICATION_CLOSE => Frame::ApplicationClose { code: self.varint()?, reason: self.prefixed()? },
             HANDSHAKE_DONE => Frame::HandshakeDone,
             IMMEDIATE_ACK => Frame::ImmediateAck,
+            // A datagram without a length extends to the end of the packet (RFC 9221, section 4).
             DATAGRAM => Frame::Datagram(self.remainder()),
             DATAGRAM_LEN => Frame::Datagram(self.prefixed()?),
             ACK_FREQUENCY => Frame::AckFrequency {
@@ -242,6 +244,7 @@ impl<'a> PayloadCursor<'a> {
         let sequence = self.varint()?;
         let retire_prior_to = self.varint()?;
         let [len] = self.array()?;
+        // These values are a FRAME_ENCODING_ERROR (RFC 9000, section 19.15).
         if retire_prior_to > sequence || !(1..=20).contains(&len) {
             return Err(Error::Malformed(NEW_CONNECTION_ID));
         }
@@ -304,7 +307,7 @@ pub fn write_padding(len: usize, out: &mut Vec<u8>) {
     out.resize(out.len() + len, PADDING as u8);
 }
 
-/// Overwrites a whole frame with PING and PADDING, which have no effect but are still ack-eliciting.
+/// Overwrites a whole frame with PING and PADDING. They have no effect, but the packet stays ack-eliciting.
 pub fn blank(frame: &mut [u8]) {
     frame.fill(PADDING as u8);
     if let Some(first) = frame.first_mut() {

@@ -11,7 +11,7 @@ pub const TAG_LEN: usize = 16;
 /// Length of the ciphertext sample that header protection takes, bytes.
 pub const SAMPLE_LEN: usize = 16;
 
-/// The packet's tag does not match its bytes and the key.
+/// Error: the packet's authentication tag does not match its bytes and the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the packet is not authentic")]
 pub struct NotAuthentic;
@@ -26,7 +26,7 @@ pub enum KeySuite {
 }
 
 impl KeySuite {
-    /// Length of the AEAD key, bytes.
+    /// Returns the length of the AEAD key, bytes.
     pub const fn key_len(self) -> usize {
         match self {
             Self::Aes128Gcm => 16,
@@ -34,7 +34,7 @@ impl KeySuite {
         }
     }
 
-    /// Length of a traffic secret, bytes: the output length of the suite's hash.
+    /// Returns the length of a traffic secret, bytes: the output length of the suite's hash.
     pub const fn secret_len(self) -> usize {
         match self {
             Self::ChaCha20Poly1305 | Self::Aes128Gcm => 32,
@@ -42,7 +42,7 @@ impl KeySuite {
         }
     }
 
-    /// Packets that may be sealed with one key (RFC 9001, section 6.6).
+    /// Returns how many packets may be sealed with one key (RFC 9001, section 6.6).
     pub const fn confidentiality_limit(self) -> u64 {
         match self {
             // The limit is above the 2^62 packets that a connection can number.
@@ -90,7 +90,7 @@ impl fmt::Debug for TrafficSecret {
 }
 
 impl TrafficSecret {
-    /// Makes a secret from TLS's. Returns `None` if its length is not that of the suite's hash.
+    /// Creates a secret from the bytes that TLS gave. Returns `None` if its length is not that of the suite's hash.
     pub fn new(suite: KeySuite, secret: &[u8]) -> Option<Self> {
         let mut bytes = [0; 48];
         (secret.len() == suite.secret_len()).then(|| bytes[..secret.len()].copy_from_slice(secret))?;
@@ -120,7 +120,8 @@ impl TrafficSecret {
         DirectionKey { key: key.expect("the key has the suite's length"), iv }
     }
 
-    /// Derives the header protection key, "quic hp". The one of the first generation serves all generations.
+    /// Derives the header protection key, "quic hp". All generations use the key of the first one (RFC 9001, section
+    /// 6).
     pub fn header_key(&self) -> HeaderKey {
         let mut key = [0; 32];
         let key = &mut key[..self.suite.key_len()];
@@ -140,14 +141,14 @@ impl TrafficSecret {
         material
     }
 
-    /// HKDF-Expand-Label with an empty context (RFC 8446, section 7.1).
+    /// Runs HKDF-Expand-Label with an empty context (RFC 8446, section 7.1).
     fn expand(&self, label: &[u8], out: &mut [u8]) {
         let secret = &self.bytes[..self.suite.secret_len()];
         expand_label(&hkdf::Prk::new_less_safe(self.suite.hkdf(), secret), label, out);
     }
 }
 
-/// Keys as bytes; those shorter than 32 bytes are followed by zeroes.
+/// The bytes of one direction's keys. A key shorter than 32 bytes is followed by zeroes.
 #[derive(Clone)]
 pub struct KeyMaterial {
     /// The AEAD's key.
@@ -190,7 +191,7 @@ fn expand_label(secret: &hkdf::Prk, label: &[u8], out: &mut [u8]) {
     secret
         .expand(&info, KeyLength(out.len()))
         .and_then(|okm| okm.fill(out))
-        .expect("48 bytes at most, and the buffer has the length asked for");
+        .expect("HKDF expands to 48 bytes at most, and the buffer has the requested length");
 }
 
 /// The AEAD key and IV of one direction and key generation.

@@ -1,11 +1,11 @@
-//! Keystreams of future packets, computed ahead for a sender or receiver that has no time for it. A keystream is the
-//! part of packet protection that depends on key and packet number alone (RFC 9001, section 5.3).
+//! Keystreams of future packets, computed ahead so that a sender or receiver in the kernel only has to XOR. A keystream
+//! is the part of packet protection that depends on key and packet number alone (RFC 9001, section 5.3).
 
 use ring::aead;
 
 use super::keys::{KeyMaterial, KeySuite, TrafficSecret};
 
-/// Computes keystreams of one direction and key generation.
+/// A key that computes the keystreams of one direction and key generation.
 pub struct KeystreamKey {
     suite: KeySuite,
     key: aead::LessSafeKey,
@@ -13,7 +13,7 @@ pub struct KeystreamKey {
 }
 
 impl KeystreamKey {
-    /// Returns `None` for AES-256-GCM, which no such sender uses.
+    /// Creates the key. Returns `None` for AES-256-GCM, which no user of precomputed keystreams supports.
     pub fn new(secret: &TrafficSecret) -> Option<Self> {
         let material = secret.key_material();
         let suite = secret.suite();
@@ -30,9 +30,10 @@ impl KeystreamKey {
     /// receives the one-time input of the authenticator: block 0 of ChaCha20, or the mask of GCM's tag in the first
     /// 16 bytes.
     ///
-    /// `text` is made by sealing zeroes, which is as fast as sealing.
+    /// `text` is computed by sealing zeroes, so it takes as long as sealing a payload.
     pub fn compute(&self, number: u64, once: &mut [u8; 64], text: &mut [u8]) {
         text.fill(0);
+        // Zeroes XORed with the keystream are the keystream.
         let _ = self.seal(number, text);
         match self.suite {
             KeySuite::ChaCha20Poly1305 => *once = chacha20_block(&self.material.key, 0, &self.nonce(number)),
@@ -56,7 +57,7 @@ impl KeystreamKey {
     }
 }
 
-/// Computes a block (RFC 8439, section 2.3).
+/// Computes a block of ChaCha20 (RFC 8439, section 2.3).
 fn chacha20_block(key: &[u8; 32], counter: u32, nonce: &[u8; 12]) -> [u8; 64] {
     let mut input =
         [0x6170_7865, 0x3320_646e, 0x7962_2d32, 0x6b20_6574, 0, 0, 0, 0, 0, 0, 0, 0, counter, 0, 0, 0];
@@ -97,7 +98,7 @@ fn read_words(bytes: &[u8], words: &mut [u32]) {
 mod tests {
     use super::*;
 
-    /// The example of RFC 8439, section 2.3.2.
+    /// The test vector of RFC 8439, section 2.3.2.
     #[test]
     fn chacha20_block_matches_rfc_8439() {
         let key = std::array::from_fn(|i| i as u8);
@@ -108,10 +109,10 @@ mod tests {
     }
 
     #[test]
-    fn keystream_equals_what_encryption_applies() {
+    fn payload_xored_with_keystream_equals_sealed_payload() {
         for suite in [KeySuite::ChaCha20Poly1305, KeySuite::Aes128Gcm] {
             let secret = TrafficSecret::new(suite, &[7; 32]).expect("a secret");
-            let keystream = KeystreamKey::new(&secret).expect("a suite that counts");
+            let keystream = KeystreamKey::new(&secret).expect("a suite with keystreams");
             for (number, len) in [(0, 1), (77, 100), (1 << 40, 1500)] {
                 let mut once = [0; 64];
                 let mut text = vec![1; len];

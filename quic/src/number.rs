@@ -1,8 +1,8 @@
 //! Packet numbers of one connection with several senders.
 //!
-//! Number and key generation come out of one atomic operation on one 64-bit word. So no number is used twice, and
-//! all numbers of a key generation are larger than those of the generations before it, as RFC 9001, sections 6.1 and
-//! 6.4, require.
+//! Number and key generation come out of one atomic operation on one 64-bit word. So no number is used twice. All
+//! numbers of a key generation are larger than those of earlier generations, as RFC 9001, sections 6.1 and 6.4,
+//! require.
 
 use std::borrow::Borrow;
 
@@ -20,18 +20,18 @@ pub const NUMBER_BITS: u32 = 48;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
 /// The packet numbers of one connection's 1-RTT space, shared by all its senders. `W` owns the word, which may be in
-/// memory that other processes or the kernel map too. It has to return the same word every time.
+/// memory that other processes or the kernel map too. `Borrow` has to return the same word every time.
 ///
-/// A sender calls [`Self::draw`], and seals with the keys of the generation that it gets. [`Self::draw_in`] alone moves to another generation,
-/// and only upwards. No lock is needed: the order of the atomic operations is the order of the numbers. Between calls the word holds the next
-/// number and the newest generation.
+/// A sender calls [`Self::draw`], and seals with the keys of the generation that it gets. Only [`Self::draw_in`]
+/// changes the generation, and only to a newer one. No lock is needed: the order of the atomic operations is the order
+/// of the numbers. Between calls the word holds the next number and the newest generation.
 ///
 /// ```
 /// use millrace_quic::number::PacketNumbers;
 ///
 /// let numbers = PacketNumbers::new(0);
 /// assert_eq!(numbers.draw(), (0, 0));
-/// // One sender moves on to generation 1, whose keys are in place. The others follow with their next packet.
+/// // One sender changes to generation 1, whose keys exist. The other senders use it from their next packet on.
 /// assert_eq!(numbers.draw_in(1)?, 1);
 /// assert_eq!(numbers.draw(), (1, 2));
 /// assert!(numbers.draw_in(0).is_err());
@@ -44,27 +44,27 @@ pub struct PacketNumbers<W = AtomicU64>(W);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("key generation {wanted} was replaced by {current}")]
 pub struct Superseded {
-    /// The generation that was asked for.
+    /// The requested generation.
     pub wanted: u16,
     /// The generation in use.
     pub current: u16,
 }
 
 impl PacketNumbers {
-    /// Starts at packet number `next` with key generation 0, the keys of the handshake.
+    /// Creates a counter that starts at packet number `next`, with key generation 0, the first 1-RTT keys.
     pub fn new(next: u64) -> Self {
         Self(AtomicU64::new(next & NUMBER_MASK))
     }
 }
 
 impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
-    /// Continues from the number and generation that `word` holds.
+    /// Creates a counter that continues from the number and generation in `word`.
     pub fn from_word(word: W) -> Self {
         Self(word)
     }
 
-    /// Continues in another word, from the present number and generation. No sender may draw from either word until
-    /// all of them use the new one.
+    /// Copies number and generation to another word, and returns a counter on it. No sender may draw from either word
+    /// until all of them use the new one.
     pub fn moved<V: Borrow<AtomicU64>>(&self, word: V) -> PacketNumbers<V> {
         word.borrow().store(self.word().load(Ordering::Acquire), Ordering::Release);
         PacketNumbers(word)
@@ -76,13 +76,14 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
 
     /// Takes the next number. The packet has to be sealed with the keys of the returned generation.
     ///
-    /// Acquire ordering: the keys of the generation, put in place before anyone moved to it, are visible.
+    /// Acquire ordering makes the generation's keys visible: they were stored before any sender changed to the
+    /// generation.
     pub fn draw(&self) -> (u16, u64) {
         split(self.word().fetch_add(1, Ordering::Acquire))
     }
 
-    /// Takes the next number for a packet of `generation`. If that is newer than the current one, all senders move on
-    /// to it, so its keys have to be in place before.
+    /// Takes the next number for a packet of `generation`. If that is newer than the current generation, all senders
+    /// change to it, so its keys have to be stored before the call.
     pub fn draw_in(&self, generation: u16) -> Result<u64, Superseded> {
         let mut word = self.word().load(Ordering::Relaxed);
         loop {
@@ -93,6 +94,8 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
             match self.word().compare_exchange_weak(
                 word,
                 join(generation, number + 1),
+                // Release publishes the generation's keys to `draw`. Acquire sees the keys of the sender that drew
+                // before.
                 Ordering::AcqRel,
                 Ordering::Relaxed,
             ) {
@@ -185,7 +188,10 @@ mod tests {
                 (0..EACH)
                     .map(|i| {
                         let generation = (i / 100) as u16;
-                        (generation, numbers.draw_in(generation).expect("only this thread moves on"))
+                        (
+                            generation,
+                            numbers.draw_in(generation).expect("only this thread changes the generation"),
+                        )
                     })
                     .collect::<Vec<_>>()
             });
@@ -199,7 +205,8 @@ mod tests {
     }
 }
 
-/// Checks every interleaving: `RUSTFLAGS="--cfg loom" cargo test -p millrace-quic --release --lib number`.
+/// Loom tests, which check every interleaving: `RUSTFLAGS="--cfg loom" cargo test -p millrace-quic --release --lib
+/// number`.
 #[cfg(all(test, loom))]
 mod model {
     use loom::{sync::Arc, thread};
@@ -208,8 +215,8 @@ mod model {
 
     fn check(mut drawn: Vec<(u64, u16)>) {
         drawn.sort_unstable();
-        assert!(drawn.windows(2).all(|pair| pair[0].0 < pair[1].0), "used twice: {drawn:?}");
-        assert!(drawn.is_sorted_by_key(|(_, generation)| *generation), "went back: {drawn:?}");
+        assert!(drawn.windows(2).all(|pair| pair[0].0 < pair[1].0), "a number was used twice: {drawn:?}");
+        assert!(drawn.is_sorted_by_key(|(_, generation)| *generation), "the generation decreased: {drawn:?}");
     }
 
     #[test]
@@ -222,7 +229,7 @@ mod model {
             });
             let mut drawn = Vec::new();
             for generation in [0, 1] {
-                let number = numbers.draw_in(generation).expect("only this thread moves on");
+                let number = numbers.draw_in(generation).expect("only this thread changes the generation");
                 drawn.push((number, generation));
             }
             drawn.extend(plane.join().expect("no panic"));
@@ -265,7 +272,7 @@ mod model {
                 }
             });
             keys.store(1, Ordering::Relaxed);
-            numbers.draw_in(1).expect("nobody else moves on");
+            numbers.draw_in(1).expect("no other thread changes the generation");
             plane.join().expect("no panic");
         });
     }

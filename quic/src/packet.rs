@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::keys::{DirectionKey, HeaderKey, NotAuthentic, SAMPLE_LEN, TAG_LEN};
 
-/// Length of every packet number that is sent, bytes. It is enough for the peer to decode it however many packets of
+/// Length of every packet number that is sent, bytes. With 4 bytes the peer decodes the number even if many packets of
 /// all senders are lost or late.
 pub const NUMBER_LEN: usize = 4;
 
@@ -26,7 +26,7 @@ pub struct ConnectionId {
 }
 
 impl ConnectionId {
-    /// Returns `None` if `id` is longer than 20 bytes.
+    /// Creates a connection ID. Returns `None` if `id` is longer than 20 bytes.
     pub fn new(id: &[u8]) -> Option<Self> {
         let mut bytes = [0; 20];
         bytes.get_mut(..id.len())?.copy_from_slice(id);
@@ -73,7 +73,7 @@ pub fn start(id: &ConnectionId, out: &mut Vec<u8>) {
 
 /// Numbers and seals the packet that starts at `at` and goes to the end of `out`, and appends its tag.
 ///
-/// The number is needed only now, so no number is drawn for a packet that turns out to be empty.
+/// The number comes last so that no number is drawn for a packet that turns out to be empty.
 pub fn finish(
     out: &mut Vec<u8>,
     at: usize,
@@ -85,6 +85,7 @@ pub fn finish(
 ) {
     let header_len = header_len(id_len);
     let (header, payload) = out[at..].split_at_mut(header_len);
+    // The generation is drawn together with the number, so `start` could not set the key phase.
     header[0] |= if key_phase(generation) { KEY_PHASE } else { 0 };
     header[header_len - NUMBER_LEN..].copy_from_slice(&(number as u32).to_be_bytes());
     let tag = key.seal(number, header, payload);
@@ -103,7 +104,8 @@ pub fn protect(packet: &mut [u8], number_at: usize, key: &HeaderKey) {
 /// Removes header protection and returns the length of the packet number.
 pub fn unprotect(packet: &mut [u8], number_at: usize, key: &HeaderKey) -> Result<usize, OpenError> {
     let mask = mask(packet, number_at, key).ok_or(OpenError::Truncated)?;
-    // The length of the number is itself protected, so the first byte is unmasked before `apply` knows how much to unmask.
+    // The length of the number is itself protected, so the first byte is unmasked before `apply` knows how much to
+    // unmask.
     let first = packet[0] ^ (mask[0] & protected_bits(packet[0]));
     let number_len = usize::from(first & NUMBER_LEN_MASK) + 1;
     apply(packet, number_at, number_len, mask);
@@ -131,7 +133,7 @@ const fn protected_bits(first: u8) -> u8 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum OpenError {
-    #[error("not a 1-RTT packet")]
+    #[error("the packet is not a 1-RTT packet")]
     NotShort,
     #[error("the packet is too short")]
     Truncated,
@@ -177,6 +179,7 @@ pub fn open<'k>(
 pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
     let window = 1 << (8 * len);
     let candidate = expected & !(window - 1) | truncated;
+    // The candidate is moved by one window if that brings it closer to `expected`.
     if candidate + window / 2 <= expected && candidate + window < 1 << 62 {
         candidate + window
     } else if candidate > expected + window / 2 && candidate >= window {

@@ -16,7 +16,7 @@ const MAX_DATAGRAM_FRAME_SIZE: u64 = 0x20;
 
 /// Error: the parameters are not a sequence of ID, length and value, or a value is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("malformed transport parameters")]
+#[error("the transport parameters are malformed")]
 pub struct MalformedParams;
 
 /// The peer's limits; parameters that are not listed here are skipped.
@@ -30,7 +30,7 @@ pub struct PeerParams {
     pub initial_max_stream_data_uni: u64,
     /// Unidirectional streams that this end may open.
     pub initial_max_streams_uni: u64,
-    /// Exponent of the unit of ACK delays: 2^this microseconds.
+    /// Exponent of the unit of ACK delays: the unit is 2^`ack_delay_exponent` microseconds.
     pub ack_delay_exponent: u32,
     /// Longest time by which the peer delays an acknowledgement on purpose.
     pub max_ack_delay: Duration,
@@ -39,7 +39,7 @@ pub struct PeerParams {
 }
 
 impl Default for PeerParams {
-    /// Returns the values of parameters that the peer leaves out.
+    /// Returns the values that apply to absent parameters (RFC 9000, section 18.2).
     fn default() -> Self {
         Self {
             max_udp_payload_size: 65527,
@@ -54,7 +54,7 @@ impl Default for PeerParams {
 }
 
 impl PeerParams {
-    /// Reads the parameters of the peer.
+    /// Parses the peer's parameters.
     pub fn parse(mut encoded: &[u8]) -> Result<Self, MalformedParams> {
         let mut params = Self::default();
         while !encoded.is_empty() {
@@ -71,6 +71,7 @@ impl PeerParams {
             INITIAL_MAX_STREAM_DATA_UNI => &mut self.initial_max_stream_data_uni,
             INITIAL_MAX_STREAMS_UNI => &mut self.initial_max_streams_uni,
             MAX_DATAGRAM_FRAME_SIZE => &mut self.max_datagram_frame_size,
+            // The two have other types and a range, so they are stored below.
             ACK_DELAY_EXPONENT | MAX_ACK_DELAY => &mut 0,
             _ => return Some(()),
         };

@@ -1,8 +1,8 @@
-//! Sets of byte offsets. Loss and reordering leave few and short ranges.
+//! Sets of byte offsets. Loss and reordering leave few ranges, so a sorted vector is enough.
 
 use std::ops::Range;
 
-/// Disjoint, non-adjacent, ascending ranges. Most of the time it is empty, and needs no allocation then.
+/// A set of offsets as disjoint, non-adjacent, ascending ranges. The set is usually empty, and then allocates nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range<u64>>);
 

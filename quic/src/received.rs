@@ -9,31 +9,32 @@ use std::{collections::BTreeMap, ops::Range};
 use super::frame::{self, StreamFrame};
 use crate::ranges::Ranges;
 
-/// Packet numbers below the largest one that can still be told apart; quinn has as many.
+/// Number of packet numbers below the largest one for which duplicates are detected. quinn uses the same window.
 const WINDOW: u64 = 128;
 
 /// Bit of a stream ID that marks unidirectional streams.
 const UNIDIRECTIONAL: u64 = 0x2;
 
-/// Most holes that a stream may have. quinn closes the connection at fewer.
+/// Largest number of gaps in the received bytes of a stream. quinn has a lower limit, and closes the connection first.
 const HOLES: usize = 8192;
 
-/// The packet numbers that were received. A number that is too old to tell counts as received (RFC 9000, section
-/// 12.3).
+/// The packet numbers that were received. A number more than `WINDOW` below the largest counts as received (RFC 9000,
+/// section 12.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceivedNumbers {
     /// One more than the largest packet number received.
     next: u64,
-    /// A bit for each number below the largest, beginning with the one next to it.
+    /// Received numbers below the largest one: bit n is packet number `next - 2 - n`.
     below: u128,
 }
 
 impl ReceivedNumbers {
-    /// Notes the number. Returns whether it is new.
+    /// Notes that a packet number was received. Returns whether it is new.
     pub fn insert(&mut self, number: u64) -> bool {
         if number >= self.next {
             let by = number + 1 - self.next;
             let largest = u128::from(self.next > 0);
+            // Shifting a `u128` by 128 bits or more overflows, so such distances are separate cases.
             self.below = match by {
                 1..WINDOW => self.below << by | largest << (by - 1),
                 WINDOW => largest << (by - 1),
@@ -67,14 +68,15 @@ impl NewBytes {
 
 /// The bytes of the peer's unidirectional streams that were received.
 ///
-/// A stream is unknown until its first byte, open until all bytes up to its end have arrived or it is reset, and then
-/// over. [`Self::take`] and [`Self::reset`] change its state, in the order in which the frames arrive.
+/// A stream is unknown until its first frame. It is open until all bytes up to its end have arrived or it is reset, and
+/// then over. [`Self::take`] and [`Self::reset`] change its state, in the order in which the frames arrive.
 #[derive(Debug)]
 pub struct ReceivedStreams {
     /// Open streams by ID.
     open: BTreeMap<u64, StreamExtent>,
-    /// Indices of streams that are over.
+    /// Indices of finished streams.
     over: Ranges,
+    /// Largest number of open streams, and of ranges in `over`.
     most: usize,
 }
 
@@ -83,8 +85,9 @@ pub struct ReceivedStreams {
 struct StreamExtent {
     /// Offset before which all bytes have arrived.
     front: u64,
-    /// Bytes after a hole.
+    /// Ranges received beyond the first gap.
     ahead: Ranges,
+    /// Offset of the stream's end, if a frame with FIN has arrived.
     size: Option<u64>,
 }
 
@@ -93,7 +96,7 @@ impl StreamExtent {
         self.ahead.last().map_or(self.front, |range| range.end)
     }
 
-    /// Returns whether nothing is known beyond `offset`.
+    /// Returns whether exactly the bytes before `offset` have arrived, and the stream's end is unknown.
     fn ends_at(&self, offset: u64) -> bool {
         self.front == offset && self.ahead.is_empty() && self.size.is_none()
     }
@@ -121,29 +124,29 @@ impl StreamExtent {
 pub enum TakenPart {
     /// Every byte of the frame is new.
     All,
-    /// A part of it is new.
+    /// Only a part of the frame is new.
     Part(NewBytes),
-    /// The peer has more open streams, or more holes in one, than it may have.
+    /// The peer has too many open streams, or a stream has too many gaps.
     TooMuch,
 }
 
-/// The new bytes of a STREAM frame that repeats some, or that contradicts an earlier one.
+/// The new bytes of a STREAM frame that repeats received bytes, or that contradicts an earlier frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewBytes {
-    /// Bytes of the stream, ascending.
+    /// Ranges of new bytes in the stream, ascending.
     new: Vec<Range<u64>>,
-    /// Offset up to which the stream has bytes, if that is beyond the frame's end and the frame ends the stream.
+    /// Offset of the end of the received bytes, if the frame ends the stream before them.
     beyond: Option<u64>,
 }
 
 impl ReceivedStreams {
-    /// Creates the state. `most`: most streams that are open at a time.
+    /// Creates an empty record. At most `most` streams may be open at a time.
     pub fn new(most: usize) -> Self {
         Self { open: BTreeMap::new(), over: Ranges::default(), most }
     }
 
-    /// Notes the bytes of a frame. Returns which of them are new. It allocates nothing for a frame that continues its
-    /// stream.
+    /// Notes the bytes of a frame, and returns which of them are new. A frame that continues its stream allocates
+    /// nothing.
     pub fn take(&mut self, frame: &StreamFrame<'_>) -> TakenPart {
         let id = frame.id;
         let range = frame.offset..frame.offset + frame.data.len() as u64;
@@ -158,6 +161,8 @@ impl ReceivedStreams {
             return TakenPart::All;
         }
         if !self.open.contains_key(&id) {
+            // The two lowest bits of a stream ID are the stream's type (RFC 9000, section 2.1); the others are its
+            // index.
             if self.over.contains(id >> 2) {
                 return if range.is_empty() { TakenPart::All } else { TakenPart::Part(NewBytes::default()) };
             }
@@ -166,6 +171,7 @@ impl ReceivedStreams {
             }
         }
         let extent = self.open.entry(id).or_default();
+        // A FIN before the end of earlier data contradicts that data, which the reader has to detect.
         let beyond = Some(extent.end()).filter(|end| frame.fin && *end > range.end);
         let taken = if beyond.is_none() && extent.is_new(&range) {
             TakenPart::All
@@ -187,7 +193,7 @@ impl ReceivedStreams {
         taken
     }
 
-    /// Notes that the peer has reset the stream: bytes that still arrive are of no use.
+    /// Notes that the peer has reset the stream: no reader wants bytes that arrive later.
     pub fn reset(&mut self, id: u64) {
         if id & UNIDIRECTIONAL != 0 && (self.has_room() || self.open.contains_key(&id)) {
             self.end(id);
@@ -200,6 +206,7 @@ impl ReceivedStreams {
     }
 
     fn has_room(&self) -> bool {
+        // Finished streams are one range while their indices are consecutive. A peer that leaves gaps is bounded here.
         self.open.len() < self.most && self.over.len() < self.most
     }
 
@@ -209,7 +216,7 @@ impl ReceivedStreams {
     }
 }
 
-/// A STREAM frame that has some bytes that are not new.
+/// A STREAM frame with bytes that were received before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepeatedFrame {
     /// Range of the frame in the payload. The data are its last bytes.
@@ -221,14 +228,15 @@ pub struct RepeatedFrame {
 }
 
 impl RepeatedFrame {
-    /// Creates the entry of a frame. `at`: its range in the payload.
+    /// Creates the record of a frame at the range `at` of the payload.
     pub fn new(at: Range<usize>, frame: &StreamFrame<'_>, part: NewBytes) -> Self {
         let end = frame.offset + frame.data.len() as u64;
         Self { at, id: frame.id, end, fin: frame.fin, part }
     }
 
-    /// Appends frames with the new bytes, and one that tells where the frame ended, so that limits and sizes can
-    /// still be checked. Bytes beyond the end of the stream are named after it, and so are an error for the reader.
+    /// Appends STREAM frames with only the new bytes. An empty frame at the original end lets the reader check flow
+    /// control and final size. If earlier bytes lie beyond the frame's FIN, an empty frame at their end makes the
+    /// reader report that error.
     fn write(&self, payload: &[u8], out: &mut Vec<u8>) {
         let Self { id, end, fin, .. } = *self;
         let NewBytes { new, beyond } = &self.part;
@@ -243,7 +251,7 @@ impl RepeatedFrame {
     }
 }
 
-/// Returns the payload without the bytes that were received before. `repeats` are in the order in which they lie in it.
+/// Returns the payload without the bytes that were received before. `repeats` are in the payload's order.
 pub fn cut(payload: &[u8], repeats: &[RepeatedFrame]) -> Vec<u8> {
     let mut out = Vec::with_capacity(payload.len() + 64);
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Decides when to probe a silent peer, and when to take it for dead.
+//! Decides when to probe a peer that sends nothing, and when to consider it dead.
 
 use std::{
     collections::VecDeque,
@@ -11,21 +11,25 @@ pub const LOOKS: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Time between two probes.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Time after which a silent peer is left to the idle time-out.
+/// Longest time for which a silent peer is probed. Later only the idle time-out ends the connection.
 const ENOUGH: Duration = Duration::from_secs(60);
-/// Number of looks over which [`LIVE`] packets make a connection live. Keep-alives and answers to probes are fewer.
+/// Number of last calls of [`Silence::look`] in which a live peer sends at least [`LIVE`] packets.
 const WINDOW: usize = 20;
+/// Smallest number of packets in [`WINDOW`] calls that makes a peer live. Keep-alives and answers to probes are fewer.
 const LIVE: u64 = 12;
-/// Time after the last packet from the peer for which our packets may be mere acknowledgements. Later ones are packets that the peer acknowledges.
+/// Time after the peer's last packet in which this end's packets may contain only ACKs. The peer has to acknowledge
+/// packets sent later.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
-/// Number of unanswered packets after which a peer is probed that is not live. A probe time-out of QUIC has passed then.
+/// Number of unanswered packets after which a peer that is not live is probed. QUIC has sent a probe of its own by
+/// then.
 const UNANSWERED: u64 = 2;
-/// Time without an answer to a probe, besides two round trips, after which a peer is taken for dead: three probes are lost, or the peer is.
+/// Time without an answer to a probe, in addition to two round trips, after which a peer is considered dead. Otherwise
+/// three probes would have been lost.
 const DEATH: Duration = Duration::from_millis(400);
-/// Shortest time without an answer after which a peer is taken for dead.
+/// Shortest time without an answer to a probe after which a peer is considered dead.
 const SHORTEST_DEATH: Duration = Duration::from_millis(500);
 
-/// Number of packets of a connection so far.
+/// Numbers of datagrams of a connection so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketTotals {
     /// Datagrams that arrived.
@@ -34,24 +38,25 @@ pub struct PacketTotals {
     pub sent: u64,
 }
 
-/// Watches how many packets a peer has sent. It has three states: *quiet* (few packets come, and a silence means nothing), *live*
-/// (packets come often), and *silent*. A live peer is silent after `PATIENCE` without a packet, and a quiet one if it owes acknowledgements
-/// then. A packet ends the silence. Only [`Silence::look`] changes the state, and it keeps no clock: time between looks that were
-/// missed, because the process was stopped, does not count.
+/// A watch on how many packets a peer has sent. It has three states: *quiet* (few packets arrive, and a silence has no
+/// meaning), *live* (packets arrive often), and *silent*. A live peer is silent after `PATIENCE` without a packet, and
+/// a quiet one if it owes acknowledgements by then. A packet ends the silence. Only [`Silence::look`] changes the
+/// state, and it keeps no clock: time in which this process was stopped does not count.
 #[derive(Debug)]
 pub struct Silence {
     packets: PacketTotals,
     looked: Instant,
     /// Time since the last packet from the peer.
     silent: Duration,
-    /// Number of packets sent since then that the peer owes an acknowledgement for.
+    /// Number of packets that were sent since the peer's last packet and that it has to acknowledge.
     unanswered: u64,
-    /// Packets between looks, for the last [`WINDOW`] looks. It does not change while the peer is silent.
+    /// Packets received before each of the last [`WINDOW`] calls of `look`. The list does not change while the peer is
+    /// silent.
     recent: VecDeque<u64>,
     probing: Option<Probing>,
 }
 
-/// State of a silent peer, in times since its last packet.
+/// State of a silent peer. Times are measured from its last packet.
 #[derive(Clone, Copy, Debug)]
 struct Probing {
     since: Duration,
@@ -60,7 +65,7 @@ struct Probing {
 }
 
 impl Silence {
-    /// Starts in the state *quiet*.
+    /// Creates the watch in the state *quiet*.
     pub fn new(now: Instant) -> Self {
         Self {
             packets: PacketTotals::default(),
@@ -72,10 +77,11 @@ impl Silence {
         }
     }
 
-    /// Takes the number of packets so far, and returns whether to probe the peer now.
+    /// Takes the numbers of packets so far, and returns whether to probe the peer now.
     pub fn look(&mut self, now: Instant, packets: PacketTotals) -> bool {
         let news = packets.received.saturating_sub(self.packets.received);
         let sent = packets.sent.saturating_sub(self.packets.sent);
+        // A longer interval means that this process was stopped, and tells nothing about the peer.
         let passed = now.saturating_duration_since(self.looked).min(2 * LOOKS);
         self.packets = packets;
         self.looked = now;
@@ -108,7 +114,8 @@ impl Silence {
         false
     }
 
-    /// Returns whether the peer has left probes unanswered for so long that it is likely dead. `round_trip`: the measured one.
+    /// Returns whether the peer has left probes unanswered for so long that it is likely dead. `round_trip` is the
+    /// measured round-trip time.
     pub fn is_dead(&self, round_trip: Duration) -> bool {
         let patience = (DEATH + 2 * round_trip).max(SHORTEST_DEATH);
         self.probing.is_some_and(|probing| self.silent - probing.since >= patience)
@@ -124,7 +131,7 @@ mod tests {
         silence: Silence,
         now: Instant,
         packets: PacketTotals,
-        /// The peer acknowledges probes.
+        /// True if the peer acknowledges probes.
         answers: bool,
     }
 
@@ -164,7 +171,7 @@ mod tests {
         let (probes, first) = watched.pass(2 * SECOND, 0.0);
         assert_eq!(first, Some(PATIENCE));
         assert!((5..=8).contains(&probes), "{probes}");
-        // The peer is back.
+        // The peer sends packets again.
         assert_eq!(watched.pass(SECOND, 3.0), (0, None));
         let (_, again) = watched.pass(SECOND, 0.0);
         assert_eq!(again, Some(PATIENCE));
@@ -187,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_never_answers_is_left_to_the_idle_time_out() {
+    fn peer_that_never_answers_is_no_longer_probed_after_a_minute() {
         let mut watched = WatchedConnection::new(false);
         watched.pass(3 * SECOND, 3.0);
         watched.pass(ENOUGH + SECOND, 0.0);
@@ -197,7 +204,7 @@ mod tests {
     const ROUND_TRIP: Duration = Duration::from_millis(20);
 
     #[test]
-    fn live_peer_that_answers_nothing_is_dead_after_a_second_and_alive_with_its_next_packet() {
+    fn live_peer_without_answers_is_dead_after_a_second_until_its_next_packet() {
         let mut watched = WatchedConnection::new(false);
         watched.pass(3 * SECOND, 2.5);
         watched.pass(9 * LOOKS, 0.0);
@@ -209,7 +216,7 @@ mod tests {
         assert!(!watched.silence.is_dead(ROUND_TRIP));
     }
 
-    /// The peer owes nothing at first. Then it gets a request, which QUIC sends again and again.
+    /// The peer owes no acknowledgement at first. Then it gets a request, which QUIC retransmits.
     #[test]
     fn quiet_peer_is_dead_when_it_answers_no_request() {
         let mut watched = WatchedConnection::new(false);
@@ -235,7 +242,7 @@ mod tests {
         assert!(watched.silence.probing.is_none());
     }
 
-    /// After SIGSTOP the peer's packets wait in the socket.
+    /// While this process is stopped (SIGSTOP), the peer's packets wait in the socket.
     #[test]
     fn time_without_a_check_does_not_count_as_silence() {
         let mut watched = WatchedConnection::new(false);

@@ -15,8 +15,8 @@ pub const fn len(value: u64) -> usize {
 
 /// Appends `value` in its shortest form.
 ///
-/// Values above [`MAX`] have no encoding; their top two bits would be taken for a length, so callers keep
-/// to values that came from QUIC or that they counted themselves.
+/// Values above [`MAX`] have no encoding; their top two bits would be read as a length. So callers pass only values
+/// that were decoded from QUIC, or counted.
 pub fn encode(value: u64, out: &mut Vec<u8>) {
     debug_assert!(value <= MAX);
     let bytes = value.to_be_bytes();
@@ -31,7 +31,7 @@ pub fn encode(value: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// Fills the whole of `out` (1, 2, 4 or 8 bytes) with `value`, in that width: longer than needed is legal.
+/// Fills the whole of `out` (1, 2, 4 or 8 bytes) with `value`. QUIC allows an encoding longer than needed.
 ///
 /// Returns whether the value fits the width; `out` is untouched if it does not.
 pub fn fill(value: u64, out: &mut [u8]) -> bool {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rfc9000_appendix_a1_examples() {
+    fn decoding_matches_the_examples_of_rfc_9000() {
         let table: [(&[u8], u64); 5] = [
             (&[0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c], 151_288_809_941_952_652),
             (&[0x9d, 0x7f, 0x3e, 0x7d], 494_878_333),

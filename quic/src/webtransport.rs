@@ -1,9 +1,9 @@
 //! The mapping of an application protocol to a QUIC connection: bare, or in a WebTransport session of HTTP/3
 //! (draft-ietf-webtrans-http3).
 //!
-//! In a session each stream begins with a *preamble* that names the session, each datagram with a quarter of its ID, and the
-//! application's error codes have a range of HTTP/3's. All of that is constant for the session: offsets on its streams differ
-//! from those of a bare connection by a constant.
+//! In a session each stream begins with a *preamble* that names the session. Each datagram begins with a quarter of the
+//! session's ID. The application's error codes are mapped to a range of HTTP/3's. All of that is constant for the
+//! session, so offsets on its streams differ from those of a bare connection by a constant.
 
 use std::ops::Deref;
 
@@ -17,9 +17,10 @@ const STREAM: u64 = 0x54;
 /// Signal value that a session's bidirectional streams begin with, in place of an HTTP/3 frame type.
 const FRAME: u64 = 0x41;
 
-/// HTTP/3's error code for the application's code 0. Later codes follow, and every 31st is left out ("Resetting Data
-/// Streams").
+/// HTTP/3's error code for the application's code 0. Larger codes follow, but every 31st value is left out ("Resetting
+/// Data Streams" in the draft).
 const FIRST_CODE: u64 = 0x52e4_a40f_a8db;
+/// HTTP/3's error code for the application's largest code, 2^32 - 1.
 const LAST_CODE: u64 = 0x52e5_ac98_3162;
 
 /// HTTP/3 error codes (RFC 9114, section 8.1) that this end sends.
@@ -38,7 +39,7 @@ pub enum Binding {
     Session(u64),
 }
 
-/// The bytes before the application's first byte of a stream or datagram; `Deref`s to them.
+/// The bytes before the application's first byte of a stream or datagram. The type dereferences to these bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preamble {
     bytes: [u8; 10],
@@ -106,7 +107,8 @@ impl Binding {
         self.begins(FRAME, front)
     }
 
-    /// Returns the offset of the application's bytes in a datagram; `None`: it is not the application's.
+    /// Returns the offset of the application's bytes in a datagram, or `None` if the datagram belongs to another
+    /// session.
     pub fn strip(self, datagram: &[u8]) -> Option<usize> {
         match self {
             Self::Bare => Some(0),
@@ -124,17 +126,20 @@ impl Binding {
             Self::Bare => code,
             Self::Session(_) => {
                 let code = code.min(u64::from(u32::MAX));
+                // Codes of the form 0x1f * n + 0x21 are reserved (RFC 9114, section 8.1), so each 30 codes are followed
+                // by a gap.
                 FIRST_CODE + code + code / 0x1e
             }
         }
     }
 
-    /// Converts an error code on the wire to the application's; 0 for one of HTTP/3's.
+    /// Converts an error code on the wire to the application's. Codes of HTTP/3 itself become 0.
     pub fn from_wire(self, code: u64) -> u64 {
         match self {
             Self::Bare => code,
             Self::Session(_) if (FIRST_CODE..=LAST_CODE).contains(&code) => {
                 let shifted = code - FIRST_CODE;
+                // Each block of 31 values has one reserved value, which does not count.
                 shifted - shifted / 0x1f
             }
             Self::Session(_) => 0,
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn session_of_a_stream_is_known_as_early_as_possible() {
+    fn stream_owner_is_known_with_the_last_byte_of_its_preamble() {
         let whole = SESSION.uni();
         for end in 0..whole.len() {
             assert_eq!(SESSION.begins_uni(&whole[..end]), Begins::Unknown);
@@ -230,7 +235,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_may_begin_a_stream(front: Vec<u8>, session in 0..varint::MAX) {
+        fn arbitrary_stream_beginning_never_panics(front: Vec<u8>, session in 0..varint::MAX) {
             let binding = Binding::Session(session);
             if let Begins::Ours(len) = binding.begins_uni(&front) {
                 prop_assert!(len <= front.len());

@@ -49,11 +49,13 @@ struct SimulatedPath {
     model: Model,
     delivery: Delivery,
     flights: VecDeque<Flight>,
+    /// Bytes of all flights.
     in_flight: u64,
     /// Bytes that the current ACK has acknowledged.
     acked: u64,
-    /// Send time of the newest packet that the ACK acknowledges, and the shortest round trip so far.
+    /// Send time of the newest packet that the current ACK has acknowledged.
     newest: Option<Instant>,
+    /// Shortest round trip so far.
     min_rtt: Duration,
     initial_window: u64,
 }
@@ -85,6 +87,7 @@ impl SimulatedPath {
     }
 
     fn acked(&mut self, now: Instant, sent: Instant, bytes: u64) {
+        // quinn identifies acknowledged bytes by their send time, which all packets of one transmission share.
         let Some(index) = self.flights.iter().position(|flight| flight.sent == sent) else { return };
         let Some(snapshot) = self.flights.get(index).map(|flight| flight.snapshot) else { return };
         let bytes = self.take(index, bytes);
@@ -93,8 +96,8 @@ impl SimulatedPath {
         self.newest = self.newest.max(Some(sent));
     }
 
-    /// Drops flights beyond `in_flight` bytes. Packets that ask for no ACK are sent too, and handshake keys are
-    /// discarded together with their packets, and quinn does not report which transmissions these were in.
+    /// Drops the oldest flights until at most `in_flight` bytes remain, which is quinn's own count. quinn reports
+    /// neither which flights held packets that elicit no ACK, nor which held packets of discarded handshake keys.
     fn forget_beyond(&mut self, in_flight: u64) {
         while self.in_flight > in_flight && !self.flights.is_empty() {
             self.take(0, self.in_flight - in_flight);
@@ -129,7 +132,7 @@ impl Controller for SimulatedPath {
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
         self.forget_beyond(in_flight);
         let acked = std::mem::take(&mut self.acked);
-        // The sample is of the newest packet alone: older ones waited for the same ACK.
+        // The newest packet alone gives the round trip: older ones may have waited for the same ACK.
         let rtt = self.newest.take().map(|newest| now.saturating_duration_since(newest));
         if let Some(sample) = self.delivery.sample(self.min_rtt) {
             self.model.on_delivered(&AckEffect {
@@ -149,7 +152,8 @@ impl Controller for SimulatedPath {
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, is_persistent: bool, lost: u64) {
         let mut left = lost;
-        // quinn says how many bytes were lost, and when the last of them was sent. The oldest flights are taken to have lost them.
+        // quinn says how many bytes were lost, and when the last of them was sent. This controller assumes that the
+        // oldest flights lost them.
         while left > 0 {
             let Some(flight) = self.flights.front().filter(|flight| flight.sent <= sent).cloned() else {
                 break;
@@ -199,8 +203,8 @@ mod tests {
     const PACKET: u64 = 1250;
     const RTT: Duration = Duration::from_millis(40);
 
-    /// Sends `packets` packets, one every 4 ms, and loses some. Each is acknowledged alone. Returns the least
-    /// window from the hundredth packet on.
+    /// Sends `packets` packets, one every 4 ms, and loses some. Each is acknowledged alone. Returns the smallest window
+    /// after the hundredth packet.
     fn media(path: &mut SimulatedPath, start: Instant, packets: u64, is_lost: impl Fn(u64) -> bool) -> u64 {
         let sent_at = |number: u64| start + Duration::from_millis(4 * number);
         let trip = RTT.as_millis() as u64 / 4;
@@ -227,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_keeps_the_window_of_live_media() {
+    fn window_of_live_media_stays_large_at_two_percent_loss() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         let needed = 10 * PACKET;
@@ -241,20 +245,20 @@ mod tests {
     fn bytes_that_quinn_no_longer_counts_are_dropped() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
-        // Packets that ask for no ACK are followed by one that does.
+        // A hundred packets that elicit no ACK, then one that does.
         (0..100).for_each(|number| path.on_sent(start + Duration::from_millis(number), 40, number));
         let last = start + Duration::from_millis(100);
         path.on_sent(last, PACKET, 100);
         path.acked(last + RTT, last, PACKET);
         path.on_end_acks(last + RTT, 0, true, Some(100));
         assert_eq!((path.in_flight, path.flights.len()), (0, 0));
-        // Losses of unknown bytes, and persistent congestion, do no harm.
+        // A loss of bytes that belong to no flight, and persistent congestion, leave a usable window.
         path.on_congestion_event(last + RTT, last, true, 5000);
         assert!(path.window() > 0);
     }
 
     #[test]
-    fn burst_that_is_acknowledged_one_by_one_is_counted() {
+    fn flight_acknowledged_packet_by_packet_is_counted_in_full() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
         path.on_sent(start, 3 * PACKET, 2);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Writes an ACK frame with `width` bytes for each varint that fits (0: the shortest).
+/// Writes an ACK frame whose varints have at least `width` bytes each (0: as few as possible).
 fn encode(ranges: &[RangeInclusive<u64>], delay: u64, ecn: bool, width: usize) -> Vec<u8> {
     let mut fields = vec![*ranges[0].end(), delay];
     fields.extend(blocks(ranges));
@@ -30,7 +30,7 @@ fn try_parse(bytes: &[u8]) -> Result<(AckFrame<'_>, usize), Error> {
 
 fn parse(bytes: &[u8]) -> AckFrame<'_> {
     let (ack, len) = try_parse(bytes).expect("an ACK frame");
-    assert_eq!(len, bytes.len(), "and nothing behind it");
+    assert_eq!(len, bytes.len(), "bytes follow the frame");
     ack
 }
 
@@ -57,7 +57,7 @@ fn ack_ranges_are_parsed() {
 }
 
 #[test]
-fn only_packet_numbers_of_the_quic_stack_are_translated_in_an_ack() {
+fn ack_translation_keeps_only_the_packets_of_the_quic_stack() {
     // Wire 2, 5 and 9 are the stack's 0, 1 and 2; the others belong to the data plane.
     let map = map([2, 5, 9]);
     type Ranges = &'static [RangeInclusive<u64>];
@@ -102,7 +102,7 @@ fn skipped_packet_numbers_are_in_the_ack_map() {
 }
 
 #[test]
-fn packets_far_behind_are_forgotten() {
+fn packets_far_below_the_largest_acknowledged_one_are_forgotten() {
     let mut map = map((0..5000).map(|number| 2 * number));
     assert!(map.on_acked(3000));
     assert!(!map.on_acked(3000));
@@ -114,7 +114,7 @@ fn packets_far_behind_are_forgotten() {
 }
 
 #[test]
-fn a_peer_that_never_acknowledges_costs_bounded_memory() {
+fn number_map_is_bounded_without_acknowledgements() {
     let mut map = map(0..2 * LIMIT as u64);
     assert_eq!(map.packets.len(), LIMIT);
     assert_eq!(map.next(), 2 * LIMIT as u64);
@@ -143,7 +143,7 @@ proptest! {
         ecn in any::<bool>(),
         width in prop_oneof![Just(0usize), Just(2), Just(4), Just(8)],
     ) {
-        // Per wire number from `base`: whether the packet is the stack's, and whether it is acknowledged.
+        // For each wire number from `base`: whether the packet is the stack's, and whether it is acknowledged.
         let mut map = NumberMap { first: base / 2, ..NumberMap::default() };
         let mut wire = BTreeSet::new();
         let mut expected = BTreeSet::new();

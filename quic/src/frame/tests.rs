@@ -69,7 +69,7 @@ fn both_types_of_ack_frames_are_parsed() {
 }
 
 #[test]
-fn frames_without_length_take_the_rest() {
+fn frame_without_a_length_takes_the_rest_of_the_payload() {
     let stream = Frame::Stream(StreamFrame { id: 3, offset: 0, fin: true, data: &[1, 2, 3] });
     assert_eq!(walk(&[0x01, 0x09, 3, 1, 2, 3]), [Ok((0..1, Frame::Ping)), Ok((1..6, stream))]);
     assert_eq!(walk(&[0x30, 1, 2]), [Ok((0..3, Frame::Datagram(&[1, 2])))]);
@@ -155,7 +155,7 @@ proptest! {
         let mut walker = Walker::new(&payload).map(Result::unwrap).peekable();
         for (frame, start) in frames.iter().zip(starts) {
             if let WrittenFrame::Padding(_) = frame {
-                // Adjacent runs are one run.
+                // The parser merges adjacent runs of PADDING.
                 walker.next_if(|(range, frame)| range.start == start && *frame == Frame::Padding);
                 continue;
             }

@@ -56,7 +56,8 @@ fn hex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// Seals `frames` behind a given header, as `finish` does, for headers that it does not write.
+/// Seals `frames` behind a given header, as `finish` does. Unlike `finish` it works with long headers and short
+/// numbers.
 fn seal(header: &str, number_len: usize, number: u64, frames: &[u8], secret: &TrafficSecret) -> Vec<u8> {
     let mut packet = hex(header);
     let header_len = packet.len();
@@ -68,7 +69,7 @@ fn seal(header: &str, number_len: usize, number: u64, frames: &[u8], secret: &Tr
     packet
 }
 
-/// Removes both protections of a packet with a known header length, and returns its payload.
+/// Removes header and packet protection. The number starts at `number_at`. Returns the payload.
 fn unseal(packet: &mut [u8], number_at: usize, number: u64, secret: &TrafficSecret) -> Vec<u8> {
     let number_len = unprotect(packet, number_at, &secret.header_key()).expect("long enough");
     let (header, sealed) = packet.split_at_mut(number_at + number_len);
@@ -163,7 +164,7 @@ fn sealed_packet_opens_again() {
 }
 
 #[test]
-fn flipped_bit_is_noticed() {
+fn packet_with_a_flipped_bit_is_rejected() {
     let secret = TrafficSecret::new(KeySuite::Aes128Gcm, &[3; 32]).expect("32 bytes");
     let key = secret.packet_key();
     let header_key = secret.header_key();

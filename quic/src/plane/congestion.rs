@@ -32,7 +32,7 @@ pub trait Controller: Send {
     /// Notes that a packet was lost.
     fn on_lost(&mut self, _lost: &LostPacket) {}
 
-    /// Notes that an ACK frame acknowledged packets. Its losses were reported before.
+    /// Notes that an ACK frame acknowledged packets. Losses that it revealed were reported before.
     fn on_delivered(&mut self, _delivered: &AckEffect) {}
 
     /// Notes that packets sent outside of a recovery period were acknowledged.
@@ -47,14 +47,14 @@ pub trait Controller: Send {
     /// Notes persistent congestion (RFC 9002, section 7.6): the path carried nothing for several timeouts.
     fn on_persistent_congestion(&mut self, now: Instant);
 
-    /// Notes a new size of the largest packet, bytes.
+    /// Sets the size of the largest packet, bytes.
     fn set_mtu(&mut self, mtu: u64);
 
     /// Returns the bytes that may be in flight.
     fn window(&self) -> u64;
 
-    /// Returns the bytes in flight up to which an unpaced sender may send. Its packets leave at once, and queue on
-    /// the path.
+    /// Returns the largest number of bytes in flight for a sender without pacing, whose packets leave in bursts and
+    /// queue on the path.
     fn unpaced_window(&self) -> u64 {
         self.window()
     }
@@ -80,22 +80,22 @@ pub struct SendingPacket {
     pub now: Instant,
     /// Bytes in flight, without this packet.
     pub in_flight: u64,
-    /// When sending last stopped, there was no more data to send.
+    /// True if sending last stopped because there was no more data, and not because the window was full.
     pub app_limited: bool,
 }
 
 /// A packet that was lost.
 #[derive(Clone, Copy, Debug)]
 pub struct LostPacket {
-    /// The time when it was found lost.
+    /// The time when the loss was detected.
     pub now: Instant,
     /// Bytes of UDP payload.
     pub size: u64,
-    /// Bytes in flight when it was sent, this packet included.
+    /// Bytes in flight when the packet was sent, this packet included.
     pub in_flight: u64,
-    /// Bytes lost since then, this packet included.
+    /// Bytes lost since the packet was sent, this packet included.
     pub lost: u64,
-    /// The sender had too little data to fill the window when it was sent.
+    /// True if the sender had too little data to fill the window when the packet was sent.
     pub app_limited: bool,
     /// Bytes delivered on the path so far.
     pub delivered: u64,
@@ -112,11 +112,11 @@ pub struct AckEffect {
     pub total: u64,
     /// The sample of the delivery rate.
     pub sample: RateSample,
-    /// The frame's round-trip sample, if it gave one.
+    /// The round-trip time that the frame measured, if any.
     pub rtt: Option<Duration>,
     /// Bytes in flight now.
     pub in_flight: u64,
-    /// The window was full before the frame.
+    /// True if the window was full when the frame arrived.
     pub window_limited: bool,
 }
 
@@ -131,7 +131,7 @@ pub struct Acked {
     pub rtt: Duration,
     /// The smoothed round-trip time.
     pub smoothed_rtt: Duration,
-    /// The sender had too little data to fill the window, so the window must not grow.
+    /// True if the sender had too little data to fill the window, so the window must not grow.
     pub app_limited: bool,
 }
 
@@ -148,7 +148,7 @@ pub enum CongestionAlgorithm {
 }
 
 impl CongestionAlgorithm {
-    /// Creates a controller. `mtu`: the largest packet, bytes.
+    /// Creates a controller. `mtu` is the size of the largest packet, bytes.
     pub fn start(self, mtu: u64, now: Instant) -> Box<dyn Controller> {
         match self {
             Self::Cubic => Box::new(Cubic::new(mtu, now)),

@@ -31,7 +31,7 @@ pub struct NewDatagram {
 }
 
 impl NewDatagram {
-    /// Returns the bytes of memory that it takes while it waits.
+    /// Returns how many bytes of memory the datagram takes while it waits.
     pub(super) fn held(&self) -> u64 {
         (size_of::<((Priority, u64), Self)>() + self.payload.len()) as u64
     }
@@ -44,17 +44,18 @@ impl NewDatagram {
         self.late.is_some_and(|at| at <= now)
     }
 
-    /// Returns the time after which it is dropped.
+    /// Returns the time after which the datagram is dropped.
     fn deadline(&self) -> Option<Instant> {
         self.expires.into_iter().chain(self.late).min()
     }
 }
 
-/// Memory that the datagrams of many connections share. A connection may hold as much as is free, so those that hold
-/// most lose datagrams first.
+/// Memory that the datagrams of many connections share. A connection may hold at most as much as is free, so the
+/// connections that hold most lose datagrams first.
 #[derive(Debug)]
 pub struct DatagramPool {
     total: u64,
+    /// A counter only, which orders no other memory: all accesses are relaxed.
     used: AtomicU64,
 }
 
@@ -64,7 +65,7 @@ impl DatagramPool {
         Self { total, used: AtomicU64::new(0) }
     }
 
-    /// Returns the bytes that are held.
+    /// Returns how many bytes of the pool are in use.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
@@ -74,7 +75,7 @@ impl DatagramPool {
     }
 }
 
-/// Numbers of datagrams that were dropped because their time was over.
+/// Numbers of datagrams that were dropped because `expires` or `late` had passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overdue {
     pub expired: u64,
@@ -85,14 +86,15 @@ pub struct Overdue {
 #[derive(Default)]
 pub struct WaitingDatagrams {
     waiting: BTreeMap<(Priority, u64), NewDatagram>,
-    /// Bytes of memory that they hold.
+    /// Bytes of memory that the datagrams hold.
     bytes: u64,
+    /// Number of datagrams ever queued, which orders those of the same priority by arrival.
     queued: u64,
     pool: Option<Arc<DatagramPool>>,
 }
 
 impl WaitingDatagrams {
-    /// Creates an empty queue. `pool`: memory that it shares with other connections.
+    /// Creates an empty queue. Connections with the same `pool` share its memory.
     pub fn new(pool: Option<Arc<DatagramPool>>) -> Self {
         Self { waiting: BTreeMap::new(), bytes: 0, queued: 0, pool }
     }
@@ -136,7 +138,7 @@ impl WaitingDatagrams {
         Some(first)
     }
 
-    /// Drops datagrams whose time is over. Returns when the time of the next one is over.
+    /// Drops datagrams whose deadline has passed. Returns how many, and the next deadline.
     pub fn expire(&mut self, now: Instant) -> (Overdue, Option<Instant>) {
         let mut overdue = Overdue::default();
         let mut freed = 0;
@@ -156,8 +158,10 @@ impl WaitingDatagrams {
         (overdue, next)
     }
 
-    /// Drops datagrams until they hold no more than allowed, `limit` bytes at most. Returns how many were dropped.
+    /// Drops datagrams until they hold at most `limit` bytes, and no more memory than the pool has free. Returns how
+    /// many were dropped.
     pub fn trim(&mut self, limit: u64, end: DroppedEnd) -> u64 {
+        // A connection may hold at most as many bytes as it leaves free in the pool.
         let most = |these: &Self| match &these.pool {
             Some(pool) => limit.min(these.bytes.saturating_add(pool.free()) / 2),
             None => limit,
@@ -165,7 +169,7 @@ impl WaitingDatagrams {
         if self.bytes <= most(self) {
             return 0;
         }
-        // Computed once for several, because the oldest have to be searched for.
+        // Finding the oldest takes a search, so an eighth more is dropped at once.
         let least = |these: &Self| match end {
             DroppedEnd::Oldest => most(these) - most(these) / 8,
             DroppedEnd::Newest => most(these),
@@ -228,10 +232,9 @@ mod tests {
         }
     }
 
-    /// Connections that hold most of the shared memory lose datagrams first, and a connection that ends frees its
-    /// memory.
+    /// Connections that hold most of the shared memory lose datagrams first. A connection that ends frees its memory.
     #[test]
-    fn connections_share_the_datagram_memory() {
+    fn datagram_memory_is_shared_among_connections() {
         let pool = Arc::new(DatagramPool::new(100_000));
         let mut one = WaitingDatagrams::new(Some(Arc::clone(&pool)));
         let fill = |datagrams: &mut WaitingDatagrams| {
@@ -247,7 +250,7 @@ mod tests {
         for other in &mut others {
             fill(other);
         }
-        // All connections go on sending: each comes to hold as much as is free.
+        // All connections keep queueing until each holds as much as is free.
         for _ in 0..5 {
             for datagrams in others.iter_mut().chain([&mut one]) {
                 let held = fill(datagrams);

@@ -1,12 +1,13 @@
 //! The send side of one connection's unidirectional streams and datagrams.
 //!
-//! [`Downstream`] tracks which bytes the peer is owed, was sent and has acknowledged. It does not own these bytes but
-//! reads them from [sources](super::source::Source). Bytes that are neither acknowledged nor in flight are a *hole*.
-//! New data, lost data, and old data that a late receiver asked for are all holes, and are sent in order of priority.
+//! [`Downstream`] tracks which bytes are still to be sent, which are in flight, and which the peer has acknowledged.
+//! The type does not own these bytes but reads them from [sources](super::source::Source). Bytes that are neither
+//! acknowledged nor in flight are a *hole*. New data, lost data, and old data that a receiver requested are all holes,
+//! and are sent in order of priority.
 //!
-//! Its modules: `send` fills packets ([`Downstream::poll_frames`]), and `feedback` takes the peer's frames
-//! ([`Downstream::on_ack`] and others). `lifecycle` has queues, deadlines and ends of streams. `offload` has another
-//! sender on the same streams, and `opened` the streams that it opens.
+//! The modules: `send` fills packets ([`Downstream::poll_frames`]), and `feedback` takes the peer's frames
+//! ([`Downstream::on_ack`] and others). `lifecycle` has queues, deadlines and ends of streams. `offload` has the
+//! interface for another sender on the same streams, and `opened` the streams that this sender opens.
 
 mod api;
 mod feedback;
@@ -79,7 +80,7 @@ enum Cause {
 struct StreamOwner {
     owned: Owned,
     newest: Option<Newest>,
-    /// When the owner last had to be sent bytes that it had asked for from the past.
+    /// Time when a stream of the owner last had requested old data to send.
     caught_up: Option<Instant>,
 }
 
@@ -87,7 +88,7 @@ struct StreamOwner {
 #[derive(Clone, Copy)]
 struct Newest {
     group: u64,
-    /// Publisher priority and ID of its most urgent subgroup.
+    /// Publisher priority and ID of the group's most urgent subgroup.
     first: (u8, u64),
 }
 
@@ -133,14 +134,15 @@ pub struct Downstream {
     streams: StreamSlots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, StreamOwner>,
+    /// Streams that wait, one field for each queue of the scheduler.
     ready: StreamQueues,
     unopened: StreamQueues,
     blocked: StreamQueues,
     starved: StreamQueues,
-    /// Streams that are ready to be reset.
+    /// Number of streams whose RESET_STREAM has to be sent.
     resets_owed: usize,
     datagrams: WaitingDatagrams,
-    /// Whether it is the datagrams' turn. They take turns with the streams of their level.
+    /// True if datagrams are next. They take turns with the streams of their level.
     datagrams_turn: bool,
     /// Running subgroup delivery timeouts.
     deadlines: BTreeSet<(Instant, StreamKey)>,
@@ -149,16 +151,17 @@ pub struct Downstream {
     review_at: Option<Instant>,
     /// Time before which the backlog is not reviewed again.
     reviewed_until: Option<Instant>,
-    /// Whether a group has begun that is its owner's newest.
+    /// True if an owner's newer group has begun since the last review, so that older groups may be dropped.
     superseded: bool,
     /// Index of the next stream to open (its ID without the two low bits).
     next_stream: u64,
-    /// Bytes of connection credit that were used.
+    /// Bytes of connection credit that the data plane and the offload have used.
     data_sent: u64,
     /// Packets that the offload may have sent and has not reported yet.
     outstanding: OffloadBudget,
+    /// Streams that the offload has to return.
     recalls: Vec<StreamKey>,
-    /// Whether data was missing, not window, when sending last stopped.
+    /// True if sending last stopped because there was no data, and not because the window was full.
     app_limited: bool,
     paced_until: Option<Instant>,
     events: VecDeque<DownstreamEvent>,
@@ -210,20 +213,22 @@ impl Downstream {
         }
     }
 
-    /// Sets how the application's streams lie on the connection. The caller writes the preambles of streams and
-    /// datagrams. The QUIC stack opens `streams` more streams of its own. Called before any stream is opened.
+    /// Sets how the application's streams are mapped to the connection. The caller writes the preambles of streams and
+    /// datagrams. The QUIC stack opens `streams` more streams of its own. This must be called before any stream is
+    /// opened.
     pub fn bind(&mut self, binding: Binding, streams: u64) {
         self.binding = binding;
         self.peer.first_stream_uni += streams;
         self.next_stream = self.next_stream.max(self.peer.first_stream_uni);
     }
 
-    /// Returns how the application's streams lie on the connection.
+    /// Returns how the application's streams are mapped to the connection.
     pub fn binding(&self) -> Binding {
         self.binding
     }
 
-    /// Adds a stream. It gets its ID when it is first sent, because streams wait for IDs in order of priority.
+    /// Adds a stream. It gets its QUIC stream ID when it is first sent, because streams wait for IDs in order of
+    /// priority.
     pub fn open(&mut self, stream: NewStream) -> StreamKey {
         self.superseded |= self.owners.entry(stream.owner).or_default().open(&stream);
         let key = self.streams.insert(PlaneStream::new(stream, self.peer.max_stream_data_uni));
@@ -231,10 +236,10 @@ impl Downstream {
         key
     }
 
-    /// Notes that the source has more bytes, or has ended. It has no effect once the stream is gone.
+    /// Notes that the source has more bytes, or has ended. The call has no effect once the stream is gone.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // A stream without credit does not read its source, so the check is here.
+        // A stream without credit never reads its source, so evicted bytes are detected here.
         if stream.lost_its_source() {
             let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);
@@ -300,7 +305,7 @@ impl Downstream {
         !self.events.is_empty()
     }
 
-    /// Returns the number of streams that an owner has, and has had.
+    /// Returns how many streams an owner has now, and has had in all.
     pub fn owned(&self, owner: u64) -> Owned {
         self.owners.get(&owner).map(|owner| owner.owned).unwrap_or_default()
     }
@@ -310,7 +315,7 @@ impl Downstream {
         self.owners.remove(&owner).unwrap_or_default().owned
     }
 
-    /// Returns what the connection carries, and how much waits for it.
+    /// Returns the connection's throughput, and the delay of waiting data.
     pub fn room(&self, now: Instant) -> ConnectionRoom {
         ConnectionRoom {
             delivered: self.recovery.delivered(),

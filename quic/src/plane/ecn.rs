@@ -3,10 +3,10 @@
 
 use crate::ack::EcnCounts;
 
-/// Number of packets that are marked to find out whether marks arrive (section 13.4.2, appendix A.4).
+/// Number of packets that are marked to test whether marks arrive (section 13.4.2, appendix A.4).
 const TESTS: u64 = 10;
 
-/// Marking on one path. It concerns packets of the data plane and of the offload; the QUIC stack's are not marked.
+/// ECN marking on one path. Packets of the data plane and of the offload may be marked; the QUIC stack's are not.
 ///
 /// The state moves from testing to unknown once all test packets were sent, and to capable when one of them is
 /// acknowledged with valid counts. It moves to failed if all of them are lost or counts are invalid. A path change
@@ -15,7 +15,7 @@ const TESTS: u64 = 10;
 pub struct Ecn {
     state: EcnState,
     enabled: bool,
-    /// Counts of the last ACK frame that was used. The peer counts on across paths.
+    /// Counts in the last ACK frame that was evaluated. The peer's counts cover all paths of the connection.
     seen: EcnCounts,
     /// Marked packets that were lost during the test.
     lost: u64,
@@ -34,14 +34,14 @@ pub enum EcnState {
     },
     /// The test packets have all been sent, and none is acknowledged.
     Unknown,
-    /// Marks arrive, and the network's marks are counted.
+    /// Marks arrive, and packets that the network has marked CE are counted.
     Capable,
     /// Marks do not arrive, or the peer does not count them: no packet is marked.
     Failed,
 }
 
 impl EcnState {
-    /// Returns the name for the status.
+    /// Returns the state's name in the status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -81,7 +81,7 @@ impl Ecn {
         }
     }
 
-    /// Notes that a marked packet was lost. If all test packets are, the path does not carry marks.
+    /// Notes that a marked packet was lost. If all test packets are lost, the path drops marked packets.
     pub fn on_lost(&mut self) {
         if matches!(self.state, EcnState::Testing { .. } | EcnState::Unknown) {
             self.lost += 1;
@@ -91,8 +91,8 @@ impl Ecn {
         }
     }
 
-    /// Takes an ACK frame that raised the largest acknowledged number. It newly acknowledges `marked` marked packets;
-    /// at most `most` packets were sent that may have been marked. Returns the number of new CE marks of the network.
+    /// Evaluates an ACK frame that raised the largest acknowledged number, and newly acknowledges `marked` marked
+    /// packets. At most `most` of the packets sent so far were marked. Returns the number of new CE marks.
     pub fn on_ack(&mut self, marked: u64, most: u64, counts: Option<EcnCounts>) -> u64 {
         if !matches!(self.state, EcnState::Testing { .. } | EcnState::Unknown | EcnState::Capable) {
             return 0;
@@ -114,11 +114,13 @@ impl Ecn {
         ce
     }
 
-    /// Checks the counts (section 13.4.2.1); `None`: they are impossible.
+    /// Checks the counts (section 13.4.2.1). Returns the number of new CE marks, or `None` if the counts are
+    /// impossible.
     fn validate(&self, marked: u64, most: u64, counts: EcnCounts) -> Option<u64> {
         let ect0 = counts.ect0.checked_sub(self.seen.ect0)?;
         let ce = counts.ce.checked_sub(self.seen.ce)?;
         let total = counts.ect0.checked_add(counts.ce)?;
+        // A marked packet arrives as ECT(0) or CE, so fewer counts than packets show that marks were removed.
         (ect0.checked_add(ce)? >= marked && counts.ect1 == 0 && total <= most).then_some(ce)
     }
 
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_packets_are_ecn_marked_until_one_is_confirmed() {
+    fn ecn_marking_pauses_after_ten_packets_until_one_is_confirmed() {
         let mut ecn = Ecn::new(true);
         for _ in 0..TESTS {
             assert!(ecn.marks());
@@ -168,14 +170,14 @@ mod tests {
         ecn.on_lost();
         assert_eq!(ecn.state(), EcnState::Failed);
         ecn.on_path_change();
-        assert!(ecn.marks(), "another path may");
+        assert!(ecn.marks(), "another path may carry marks");
     }
 
     #[test]
     fn impossible_ecn_counts_end_marking() {
         for (marked, next, what) in [
-            (3, None, "it does not count"),
-            (3, counts(12, 0, 0), "one was bleached"),
+            (3, None, "the peer sends no counts"),
+            (3, counts(12, 0, 0), "the mark of one packet was removed"),
             (0, counts(9, 0, 1), "fewer than before"),
             (0, counts(10, 0, 0), "fewer CE than before"),
             (1, counts(11, 1, 1), "ECT(1) is never sent"),

@@ -1,4 +1,4 @@
-//! Estimate of a connection's path, and when it has changed enough to be reported.
+//! The estimate of a connection's path, and the decision when a change is reported.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ pub struct Estimate {
     pub rtt: Duration,
     /// Part of the round trip that is queueing on the path: its excess over the shortest sample.
     pub path_queue: Duration,
-    /// Time that the oldest live data has waited for the path.
+    /// Time for which the oldest live data has waited to be sent.
     pub queue: Duration,
     /// Fraction of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few packets.
     pub loss: Option<f64>,
 }
 
 impl Estimate {
-    /// Returns whether a listener that knows `self` should get `new`: a bandwidth that differs by more than an
-    /// eighth, delays by more than 10 ms and a quarter, or loss by more than a hundredth.
+    /// Returns whether `new` differs enough from the reported `self`: a bandwidth by more than an eighth, a delay by
+    /// more than 10 ms and a quarter, or the loss by more than 0.01.
     pub fn is_outdated(&self, new: &Self) -> bool {
         let bandwidth = match (self.bandwidth, new.bandwidth) {
             (Some(told), Some(new)) => told.abs_diff(new) > told / 8,
@@ -50,7 +50,8 @@ impl ReportedEstimate {
     /// Shortest time between two checks.
     const INTERVAL: Duration = Duration::from_millis(50);
 
-    /// Returns the estimate, if it is time to check, somebody is `listening`, and it has changed enough.
+    /// Returns the estimate if the last check was `INTERVAL` ago, somebody is `listening`, and the estimate has changed
+    /// enough.
     pub fn news(
         &mut self,
         now: Instant,

@@ -1,10 +1,11 @@
 //! The data plane: the send side of one QUIC connection, for unidirectional streams and datagrams.
 //!
-//! It is one of up to three senders on the connection. The **QUIC stack** does the handshake, receives, and sends
-//! its own streams. An **offload**, if there is one, sends on streams that the data plane has delegated to it. All
-//! draw from one sequence of packet numbers and share the congestion window and the peer's credit.
+//! The data plane is one of up to three senders on the connection. The **QUIC stack** does the handshake, receives, and
+//! sends its own streams. An **offload**, if there is one, sends on streams that the data plane has delegated to it.
+//! All draw from one sequence of packet numbers and share the congestion window and the peer's credit.
 //!
-//! [`downstream::Downstream`] is the entry. The other modules, from the lowest up; each uses only those before it:
+//! [`downstream::Downstream`] is the entry point. The other modules follow from the lowest up. Each uses only those
+//! before it:
 //!
 //! * [`types`], [`source`]: keys and priorities, and the bytes that streams read;
 //! * [`congestion`], [`ecn`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;

@@ -7,11 +7,12 @@ const MIN_BURST: u64 = 10;
 /// Size of the bucket as time at the current rate. Timers wake a sender about every millisecond, so a smaller bucket
 /// would limit the rate.
 const BURST_TIME: Duration = Duration::from_millis(2);
+/// Largest number of packets in one burst, at any rate.
 const MAX_BURST: u64 = 256;
 
 const NANOS: u64 = 1_000_000_000;
 
-/// A token bucket in bytes. It fills at the rate that is given to [`Pacer::ready`].
+/// A token bucket in bytes, filled at the rate that is given to [`Pacer::ready`].
 #[derive(Debug)]
 pub struct Pacer {
     mtu: u64,
@@ -20,7 +21,7 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Creates a full bucket. `mtu` is the largest packet, bytes.
+    /// Creates a full bucket. `mtu` is the size of the largest packet, bytes.
     pub fn new(mtu: u64, now: Instant) -> Self {
         Self { mtu, tokens: MIN_BURST * mtu, filled: now }
     }
@@ -30,7 +31,7 @@ impl Pacer {
         self.mtu = mtu;
     }
 
-    /// Returns whether a packet may leave now at `rate` bytes per second; otherwise the time from which it may.
+    /// Returns `Ok` if a packet may leave now at `rate` bytes per second, and otherwise the time from which it may.
     pub fn ready(&mut self, now: Instant, rate: u64) -> Result<(), Instant> {
         let rate = rate.max(1);
         self.fill(now, rate);
@@ -57,7 +58,7 @@ impl Pacer {
             self.tokens = capacity;
             self.filled = now;
         } else {
-            // Only whole bytes are taken. The rest of the time counts at the next call.
+            // Only whole bytes are added. The time of a fraction of a byte counts at the next call.
             self.filled += Duration::from_nanos(scale(earned, NANOS, rate));
         }
     }
@@ -74,7 +75,7 @@ mod tests {
 
     const MTU: u64 = 1200;
 
-    /// Returns the number of packets sent until `end`, at the pacer's own deadlines.
+    /// Returns the number of packets sent until `end`, by a sender that waits for each of the pacer's deadlines.
     fn run(pacer: &mut Pacer, start: Instant, end: Instant, rate: u64) -> u64 {
         let mut now = start;
         let mut sent = 0;
@@ -85,7 +86,7 @@ mod tests {
                     sent += 1;
                 }
                 Err(at) => {
-                    assert!(at > now, "a deadline in the past spins");
+                    assert!(at > now, "a deadline in the past makes the sender spin");
                     now = at;
                 }
             }
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_rates_and_frequent_polls_lose_no_time() {
+    fn pacing_keeps_the_rate_at_slow_rates_and_frequent_polls() {
         let start = Instant::now();
         let mut pacer = Pacer::new(MTU, start);
         let sent = (0..1_000_000u64)

@@ -1,8 +1,8 @@
-//! Policies for a receiver that cannot keep up: decisions over waiting data, as values.
+//! Policies for a receiver that cannot keep up: they decide which waiting data is dropped.
 //!
-//! A [`QueuePolicy`] sees the streams that have bytes to send, and names those to be reset. It keeps no clock and does
-//! nothing itself. [`LivePolicy`] bounds how long and how much data may wait, and drops the oldest; [`Tail`] drops the
-//! newest.
+//! A [`QueuePolicy`] gets the streams that have bytes to send, and returns those to be reset. It reads no clock and
+//! resets no stream itself. [`LivePolicy`] bounds how long and how much data may wait, and drops the oldest; [`Tail`]
+//! drops the newest.
 
 mod live;
 mod tail;
@@ -34,7 +34,7 @@ pub struct WaitingStream {
     pub superseded: Option<Instant>,
     /// Longest time that bytes may wait.
     pub max_delay: Option<Duration>,
-    /// How far its group matters to the receiver.
+    /// Importance of the stream's group for the receiver.
     pub standing: StreamImportance,
 }
 
@@ -43,9 +43,9 @@ pub struct WaitingStream {
 pub enum StreamImportance {
     /// The stream is not the most important one of its owner.
     Ordinary,
-    /// The most urgent subgroup of its owner's newest group.
+    /// The stream is the most urgent subgroup of its owner's newest group.
     Newest,
-    /// The receiver asked for old data: by a FETCH, or when a subscription began and the cache had data.
+    /// The stream has old data that the receiver requested: by a FETCH, or from the cache when a subscription began.
     Asked,
 }
 
@@ -63,9 +63,9 @@ pub struct WaitingQueue {
 /// Bounds on a [`WaitingQueue`].
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLimits {
-    /// Most streams that may have bytes to send at the same time.
+    /// Largest number of streams that may have bytes to send at the same time.
     pub streams: usize,
-    /// Most bytes that may wait, without old data that was requested. Half of it is a soft limit.
+    /// Largest number of bytes that may wait, not counting requested old data. Half of it is a soft limit.
     pub bytes: u64,
     /// Time for which the soft limit may be exceeded.
     pub burst: Duration,
@@ -87,18 +87,18 @@ pub enum DropReason {
     Late,
     /// The owner has a newer group, and the path cannot carry the rest of this stream in time.
     Hopeless,
-    /// Too many bytes are waiting.
+    /// Too many bytes wait.
     Bytes,
     /// Too many streams have bytes to send.
     Streams,
 }
 
-/// The datagrams that are dropped if there are too many: of the least urgent level, the oldest or the newest.
+/// The end of the queue at which datagrams are dropped if there are too many. The least urgent level is dropped first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DroppedEnd {
     /// The datagrams that have waited longest.
     Oldest,
-    /// The datagrams that came last.
+    /// The datagrams that were queued last.
     Newest,
 }
 
@@ -107,14 +107,14 @@ pub trait QueuePolicy: Send {
     /// Returns the streams to drop now.
     fn review(&mut self, now: Instant, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop>;
 
-    /// Returns the streams to drop if more than [`QueueLimits::streams`] have bytes to send. No more than the limit are
-    /// left.
+    /// Returns the streams to drop if more than [`QueueLimits::streams`] have bytes to send. At most as many as the
+    /// limit remain.
     fn overflow(&self, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop>;
 
     /// Returns which datagrams are dropped if there are too many.
     fn datagrams(&self) -> DroppedEnd;
 
-    /// Notes that nothing waits any more.
+    /// Notes that no data waits any more.
     fn rest(&mut self) {}
 }
 

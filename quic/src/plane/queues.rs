@@ -1,11 +1,11 @@
-//! Order of sending: by priority, and in turns among owners of the same level (draft-18, section "Scheduling
-//! Algorithm", expects that each of them sends some data).
+//! The order of sending: by priority, and in turns among owners of the same level. MoQ Transport draft-18, section
+//! "Scheduling Algorithm", expects that each of these owners sends some data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::types::{Priority, PriorityLevel, StreamKey};
 
-/// Most empty queues that are kept, each with its turn and its allocation.
+/// Largest number of empty queues that keep their turn and their allocation.
 const IDLE_QUEUES: usize = 64;
 
 /// An owner's streams of one level.
@@ -15,8 +15,9 @@ type QueueId = (PriorityLevel, u64);
 #[derive(Default)]
 pub struct StreamQueues {
     queues: BTreeMap<QueueId, OwnerQueue>,
-    /// Queues with streams: by level, then by the time of the last turn, the longest ago first.
+    /// Queues that have streams, as (level, last turn, owner): the longest wait comes first within a level.
     order: BTreeSet<(PriorityLevel, u64, u64)>,
+    /// Number of turns so far.
     turns: u64,
     len: usize,
 }
@@ -42,7 +43,7 @@ impl StreamQueues {
         self.len
     }
 
-    /// Returns whether there is no stream.
+    /// Returns whether no queue has a stream.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -81,7 +82,7 @@ impl StreamQueues {
         }
     }
 
-    /// Ends the turn of this place's queue: the others of its level are next.
+    /// Ends the turn of the queue at this position. The other queues of its level are next.
     pub fn rotate(&mut self, place: QueuePosition) {
         let id = place.queue();
         if self.order.len() < 2 {
@@ -123,7 +124,7 @@ mod tests {
         QueuePosition { priority, owner, key: StreamKey(key) }
     }
 
-    /// Returns the next `count` streams, each served once per turn.
+    /// Serves `count` streams, one per turn, and returns their keys.
     fn serve(queues: &mut StreamQueues, places: &[QueuePosition], count: usize) -> Vec<u64> {
         (0..count)
             .map_while(|_| {
@@ -156,7 +157,7 @@ mod tests {
         places.iter().for_each(|place| queues.insert(*place));
         let served = serve(&mut queues, &places, 9);
         assert!(served.chunks(3).all(|round| round.iter().sum::<u64>() == 3 && round[0] != round[1]));
-        // A queue that was empty for a while is first once, and only once.
+        // A queue that was empty for a while is served first, but only once.
         queues.remove(places[0]);
         serve(&mut queues, &places, 4);
         queues.insert(places[0]);

@@ -1,8 +1,8 @@
 //! Loss detection and probing over the packet numbers on the wire (RFC 9002).
 //!
-//! All senders of the connection draw from these numbers. A packet of the data plane, offloaded ones included,
-//! carries a `T` that describes its content. Packets of the QUIC stack count as bytes in flight, and their losses as
-//! congestion, but the stack repairs them itself.
+//! All senders of the connection draw from one sequence of numbers. A packet of the data plane, offloaded ones
+//! included, carries a `T` that describes its content. Packets of the QUIC stack count as bytes in flight, and their
+//! losses as congestion, but the stack retransmits their contents itself.
 
 mod loss;
 mod loss_rate;
@@ -34,16 +34,16 @@ const PACKET_THRESHOLD: u64 = 3;
 const GRANULARITY: Duration = Duration::from_millis(1);
 /// Number of packets sent per probe timeout (section 6.2.4).
 const PROBES: u8 = 2;
-/// Most doublings of the probe timeout. The QUIC stack's idle timeout ends the connection.
+/// Largest number of doublings of the probe timeout. The QUIC stack's idle timeout ends the connection.
 const MAX_BACKOFF: u32 = 16;
-/// Most numbers drawn after a packet's number before its sender has reported the packet.
+/// Largest number of packet numbers that may be drawn before the sender of an earlier packet has reported it.
 const REPORT_LAG: u64 = 64;
-/// Time after a change in which the offload may still send as before.
+/// Time for which the offload may still send unmarked packets after marking was switched on.
 const OFFLOAD_LAG: Duration = Duration::from_millis(100);
-/// Most packet numbers that are remembered in addition to the data plane's packets in flight. If a peer acknowledges
-/// nothing while it has that many packets acknowledged, the connection is of no use to it.
+/// Largest number of packet numbers that are remembered in addition to the data plane's packets in flight. More are
+/// needed only if the peer sends so many packets and acknowledges nothing, and then the connection is closed.
 const MAX_OTHERS: u64 = 1 << 14;
-/// Most packets of the data plane in flight, however small they are.
+/// Largest number of the data plane's packets in flight, however small they are.
 const MAX_OWN: u64 = 1 << 16;
 
 /// Settings of recovery.
@@ -57,7 +57,7 @@ pub struct Config {
     pub initial_rtt: Duration,
     /// The peer's transport parameter max_ack_delay.
     pub max_ack_delay: Duration,
-    /// Whether packets are marked ECT(0) if the path supports that.
+    /// True if packets are marked ECT(0) on paths that carry marks.
     pub ecn: bool,
 }
 
@@ -75,7 +75,7 @@ pub struct RecoveryOutcome<T> {
 #[error("packet number {0} was acknowledged but never sent")]
 pub struct NeverSent(pub u64);
 
-/// Counts since the connection began. Packets are the data plane's, offloaded ones included.
+/// Counts since the connection began. Packets are the data plane's, including offloaded ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryCounts {
     /// Packets that were sent.
@@ -86,15 +86,15 @@ pub struct RecoveryCounts {
     pub packets_lost: u64,
     /// Packets that were acknowledged.
     pub packets_acked: u64,
-    /// Packets declared lost and acknowledged later.
+    /// Packets that were declared lost and acknowledged later.
     pub spurious_losses: u64,
-    /// The QUIC stack's ack-eliciting packets, and those of them that were declared lost.
+    /// Ack-eliciting packets that the QUIC stack sent.
     pub stack_sent: u64,
     /// Ack-eliciting packets of the QUIC stack that were declared lost.
     pub stack_lost: u64,
     /// Times that a probe timeout expired (RFC 9002, section 6.2).
     pub probe_timeouts: u64,
-    /// Times that the controller was told of congestion.
+    /// Number of congestion events that were reported to the controller.
     pub congestion_events: u64,
     /// Packets that the network has marked CE.
     pub marked: u64,
@@ -113,41 +113,45 @@ pub struct Recovery<T> {
     delivery: Delivery,
     /// Round-trip times.
     pub rtt: Rtt,
-    /// State of each packet number from `base` on. The first is a packet in flight.
+    /// State of each packet number from `base` on. The first one is in flight, or may still be reported.
     sent: VecDeque<Slot<T>>,
     base: u64,
     /// Packets that were declared lost recently, by number.
     lost: VecDeque<LostEntry<T>>,
     largest_acked: Option<u64>,
     packet_threshold: u64,
+    /// Bytes in flight of all senders, and of the QUIC stack alone.
     in_flight: u64,
     stack_in_flight: u64,
+    /// Number of the data plane's packets in flight.
     own_packets: u64,
     last_own_sent: Option<Instant>,
     loss_time: Option<Instant>,
     pto_count: u32,
+    /// Number of probe packets that are still to be sent after a probe timeout.
     probes: u8,
-    /// Time of the last reduction of the window. Packets sent before do not change it any more.
+    /// Time of the last reduction of the window. Losses of packets sent before it do not reduce the window again.
     reduced_at: Option<Instant>,
-    /// Packets whose loss led to the last reduction and that are not acknowledged yet.
+    /// Number of packets whose loss led to the last reduction and that are not acknowledged yet.
     blamed: u64,
-    /// The first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
+    /// Time of the first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
     sampled_at: Option<Instant>,
     path_mtu: PathMtu,
     counts: RecoveryCounts,
     loss_rate: LossRate,
     ecn: Ecn,
-    /// Time from which on the offload's packets are certainly marked.
+    /// Time at which the offload began to mark its packets.
     offload_marks: Option<Instant>,
 }
 
 enum Slot<T> {
     /// The number was skipped, or its sender has not reported the packet yet.
     Unused,
-    /// The packet is forgotten: it was skipped, lost or acknowledged long ago.
+    /// The packet was forgotten: its number was skipped, or it was lost or acknowledged long ago.
     Past,
     /// The packet is not ack-eliciting, so its loss would not be noticed.
     NonEliciting,
+    /// The packet was acknowledged or declared lost.
     Resolved {
         acked: bool,
     },
@@ -160,9 +164,9 @@ struct RecoveryPacket<T> {
     snapshot: RateSnapshot,
     /// The packet's content; `None` for a packet of the QUIC stack.
     content: Option<T>,
-    /// The packet probes a larger MTU, so its loss is no sign of congestion.
+    /// True if the packet probes a larger MTU, so its loss is no sign of congestion.
     mtu_probe: bool,
-    /// The packet was sent as ECT(0).
+    /// True if the packet was sent as ECT(0).
     marked: bool,
 }
 
@@ -205,7 +209,7 @@ impl<T: Clone> Recovery<T> {
 
     /// Notes that the data plane sent a packet of `size` bytes of UDP payload.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
-        // Whatever is sent serves as the probe that is owed.
+        // Any packet serves as the probe that has to be sent.
         self.probes = self.probes.saturating_sub(1);
         let marked = self.ecn.marks();
         if marked {
@@ -216,7 +220,8 @@ impl<T: Clone> Recovery<T> {
 
     /// Notes that the offload sent a packet of the data plane's streams or datagrams, at `sent`.
     pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
-        // A packet in flight at the change may have left unmarked. Counting too few is harmless.
+        // The offload may have sent the packet unmarked while marking was being switched on. Counting too few marked
+        // packets is harmless.
         let marked = self.offload_marks.is_some_and(|since| sent > since + OFFLOAD_LAG);
         self.on_own_sent(sent, number, size, content, marked);
     }
@@ -246,13 +251,14 @@ impl<T: Clone> Recovery<T> {
         self.record(number, Slot::InFlight(packet));
     }
 
-    /// Takes a whole ACK frame, and adds to `outcome` the packets of the data plane that it acknowledges or reveals as lost.
+    /// Processes a whole ACK frame. Adds the data plane's packets that it acknowledges, or reveals as lost, to
+    /// `outcome`.
     ///
-    /// `app_limited`: the data plane had nothing to send while the window was open.
+    /// `app_limited` tells that the data plane had nothing to send while the window was open.
     ///
     /// # Errors
-    /// The frame names a number that was not sent, or not reported yet. The others have been processed; the same
-    /// frame may be passed again after the report.
+    /// The frame names a packet number that was not sent, or whose sender has not reported it yet. The frame's other
+    /// numbers have been processed. The same frame may be passed again after the report.
     pub fn on_ack(
         &mut self,
         now: Instant,
@@ -263,8 +269,10 @@ impl<T: Clone> Recovery<T> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
         self.loss_rate.on_ack(now, &self.counts);
+        // The window limits the sender if a full packet does not fit.
         let window_limited = !app_limited && self.in_flight + self.mtu() > self.controller.window();
-        // RFC 9000, section 13.1: an acknowledgement of what was not sent. The others are taken first, as a report may still come.
+        // Acknowledging a packet that was never sent is an error (RFC 9000, section 13.1). Its sender may only be late
+        // to report it, so the other numbers are processed first.
         if largest >= self.next() {
             newly.never_sent = Some(largest);
         }
@@ -279,12 +287,12 @@ impl<T: Clone> Recovery<T> {
             }
         }
         let result = newly.never_sent.map_or(Ok(()), |number| Err(NeverSent(number)));
-        // After reordering the counts prove nothing (RFC 9000, section 13.4.2.1).
+        // Counts of a reordered ACK frame must not be validated (RFC 9000, section 13.4.2.1).
         let raises = newly.last > self.largest_acked && result.is_ok();
         self.largest_acked = self.largest_acked.max(newly.last);
         let Some(newest) = newly.newest else { return result };
         if newly.largest {
-            // A peer that claims more than it announced is not believed (RFC 9002, section 5.3).
+            // A delay beyond the peer's max_ack_delay is capped (RFC 9002, section 5.3).
             let delay = ack.delay.min(self.config.max_ack_delay);
             self.rtt.sample(now.saturating_duration_since(newest), delay);
             self.sampled_at.get_or_insert(now);
@@ -320,7 +328,7 @@ impl<T: Clone> Recovery<T> {
         result
     }
 
-    /// Notes that there is nothing to send, although the window may have room.
+    /// Notes that there is nothing to send. It has an effect only if the window has room.
     pub fn on_app_limited(&mut self) {
         if self.in_flight + self.mtu() <= self.controller.window() {
             self.delivery.on_app_limited(self.in_flight);
@@ -349,7 +357,7 @@ impl<T: Clone> Recovery<T> {
         true
     }
 
-    /// Returns the number of probes that are still to be sent.
+    /// Returns the number of probe packets that are still to be sent.
     pub fn probes(&self) -> u8 {
         self.probes
     }
@@ -368,12 +376,13 @@ impl<T: Clone> Recovery<T> {
         })
     }
 
-    /// Returns whether a full packet fits into the window, if `unreported` bytes are in flight as well.
+    /// Returns whether a full packet fits into the window. `unreported` is the number of bytes that the offload may
+    /// have in flight.
     pub fn window_open(&self, unreported: u64) -> bool {
         self.in_flight + unreported + self.mtu() <= self.controller.window() && self.own_packets < MAX_OWN
     }
 
-    /// Returns the bytes that the window has room for, for an unpaced sender.
+    /// Returns how many bytes an unpaced sender may send now.
     pub fn unpaced_room(&self) -> u64 {
         if self.own_packets >= MAX_OWN {
             return 0;
@@ -386,7 +395,7 @@ impl<T: Clone> Recovery<T> {
         self.controller.unpaced_window()
     }
 
-    /// Returns whether the peer acknowledges nothing although much was sent. Its state would grow without bound.
+    /// Returns whether the peer leaves so many packets unacknowledged that the state would grow without bound.
     pub fn is_unanswered(&self) -> bool {
         self.sent.len() as u64 - self.own_packets > MAX_OTHERS
     }
@@ -422,8 +431,8 @@ impl<T: Clone> Recovery<T> {
         self.in_flight
     }
 
-    /// Returns the part of the window that is left to the QUIC stack: at least two packets, so that control streams
-    /// always get through.
+    /// Returns the part of the window that is left to the QUIC stack. It is at least two packets, so that the stack can
+    /// always send control streams.
     pub fn stack_window(&self) -> u64 {
         let own = self.in_flight - self.stack_in_flight;
         self.controller.window().saturating_sub(own).max(2 * self.mtu())
@@ -434,12 +443,12 @@ impl<T: Clone> Recovery<T> {
         self.counts
     }
 
-    /// Returns whether packets are marked ECT(0), and why not.
+    /// Returns the state of ECN marking.
     pub fn ecn(&self) -> &Ecn {
         &self.ecn
     }
 
-    /// Notes whether the offload marks its packets from now on.
+    /// Notes whether the offload marks its packets as ECT(0) from now on.
     pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
         self.offload_marks = marks.then(|| self.offload_marks.unwrap_or(now));
     }
@@ -456,8 +465,8 @@ impl<T: Clone> Recovery<T> {
         self.path_mtu.size()
     }
 
-    /// Returns the size to pad the next packet to, to test whether the path carries it again. `unreported`:
-    /// additional bytes in flight.
+    /// Returns the size of a padded packet that tests whether the path carries large packets again. `unreported` is the
+    /// number of bytes that the offload may have in flight.
     pub fn mtu_probe(&self, now: Instant, unreported: u64) -> Option<u64> {
         let window = self.controller.window();
         self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
@@ -469,7 +478,7 @@ impl<T: Clone> Recovery<T> {
         self.controller.set_mtu(mtu);
     }
 
-    /// Notes that the path changed: round-trip time and window are unknown again (RFC 9000, section 9.4).
+    /// Notes that the path changed, and resets round-trip time and window (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.controller = self.config.algorithm.start(self.mtu(), now);
         self.rtt = Rtt::new(self.config.initial_rtt);
@@ -478,10 +487,11 @@ impl<T: Clone> Recovery<T> {
         self.offload_marks = None;
         self.pto_count = 0;
         self.blamed = 0;
+        // Losses of packets on the old path must not reduce the new window.
         self.reduced_at = Some(now);
     }
 
-    /// Notes that an ack-eliciting packet leaves.
+    /// Notes that an ack-eliciting packet is sent, and returns the state for its rate sample.
     fn depart(&mut self, now: Instant, size: u64) -> RateSnapshot {
         let app_limited = self.delivery.is_app_limited();
         self.controller.on_sent(&SendingPacket { now, in_flight: self.in_flight, app_limited });
@@ -495,6 +505,7 @@ impl<T: Clone> Recovery<T> {
     /// Stores a packet's state. Senders draw and report numbers without a common lock, so reports may be slightly out
     /// of order.
     fn record(&mut self, number: u64, slot: Slot<T>) {
+        // The packet is reported after its number was forgotten.
         while self.base > number {
             self.sent.push_front(Slot::Past);
             self.base -= 1;
@@ -541,6 +552,7 @@ impl<T: Clone> Recovery<T> {
         newly.newest = newly.newest.max(Some(packet.sent));
         newly.largest |= number == largest;
         newly.marked += u64::from(packet.marked);
+        // Packets from before the last reduction do not grow the window (RFC 9002, section 7.3.2).
         if self.reduced_at.is_none_or(|at| packet.sent > at) {
             newly.bytes += packet.size;
         }
@@ -555,6 +567,7 @@ impl<T: Clone> Recovery<T> {
         while let Some(slot) = self.sent.front() {
             match slot {
                 Slot::InFlight(_) => return,
+                // The sender may still report this packet.
                 Slot::Unused if self.base + REPORT_LAG >= self.next() => return,
                 Slot::Unused | Slot::Past | Slot::NonEliciting | Slot::Resolved { .. } => {}
             }
@@ -572,6 +585,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     fn probe_time(&self) -> Option<Instant> {
+        // Only packets of the data plane need probes, because the stack has its own timer.
         let sent = self.last_own_sent.filter(|_| self.own_packets > 0)?;
         let backoff = 1 << self.pto_count.min(MAX_BACKOFF);
         Some(sent + self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * backoff)
@@ -583,16 +597,17 @@ impl<T: Clone> Recovery<T> {
 struct Newly {
     /// Time when the newest of the packets was sent.
     newest: Option<Instant>,
-    /// The largest number among them.
+    /// The largest number among the packets.
     last: Option<u64>,
     /// A number in the frame that was never sent.
     never_sent: Option<u64>,
     all_bytes: u64,
-    /// Packets that were marked ECT(0).
+    /// Number of packets that were marked ECT(0).
     marked: u64,
-    /// Bytes that may grow the window: packets sent since it was last reduced.
+    /// Bytes of packets sent since the window was last reduced. Only these may grow the window.
     bytes: u64,
-    /// Whether the frame's largest number is among them. Only then it gives a round-trip sample (section 5.1).
+    /// True if the frame's largest number is among the packets. Only then the frame gives a round-trip sample (section
+    /// 5.1).
     largest: bool,
 }
 

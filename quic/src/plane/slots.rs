@@ -2,8 +2,8 @@
 
 use super::{stream::PlaneStream, types::StreamKey};
 
-/// Number of bits of a key that index the storage. The bits above them count the streams ever opened, so keys are
-/// never reused and compare by age.
+/// Number of bits of a key that hold the index of the stream's slot. The bits above it count the streams ever opened,
+/// so keys are never reused, and compare by age.
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
@@ -11,6 +11,7 @@ const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 #[derive(Default)]
 pub struct StreamSlots {
     slots: Vec<Option<(StreamKey, PlaneStream)>>,
+    /// Indices of empty slots.
     free: Vec<u32>,
     opened: u64,
 }
@@ -36,7 +37,7 @@ impl StreamSlots {
         (*owner == key).then_some(stream)
     }
 
-    /// Returns a stream, to change it.
+    /// Returns a stream for changes.
     pub fn get_mut(&mut self, key: StreamKey) -> Option<&mut PlaneStream> {
         let (owner, stream) = self.slots.get_mut(index(key))?.as_mut()?;
         (*owner == key).then_some(stream)

@@ -4,8 +4,8 @@ use std::{ops::Range, time::Instant};
 
 /// A growing sequence of bytes that a unidirectional stream sends.
 ///
-/// Offsets are the stream's own, from 0. Bytes never change once they are part of the extent. They may be evicted;
-/// `read` then returns 0 for them.
+/// Offsets are those of the stream, from 0. Bytes never change once they are part of the extent. They may be evicted
+/// from memory; `read` then returns 0.
 ///
 /// ```
 /// use std::time::Instant;
@@ -42,7 +42,7 @@ pub trait Source: Send + Sync {
     /// holds only at the end of the extent.
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize;
 
-    /// Returns whether the bytes were evicted.
+    /// Returns whether bytes of the source were evicted.
     fn is_evicted(&self) -> bool {
         false
     }
@@ -54,7 +54,7 @@ pub trait Source: Send + Sync {
     fn received_at(&self, offset: u64) -> Option<Instant>;
 
     /// Returns the range of the object at `offset`, if its header has arrived. It begins at the object's first byte,
-    /// and for the first object at the stream's header. Its end may be still to come.
+    /// and for the first object at the stream's header. The range's end may lie beyond the bytes that have arrived.
     fn object_at(&self, _offset: u64) -> Option<Range<u64>> {
         None
     }
@@ -65,11 +65,11 @@ pub trait Source: Send + Sync {
 pub struct SourceExtent {
     /// Bytes available from offset 0.
     pub len: u64,
-    /// Whether more bytes follow.
+    /// The end of the bytes, or the information that more follow.
     pub end: SourceEnd,
 }
 
-/// How a [`Source`] ends.
+/// The end of a [`Source`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceEnd {
     /// More bytes may follow.

@@ -17,7 +17,7 @@ use super::{
 
 /// A stream to be opened.
 pub struct NewStream {
-    /// The bytes.
+    /// The stream's bytes.
     pub source: Arc<dyn Source>,
     /// The order of sending among streams and datagrams.
     pub priority: Priority,
@@ -30,29 +30,29 @@ pub struct NewStream {
     /// SUBGROUP_DELIVERY_TIMEOUT: the stream is reset if some of it is not acknowledged this long after its FIN
     /// arrived.
     pub subgroup_timeout: Option<Duration>,
-    /// Longest time that bytes may wait. Later they are useless.
+    /// Longest time for which bytes may wait. After it the receiver cannot use them.
     pub max_delay: Option<Duration>,
-    /// The part that the receiver asked for from the past.
+    /// The part with old data that the receiver requested.
     pub asked: AskedRange,
     /// Track and group, for traces.
     pub label: Label,
 }
 
-/// The part of a stream that the receiver asked for from the past. Such bytes are never late, and while they have to
-/// be sent nothing of their owner is.
+/// The part of a stream with old data that the receiver requested. Such bytes are never late. While some of them wait,
+/// no data of their owner is late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskedRange {
     /// The stream is live from its first byte.
     #[default]
     Nothing,
-    /// The bytes that exist when the stream is opened.
+    /// The bytes that exist when the stream is opened are old.
     Present,
-    /// Every byte.
+    /// The whole stream is old.
     All,
 }
 
 impl NewStream {
-    /// Returns the offset before which bytes were asked for from the past.
+    /// Returns the offset before which all bytes are requested old data.
     fn asked_bytes(&self) -> u64 {
         match self.asked {
             AskedRange::Nothing => 0,
@@ -62,22 +62,23 @@ impl NewStream {
     }
 }
 
-/// The data that a stream has to send first.
+/// The first data that a stream has to send.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamHead {
-    /// When its object was received, if known.
+    /// When the object of the data was received, if known.
     pub received_at: Option<Instant>,
-    /// Whether it was sent before and lost.
+    /// True if the data was sent before and lost.
     pub is_repair: bool,
+    /// True if the data is old data that the receiver requested.
     pub is_asked: bool,
 }
 
 /// A unidirectional stream over a [`Source`]. Each of its bytes is acknowledged, in flight, or part of a hole. Holes
 /// are the lost ranges and everything from `sent` on.
 ///
-/// A stream is *sending* until it is complete, or *reset*. A reset is owed until it is sent, and again if it is lost. Nothing leads back from reset
-/// to sending. The queue that a stream is in follows from what it has to send and from three limits: the peer's limits of streams, of this stream,
-/// and of the connection.
+/// A stream is *sending* until all of it is acknowledged, or *reset*. A RESET_STREAM frame has to be sent, and sent
+/// again if it is lost. A reset stream never returns to sending. The scheduler's queue of a stream follows from the
+/// data to send and from three limits: the peer's limits of streams, of this stream, and of the connection.
 pub struct PlaneStream {
     pub owner: u64,
     pub priority: Priority,
@@ -89,13 +90,14 @@ pub struct PlaneStream {
     pub deadline: Option<Instant>,
     /// The peer's limit of this stream, bytes.
     pub credit: u64,
-    /// Whether the offload may send on it as well.
+    /// True if the offload may send on the stream as well.
     pub delegated: bool,
     pub max_delay: Option<Duration>,
-    /// Offset before which bytes were asked for from the past.
+    /// Offset before which all bytes are requested old data.
     asked: u64,
     state: SendState,
-    /// End of the bytes that were ever sent. It counts against credit and is the final size of a reset.
+    /// Offset after the last byte that was ever sent. It counts against credit, and is the final size of a reset
+    /// stream.
     sent: u64,
 }
 
@@ -105,6 +107,7 @@ pub enum SchedulerQueue {
     /// No queue: the stream has nothing to send, or nothing that its limit allows.
     #[default]
     None,
+    /// The stream has a frame to send, and no limit prevents it.
     Ready,
     /// The stream has bytes, but gets no ID before the peer allows more streams.
     Unopened,
@@ -124,15 +127,17 @@ struct SendingState {
     object_timeout: Option<Duration>,
     subgroup_timeout: Option<Duration>,
     extent: SourceExtent,
+    /// Ranges that were sent and lost.
     lost: Ranges,
     /// Offset before which everything is acknowledged.
     acked: u64,
+    /// Ranges acknowledged beyond the first gap.
     acked_beyond: Ranges,
     fin: Fin,
     given_up: Option<GivenUp>,
 }
 
-/// The end of a stream that was given up: the end of an object.
+/// The end of a stream that was given up. Bytes up to `at`, the end of an object, are still sent.
 #[derive(Clone, Copy, Debug)]
 struct GivenUp {
     at: u64,
@@ -166,7 +171,7 @@ pub enum StreamChunk {
 }
 
 impl PlaneStream {
-    /// Creates the state of a new stream. `credit`: the peer's limit, bytes.
+    /// Creates the state of a new stream. `credit` is the peer's limit of the stream, bytes.
     pub fn new(new: NewStream, credit: u64) -> Self {
         let asked = new.asked_bytes();
         let sending = SendingState {
@@ -196,7 +201,7 @@ impl PlaneStream {
         }
     }
 
-    /// Sets what a stream carries that the offload has opened.
+    /// Sets the source and the properties of a stream that the offload has opened.
     pub fn adopt(&mut self, new: NewStream) {
         self.priority = new.priority;
         self.label = new.label;
@@ -210,12 +215,12 @@ impl PlaneStream {
         }
     }
 
-    /// Returns the stream's place in the queues.
+    /// Returns the stream's position in the queues.
     pub fn place(&self, key: StreamKey) -> QueuePosition {
         QueuePosition { priority: self.priority, owner: self.owner, key }
     }
 
-    /// Reads the state of the source, and returns how it ends; `None` once the stream is reset.
+    /// Reads the extent of the source, and returns its end. Returns `None` once the stream is reset.
     pub fn refresh(&mut self) -> Option<SourceEnd> {
         let SendState::Sending(sending) = &mut self.state else { return None };
         sending.extent = sending.extent();
@@ -223,11 +228,12 @@ impl PlaneStream {
     }
 
     /// Gives up bytes that were not sent yet. An object that has begun is still sent to its end if it is the stream's
-    /// first, or if at least half of it was sent. Lost bytes are repaired. Returns whether any of that is left to be
-    /// done.
+    /// first, or if at least half of it was sent. Lost bytes before that end are still repaired. Returns whether any
+    /// byte is still to be acknowledged.
     pub fn give_up(&mut self, reason: DropReason) -> bool {
         let sent = self.sent;
         let SendState::Sending(sending) = &mut self.state else { return false };
+        // The stream has to end with a whole object, because the receiver cannot use a part of one.
         let at = match sending.source.object_at(sent) {
             Some(object) if object.start < sent && sent < object.end => {
                 let is_half = sent - object.start >= object.end - sent;
@@ -249,7 +255,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns whether everything is done for a stream that was given up.
+    /// Returns whether a stream that was given up can be reset, because all that it still sends is acknowledged.
     pub fn is_over(&self) -> bool {
         match &self.state {
             SendState::Sending(sending) => {
@@ -273,7 +279,7 @@ impl PlaneStream {
         matches!(self.state, SendState::Reset { .. })
     }
 
-    /// Drops the source: from now on only RESET_STREAM is owed.
+    /// Drops the source. From now on only RESET_STREAM is sent.
     pub fn reset(&mut self, code: u64) {
         self.state = SendState::Reset { code, owed: true };
     }
@@ -281,7 +287,7 @@ impl PlaneStream {
     /// Returns the kind of data to send next.
     pub fn need(&self) -> StreamNeed {
         match &self.state {
-            // The final size is known once the offload sends no more.
+            // The final size is unknown while the offload may still send on the stream.
             SendState::Reset { owed: true, .. } if !self.delegated => StreamNeed::Repair,
             SendState::Reset { .. } => StreamNeed::Nothing,
             SendState::Sending(sending) => sending.need(self.sent, self.credit),
@@ -312,7 +318,7 @@ impl PlaneStream {
             .is_some_and(|received| now.saturating_duration_since(received) > timeout)
     }
 
-    /// Returns the data to send first; `None` if there is none, or only a reset.
+    /// Returns the first data to send, or `None` if there is none, or only a reset.
     pub fn head(&self) -> Option<StreamHead> {
         let SendState::Sending(sending) = &self.state else { return None };
         let hole = sending.hole().map(|hole| hole.start);
@@ -328,7 +334,7 @@ impl PlaneStream {
         })
     }
 
-    /// Returns when the newest of its objects arrived, if known.
+    /// Returns when the stream's newest object arrived, if known.
     pub fn newest_at(&self) -> Option<Instant> {
         match &self.state {
             SendState::Sending(sending) => sending.source.received_at(sending.extent.len.checked_sub(1)?),
@@ -344,7 +350,7 @@ impl PlaneStream {
         }
     }
 
-    /// Copies bytes of the source. Returns 0 if they are gone.
+    /// Copies bytes of the source, and returns how many. Returns 0 if they were evicted.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         match &self.state {
             SendState::Sending(sending) => sending.source.read(offset, buf),
@@ -367,8 +373,8 @@ impl PlaneStream {
         }
     }
 
-    /// Notes that the offload sent `range`, which the source may not have yet. Bytes that it skipped before the range
-    /// are a hole from now on. Returns how many bytes count against the connection's credit, skipped ones included.
+    /// Notes that the offload sent `range`, which the source may not have yet. Bytes that were skipped before the range
+    /// become a hole. Returns how many bytes count against the connection's credit, including skipped ones.
     pub fn on_offloaded_sent(&mut self, range: Range<u64>, fin: bool) -> u64 {
         let before = self.sent;
         self.sent = before.max(range.end);
@@ -393,7 +399,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns whether everything is acknowledged now, FIN included.
+    /// Notes acknowledged bytes. Returns whether everything is acknowledged now, including FIN.
     pub fn on_acked(&mut self, range: Range<u64>, fin: bool) -> bool {
         let SendState::Sending(sending) = &mut self.state else { return false };
         sending.lost.remove(range.clone());
@@ -402,13 +408,15 @@ impl PlaneStream {
         if fin {
             sending.fin = Fin::Acked { size: end };
         }
+        // The stream is complete if all bytes before the acknowledged FIN are acknowledged as well.
         sending.fin == Fin::Acked { size: sending.acked }
     }
 
-    /// Notes that a frame was lost: its bytes are a hole.
+    /// Notes that a frame was lost. Its unacknowledged bytes become a hole.
     pub fn on_lost(&mut self, range: Range<u64>, fin: bool) {
         let SendState::Sending(sending) = &mut self.state else { return };
         let end = sending.given_up.map_or(range.end, |given_up| given_up.at.min(range.end));
+        // Another copy of the bytes may have been acknowledged already.
         let unacked = range.start.max(sending.acked)..end;
         for gap in sending.acked_beyond.gaps(unacked) {
             sending.lost.insert(gap);
@@ -418,7 +426,7 @@ impl PlaneStream {
         }
     }
 
-    /// Notes that the RESET_STREAM was lost: it is owed again.
+    /// Notes that the RESET_STREAM was lost, so it has to be sent again.
     pub fn on_reset_lost(&mut self) {
         if let SendState::Reset { owed, .. } = &mut self.state {
             *owed = true;
@@ -433,7 +441,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns whether everything was sent, FIN included, and nothing is known to be lost.
+    /// Returns whether everything was sent, including FIN, and nothing is known to be lost.
     pub fn is_sent(&self) -> bool {
         match &self.state {
             SendState::Sending(sending) => sending.fin != Fin::Owed && !self.owes(sending),
@@ -441,7 +449,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns whether the source has lost bytes that are still owed.
+    /// Returns whether the source has evicted bytes that are still to be sent.
     pub fn lost_its_source(&self) -> bool {
         match &self.state {
             SendState::Sending(sending) => sending.source.is_evicted() && self.owes(sending),
@@ -466,10 +474,11 @@ impl PlaneStream {
 }
 
 impl SendingState {
-    /// Returns the extent of the source, up to the end of a stream that was given up.
+    /// Returns the extent of the source, cut at the end of a stream that was given up.
     fn extent(&self) -> SourceExtent {
         let extent = self.source.extent();
         match self.given_up {
+            // The cut stream gets no FIN. It is reset once its bytes are acknowledged.
             Some(GivenUp { at, .. }) if at < extent.len => SourceExtent { len: at, end: SourceEnd::Open },
             _ => extent,
         }
@@ -487,7 +496,7 @@ impl SendingState {
         }
     }
 
-    /// Returns the first hole among the bytes that were sent, as far as the source can fill it.
+    /// Returns the first lost range, as far as the source has its bytes.
     fn hole(&self) -> Option<Range<u64>> {
         let hole = self.lost.first().filter(|hole| hole.start < self.extent.len)?;
         Some(hole.start..hole.end.min(self.extent.len))
@@ -552,7 +561,7 @@ mod tests {
         (source, stream)
     }
 
-    /// Takes everything that is owed now, in chunks of at most `room`.
+    /// Sends everything that can be sent now, in chunks of at most `room` bytes. Returns their (offset, length, FIN).
     fn drain(stream: &mut PlaneStream, room: u64) -> Vec<(u64, u64, bool)> {
         std::iter::from_fn(|| {
             let chunk = stream.next(room, u64::MAX)?;
@@ -578,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_acknowledgement_fills_the_hole() {
+    fn late_acknowledgement_fills_the_hole() {
         let (_, mut stream) = stream(300);
         drain(&mut stream, 300);
         stream.on_lost(0..300, false);
@@ -592,7 +601,7 @@ mod tests {
         let (source, mut stream) = stream(100);
         assert_eq!(drain(&mut stream, 1000), [(0, 100, false)]);
         assert!(stream.is_caught_up());
-        assert_eq!(stream.on_offloaded_sent(150..200, true), 100, "what is skipped counts as well");
+        assert_eq!(stream.on_offloaded_sent(150..200, true), 100, "skipped bytes count as well");
         assert_eq!(stream.on_offloaded_sent(180..200, true), 0);
         assert_eq!(stream.need(), StreamNeed::Nothing, "the hole is not there yet");
         source.push(50, Instant::now());
@@ -618,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delegated_stream_is_reset_once_it_is_returned() {
+    fn delegated_stream_is_reset_once_it_is_returned() {
         let (_, mut stream) = stream(100);
         drain(&mut stream, 100);
         stream.delegated = true;
@@ -629,8 +638,8 @@ mod tests {
         assert_eq!(stream.next(1000, 0), Some(StreamChunk::Reset { code: 7, size: 150 }));
     }
 
-    /// Gives up a stream of four objects of 100 bytes after `sent` bytes were sent and the range `lost` was lost. Returns
-    /// what is still sent.
+    /// Gives up a stream of four objects of 100 bytes after `sent` bytes were sent and the range `lost` was lost.
+    /// Returns the chunks that are sent afterwards.
     fn given_up(sent: u64, lost: Option<Range<u64>>) -> (PlaneStream, Vec<(u64, u64, bool)>) {
         let (source, mut stream) = stream(100);
         (0..3).for_each(|_| source.push(100, Instant::now()));
@@ -648,12 +657,16 @@ mod tests {
         assert_eq!(given_up(10, None).1, [(10, 90, false)], "the first object");
         assert_eq!(given_up(149, None).1, Vec::new());
         assert_eq!(given_up(150, None).1, [(150, 50, false)]);
-        assert_eq!(given_up(200, None).1, Vec::new(), "between two");
-        assert_eq!(given_up(149, Some(50..149)).1, [(50, 50, false)], "repaired as far as it can be used");
+        assert_eq!(given_up(200, None).1, Vec::new(), "between two objects");
+        assert_eq!(
+            given_up(149, Some(50..149)).1,
+            [(50, 50, false)],
+            "only bytes of a finished object are repaired"
+        );
         let (mut stream, _) = given_up(149, None);
         assert!(!stream.is_over() && !stream.is_caught_up());
         stream.on_lost(0..149, false);
-        assert_eq!(stream.pending(), 100, "of what is not finished nothing is repaired");
+        assert_eq!(stream.pending(), 100, "bytes of an unfinished object are not repaired");
         stream.on_acked(0..100, false);
         assert!(stream.is_over());
         stream.reset(7);
@@ -681,7 +694,7 @@ mod tests {
         assert!(!stream.on_acked(0..60, false));
         stream.on_lost(60..100, true);
         assert_eq!(drain(&mut stream, 60), [(60, 40, true)]);
-        assert!(!stream.on_acked(60..100, false), "the bytes, by a frame from before FIN was known");
+        assert!(!stream.on_acked(60..100, false), "the bytes were acknowledged, but not the FIN");
         stream.on_lost(60..100, true);
         assert_eq!(drain(&mut stream, 60), [(100, 0, true)]);
         assert!(stream.on_acked(100..100, true));

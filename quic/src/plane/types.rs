@@ -4,14 +4,14 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use crate::ack::EcnCounts;
 
-/// Identifies a stream of one connection. Keys are never reused, and compare by age.
+/// The key of a stream on one connection. Keys are never reused, and compare by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey(pub u64);
 
 /// Subscriber and publisher priority: the part of a [`Priority`] that compares across subscriptions.
 pub type PriorityLevel = (u8, u8);
 
-/// Order of sending: smaller first, field by field (draft-18, section "Priorities").
+/// The order of sending: smaller values first, field by field (MoQ Transport draft-18, section "Priorities").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Priority {
     /// The subscriber's priority of the track.
@@ -34,7 +34,7 @@ impl Priority {
 /// Track and group of a stream or datagram, for packet traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Label {
-    /// The caller's number of the track; 0: none.
+    /// The caller's number of the track, or 0 for none.
     pub track: u32,
     /// Group ID.
     pub group: u64,
@@ -43,7 +43,7 @@ pub struct Label {
 /// An ACK frame in packet numbers on the wire: ranges descend and are disjoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckRanges {
-    /// Time between the arrival of the largest number and the frame.
+    /// Time between the arrival of the packet with the largest number and the sending of the frame.
     pub delay: Duration,
     /// Acknowledged packet numbers.
     pub ranges: Vec<RangeInclusive<u64>>,

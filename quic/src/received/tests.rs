@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::frame::{Frame, Walker};
 
-/// Takes a payload as the seam does, and returns the rest of it.
+/// Removes repeated bytes from a payload as the transport does, and returns the remaining payload.
 fn pass(streams: &mut ReceivedStreams, payload: &[u8]) -> Vec<u8> {
     let mut repeats = Vec::new();
     for item in Walker::new(payload) {
@@ -49,7 +49,7 @@ fn ends(payload: &[u8]) -> BTreeMap<u64, (u64, bool)> {
     ends
 }
 
-/// Returns stream, offset and value of each byte, in order.
+/// Returns ((stream, offset), value) of each byte, in order.
 fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
     let of = |frame: StreamFrame<'_>| {
         (frame.offset..).zip(frame.data.to_vec()).map(move |(at, byte)| ((frame.id, at), byte))
@@ -60,7 +60,7 @@ fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
 }
 
 #[test]
-fn first_bytes_of_a_packet_are_kept() {
+fn contradicting_bytes_in_one_packet_keep_the_first() {
     let mut streams = ReceivedStreams::new(10);
     let x = [b'x'; 53];
     let y = [b'y'; 54];
@@ -110,9 +110,9 @@ fn overlapping_frames_leave_only_new_bytes() {
     }
 }
 
-/// A frame without a length gets one if another frame follows it.
+/// The last frame of a payload may have no length. Its replacement gets one.
 #[test]
-fn last_frame_without_a_length_is_cut_too() {
+fn repeated_bytes_of_a_frame_without_length_are_cut() {
     let mut streams = ReceivedStreams::new(10);
     pass(&mut streams, &stream_frame(2, 0, b"abc", false));
     assert_eq!(
@@ -130,14 +130,14 @@ fn bytes_of_a_finished_stream_are_cut() {
     assert_eq!(pass(&mut streams, &reset), reset);
     assert_eq!(pass(&mut streams, &stream_frame(6, 5, b"xyz", false)), stream_frame(6, 8, b"", false));
     assert!(streams.open.is_empty());
-    // Streams of a peer's requests belong to the stack alone.
+    // Only the stack reads bidirectional streams, so their repeated bytes stay.
     let twice = [stream_frame(0, 0, b"abc", false), stream_frame(0, 0, b"xyz", false)].concat();
     assert_eq!(pass(&mut streams, &twice), twice);
 }
 
-/// The state that a peer can cause is bounded, also after the stack has closed the connection for it.
+/// The memory that a peer can make this end use is bounded, also for frames after a frame with `TooMuch`.
 #[test]
-fn number_of_streams_and_holes_is_bounded() {
+fn number_of_open_streams_and_gaps_is_bounded() {
     let open = |id: u64, offset, fin| StreamFrame { id: id * 4 + 2, offset, fin, data: &[7] };
     let mut streams = ReceivedStreams::new(10);
     assert!((0..10).all(|id| streams.take(&open(id, 1, false)) == TakenPart::All));
@@ -155,7 +155,8 @@ fn number_of_streams_and_holes_is_bounded() {
 }
 
 proptest! {
-    /// Each byte passes once, the first that arrived, in any packets, and no limit is hidden.
+    /// The first byte that arrives at an offset is passed on, and later ones are removed. Stream ends, which limits
+    /// apply to, stay.
     #[test]
     fn each_received_byte_passes_once(
         packets in prop::collection::vec(

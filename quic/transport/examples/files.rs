@@ -1,5 +1,5 @@
-//! A file server whose files leave by the second sender: a client asks for a name on a bidirectional stream of the QUIC
-//! stack, and the file comes on a unidirectional stream of the data plane. The client is stock quinn.
+//! A file server that sends files with the second sender. A client sends a file's name on a bidirectional stream of the
+//! QUIC stack, and gets the file on a unidirectional stream of the data plane. The client only needs unmodified quinn.
 //!
 //! ```text
 //! cargo run --example files -- serve DIRECTORY            says where it listens
@@ -25,10 +25,10 @@ use rustls::{pki_types::PrivatePkcs8KeyDer, sign::CertifiedKey};
 
 const ALPN: &[u8] = b"files";
 
-/// Longest name, bytes.
+/// Longest name of a file, bytes.
 const NAME_MAX: usize = 1024;
 
-/// Largest file that a client takes, bytes.
+/// Largest file that a client accepts, bytes.
 const FILE_MAX: usize = 1 << 30;
 
 #[tokio::main]
@@ -45,11 +45,11 @@ async fn main() -> anyhow::Result<()> {
             let file = get(address.parse()?, name).await?;
             Ok(std::io::stdout().write_all(&file)?)
         }
-        _ => bail!("files serve DIRECTORY | files get ADDRESS NAME"),
+        _ => bail!("usage: files serve DIRECTORY | files get ADDRESS NAME"),
     }
 }
 
-/// A server with a certificate made for the occasion.
+/// Creates a server endpoint with a new self-signed certificate.
 pub fn listen(addr: SocketAddr) -> anyhow::Result<Endpoint> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
@@ -79,7 +79,7 @@ pub async fn serve(endpoint: &Endpoint, directory: &Path) {
     }
 }
 
-/// Answers requests one after the other, until the connection is over.
+/// Answers requests one after the other, and returns the error that ends the connection.
 async fn answer(connection: &Connection, directory: &Path) -> anyhow::Error {
     loop {
         let request = async {
@@ -96,7 +96,7 @@ async fn answer(connection: &Connection, directory: &Path) -> anyhow::Error {
     }
 }
 
-/// Only files of the directory itself.
+/// Returns the path of a file in the directory. Names with a path are refused.
 fn path_of(directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
     match Path::new(name).file_name() {
         Some(file) if file == name => Ok(directory.join(file)),
@@ -104,7 +104,7 @@ fn path_of(directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Owes the peer a stream with these bytes. What is lost on the way is sent again by the data plane.
+/// Queues a stream with these bytes for the peer. The data plane sends lost bytes again.
 fn send(connection: &Connection, bytes: Bytes) {
     connection.downstream().open(NewStream {
         source: Arc::new(WholeStream { bytes, read_at: Instant::now() }),
@@ -119,7 +119,7 @@ fn send(connection: &Connection, bytes: Bytes) {
     connection.transmit_now();
 }
 
-/// A stream's bytes that are all there.
+/// The source of a stream whose bytes are all in memory.
 struct WholeStream {
     bytes: Bytes,
     read_at: Instant,
@@ -143,7 +143,7 @@ impl Source for WholeStream {
     }
 }
 
-/// A file of a server, whose certificate is not checked.
+/// Downloads a file from a server, without checking the server's certificate.
 pub async fn get(addr: SocketAddr, name: &str) -> anyhow::Result<Vec<u8>> {
     let config = Config { trust: ServerTrust::Anyone, alpn: vec![ALPN.to_vec()], ..Config::default() };
     let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config)?;

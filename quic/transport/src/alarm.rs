@@ -1,4 +1,4 @@
-//! The alarm that wakes an endpoint's driver, and the connections that the driver then looks at.
+//! The alarm that wakes an endpoint's driver, and the requests of connections to be served.
 
 use std::{
     sync::{
@@ -11,27 +11,28 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Granularity of deadlines, a millisecond: that of tokio's timers.
+/// Granularity of deadlines: one millisecond, as of tokio's timers.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Wakes the driver. Times are ticks since the alarm was made; `u64::MAX` is never.
+/// The alarm of one driver. Times are ticks since the alarm was created; `u64::MAX` stands for never.
 ///
-/// The driver alone calls [`Self::wait`], [`Self::reset`], [`Self::take_asked`] and [`Self::lower`], in this order in each turn. Anybody may ask
-/// for a time in between ([`AlarmTurn::wake_by`]). A request before `take_asked` is in what that returns. A request behind it comes behind `reset`, too, so
-/// it lowers `next` and notifies. No deadline is therefore lost, and the worst race is a wake-up without work.
+/// Only the driver calls [`Self::wait`], [`Self::reset`], [`Self::take_asked`] and [`Self::lower`], in this order in
+/// each turn. Any thread may request a time meanwhile ([`AlarmTurn::wake_by`]). A request before `take_asked` is in its
+/// result. A later request also comes after `reset`, so it lowers `next` and notifies the driver. So no deadline is
+/// lost, and the worst race is a wake-up without work.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     base: Instant,
-    /// The time when the driver wakes by itself.
+    /// The time at which the driver wakes without a notification.
     next: AtomicU64,
     notify: Notify,
-    /// Numbers of connections, and when they want to be looked at.
+    /// Requests since the last turn: numbers of connections, and times at which they have to be served.
     asked: Mutex<Vec<(u64, u64)>>,
     /// The number of the next connection.
     number: AtomicU64,
 }
 
-/// The time when the driver looks at one connection next.
+/// The time at which the driver serves one connection next.
 #[derive(Debug)]
 pub(crate) struct AlarmTurn {
     alarm: Arc<Alarm>,
@@ -46,13 +47,13 @@ impl AlarmTurn {
         Self { alarm, number, at: AtomicU64::new(u64::MAX) }
     }
 
-    /// Tells the connection from the others of the endpoint.
+    /// Returns the connection's number, which is unique within the endpoint.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Makes the driver look at the connection at `time` or before. Whatever the driver is to find there has to be stored before this call. Most deadlines are
-    /// later than the one before: they cost a load.
+    /// Makes the driver serve the connection at `time` or before. State that the driver needs has to be stored before
+    /// this call. A deadline that is later than the present one, the usual case, costs only a load.
     pub fn wake_by(&self, time: u64) {
         if self.put(time) {
             self.alarm.asked.lock().push((self.number, time));
@@ -60,12 +61,13 @@ impl AlarmTurn {
         }
     }
 
-    /// Does the same as [`Self::wake_by`] for the driver itself, which notes the time if this returns true.
+    /// Lowers the time of the next turn. Returns whether `time` is earlier than the present one; the driver then notes
+    /// it in its agenda.
     pub fn put(&self, time: u64) -> bool {
         time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
     }
 
-    /// Forgets the time, as the driver is about to look: later wishes have to be asked for again.
+    /// Clears the time, because the driver serves the connection now. Later deadlines have to be requested again.
     pub fn begin(&self) {
         self.at.store(u64::MAX, Ordering::SeqCst);
     }
@@ -86,13 +88,14 @@ impl Alarm {
         }
     }
 
-    /// `at`, rounded up to the next tick: deadlines that are close together are one wake-up.
+    /// Returns `at` in ticks, rounded up, so that deadlines that are close together cause one wake-up.
     pub fn time(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.base).as_nanos().div_ceil(TICK.as_nanos()) as u64
     }
 
-    /// Makes sure that the driver wakes at `time` or before.
+    /// Makes the driver wake at `time` or before.
     fn at(&self, time: u64) {
+        // The load avoids a write for a deadline that is later than the driver's next, the usual case.
         if time < self.next.load(Ordering::Relaxed) && time < self.next.fetch_min(time, Ordering::AcqRel) {
             self.notify.notify_one();
         }
@@ -103,6 +106,7 @@ impl Alarm {
         self.notify.notify_one();
     }
 
+    /// Waits until the driver is notified, or its next deadline has passed.
     pub async fn wait(&self) {
         let next = self.next.load(Ordering::Acquire);
         if next == u64::MAX {
@@ -115,17 +119,18 @@ impl Alarm {
         }
     }
 
-    /// Returns the numbers of connections that have asked since the last call, and for which time.
+    /// Returns the requests since the last call, as numbers of connections and times.
     pub fn take_asked(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut *self.asked.lock())
     }
 
-    /// The driver is awake: deadlines that are set from now on wake it again.
+    /// Clears the driver's next deadline after a wake-up. Deadlines that are requested from now on wake the driver
+    /// again.
     pub fn reset(&self) {
         self.next.store(u64::MAX, Ordering::Release);
     }
 
-    /// The driver is about to wait: it wakes at `time` or before.
+    /// Sets the driver's next deadline to `time`, unless it is earlier already, before the driver waits.
     pub fn lower(&self, time: u64) {
         self.next.fetch_min(time, Ordering::AcqRel);
     }
@@ -135,10 +140,10 @@ impl Alarm {
 mod tests {
     use super::*;
 
-    /// An alarm made so long ago, and the time when it rings, in a moment.
+    /// Checks that an alarm created `age` ago does not wake before its deadline in 20 ms.
     async fn rings(age: Duration) {
         let now = Instant::now();
-        let alarm = Alarm::since(now.checked_sub(age).expect("times before the machine's start"));
+        let alarm = Alarm::since(now.checked_sub(age).expect("the clock reaches so far back"));
         let at = now + Duration::from_millis(20);
         alarm.at(alarm.time(at));
         // The first wait returns at once, because `at` woke the driver.
@@ -148,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_asks_for_attention_once_until_it_is_served() {
+    fn connection_requests_a_turn_once_until_it_is_served() {
         let alarm = Arc::new(Alarm::new());
         let turns = [(); 2].map(|()| AlarmTurn::new(Arc::clone(&alarm)));
         for time in [50, 70, 60, 50] {

@@ -1,12 +1,13 @@
-//! The clock that all senders stamp by.
+//! The clock of all timestamps.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which programs in the kernel stamp with and all network namespaces of a host share.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`. Programs in the kernel use the same clock, and all network namespaces
+/// of a host share it.
 pub fn monotonic_ns() -> u64 {
-    // It always exists on Linux.
+    // The clock always exists on Linux, so the call cannot fail.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -13,56 +13,57 @@ use crate::{
     tls::ServerTrust, windows::Windows,
 };
 
-/// Length of the connection IDs that quinn makes by default.
+/// Length of the connection IDs that quinn generates by default, bytes.
 pub const ID_LEN: usize = 8;
 
 /// Settings of an endpoint's connections.
 #[derive(Clone)]
 pub struct Config {
-    /// The server's certificate; `None`: the endpoint only connects.
+    /// The server's certificate, or `None` for an endpoint that only connects.
     pub certificate: Option<Arc<CertifiedKey>>,
-    /// Roots that clients' certificates have to lead to. Clients may come without one.
+    /// Roots that clients' certificates have to chain to. Clients may connect without a certificate.
     pub client_roots: Option<Arc<RootCertStore>>,
-    /// The secret of stateless resets and tokens that clients of an earlier process know; without it every process has its own.
+    /// The secret that stateless resets and tokens are derived from, so that clients of an earlier process recognize
+    /// them. Without it each process uses a random one.
     pub lasting: Option<LastingSecret>,
-    /// Shown to servers that ask for it when connecting.
+    /// The certificate that is presented to servers that request one.
     pub client_certificate: Option<Arc<CertifiedKey>>,
-    /// The certificates that are accepted when connecting.
+    /// The server certificates that are accepted when connecting.
     pub trust: ServerTrust,
-    /// TLS cipher suites, most wanted first.
+    /// TLS cipher suites, the preferred one first.
     pub suites: Vec<KeySuite>,
     /// Application protocols (ALPN) to offer or accept, the preferred one first.
     pub alpn: Vec<Vec<u8>>,
-    /// Time without a packet of the peer after which a connection is lost. The shorter of both ends' timeouts applies
+    /// Time without a packet from the peer after which a connection is lost. The shorter of both ends' timeouts applies
     /// (RFC 9000, section 10.1).
     pub idle_timeout: Duration,
     /// Time without traffic after which quinn sends a PING. `None`: idle connections time out.
     pub keep_alive: Option<Duration>,
-    /// Streams that the peer may have open at a time.
+    /// Bidirectional streams that the peer may have open at a time.
     pub max_bidi_streams: u32,
     /// Unidirectional streams that the peer may have open at a time.
     pub max_uni_streams: u32,
-    /// Receive windows, bytes: of a stream, and the most of a connection.
+    /// Receive window of a stream, bytes.
     pub stream_receive_window: u32,
     /// Largest receive window of a connection, bytes.
     pub receive_window: u32,
-    /// The receive budget that all connections draw their windows from. Several endpoints may share it.
+    /// The budget for the receive windows of all connections. Several endpoints may share it.
     pub windows: Arc<Windows>,
-    /// Received datagrams that wait for the application, bytes.
+    /// Largest size of received datagrams that wait for the application, bytes.
     pub datagram_receive_buffer: usize,
-    /// Whether packets may be handed to the kernel in batches of one destination (UDP GSO).
+    /// True if packets to one destination may be passed to the kernel in batches (UDP GSO).
     pub gso: bool,
-    /// The DSCP of all packets that are sent.
+    /// The DSCP of all sent packets.
     pub dscp: Dscp,
     /// Receives the TLS secrets, if the operator wants them logged.
     pub key_log: Option<Arc<dyn KeyLog>>,
-    /// Unidirectional streams that are opened through quinn, before the data plane's.
+    /// Number of unidirectional streams that are opened by quinn, before the data plane opens any.
     pub control_streams: u64,
-    /// Packets sealed with one key before it is updated, if the AEAD's own limit is not lower.
+    /// Largest number of packets sealed with one key before a key update, unless the AEAD's own limit is lower.
     pub max_packets_per_key: u64,
     /// The data plane's settings. Its reset codes belong to the application and are 0 by default.
     pub downstream: downstream::Config,
-    /// The engine that makes offloads for the connections.
+    /// The engine that provides offloads for the connections.
     pub offload: Option<Arc<dyn OffloadEngine>>,
     /// Receives a record of each packet that the data planes send, while an observer has set a filter.
     pub tap: Arc<Tap>,

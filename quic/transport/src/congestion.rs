@@ -1,4 +1,4 @@
-//! quinn's congestion controller: it has none of its own, and takes what the shared one leaves.
+//! The congestion controller that quinn gets: its window is the part that the data plane's shared controller leaves.
 
 use std::{any::Any, sync::Arc, time::Instant};
 
@@ -6,8 +6,8 @@ use quinn::congestion::{Controller, ControllerFactory};
 
 use crate::shared::SharedConnection;
 
-/// Loss, acknowledgements and round trips of quinn's packets reach the shared recovery through the seam, so
-/// most of what quinn reports here is known already; its path MTU is not.
+/// Losses, acknowledgements and round trips of quinn's packets reach the shared recovery through the crypto traits, so
+/// quinn's reports of them are ignored here. Only its path MTU is used.
 pub(crate) struct QuinnWindow(pub Arc<SharedConnection>);
 
 impl ControllerFactory for QuinnWindow {

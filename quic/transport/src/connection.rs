@@ -1,4 +1,4 @@
-//! Connections: quinn's handle, with the data plane that sends next to it.
+//! Connections: quinn's handle together with the data plane.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -27,29 +27,30 @@ use crate::{
     windows::{ReceiveWindow, WindowShare},
 };
 
-/// How long objects wait for the control message before them.
+/// Longest time for which objects wait for the control message before them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
-/// Interval of the checks whether a peer has answered.
+/// Interval of checks whether the peer has answered a probe.
 const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 
 /// One QUIC connection with two senders.
 ///
-/// quinn ([`Connection::quic`]) does the handshake, bidirectional streams, all receiving, and the first
-/// unidirectional streams ([`Config::control_streams`](crate::Config::control_streams) of them). From [`Connection::start`] on, all
+/// quinn ([`Connection::quic`]) does the handshake, bidirectional streams, all receiving, and the first unidirectional
+/// streams ([`Config::control_streams`](crate::Config::control_streams) of them). From [`Connection::start`] on, all
 /// other unidirectional streams and the datagrams that are sent belong to [`Connection::downstream`].
 ///
 /// # Order of calls
 ///
-/// 1. [`Self::bind`], if the application's streams lie in a WebTransport session.
-/// 2. Streams that the QUIC stack opens itself: as many as `control_streams` says.
-/// 3. [`Self::start`]. Before it the data plane may be given work, but sends nothing.
-/// 4. [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`]. Both may be called from any
-///    thread. Timers, retransmissions and the peer's credit cause further packets without a call.
-/// 5. [`Self::events`] or [`Self::take_events`], to learn which streams have ended. There is one queue of events, so one task reads it.
+/// 1. [`Self::bind`], if the application uses a WebTransport session.
+/// 2. Opening the unidirectional streams of the QUIC stack: as many as `control_streams` says.
+/// 3. [`Self::start`]. Before this call data may be queued, but the data plane sends nothing.
+/// 4. [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`]. Both may
+///   be called from any thread. Timers, retransmissions and the peer's credit cause further packets without a call.
+/// 5. [`Self::events`] or [`Self::take_events`], to learn which streams have ended. There is one queue of events, so
+///   only one task should read it.
 ///
-/// Between calls, every byte that the plane owes is acknowledged, in flight or waiting. Both senders together stay within the congestion
-/// window and the peer's credit. When the connection is closed, by either end or by a timeout, the data plane stops and no further events
-/// come.
+/// Between calls, every byte of the data plane is acknowledged, in flight or waiting. Both senders together stay within
+/// the congestion window and the peer's credit. When the connection is closed, by either end or by a timeout, the data
+/// plane stops and reports no further events.
 ///
 /// ```no_run
 /// use bytes::Bytes;
@@ -71,7 +72,7 @@ pub struct Connection {
     pub(crate) shared: Arc<SharedConnection>,
     pub(crate) binding: OnceLock<Binding>,
     pub(crate) foreign: Foreign,
-    /// The result of the last probe. It is locked while a probe is under way.
+    /// The result of the last probe. The lock is held while a probe is under way.
     pub(crate) probed: tokio::sync::Mutex<Option<ProbeResult>>,
     pub(crate) _listed: RegisteredConnection,
 }
@@ -84,17 +85,17 @@ pub(crate) struct ProbeResult {
 }
 
 impl Connection {
-    /// The application protocol that was agreed on (ALPN).
+    /// Returns the negotiated application protocol (ALPN).
     pub fn protocol(&self) -> Option<Vec<u8>> {
         let data = self.quic.handshake_data()?.downcast::<HandshakeData>().ok()?;
         data.protocol
     }
 
-    /// The application's streams lie in a session of HTTP/3, which has `streams` unidirectional streams of its own. Called
-    /// before [`Self::start`].
+    /// Sets the binding of the application's streams to an HTTP/3 session, which opens `streams` unidirectional streams
+    /// of its own. This must be called before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
         self.shared.bind(binding, streams);
-        let _ = self.binding.set(binding); // called once
+        let _ = self.binding.set(binding); // a second call has no effect
     }
 
     /// Returns the layout of the application's streams on the connection.
@@ -102,7 +103,7 @@ impl Connection {
         self.binding.get().copied().unwrap_or_default()
     }
 
-    /// The streams that quinn has, as the application sees them.
+    /// Returns the application's streams that quinn opens and accepts.
     pub fn streams(&self) -> SessionStreams<'_> {
         SessionStreams { connection: &self.quic, binding: self.binding(), foreign: &self.foreign }
     }
@@ -112,31 +113,32 @@ impl Connection {
         &self.foreign
     }
 
-    /// Locks the data plane's queue for this peer. Release it soon: quinn waits for it with every packet. Call [`Connection::transmit`]
-    /// afterwards to send what has become possible.
+    /// Locks the data plane of this connection. Release the lock soon, because quinn takes it for every packet. Call
+    /// [`Connection::transmit`] afterwards to send queued data.
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         self.shared.downstream()
     }
 
-    /// quinn has opened its unidirectional streams: the data plane may send.
+    /// Lets the data plane send. quinn has to have opened its unidirectional streams before.
     pub fn start(&self) {
         self.shared.open();
         self.transmit_now();
     }
 
-    /// Puts what may be sent into `batch`. The caller flushes it.
+    /// Adds the packets that may be sent now to `batch`. The caller flushes the batch.
     pub fn transmit(&self, now: Instant, batch: &mut PacketBatch) {
         self.shared.transmit(now, batch);
     }
 
-    /// Sends what may be sent.
+    /// Sends the packets that may be sent now.
     pub fn transmit_now(&self) {
         let mut batch = self.batch();
         self.transmit(Instant::now(), &mut batch);
         self.flush(&mut batch);
     }
 
-    /// Says what an offload is worth to the connection; nothing at first. There may be fewer offloads than connections.
+    /// Sets the worth of an offload for the connection, which is nothing at first. There may be fewer offloads than
+    /// connections.
     pub fn set_worth(&self, worth: Worth) {
         self.shared.set_worth(worth);
     }
@@ -146,12 +148,13 @@ impl Connection {
         self.shared.set_session(session);
     }
 
-    /// Calls `act` with the connection's offload, with the connection's lock held. `act` must not use the connection otherwise.
+    /// Calls `act` with the connection's offload while the connection's lock is held. `act` must not call other methods
+    /// of the connection.
     pub fn offload<R>(&self, act: impl FnOnce(&mut LockedOffload<'_>) -> R) -> R {
         self.shared.with_offload(act)
     }
 
-    /// Returns counts of what offloads did on this connection; `None` if it never has one.
+    /// Returns counts of the offloads that this connection has had, or `None` if it never gets one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         self.shared.offload_status()
     }
@@ -166,14 +169,15 @@ impl Connection {
         PacketBatch::default()
     }
 
-    /// Sends a batch, of any connections of the endpoint.
+    /// Sends a batch of packets of any connections of the endpoint.
     pub fn flush(&self, batch: &mut PacketBatch) {
         self.shared.sender.flush(batch);
     }
 
-    /// Waits for something to have happened to streams of the data plane, and takes it all.
+    /// Waits for events of the data plane's streams, and returns them all.
     pub async fn events(&self) -> Vec<DownstreamEvent> {
         loop {
+            // The future is created before the queue is read, so no event in between is missed.
             let more = self.shared.events.notified();
             let events = self.take_events();
             if !events.is_empty() {
@@ -189,47 +193,50 @@ impl Connection {
         std::iter::from_fn(|| downstream.poll_event()).collect()
     }
 
-    /// Waits until quinn has sent stream data since, but not for long: it may have been faster.
+    /// Waits until quinn has sent stream data, but for at most `CONTROL_PATIENCE`, since quinn may have sent it before
+    /// this call.
     pub async fn control_sent(&self) {
         let _ = tokio::time::timeout(CONTROL_PATIENCE, self.shared.control.notified()).await;
     }
 
-    /// Estimates what the network carries to the peer. [`PathReports`](crate::PathReports) reports changes.
+    /// Returns the estimate of the path to the peer. [`PathReports`](crate::PathReports) reports changes.
     pub fn estimate(&self) -> Estimate {
         self.downstream().estimate(Instant::now())
     }
 
-    /// Returns counts of the packets that both senders have sent, and of what the seam between them did.
+    /// Returns counts of the packets that both senders have sent, and of the rewritten frames.
     pub fn stats(&self) -> Stats {
         self.shared.counters.snapshot()
     }
 
-    /// The cipher suite; `None` if the data plane has no keys.
+    /// Returns the cipher suite, or `None` if the data plane has no keys.
     pub fn suite(&self) -> Option<KeySuite> {
         self.shared.suite()
     }
 
-    /// Asks quinn for newer keys if the data plane still needs them. Returns whether it did.
+    /// Requests a key update from quinn if the data plane still needs newer keys. Returns whether it does.
     pub(crate) fn renew_keys(&self) -> bool {
         if !self.shared.wants_keys() {
             return false;
         }
         self.quic.force_key_update();
-        // quinn moves on with the next packet that it sends.
+        // quinn uses the new keys only with the next packet that it sends, so a packet is triggered.
         self.nudge();
         true
     }
 
-    /// Returns whether the peer has sent a stateless reset: it does not know the connection, because it was restarted.
+    /// Returns whether the peer has sent a stateless reset, because it was restarted and does not know the connection.
     pub fn is_forgotten(&self) -> bool {
         matches!(self.quic.close_reason(), Some(quinn::ConnectionError::Reset))
     }
 
-    /// Asks the peer for an acknowledgement, and reports whether anything comes from it within `patience`. Those who ask at the same time
-    /// share a probe, and an answer that is not older than `age` is good enough. Only time in which packets could be read counts.
+    /// Probes the peer, and returns whether any packet arrives from it within `patience`. Simultaneous calls share a
+    /// probe, and an answer that is at most `age` old counts. Time in which this process could not read packets does
+    /// not count.
     pub async fn answers(&self, patience: Duration, age: Duration) -> bool {
         let asked = Instant::now();
         let mut probed = self.probed.lock().await;
+        // A probe that ended after this call began answers it, whatever its result.
         let is_known = |last: &ProbeResult| last.at >= asked || last.answered && last.at + age > asked;
         if let Some(last) = probed.filter(is_known) {
             return last.answered;
@@ -243,7 +250,7 @@ impl Connection {
         let before = self.received();
         let looks = (patience.as_nanos() / ANSWER_LOOKS.as_nanos()) as u32;
         for look in 0..looks {
-            // Once more, as one may be lost.
+            // A second probe is sent at half time, because the first may be lost.
             if look == 0 || look == looks / 2 {
                 self.nudge();
             }
@@ -255,43 +262,43 @@ impl Connection {
         false
     }
 
-    /// Returns a watch on the peer that begins now.
+    /// Returns a new watch on the peer.
     pub fn watch(&self) -> PeerWatch<'_> {
         let mut looks = tokio::time::interval(silence::LOOKS);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         PeerWatch { connection: self, looks, silence: Silence::new(Instant::now()), was_dead: false }
     }
 
-    /// Number of packets received so far.
+    /// Returns the number of packets received so far.
     fn received(&self) -> u64 {
         self.quic.stats().udp_rx.datagrams
     }
 
-    /// Makes quinn send a packet that the peer acknowledges, by granting a byte more.
+    /// Makes quinn send an ack-eliciting packet, by increasing the receive window by one byte.
     fn nudge(&self) {
         self.quic.set_receive_window(self.shared.window.nudge().into());
     }
 
-    /// Counts its receive window with those of others, as which it grows no further than `share` does.
+    /// Counts the receive window within `share`, which limits the windows of several connections together.
     pub fn share_receive_window(&self, share: Arc<WindowShare>) {
         self.shared.window.join(share);
     }
 
-    /// Returns the receive window, and for how long it has been idle.
+    /// Returns the receive window, and the time for which it has been idle.
     pub fn receive_window(&self, now: Instant) -> ReceiveWindow {
         self.shared.window.status(now)
     }
 
-    /// Tells quinn how large the receive window is.
+    /// Sets quinn's receive window to the present size.
     pub(crate) fn resize_window(&self) {
         let bytes = self.shared.window.bytes();
         self.quic.set_receive_window(bytes.into());
         self.shared.window.on_applied(bytes);
     }
 
-    /// Asks quinn where the peer is. Returns whether quinn still waits for an answer from there.
+    /// Reads the peer's address from quinn. Returns whether quinn still waits for an answer from that address.
     pub(crate) fn look_up_address(&self) -> bool {
-        // quinn's lock is taken and released before ours.
+        // quinn's lock is taken and released before the connection's own: see the lock order at `SharedConnection`.
         let remote = self.quic.remote_address();
         let waiting = self.shared.on_remote(Instant::now(), remote);
         if !waiting {
@@ -301,10 +308,10 @@ impl Connection {
     }
 }
 
-/// A watch that finds out whether the peer of a connection is alive. It probes the peer with two packets when media came and nothing comes
-/// any more, and when the peer owes an acknowledgement. A living
-/// peer acknowledges the first. A peer that was restarted answers at least the second with a stateless reset: congestion control, which may hold
-/// everything back by now, does not count it.
+/// A watch that detects whether the peer of a connection is alive. It probes a peer that has stopped sending media, or
+/// that owes an acknowledgement, with two packets. A living peer acknowledges the first one. A restarted peer answers
+/// at least the second one with a stateless reset. Congestion control, which may block all other packets by now, does
+/// not count the second packet.
 pub struct PeerWatch<'a> {
     connection: &'a Connection,
     looks: tokio::time::Interval,
@@ -317,12 +324,12 @@ pub struct PeerWatch<'a> {
 pub enum Health {
     /// The peer has answered no probe for so long that it is likely gone.
     Dead,
-    /// The peer was taken for dead, and has sent a packet since.
+    /// The peer was considered dead, and has sent a packet since.
     Alive,
 }
 
 impl PeerWatch<'_> {
-    /// Probes the peer where it is silent, and waits until it dies, or is alive after all. Cancel safe.
+    /// Probes the peer while it is silent, and waits until its health changes. The method is cancel safe.
     pub async fn changed(&mut self) -> Health {
         loop {
             self.looks.tick().await;

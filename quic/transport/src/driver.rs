@@ -1,4 +1,5 @@
-//! One task per endpoint for the data plane's timers, and for work that must not be done inside quinn's lock.
+//! The driver: one task per endpoint for the data plane's timers, and for work that must not be done while quinn's lock
+//! is held.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,28 +18,28 @@ use crate::{
     shared::attention,
 };
 
-/// Interval of the questions to quinn about changes that it does not report by itself.
+/// Interval of queries to quinn about changes that it does not report by itself.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Adds a connection to those of its endpoint, and has the driver look at it.
+/// Registers a connection of the endpoint, and makes the driver serve it.
 pub(crate) fn add(registry: &Registry<Connection>, connection: &Arc<Connection>) {
     let turn = &connection.shared.turn;
     registry.add(turn.number(), connection);
-    // Requests made before the connection was registered were lost, so it asks again.
+    // Requests from before the registration were lost, so the connection requests a turn again.
     turn.begin();
     turn.wake_by(0);
 }
 
-/// The connections that want to be looked at, each once.
+/// The connections that have to be served, each with one time.
 #[derive(Default)]
 struct DriverAgenda {
     times: HashMap<u64, u64>,
-    /// Times and numbers.
+    /// Times and numbers of connections, the earliest first.
     order: BTreeSet<(u64, u64)>,
 }
 
 impl DriverAgenda {
-    /// Notes that a connection has to be looked at by `time`.
+    /// Notes that a connection has to be served by `time`.
     fn put(&mut self, number: u64, time: u64) {
         let known = self.times.get(&number).copied();
         if known.is_none_or(|known| time < known) {
@@ -50,8 +51,9 @@ impl DriverAgenda {
         }
     }
 
-    /// Takes those whose time has come.
+    /// Removes the connections whose time has come, and returns their numbers.
     fn take_due(&mut self, now: u64) -> Vec<u64> {
+        // Time 0 stands for at once, so at least times below 1 are due.
         let later = self.order.split_off(&(now.max(1), 0));
         let due = std::mem::replace(&mut self.order, later);
         for (_, number) in &due {
@@ -60,13 +62,13 @@ impl DriverAgenda {
         due.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// Returns the time of the next one; `u64::MAX`: there is none.
+    /// Returns the next time, or `u64::MAX` if there is none.
     fn next(&self) -> u64 {
         self.order.first().map_or(u64::MAX, |(time, _)| *time)
     }
 }
 
-/// Runs until the endpoint is gone. Looks at connections that have asked for it or have a deadline, and at no others.
+/// Serves connections that have requested a turn or have a deadline, until the endpoint is dropped.
 pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>, sender: Arc<BatchSender>) {
     let mut batch = PacketBatch::default();
     let mut agenda = DriverAgenda::default();
@@ -91,11 +93,11 @@ pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>,
     }
 }
 
-/// Runs the connection's timers if they are due; returns when they are next.
+/// Runs the connection's timers if they are due. Returns when they are due next.
 fn fire(connection: &Connection, alarm: &Alarm, batch: &mut PacketBatch) -> u64 {
     let shared = &connection.shared;
     let now = Instant::now();
-    // `time` rounds up: one tick less has passed for certain.
+    // `time` rounds up, so only earlier ticks have certainly passed.
     if shared.deadline.load(Ordering::SeqCst) < alarm.time(now) {
         match connection.quic.close_reason() {
             Some(_) => shared.close(),
@@ -121,7 +123,7 @@ fn attend(connection: &Arc<Connection>) {
         close(connection, "too many key updates");
     }
     if wanted & attention::UNANSWERED != 0 {
-        close(connection, "nothing is acknowledged");
+        close(connection, "the peer acknowledges no packets");
     }
 }
 
@@ -130,13 +132,13 @@ fn close(connection: &Connection, reason: &str) {
     connection.quic.close(VarInt::from_u32(0), reason.as_bytes());
 }
 
-/// Asks quinn where the peer is until it has answered from there, or quinn has gone back to the old address. A connection has one such
-/// task, however often its peer moves on meanwhile.
+/// Reads the peer's address from quinn until the peer has answered from there, or quinn has gone back to the old
+/// address. A connection has one such task, however often its peer moves.
 async fn follow_address(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(connection) = connection.upgrade() else { return };
-        // Before quinn is asked: if the peer moves on behind that, another one begins.
+        // The flag is cleared before quinn is queried. If the peer moves after the query, another task begins.
         connection.shared.end_following();
         if !connection.look_up_address() || !connection.shared.begin_following() {
             return;
@@ -144,8 +146,8 @@ async fn follow_address(connection: Weak<Connection>) {
     }
 }
 
-/// Asks quinn for newer keys at each [`INTERVAL`] until the data plane has them. quinn ignores a request that comes too soon after an
-/// update.
+/// Requests a key update from quinn at each [`INTERVAL`] until the data plane has newer keys. quinn ignores a request
+/// that comes too soon after an update.
 async fn follow_keys(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;

@@ -1,8 +1,8 @@
-//! The octet of IP headers that has DSCP and ECN.
+//! The octet of IP headers with DSCP and ECN.
 
 use std::{fmt, str::FromStr};
 
-/// ECT(0), of ECN (RFC 3168).
+/// The ECN codepoint ECT(0) (RFC 3168).
 pub(crate) const ECT0: u8 = 0b10;
 
 /// A code point of differentiated services, 0 to 63 (RFC 2474).
@@ -10,24 +10,24 @@ pub(crate) const ECT0: u8 = 0b10;
 pub struct Dscp(u8);
 
 impl Dscp {
-    /// `None`: it has more than 6 bits.
+    /// Creates a DSCP, or returns `None` for a value above 63.
     pub fn new(code_point: u8) -> Option<Self> {
         (code_point < 64).then_some(Self(code_point))
     }
 
-    /// Value of IPv4's TOS byte and IPv6's traffic class.
+    /// Returns the value of IPv4's TOS byte and of IPv6's traffic class.
     pub(crate) fn traffic_class(self, ect: bool) -> u8 {
         self.0 << 2 | if ect { ECT0 } else { 0 }
     }
 }
 
-/// Names of RFC 2474, RFC 2597, RFC 3246, RFC 5865 and RFC 8622 that are not made of a class.
+/// Names of code points that are not composed of a class (RFC 2474, RFC 3246, RFC 5865, RFC 8622).
 const NAMES: [(&str, u8); 5] = [("default", 0), ("cs0", 0), ("le", 1), ("ef", 46), ("voice-admit", 44)];
 
 impl FromStr for Dscp {
     type Err = String;
 
-    /// A number, or a name: `cs5`, `af41`, `ef`.
+    /// Parses a number, or a name such as `cs5`, `af41` or `ef`.
     fn from_str(text: &str) -> Result<Self, String> {
         let name = text.to_ascii_lowercase();
         let named = NAMES.iter().find(|(known, _)| *known == name).map(|(_, code_point)| *code_point);

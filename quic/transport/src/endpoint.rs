@@ -1,4 +1,4 @@
-//! Endpoints: one UDP socket, quinn on it, and the data planes of all its connections.
+//! Endpoints: one UDP socket, quinn's endpoint on it, and the data planes of all its connections.
 
 use std::{
     io,
@@ -37,23 +37,23 @@ use crate::{
     windows::ConnectionWindow,
 };
 
-/// The largest UDP payload that servers may send to us. On a path with Ethernet's MTU, a copy still fits one packet when its connection ID,
-/// packet number and stream header are longer than the original's.
+/// The largest UDP payload that servers may send to this end. A forwarded copy may have a longer connection ID, packet
+/// number and stream header, and still fits Ethernet's MTU.
 const MAX_FROM_SERVERS: u16 = 1452 - 24;
-/// The largest UDP payload that clients may send to us. A copy may go to another relay first, which is our client. The headers of relays'
-/// packets differ by less than subscribers' do.
+/// The largest UDP payload that clients may send to this end. A copy may go to another relay first, whose own copies
+/// may be longer again.
 const MAX_FROM_CLIENTS: u16 = MAX_FROM_SERVERS - 8;
 
-/// Socket buffers asked for, bytes; the kernel gives what its limits allow.
+/// Requested size of the socket buffers, bytes. The kernel may give less.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// The reason why an endpoint cannot work on an address.
+/// Reason why an endpoint could not be created.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum BindError {
     #[error("cannot listen on {addr}: {source}")]
     Socket { addr: SocketAddr, source: io::Error },
-    #[error("a socket has no address: {0}")]
+    #[error("cannot read the local address of a socket: {0}")]
     Address(#[source] io::Error),
     #[error("the TLS configuration is not usable: {0}")]
     Tls(#[from] rustls::Error),
@@ -67,7 +67,7 @@ pub enum BindError {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum AcceptError {
-    #[error("no room for another receive window")]
+    #[error("the budget for receive windows has no room for another connection")]
     NoRoom,
     #[error(transparent)]
     Handshake(#[from] quinn::ConnectionError),
@@ -77,7 +77,7 @@ pub enum AcceptError {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum ConnectError {
-    #[error("no room for another receive window")]
+    #[error("the budget for receive windows has no room for another connection")]
     NoRoom,
     #[error(transparent)]
     Start(#[from] quinn::ConnectError),
@@ -85,10 +85,10 @@ pub enum ConnectError {
     Handshake(#[from] quinn::ConnectionError),
 }
 
-/// One UDP socket and its QUIC connections. Dropping it ends everything that is not held elsewhere.
+/// An endpoint: one UDP socket and its QUIC connections. Connections that are held elsewhere outlive it.
 ///
-/// A server passes each [`Incoming`] of [`Self::accept`] on to [`Incoming::accept`]. A client calls [`Self::connect`]. One endpoint may do
-/// both.
+/// A server passes each [`Incoming`] of [`Self::accept`] on to [`Incoming::accept`]. A client calls [`Self::connect`].
+/// One endpoint may do both.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -128,17 +128,18 @@ struct EndpointInner {
     registry: Arc<Registry<Connection>>,
     alarm: Arc<Alarm>,
     sender: Arc<BatchSender>,
-    /// Makes the claims of connections to an offload, and says what suites one supports.
+    /// The function that registers connections for an offload, and the suites that offloads support.
     offloads: Option<(OffloadEntry, &'static [KeySuite])>,
 }
 
 impl Endpoint {
-    /// Binds `addr` (an IPv6 address for IPv6 only) and starts to work, within a tokio runtime.
+    /// Creates an endpoint on a new socket bound to `addr`, within a tokio runtime. A socket with an IPv6 address is
+    /// for IPv6 only.
     pub fn bind(addr: SocketAddr, config: Config) -> Result<Self, BindError> {
         Self::on(bind_socket(addr)?, config)
     }
 
-    /// Starts to work on a socket that [`bind_socket`] made.
+    /// Creates an endpoint on a socket that [`bind_socket`] created.
     pub fn on(socket: UdpSocket, config: Config) -> Result<Self, BindError> {
         if IdleTimeout::try_from(config.idle_timeout).is_err() {
             return Err(BindError::IdleTimeout(config.idle_timeout));
@@ -155,7 +156,7 @@ impl Endpoint {
             tls::client(provider, &config.trust, config.client_certificate.as_ref(), &config.alpn)?;
         let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
 
-        // Initial keys and Retry need this before a connection has its own.
+        // Initial keys and Retry packets are needed before a connection has its own configuration.
         let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
             .map_err(|_| BindError::NoSuite)?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
@@ -210,17 +211,17 @@ impl Endpoint {
         })
     }
 
-    /// Returns counts of what the data planes of all its connections have sent.
+    /// Returns counts of the packets that the data planes of all connections have sent.
     pub fn sent(&self) -> SendReport {
         self.inner.sender.totals()
     }
 
-    /// Returns the socket's own address, with the port that the kernel chose if 0 was asked for.
+    /// Returns the socket's own address. The kernel has chosen the port if it was bound to port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr
     }
 
-    /// The next peer that wants to connect; `None` once the endpoint is closed.
+    /// Waits for the next connection attempt. Returns `None` once the endpoint is closed.
     pub async fn accept(&self) -> Option<Incoming> {
         let incoming = self.inner.quic.accept().await?;
         Some(Incoming { incoming, endpoint: Arc::clone(&self.inner) })
@@ -256,10 +257,10 @@ impl Endpoint {
         *self.inner.certificate.0.write() = Some(certificate);
     }
 
-    /// New connections' certificates have to lead to these roots; without, none are asked for.
+    /// Sets the roots that certificates of new clients have to chain to. Without roots, no certificate is requested.
     ///
     /// # Errors
-    /// They are of no use; the ones of before stay.
+    /// The roots cannot be used, and the earlier roots stay.
     pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
         self.inner.clients.set(roots)
     }
@@ -275,29 +276,29 @@ impl Endpoint {
     }
 }
 
-/// A peer that wants to connect.
+/// A connection attempt of a peer.
 pub struct Incoming {
     incoming: quinn::Incoming,
     endpoint: Arc<EndpointInner>,
 }
 
 impl Incoming {
-    /// Returns the address that the peer's first packet came from. It may be forged unless [`Self::is_proved`].
+    /// Returns the source address of the peer's first packet. It may be forged unless [`Self::is_proved`] returns true.
     pub fn remote_addr(&self) -> SocketAddr {
         self.incoming.remote_address()
     }
 
-    /// Returns whether the peer has shown that it receives what is sent to its address (RFC 9000, section 8.1).
+    /// Returns whether the peer has proved that it receives packets at its address (RFC 9000, section 8.1).
     pub fn is_proved(&self) -> bool {
         self.incoming.remote_address_validated()
     }
 
-    /// Sends a Retry, so that the peer proves its address: it comes back with a token. No state is kept for it until then.
+    /// Sends a Retry packet, so that the peer proves its address by returning a token. No state is kept meanwhile.
     pub fn retry(self) {
-        let _ = self.incoming.retry(); // it has come with a token, and is forgotten
+        let _ = self.incoming.retry(); // fails if the peer has sent a token already, and drops the attempt
     }
 
-    /// Accepts the peer and completes the handshake.
+    /// Accepts the connection attempt and completes the handshake.
     pub async fn accept(self) -> Result<Arc<Connection>, AcceptError> {
         self.endpoint.accept(self.incoming).await
     }
@@ -310,7 +311,7 @@ impl Incoming {
 
 impl Drop for EndpointInner {
     fn drop(&mut self) {
-        // The driver sees that the registry is gone.
+        // The driver ends when it sees that the registry was dropped.
         self.alarm.ring();
     }
 }
@@ -349,7 +350,7 @@ impl EndpointInner {
         Ok(self.register(quic, shared))
     }
 
-    /// `None`: there is no room for its receive window.
+    /// Creates the shared state of a connection. Returns `None` if the budget has no room for its receive window.
     fn shared(&self, remote: SocketAddr) -> Option<(Arc<SharedConnection>, Arc<HandshakeSecrets>)> {
         let config = &self.config;
         let window = ConnectionWindow::open(&config.windows, config.receive_window, Instant::now())?;
@@ -408,7 +409,7 @@ impl EndpointInner {
     }
 }
 
-/// A socket for an endpoint; with an IPv6 address for IPv6 only.
+/// Creates a socket for an endpoint. A socket with an IPv6 address is for IPv6 only.
 pub fn bind_socket(addr: SocketAddr) -> Result<UdpSocket, BindError> {
     make_socket(addr).map_err(|source| BindError::Socket { addr, source })
 }
@@ -416,18 +417,19 @@ pub fn bind_socket(addr: SocketAddr) -> Result<UdpSocket, BindError> {
 fn make_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
     if addr.is_ipv6() {
-        // So that 0.0.0.0 and [::] can both be listened on.
+        // Two sockets can then listen on 0.0.0.0 and [::] with the same port.
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
     grow_receive_buffer(&socket)?;
-    // The kernel's limit may be lower, and says nothing then.
+    // The kernel silently caps the size at net.core.wmem_max.
     socket.set_send_buffer_size(SOCKET_BUFFER)?;
     socket.bind(&addr.into())?;
     Ok(socket.into())
 }
 
-/// Goes beyond the system's limit where this process may; warns once where it may not and the buffer is shorter than asked for.
+/// Sets the size of the receive buffer, beyond the system's limit if this process has CAP_NET_ADMIN. Logs a warning
+/// once if the buffer is smaller than requested.
 fn grow_receive_buffer(socket: &socket2::Socket) -> io::Result<()> {
     static WARNED: Once = Once::new();
     if setsockopt(socket, sockopt::RcvBufForce, &SOCKET_BUFFER).is_err() {
@@ -439,7 +441,8 @@ fn grow_receive_buffer(socket: &socket2::Socket) -> io::Result<()> {
     Ok(())
 }
 
-/// `doubled`: as the kernel says it, which keeps half for what describes the packets.
+/// Returns a warning if the receive buffer is too small. `doubled` is the size that the kernel reports: twice the
+/// usable size, to account for its bookkeeping.
 fn short_buffer(doubled: usize) -> Option<String> {
     let bytes = doubled / 2;
     let wanted = SOCKET_BUFFER;
@@ -456,7 +459,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receive_buffer_is_as_long_as_asked_for_or_the_limit_is_named() {
+    fn short_receive_buffer_warning_names_the_limit() {
         let socket = bind_socket(([127, 0, 0, 1], 0).into()).expect("a socket");
         let doubled = socket2::SockRef::from(&socket).recv_buffer_size().expect("a size");
         if nix::unistd::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! The interfaces that packets arrive on, and their link types.
+//! Network interfaces by their addresses, routes and link types.
 
 use std::{
     collections::HashMap,
@@ -12,19 +12,19 @@ use nix::{
     net::if_::InterfaceFlags,
 };
 
-/// Interfaces that have one of the addresses.
+/// Returns the names of interfaces that have one of the addresses.
 pub fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
-    // No media comes by loopback.
+    // No media arrives on loopback.
     let wanted: Vec<_> = addresses.filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect();
     let all = all().unwrap_or_default();
     names(all.iter().filter(|it| ip_of(it).is_some_and(|ip| wanted.contains(&ip))))
 }
 
-/// Interfaces for what listens there: those that have one of the addresses; where all addresses are served, those that
-/// are up and have any, link-local ones apart, which every interface has. Only those that carry Ethernet frames.
+/// Returns the Ethernet interfaces that receive packets for `listen`: those that have one of its addresses. An
+/// unspecified address stands for all interfaces that are up and have an address, except a link-local one.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not list the interfaces.
 pub fn list_interfaces(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
     let all = all()?;
     let is_served = |it: &&InterfaceAddress| {
@@ -40,23 +40,23 @@ pub fn list_interfaces(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
     Ok(names(all.iter().filter(is_served).filter(is_ethernet)))
 }
 
-/// Cache of routes: the interface by which an address is reached, in the network namespace of the calling thread.
+/// A cache of routes: the interface by which an address is reached, in the network namespace of the calling thread.
 #[derive(Default)]
 pub struct InterfaceRoutes {
-    /// Names of interfaces by their own addresses.
+    /// Names of interfaces, by their own addresses.
     names: HashMap<IpAddr, String>,
     found: HashMap<IpAddr, Option<String>>,
 }
 
 impl InterfaceRoutes {
-    /// Reads the interfaces again, and forgets routes.
+    /// Reads the list of interfaces again, and clears the cached routes.
     pub fn refresh(&mut self) {
         let all = all().unwrap_or_default();
         self.names = all.iter().filter_map(|it| Some((ip_of(it)?, it.interface_name.clone()))).collect();
         self.found.clear();
     }
 
-    /// Returns the interface with the address that packets to there are sent from.
+    /// Returns the interface whose address is the source address of packets to `ip`.
     pub fn interface_to(&mut self, ip: IpAddr) -> Option<String> {
         let names = &self.names;
         let find = || names.get(&source_towards(ip).ok()?).cloned();
@@ -64,10 +64,11 @@ impl InterfaceRoutes {
     }
 }
 
-/// The address that the kernel's routes choose. Nothing is sent.
+/// Returns the source address that the kernel selects for `ip`. Connecting a UDP socket sends no packet.
 fn source_towards(ip: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
+    // The port does not matter, because nothing is sent.
     socket.connect((ip, 9))?;
     Ok(socket.local_addr()?.ip())
 }
@@ -75,7 +76,7 @@ fn source_towards(ip: IpAddr) -> io::Result<IpAddr> {
 /// Returns the link type of an interface, such as `ARPHRD_ETHER`.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not list the interfaces.
 pub fn kind(name: &str) -> nix::Result<Option<u16>> {
     Ok(kind_among(&all()?, name))
 }
@@ -85,7 +86,7 @@ fn kind_among(all: &[InterfaceAddress], name: &str) -> Option<u16> {
     all.iter().filter(|it| it.interface_name == name).find_map(kind)
 }
 
-/// Each interface once for each of its addresses, and for its link layer.
+/// Returns all interfaces: one entry for each address, and one for the link layer.
 fn all() -> nix::Result<Vec<InterfaceAddress>> {
     getifaddrs().map(Iterator::collect)
 }

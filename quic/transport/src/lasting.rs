@@ -1,8 +1,9 @@
-//! Keys that outlive the process: of stateless resets, of connection IDs, and of the tokens that prove an address.
+//! Keys that stay the same when the process is restarted: of stateless resets, of connection IDs, and of address
+//! validation tokens.
 //!
-//! A server that was restarted answers a packet of a connection that it does not know with a stateless reset (RFC 9000, section
-//! 10.3). Clients take it only if it has the token that they were given by the process before, so both processes have to
-//! derive it from the same key.
+//! A restarted server answers a packet of an unknown connection with a stateless reset (RFC 9000, section 10.3).
+//! Clients accept the reset only with the token that the previous process gave them. So both processes have to derive
+//! the token from the same key.
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,15 +14,15 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use ring::{hkdf, hmac};
 
-/// Time between two resets of an endpoint. All clients of a relay that was restarted need one, and a reset costs no more than
-/// another packet.
+/// Shortest time between two resets of an endpoint. It is short because all clients of a restarted relay need a reset,
+/// which costs no more than another packet.
 const RESET_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The secret that an endpoint's lasting keys are derived from.
+/// The secret that an endpoint's permanent keys are derived from.
 ///
-/// No two endpoints may have the same secret: an attacker could send a packet of one endpoint's connection to the other, and would get
-/// its reset token (RFC 9000, section 21.11). Each endpoint adds its address, and the code that makes the secret adds an identifier of
-/// the machine.
+/// No two endpoints may use the same keys: an attacker could send a packet of one endpoint's connection to the other,
+/// and would get its reset token (RFC 9000, section 21.11). So each endpoint adds its address to the derivation, and
+/// [`LastingSecret::new`] adds an identifier of the machine.
 #[derive(Clone)]
 pub struct LastingSecret(hkdf::Prk);
 
@@ -42,7 +43,7 @@ impl LastingSecret {
         Self(hkdf::Salt::new(hkdf::HKDF_SHA256, machine).extract(secret))
     }
 
-    /// Makes an endpoint at `addr` send resets that clients of an earlier process at that address know.
+    /// Makes an endpoint at `addr` send resets that clients of an earlier process at that address accept.
     pub(crate) fn apply(&self, addr: SocketAddr, endpoint: &mut EndpointConfig) {
         let reset = hmac::Key::new(hmac::HMAC_SHA256, &self.derive(b"stateless reset", addr));
         let reset: Arc<dyn HmacKey> = Arc::new(reset);
@@ -54,7 +55,7 @@ impl LastingSecret {
             .cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(id)));
     }
 
-    /// Makes a server at `addr` take the tokens that an earlier process at that address has given out.
+    /// Makes a server at `addr` accept the tokens that an earlier process at that address has issued.
     pub(crate) fn apply_tokens(&self, addr: SocketAddr, server: &mut ServerConfig) {
         let master = self.derive(b"address validation tokens", addr);
         let key: Arc<dyn HandshakeTokenKey> =

@@ -1,30 +1,31 @@
-//! QUIC connections with two senders: a stock QUIC stack, and next to it a data plane that sends media.
+//! QUIC connections with two senders: an unmodified QUIC stack, and next to it a data plane that sends media.
 //!
 //! The QUIC stack is [quinn], unmodified. It does the handshake, bidirectional streams and all receiving, and does not
-//! know that somebody else sends on its connections. The data plane ([`Connection::downstream`]) owns the unidirectional
-//! streams and the datagrams that are sent. Both draw their packet numbers from one word, seal with the same keys, and
-//! stay within the same congestion window and credit. A third sender may join them, the [`offload`]: it forwards what
-//! arrives inside the kernel, before any process wakes.
+//! notice the other senders on its connections. The data plane ([`Connection::downstream`]) owns the unidirectional
+//! streams and the datagrams that are sent. Both draw their packet numbers from one atomic counter, seal with the same
+//! keys, and stay within the same congestion window and credit. The [`offload`] may be a third sender: it forwards
+//! arriving packets inside the kernel, before any process wakes.
 //!
 //! ```text
 //!   Endpoint ── Connection                   the application's handles
 //!      │            │
 //!     seam ───── shared ───── driver         quinn's crypto traits; one lock per connection; timers
 //!              ┌────┼──────┐
-//!           stack  plane  offload::state     what quinn believes; what is owed; what was delegated
+//!           stack  plane  offload::state     quinn's view; data to send; delegated streams
 //!              └────┼──────┤
-//!          numbers  send   offload           the packet number word; sockets; the trait
+//!          numbers  send   offload           the packet number counter; sockets; the trait
 //! ```
 //!
-//! Arrows point down only. What the parts compute (frames, ACKs, keys, recovery, congestion control) is in
-//! `millrace-quic`, which does no I/O. The offload is a trait here; the one in the kernel is `millrace-relay-kernel`. So this crate needs
-//! no more than Rust.
+//! Arrows point down only. Frames, ACKs, keys, recovery and congestion control are in `millrace-quic`, which does no
+//! I/O. The offload is a trait here; its implementation in the kernel is `millrace-relay-kernel`. So this crate needs
+//! no C compiler.
 //!
 //! # The offload's corridor
 //!
-//! A call to a connection's offload passes two places. [`offload::LockedOffload`], which [`Connection::offload`] lends with the
-//! connection's lock held, records what was delegated. It calls the [`offload::Offload`] of the engine. Both have the same verbs:
-//! `ingress`, `openings`, `accept`, `prepare`, `delegate`.
+//! A call to a connection's offload passes two types. [`Connection::offload`] gives access to
+//! [`offload::LockedOffload`] while the connection's lock is held. It records delegations, and calls the
+//! [`offload::Offload`] of the engine. Both have the same methods: `ingress`, `openings`, `accept`, `prepare`,
+//! `delegate`.
 //!
 //! | what | for callers | recorded as | in the engine |
 //! | --- | --- | --- | --- |
@@ -37,7 +38,7 @@
 //!
 //! The names of the program's entries are in `millrace-relay-kernel`.
 //!
-//! The example `files` serves files with the second sender, without any of MoQ.
+//! The example `files` serves files with the second sender, without MoQ.
 #![deny(missing_docs)]
 
 mod alarm;

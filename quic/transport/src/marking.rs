@@ -1,4 +1,4 @@
-//! Sockets of the QUIC stack whose packets carry the DSCP of all other packets.
+//! The QUIC stack's socket, which sets the configured DSCP on the stack's packets.
 
 use std::{
     io::{self, IoSliceMut},
@@ -18,8 +18,8 @@ use crate::{
     send::{BatchSender, PacketFlow},
 };
 
-/// The QUIC stack's socket. Its packets are not ECT: the stack looks at marks of its own packets only, and would take those of
-/// the others for its own.
+/// The QUIC stack's socket. It never sends packets as ECT, because the stack would take the ECN counts of other
+/// senders' packets for its own.
 #[derive(Debug)]
 pub(crate) struct Marking {
     pub socket: Arc<dyn AsyncUdpSocket>,
@@ -37,7 +37,7 @@ impl AsyncUdpSocket for Marking {
         let flow =
             PacketFlow { to: destination, from: src_ip, traffic_class: self.dscp.traffic_class(false) };
         let segment = segment_size.map(u16::try_from).transpose();
-        // The stack's own way of sending knows no DSCP, but what to do when this fails.
+        // The stack's own socket cannot set a DSCP. It sends without one if this fails, because it handles all errors.
         if flow.traffic_class != 0
             && let Ok(segment) = segment
             && self.sender.send_one(flow, contents, segment).is_ok()

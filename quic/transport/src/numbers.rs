@@ -1,4 +1,4 @@
-//! The packet number word of a connection.
+//! The packet number counter of a connection.
 
 use std::{
     borrow::Borrow,
@@ -9,18 +9,18 @@ use millrace_quic::number::PacketNumbers;
 
 use crate::offload::Offload;
 
-/// Drawn from by all senders of a connection.
+/// The packet numbers that all senders of a connection draw from.
 pub(crate) type NumberAllocator = PacketNumbers<NumberWord>;
 
-/// The place of the word. It moves when the connection gets an offload and when it has none any more, with the connection's lock held, under
-/// which alone anybody here draws.
+/// The location of the atomic counter. It changes when the connection gets an offload or loses it, with the
+/// connection's lock held. Senders in this process draw numbers only under the same lock.
 pub(crate) enum NumberWord {
     Own(AtomicU64),
     Offload(Arc<dyn Offload>),
 }
 
 impl NumberWord {
-    /// Returns a word that is not in use yet.
+    /// Returns a new counter in this process's own memory.
     pub fn own() -> Self {
         Self::Own(AtomicU64::new(0))
     }

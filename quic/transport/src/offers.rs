@@ -7,15 +7,16 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::offload::{OffloadIngress, OffloadOpenings, OffloadResult};
 
-/// A track's datagrams, and its streams as they begin. At first both are withheld.
+/// The offers of a track to an offload: its datagrams, and its streams as they begin. At first both are withheld.
 ///
-/// Each of the two is *withheld*, *unknown* or *known*. [`Self::allow`] moves it from withheld to unknown, and the first [`Self::datagrams`] or
-/// [`Self::openings`] that finds a place for it to known. It is unknown again when its offload was released. [`Self::withhold`] moves it back
-/// from anywhere, and closes openings, so that nothing more is bound. Openings that were bound before are kept until their streams are read.
+/// Each of the two is *withheld*, *unknown* or *known*. [`Self::allow`] makes it unknown. The first [`Self::datagrams`]
+/// or [`Self::openings`] that finds a free place makes it known. When its offload is released, it is unknown again.
+/// [`Self::withhold`] withholds it in any state, and closes openings, so that no further stream is bound. Bound
+/// openings are kept until their streams are read.
 pub struct Offers {
     datagrams: Mutex<Offered<dyn OffloadIngress>>,
     openings: Mutex<Offered<dyn OffloadOpenings>>,
-    /// Openings that were withheld, while streams that they were bound to are still to be read.
+    /// Withheld openings that are bound to streams which are still to be read.
     closed: Mutex<Vec<Arc<dyn OffloadOpenings>>>,
 }
 
@@ -28,7 +29,7 @@ impl Default for Offers {
 }
 
 impl Offers {
-    /// Datagrams as the offload may forward them: what `make` has made, now or before. `None` while they are withheld.
+    /// Returns the ingress of datagrams, which `make` creates when needed. Returns `None` while datagrams are withheld.
     pub fn datagrams(
         &self,
         places: PlaceProvider<'_>,
@@ -37,12 +38,12 @@ impl Offers {
         self.datagrams.lock().get(places, make)
     }
 
-    /// Returns the ingress of datagrams if it was made already.
+    /// Returns the ingress of datagrams if it exists.
     pub fn known_datagrams(&self) -> Option<Arc<dyn OffloadIngress>> {
         self.datagrams.lock().known()
     }
 
-    /// Returns the openings for streams that begin, which `make` creates when needed.
+    /// Returns the openings for new streams, which `make` creates when needed.
     pub fn openings(
         &self,
         places: PlaceProvider<'_>,
@@ -51,7 +52,7 @@ impl Offers {
         self.openings.lock().get(places, make)
     }
 
-    /// Returns the openings if they were made already.
+    /// Returns the openings if they exist.
     pub fn known_openings(&self) -> Option<Arc<dyn OffloadOpenings>> {
         self.openings.lock().known()
     }
@@ -62,8 +63,8 @@ impl Offers {
         self.openings.lock().allow();
     }
 
-    /// Takes back what [`Self::allow`] has allowed. Streams that the offload has forwarded already stay forwarded. Returns the last
-    /// subgroup that is known to have begun when it forwards no others, by group and ID.
+    /// Withholds datagrams and new streams from the offload. Streams that it forwards already stay forwarded. Returns
+    /// group and ID of the last subgroup that was bound or claimed, after which the offload forwards no others.
     pub fn withhold(&self) -> Option<(u64, u64)> {
         let withheld = self.datagrams.lock().withhold();
         drop(withheld);
@@ -75,30 +76,31 @@ impl Offers {
         Some(last)
     }
 
-    /// Returns whether a stream was bound that nobody has accepted yet.
+    /// Returns whether a bound stream has not been accepted yet.
     pub fn has_bound(&self) -> bool {
         self.known_openings().is_some_and(|openings| openings.has_bound())
             || self.closed.lock().iter().any(|openings| openings.has_bound())
     }
 }
 
-/// Something of the subscription as the offload may forward it.
+/// The state of one offer.
 enum Offered<T: ?Sized> {
     /// The offer was not requested yet, or the offload could not make it.
     Unknown,
     Known {
         known: Arc<T>,
-        /// The place that the track takes among its session's tracks.
+        /// The permit for one of the session's tracks at the offload.
         _place: OwnedSemaphorePermit,
     },
+    /// The offload may not forward it.
     Withheld,
 }
 
-/// Function that returns a place at the offload for one more of the session's tracks, if one is free.
+/// A function that returns a permit for one more of the session's tracks at the offload, if one is free.
 pub type PlaceProvider<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
 
 impl<T: OffloadResult + ?Sized> Offered<T> {
-    /// Returns the offer, which `make` creates when needed. `None` once it is withheld, and while there is no place for it.
+    /// Returns the offer, which `make` creates when needed. Returns `None` while it is withheld, or no place is free.
     fn get(&mut self, places: PlaceProvider<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
         if matches!(self, Self::Known { known, .. } if known.is_over()) {
             *self = Self::Unknown;
@@ -137,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// An ingress whose offload has been released, or not.
+    /// An ingress with a flag that tells whether its offload was released.
     struct FakeIngress(AtomicBool);
 
     impl OffloadResult for FakeIngress {

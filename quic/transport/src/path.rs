@@ -1,23 +1,24 @@
-//! The path of the data plane's packets: address, connection ID, and whether the peer has answered from there.
+//! The path of the data plane's packets: addresses, connection ID, and whether the peer's address is validated.
 
 use std::net::{IpAddr, SocketAddr};
 
 use millrace_quic::packet::ConnectionId;
 
-/// The peer's end of a connection, as far as quinn has let on.
+/// The peer's addresses and connection ID, as far as quinn's packets and methods show them.
 #[derive(Debug)]
 pub(crate) struct PeerAddress {
     pub remote: SocketAddr,
-    /// This end's address, where the socket has several.
+    /// This end's address, if the socket is bound to several.
     pub local: Option<IpAddr>,
-    /// The peer's connection ID: the one in quinn's last packet.
+    /// The peer's connection ID in quinn's last packet.
     pub id: ConnectionId,
-    /// The last address that answered a challenge.
+    /// The last validated address of the peer.
     validated: SocketAddr,
-    /// quinn found the peer at a new address and waits for an answer to this from there (RFC 9000, section 9.3.1).
+    /// The PATH_CHALLENGE that quinn has sent to a new address of the peer, until the peer answers it (RFC 9000,
+    /// section 9.3.1).
     ///
-    /// Meanwhile only quinn sends: it sends three times as much as arrived (RFC 9000, section 8), and cannot be told that
-    /// somebody else has used a part of that.
+    /// Meanwhile only quinn sends. It may send three times as many bytes as arrived (RFC 9000, section 8), and does not
+    /// know how many of them another sender has used.
     challenge: Option<[u8; 8]>,
 }
 
@@ -26,13 +27,14 @@ impl PeerAddress {
         Self { remote, local: None, id: ConnectionId::default(), validated: remote, challenge: None }
     }
 
-    /// quinn sends PATH_CHALLENGE: the peer's address has changed. Returns whether that is news.
+    /// Notes that quinn sends a PATH_CHALLENGE, because the peer's address has changed. Returns whether it is a new
+    /// one.
     pub fn on_challenge(&mut self, challenge: [u8; 8]) -> bool {
         self.challenge.replace(challenge) != Some(challenge)
     }
 
-    /// The peer answers. quinn takes an answer from the current address only, and so does this, since its
-    /// challenge is the last that quinn sends on a change.
+    /// Notes a PATH_RESPONSE of the peer. Like quinn, it accepts an answer to the last challenge only, and for the
+    /// current address.
     pub fn on_response(&mut self, response: [u8; 8]) {
         if self.challenge == Some(response) {
             self.validated = self.remote;
@@ -40,11 +42,12 @@ impl PeerAddress {
         }
     }
 
-    /// quinn says that the peer is at `remote`. Returns whether the path is another one, for more than a
-    /// NAT's sake: a port alone changes when a NAT forgets, and the route stays (RFC 9000, section 9.4).
+    /// Notes the peer's address `remote` from quinn. Returns whether the path has changed. A new port alone is no new
+    /// path, because a NAT may change it while the route stays (RFC 9000, section 9.4).
     pub fn on_remote(&mut self, remote: SocketAddr) -> bool {
         let moved = remote.ip() != self.remote.ip();
         self.remote = remote;
+        // quinn has returned to an address that is validated already.
         if remote == self.validated {
             self.challenge = None;
         }

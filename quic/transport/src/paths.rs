@@ -10,33 +10,34 @@ use tokio::sync::broadcast;
 
 use crate::clock::monotonic_ns;
 
-/// Changes that wait for a listener. A slower one misses the oldest, and learns how many.
+/// Largest number of changes that wait for a listener. A slower listener misses the oldest changes, and gets their
+/// number.
 const WAITING: usize = 1 << 12;
 
-/// Reports to listeners what the network carries for each connection of the endpoints that share it. A connection is reported once to a new
-/// listener, and whenever the estimate has changed by more than a little ([`Estimate::is_outdated`]). Without listeners nothing is
-/// estimated.
+/// A reporter of path estimates to listeners, for all connections of the endpoints that share it. Each connection is
+/// reported once to a new listener, and whenever its estimate has changed enough ([`Estimate::is_outdated`]). Without
+/// listeners no path is estimated.
 pub struct PathReports {
     changes: broadcast::Sender<PathChange>,
-    /// Goes up with each listener.
+    /// Number of listeners so far, including those that have left.
     listeners: AtomicU64,
 }
 
 /// A new estimate of a connection's path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathChange {
-    /// `CLOCK_MONOTONIC`.
+    /// The time on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// See [`Connection::set_session`](crate::Connection::set_session).
+    /// The session's number: see [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
     /// The estimate from that time on.
     pub estimate: Estimate,
 }
 
-/// The last report about one connection.
+/// The last report on one connection.
 #[derive(Default)]
 pub(crate) struct PathReporter {
-    /// [`PathReports::listeners`] at that time.
+    /// The value of [`PathReports::listeners`] at the last report.
     listeners: u64,
     told: ReportedEstimate,
 }
@@ -55,7 +56,7 @@ impl PathReports {
         receiver
     }
 
-    /// Something has happened on the path of a connection.
+    /// Reports a connection's estimate to listeners, if it has changed enough.
     pub(crate) fn tell(
         &self,
         now: Instant,
@@ -67,6 +68,7 @@ impl PathReports {
         if listeners == 0 {
             return;
         }
+        // A new listener gets every connection's estimate once.
         if teller.listeners != listeners {
             *teller = PathReporter { listeners, told: ReportedEstimate::default() };
         }
@@ -91,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_told_what_changes() {
+    fn path_listener_gets_changed_estimates() {
         let paths = PathReports::default();
         let mut teller = PathReporter::default();
         let mut now = Instant::now();
@@ -101,7 +103,7 @@ mod tests {
         };
         tell(1000);
         let mut first = paths.listen();
-        assert_eq!(first.try_recv(), Err(TryRecvError::Empty), "from now on");
+        assert_eq!(first.try_recv(), Err(TryRecvError::Empty), "the listener gets later changes only");
         [1000, 1001, 2000].into_iter().for_each(&mut tell);
         let mut second = paths.listen();
         tell(2000);
@@ -110,7 +112,7 @@ mod tests {
             changes.map(|change| (change.session, change.estimate.bandwidth.unwrap())).collect::<Vec<_>>()
         };
         assert_eq!(bandwidths(&mut first), [(7, 1000), (7, 2000), (7, 2000)]);
-        assert_eq!(bandwidths(&mut second), [(7, 2000)], "what is so when it begins to listen");
+        assert_eq!(bandwidths(&mut second), [(7, 2000)], "a new listener gets the present estimate");
     }
 
     #[test]
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_listener_is_told_how_much_it_missed() {
+    fn slow_path_listener_gets_the_number_of_missed_changes() {
         let paths = PathReports::default();
         let mut teller = PathReporter::default();
         let mut receiver = paths.listen();

@@ -1,4 +1,4 @@
-//! The data plane of a connection: the queue for the peer, the path, and the keys.
+//! The data plane of a connection: the queued data, the path, and the keys.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::{
     dscp::Dscp, numbers::NumberAllocator, path::PeerAddress, send::PacketFlow, stats::SeamCounters, tap::Tap,
 };
 
-/// Packets of what may be sealed with one key that are left to quinn: it has to send to move on.
+/// Number of packets per key that are reserved for quinn, which has to send a packet to update the keys.
 const KEY_RESERVE: u64 = 1 << 16;
 
 pub(crate) struct Plane {
@@ -22,25 +22,25 @@ pub(crate) struct Plane {
     pub keys: Option<PlaneKeys>,
     max_packets_per_key: u64,
     dscp: Dscp,
-    /// The keys are used up, and the plane waits for quinn to update them.
+    /// True while the keys are used up and the plane waits for quinn to update them.
     stalled: bool,
 }
 
-/// The parts outside the plane that packets are built with.
+/// The parts outside the plane that building a packet needs.
 pub(crate) struct Builder<'a> {
     pub numbers: &'a NumberAllocator,
     pub counters: &'a SeamCounters,
     pub tap: &'a Tap,
-    /// The session that the tap reports.
+    /// The session's number in the tap's records.
     pub session: u32,
 }
 
 /// The state of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyUse {
-    /// The keys are used up, and newer ones are needed first.
+    /// True if the keys are used up, so that no packet may be sealed before a key update.
     pub used_up: bool,
-    /// The stack has to be asked for newer keys. This is set once.
+    /// True if the stack has to be asked for a key update. It is true once per generation.
     pub ask: bool,
 }
 
@@ -57,8 +57,9 @@ impl Plane {
         }
     }
 
-    /// Starts over with the peer's limits, now that they are known.
+    /// Replaces the data plane by a new one with the peer's limits, once they are known.
     pub fn set_limits(&mut self, limits: PeerLimits) {
+        // quinn may have reported the path's MTU before the peer's limits were known.
         let config = downstream::Config { mtu: self.downstream.mtu(), ..self.config.clone() };
         self.downstream = Downstream::new(config, limits, Instant::now());
     }
@@ -73,31 +74,32 @@ impl Plane {
         PacketFlow { to: self.path.remote, from: self.path.local, traffic_class }
     }
 
-    /// DSCP and ECN of what the offload sends.
+    /// Returns DSCP and ECN of the offload's packets.
     pub fn offload_class(&self) -> u8 {
         self.dscp.traffic_class(self.downstream.may_offload_mark())
     }
 
-    /// `next`: the next packet number. `None`: there are no keys yet.
+    /// Returns the state of the keys, or `None` if there are no keys yet. `next` is the next packet number.
     pub fn key_use(&mut self, next: u64) -> Option<KeyUse> {
         let keys = self.keys.as_mut()?;
         let sealed = next.saturating_sub(keys.since);
+        // The update is requested at half of the limit, because quinn needs time for it.
         let ask = sealed >= keys.limit / 2 && !keys.requested;
         keys.requested |= ask;
         Some(KeyUse { used_up: sealed >= keys.limit, ask })
     }
 
-    /// Returns whether it has to wait for newer keys.
+    /// Sets whether the plane has to wait for newer keys.
     pub fn set_stalled(&mut self, stalled: bool) {
         self.stalled = stalled;
     }
 
-    /// quinn goes on: returns whether the plane waited for that.
+    /// Ends waiting after quinn has updated the keys. Returns whether the plane was waiting.
     pub fn resume(&mut self) -> bool {
         std::mem::take(&mut self.stalled)
     }
 
-    /// Appends one sealed packet to `out`; returns whether there was one to send.
+    /// Appends one sealed packet to `out`. Returns whether there was one to send.
     pub fn build(&mut self, now: Instant, builder: &Builder<'_>, out: &mut Vec<u8>) -> bool {
         let Some(keys) = &self.keys else { return false };
         let mtu = self.downstream.mtu();
@@ -112,6 +114,7 @@ impl Plane {
             out.truncate(at);
             return false;
         };
+        // The number is drawn only once the packet is known to have frames.
         let drawn = builder.numbers.draw();
         packet::finish(out, at, id.len(), drawn.0, drawn.1, &keys.packet, &keys.header);
         let (_, number) = drawn;
@@ -126,17 +129,17 @@ impl Plane {
     }
 }
 
-/// Sending keys of the data plane: those of the newest generation drawn.
+/// The data plane's keys for sealing, of the newest generation that a number was drawn for.
 pub(crate) struct PlaneKeys {
     header: HeaderKey,
     pub secret: TrafficSecret,
     packet: DirectionKey,
     pub generation: u16,
-    /// The first number sealed with them, by either sender.
+    /// The first packet number that any sender sealed with these keys.
     since: u64,
-    /// Numbers that the data plane may go up to after `since`.
+    /// Number of packet numbers after `since` up to which the data plane may seal.
     limit: u64,
-    /// quinn has been asked for newer ones.
+    /// True if quinn has been asked for newer keys.
     pub requested: bool,
 }
 
@@ -145,6 +148,7 @@ impl PlaneKeys {
         let header = secret.header_key();
         let packet = secret.packet_key();
         let max_packets = max_packets.min(secret.suite().confidentiality_limit());
+        // The reserve is at most a quarter of a small limit.
         let limit = max_packets - KEY_RESERVE.min(max_packets / 4);
         Self { header, secret, packet, generation: 0, since: 0, limit, requested: false }
     }

@@ -7,10 +7,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Connections (`C`) that are held by somebody else.
+/// Connections of type `C` by number. The registry does not keep them alive.
 pub(crate) struct Registry<C>(Mutex<HashMap<u64, Weak<C>>>);
 
-/// A connection's place in the registry, until this is dropped.
+/// A connection's entry in the registry. Dropping it removes the connection.
 pub(crate) struct RegisteredConnection {
     registry: Weak<dyn ForgetNumber>,
     number: u64,
@@ -27,7 +27,7 @@ impl<C> Default for Registry<C> {
 }
 
 impl<C: Send + Sync + 'static> Registry<C> {
-    /// Returns a place for the connection of this number.
+    /// Returns the entry for the connection with this number.
     pub fn place(self: &Arc<Self>, number: u64) -> RegisteredConnection {
         let registry: Weak<Self> = Arc::downgrade(self);
         RegisteredConnection { registry, number }

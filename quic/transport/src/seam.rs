@@ -1,7 +1,7 @@
-//! The seam: quinn's crypto traits around its own rustls session.
+//! The seam between quinn and the data plane: quinn's crypto traits, wrapped around its own rustls session.
 //!
-//! Only the 1-RTT packet keys are wrapped. quinn seals and opens through them and never learns that its
-//! packet numbers are not the ones on the wire, nor what else arrives on the connection.
+//! Only the 1-RTT packet keys are wrapped. quinn seals and opens packets through them. It does not notice that other
+//! packet numbers are on the wire, nor that frames for other senders arrive.
 
 use std::{any::Any, sync::Arc, time::Instant};
 
@@ -16,11 +16,11 @@ use quinn::{
 };
 use quinn_proto::{TransportError, TransportErrorCode, transport_parameters::TransportParameters};
 
-/// Bytes that quinn has to leave free behind a payload, on top of the tag: its packet number takes one byte
-/// at least, ours four.
+/// Bytes that quinn has to leave free behind a payload, in addition to the tag: its packet number takes at least one
+/// byte, and the one on the wire takes four.
 const NUMBER_GROWTH: usize = 3;
 
-/// Server side of one connection.
+/// The server side of one connection's TLS.
 pub(crate) struct ServerCrypto {
     pub inner: Arc<QuicServerConfig>,
     pub shared: Arc<SharedConnection>,
@@ -45,7 +45,7 @@ impl crypto::ServerConfig for ServerCrypto {
     }
 }
 
-/// Client side of one connection.
+/// The client side of one connection's TLS.
 pub(crate) struct ClientCrypto {
     pub inner: Arc<QuicClientConfig>,
     pub shared: Arc<SharedConnection>,
@@ -97,7 +97,7 @@ impl crypto::Session for SeamSession {
         self.inner.peer_identity()
     }
 
-    /// None: 0-RTT packets would take numbers of the 1-RTT space past the shared counter.
+    /// Returns `None`, because 0-RTT packets would use numbers of the 1-RTT space without the shared counter.
     fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn crypto::PacketKey>)> {
         None
     }
@@ -118,7 +118,7 @@ impl crypto::Session for SeamSession {
         Ok(has_data)
     }
 
-    /// The peer's parameters with quinn's share of the connection credit.
+    /// Returns the peer's parameters, with only quinn's part of the connection credit.
     fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
         let Some(params) = self.inner.transport_parameters()? else { return Ok(None) };
         let mut encoded = Vec::new();
@@ -134,6 +134,7 @@ impl crypto::Session for SeamSession {
 
     fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
         let keys = self.inner.write_handshake(buf)?;
+        // The handshake keys come first, and the 1-RTT keys second.
         if self.generation.is_none() {
             self.generation = Some(0);
             return Some(keys);
@@ -169,11 +170,11 @@ struct SeamPacketKey {
 }
 
 impl crypto::PacketKey for SeamPacketKey {
-    /// Seals with a number of both senders' sequence instead of quinn's `packet`.
+    /// Seals with a number of the shared sequence instead of quinn's number `packet`.
     ///
-    /// quinn's layout is header, payload, room for [`Self::tag_len`]. The payload moves back by
-    /// [`NUMBER_GROWTH`]; the number takes four bytes, and what is left between it and the payload becomes
-    /// PADDING. (Behind the payload it would become data of a STREAM frame without a length.)
+    /// quinn's layout is header, payload, room for [`Self::tag_len`]. The payload moves back by [`NUMBER_GROWTH`]
+    /// bytes, and the number takes four bytes. The bytes between number and payload become PADDING. Behind the payload,
+    /// PADDING would become data of a STREAM frame without a length.
     fn encrypt(&self, packet: u64, buf: &mut [u8], header_len: usize) {
         let number_len = usize::from(buf[0] & 0x03) + 1;
         let number_at = header_len - number_len;
@@ -191,6 +192,7 @@ impl crypto::PacketKey for SeamPacketKey {
                 size,
             )
         };
+        // The two lowest bits hold the length of the number minus one, which is now four bytes.
         buf[0] |= 0x03;
         buf.copy_within(payload, header_len + NUMBER_GROWTH);
         buf[number_at..number_at + 4].copy_from_slice(&(wire as u32).to_be_bytes());
@@ -200,7 +202,7 @@ impl crypto::PacketKey for SeamPacketKey {
 
     fn decrypt(&self, packet: u64, header: &[u8], payload: &mut BytesMut) -> Result<(), CryptoError> {
         let size = header.len() + payload.len();
-        // Taken before they are cut off.
+        // Decrypting cuts off the tag, so the packet's last bytes are copied before.
         let end = payload.last_chunk().copied().unwrap_or_default();
         self.inner.decrypt(packet, header, payload)?;
         // The ID lies between the first byte and the packet number.

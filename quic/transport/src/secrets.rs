@@ -1,4 +1,4 @@
-//! The traffic secrets of a connection, on their way from the handshake to whoever seals with them.
+//! The traffic secrets of a connection, passed from the handshake to the senders.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use parking_lot::Mutex;
 use quinn::Side;
 use rustls::KeyLog;
 
-/// Takes the traffic secrets out of the handshake of one connection.
+/// A key log of rustls that keeps the traffic secrets of one connection.
 pub(crate) struct HandshakeSecrets {
     secrets: Mutex<[Option<Vec<u8>>; 2]>,
-    /// The operator's key log, if asked for.
+    /// The operator's key log, if one is configured.
     log: Option<Arc<dyn KeyLog>>,
 }
 
@@ -20,7 +20,7 @@ impl HandshakeSecrets {
         Self { secrets: Mutex::default(), log }
     }
 
-    /// The secret that `side` sends with, once.
+    /// Removes and returns the secret with which `side` sends.
     pub fn take(&self, side: Side) -> Option<Vec<u8>> {
         self.secrets.lock()[usize::from(side == Side::Server)].take()
     }

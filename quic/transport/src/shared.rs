@@ -1,8 +1,9 @@
 //! State that all senders of one connection share: the plane, the QUIC stack's view, and the offload.
 //!
-//! One lock protects everything that they must agree on. A sender or receiver holds it for the length of a packet. quinn calls in here with
-//! its own lock held; nothing in here calls quinn. Packet numbers come from one atomic word, since an offload draws from it too. The
-//! location of that word is behind the lock, and so is everything in this process that draws from it.
+//! One lock protects everything that the senders must agree on. A sender or receiver holds it while it processes one
+//! packet. quinn calls this module with its own lock held, so this module never calls quinn. Packet numbers come from
+//! one atomic counter, because an offload draws from it without the lock. All draws of this process, and changes of the
+//! counter's location, happen under the lock.
 
 mod handshake;
 mod offloading;
@@ -45,35 +46,35 @@ use crate::{
     windows::ConnectionWindow,
 };
 
-/// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
-/// before the 16 bits in the packet number word run out.
+/// The last key generation that is used. quinn cannot be stopped from updating keys, so the connection is closed before
+/// the 16 bits of the generation overflow.
 const LAST_GENERATION: u16 = u16::MAX - 16;
 
-/// Streams of the peer whose bytes are noted, for each that quinn has under way: quinn is done with one that was stopped before all
-/// its bytes have come.
+/// Number of the peer's streams that are tracked, for each stream that quinn allows to be open. quinn forgets a stopped
+/// stream before all its bytes have arrived, so more streams have to be tracked.
 const STREAMS_FACTOR: usize = 4;
 
-/// The driver's tasks for a connection, which are done outside of quinn's lock.
+/// The driver's tasks for a connection, as bits. They must not run while quinn's lock is held.
 pub(crate) mod attention {
-    /// Ask quinn where the peer is.
+    /// Read the peer's address from quinn.
     pub const ADDRESS: u8 = 1;
-    /// Ask quinn for new keys.
+    /// Request a key update from quinn.
     pub const KEY_UPDATE: u8 = 2;
-    /// Close: no key generation is left.
+    /// Close the connection, because no key generation is left.
     pub const KEYS_EXHAUSTED: u8 = 4;
-    /// Close: the peer acknowledges nothing.
+    /// Close the connection, because the peer acknowledges nothing.
     pub const UNANSWERED: u8 = 8;
-    /// Tell quinn how large the receive window is.
+    /// Set quinn's receive window.
     pub const WINDOW: u8 = 16;
 }
 
-/// A packet that was opened.
+/// A received packet that was opened.
 #[derive(Clone, Copy)]
 pub(crate) struct OpenedArrival {
     pub now: Instant,
-    /// UDP payload, bytes.
+    /// Size of the UDP payload, bytes.
     pub size: usize,
-    /// The last bytes of it, by which an offload knows it.
+    /// The last bytes of the payload, by which an offload identifies the packet.
     pub end: [u8; 8],
 }
 
@@ -81,50 +82,52 @@ pub(crate) struct OpenedArrival {
 #[derive(Default)]
 struct Contents {
     any: bool,
-    /// ACK Delay of the last acknowledgement.
+    /// ACK Delay field of the packet's last ACK frame.
     ack: Option<u64>,
-    /// There was more than acknowledgements and PADDING.
+    /// True if the packet has frames other than ACK and PADDING.
     others: bool,
-    /// An acknowledgement named a number that was left out, or the peer has more under way than it may.
+    /// True if an ACK frame named a skipped number, or the peer exceeded its limit of streams.
     lies: bool,
     /// STREAM frames that repeat bytes.
     repeats: Vec<RepeatedFrame>,
 }
 
-/// The state that both senders of a connection share with quinn's crypto.
+/// The state that all senders of a connection share with quinn's crypto.
 ///
-/// It begins with the handshake, closed to the data plane. [`Self::open`] lets the data plane send, once. [`Self::close`] ends that for good.
-/// Lock order: quinn's own lock, then `state`, then `offload` or a [`SendHandover`]. [`Self::close`] needs no more than `offload`, so it never waits
-/// for a thread that sends. A change of `state` ends with [`Self::arm`], at once or in the [`Self::transmit`] that follows. While the connection
-/// is open, `deadline` is then no later than the plane's next timeout, and the offload's budget is what the plane does not use.
+/// It is created for the handshake, when the data plane may not send. [`Self::open`] lets the data plane send, once.
+/// [`Self::close`] stops it permanently. Lock order: quinn's own lock, then `state`, then `offload` or a
+/// [`SendHandover`]. [`Self::close`] takes only the lock of `offload`, so it never waits for a thread that sends. Each
+/// change of `state` is followed by [`Self::arm`], directly or in [`Self::transmit`]. Afterwards, while the connection
+/// is open, `deadline` is not later than the plane's next timeout, and the offload has the budget that the plane does
+/// not use.
 ///
-/// `attention` and `follows` need no lock. The bits of `attention` are set by anybody and taken by the driver alone. `follows` is set by
-/// whoever starts to follow the peer to a new address, so that one task does.
+/// `attention` and `follows` need no lock. Any thread may set bits of `attention`, and only the driver clears them.
+/// `follows` is true while a task waits for the peer to answer from a new address, so that there is only one such task.
 pub(crate) struct SharedConnection {
     state: Mutex<SharedState>,
-    /// The claim to an offload, where there are any.
+    /// The claim to an offload, if the endpoint has an engine.
     claim: OnceLock<Box<dyn OffloadClaim>>,
-    /// The current offload, to be stopped without the state's lock.
+    /// The current offload, which can be stopped without the lock of `state`.
     offload: Mutex<Option<Arc<dyn Offload>>>,
-    /// The data plane may send: quinn has opened its streams, and the connection is open.
+    /// True while the data plane may send: quinn has opened its streams, and the connection is not closed.
     open: AtomicBool,
     attention: AtomicU8,
-    /// A task waits for the peer to answer from a new address.
+    /// True while a task waits for the peer to answer from a new address.
     follows: AtomicBool,
-    /// The time when [`SharedConnection::on_timeout`] is due, on the driver's clock.
+    /// The time at which [`SharedConnection::on_timeout`] is due, in ticks of the driver's alarm.
     pub deadline: AtomicU64,
     pub alarm: Arc<Alarm>,
     /// The connection's turn at the driver.
     pub turn: AlarmTurn,
     pub secrets: Arc<HandshakeSecrets>,
     pub sender: Arc<BatchSender>,
-    /// Fires when [`Downstream::poll_event`] has something.
+    /// A notification that [`Downstream::poll_event`] has an event.
     pub events: Notify,
-    /// Fires when quinn has sent stream data.
+    /// A notification that quinn has sent stream data.
     pub control: Notify,
     pub counters: SeamCounters,
     pub window: ConnectionWindow,
-    /// Streams of the peer that may be under way.
+    /// Largest number of the peer's streams that are tracked at a time.
     max_streams: usize,
     handover: Arc<SendHandover>,
     tap: Arc<Tap>,
@@ -139,22 +142,23 @@ struct SharedState {
     stack: QuinnStack,
     offload: Option<Offloaded>,
     traps: Traps,
-    /// Unidirectional streams that quinn opens, the first ones.
+    /// Number of unidirectional streams that quinn opens, which are the first ones.
     control_streams: u64,
     received: ReceivedNumbers,
-    /// The peer's streams, of a connection that may have an offload, from when the handshake is complete: quinn drops what it opens
-    /// before.
+    /// The received bytes of the peer's streams, on a connection that may have an offload. They are tracked once the
+    /// handshake is complete, because quinn drops earlier 1-RTT packets.
     streams: Option<ReceivedStreams>,
-    /// The packet that is being taken was not opened by the offload: it came by another way, or in a form that the offload does not
-    /// understand.
+    /// True if the packet being processed was not opened by the offload, because it took another path, or the offload
+    /// does not support its form.
     unseen: bool,
     teller: PathReporter,
-    /// Reused from ACK to ACK.
+    /// Buffer that is reused for each ACK frame.
     ack: AckRanges,
 }
 
 impl SharedConnection {
-    /// `offloads`: the address of this end's socket and the suites that an offload supports, if the connection may have one.
+    /// Creates the state of a connection. `offloads` has the address of this end's socket and the suites that an
+    /// offload supports, if the connection may have one.
     pub fn new(
         path: PeerAddress,
         window: ConnectionWindow,
@@ -209,14 +213,14 @@ impl SharedConnection {
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
         let mut state = self.state.lock();
-        // Earlier reports were for no session.
+        // Earlier reports had no session number, so the estimate is reported again.
         state.teller = PathReporter::default();
         if let Some(offload) = &mut state.offload {
             offload.set_session(session);
         }
     }
 
-    /// Packets have to come from the address that the peer connected to.
+    /// Sets this end's address. Packets have to have the source address to which the peer connected.
     pub fn set_local(&self, local: Option<IpAddr>) {
         self.state.lock().plane.path.local = local;
     }
@@ -227,6 +231,8 @@ impl SharedConnection {
 
     /// Stops the data plane and the offload: after CONNECTION_CLOSE only quinn may send.
     pub fn close(&self) {
+        // `hand_out` grants a budget and reads `open` afterwards. Since both accesses are sequentially consistent, at
+        // least one of the two threads withdraws the budget.
         self.open.store(false, Ordering::SeqCst);
         if let Some(offload) = &*self.offload.lock() {
             offload.stop();
@@ -235,12 +241,12 @@ impl SharedConnection {
         self.deadline.store(u64::MAX, Ordering::Release);
     }
 
-    /// The connection's claim to an offload.
+    /// Sets the connection's claim to an offload.
     pub fn set_claim(&self, claim: Box<dyn OffloadClaim>) {
-        let _ = self.claim.set(claim); // called once
+        let _ = self.claim.set(claim); // a second call has no effect
     }
 
-    /// Says what an offload is worth to the connection.
+    /// Sets the worth of an offload for the connection.
     pub fn set_worth(&self, worth: Worth) {
         let is_usable = self.state.lock().offload.as_ref().is_some_and(Offloaded::is_usable);
         if let Some(claim) = self.claim.get().filter(|_| is_usable) {
@@ -248,12 +254,12 @@ impl SharedConnection {
         }
     }
 
-    /// Takes the driver's pending tasks, a bit each.
+    /// Removes and returns the driver's pending tasks, one bit each.
     pub fn take_attention(&self) -> u8 {
         self.attention.swap(0, Ordering::SeqCst)
     }
 
-    /// Returns whether nobody waits yet for the peer to answer from a new address: the caller does from now on.
+    /// Returns true if no task waits yet for the peer to answer from a new address. The caller has to start one then.
     pub fn begin_following(&self) -> bool {
         !self.follows.swap(true, Ordering::AcqRel)
     }
@@ -263,6 +269,7 @@ impl SharedConnection {
     }
 
     fn request(&self, what: u8) {
+        // The bit is set before the wake-up, so that the driver finds it.
         self.attention.fetch_or(what, Ordering::SeqCst);
         self.turn.wake_by(0);
     }
@@ -279,7 +286,7 @@ impl SharedConnection {
         self.paths.tell(now, session, teller, || plane.downstream.estimate(now));
     }
 
-    /// Sets the driver's deadline, and the offload's budget. Called before the lock is released.
+    /// Sets the driver's deadline and the offload's budget. This is called before the lock is released.
     fn arm(&self, state: &mut SharedState, now: Instant) {
         self.hand_out(state, now);
         if self.open.load(Ordering::Relaxed) {
@@ -289,20 +296,21 @@ impl SharedConnection {
     }
 
     fn set_deadline(&self, at: u64) {
+        // The deadline is stored before the wake-up, so that the driver reads it.
         self.deadline.store(at, Ordering::SeqCst);
         self.turn.wake_by(at);
     }
 }
 
 impl SharedState {
-    /// Takes note of what the offload has sent.
+    /// Processes the offload's reports of sent packets.
     fn drain_offload(&mut self, now: Instant) {
         if let Some(offload) = &mut self.offload {
             offload.drain(now, &mut self.plane.downstream);
         }
     }
 
-    /// Stops the offload from sending. Called before something is sent from here.
+    /// Reclaims the offload's budget if the data plane has data to send. This is called before the data plane sends.
     fn reclaim_budget(&mut self) {
         let downstream = &mut self.plane.downstream;
         if let Some(offload) = self.offload.as_mut().filter(|_| downstream.has_work()) {
@@ -310,12 +318,13 @@ impl SharedState {
         }
     }
 
-    /// `self.ack` arrived; returns whether it names only packets that were sent.
+    /// Processes the ACK frame in `self.ack`. Returns whether it names only packets that were sent.
     fn acknowledge(&mut self, times: AckTimes) -> bool {
         self.drain_offload(times.now);
         let mut known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();
         if !known {
-            // One that the offload was registering on another CPU; by now it has.
+            // The frame may name a packet whose report the offload was just writing on another CPU. The report is
+            // complete by now.
             self.drain_offload(times.now);
             known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();
         }
@@ -325,13 +334,13 @@ impl SharedState {
         known
     }
 
-    /// The peer names a stream, which the offload may have opened.
+    /// Processes the offload's reports if the peer names an unknown stream, which the offload may have opened.
     fn know_stream(&mut self, now: Instant, id: u64) {
         if self.offload.is_some() && !self.plane.downstream.knows(id) {
             self.drain_offload(now);
         }
         if !self.plane.downstream.knows(id) {
-            // Another CPU was registering something.
+            // The offload may have been writing the report on another CPU, so the reports are read once more.
             self.drain_offload(now);
         }
     }
@@ -341,7 +350,7 @@ impl SharedState {
         self.plane.downstream.on_max_data(self.stack.other_credit());
     }
 
-    /// Returns whether the stream may have such a limit.
+    /// Processes a MAX_STREAM_DATA frame. Returns false if the stream was never opened.
     fn on_max_stream_data(&mut self, id: u64, limit: u64) -> bool {
         let known = self.plane.downstream.on_max_stream_data(id, limit).is_ok();
         if let Some(offload) = self.offload.as_ref().filter(|_| known) {
@@ -350,7 +359,7 @@ impl SharedState {
         known
     }
 
-    /// Tells quinn about more connection credit when it has used half of what it had; returns whether it did.
+    /// Adds a MAX_DATA frame for quinn to the payload once quinn has used half of its credit. Returns whether it did.
     fn top_up(&mut self, payload: &mut BytesMut) -> bool {
         let Self { plane, stack, offload, .. } = self;
         let downstream = &mut plane.downstream;
@@ -363,7 +372,8 @@ impl SharedState {
         stack.top_up(take, payload)
     }
 
-    /// Notes what an acknowledgement without news looks like, if this was one.
+    /// Notes the size of this packet if it only had an ACK that requires no action, so that later packets like it may
+    /// be deferred.
     fn learn_ack(&mut self, size: usize, contents: &Contents) {
         if let (Some(offload), Some(delay), false) = (&mut self.offload, contents.ack, contents.others)
             && self.plane.downstream.is_steady()
@@ -373,7 +383,7 @@ impl SharedState {
     }
 }
 
-/// Calls `work` with this thread's batch, for packets that are sent from inside quinn's calls.
+/// Calls `work` with this thread's batch, for packets that are sent during calls from quinn.
 fn with_batch(work: impl FnOnce(&mut PacketBatch)) {
     thread_local!(static BATCH: RefCell<PacketBatch> = RefCell::new(PacketBatch::default()));
     BATCH.with_borrow_mut(work);

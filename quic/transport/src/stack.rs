@@ -21,16 +21,16 @@ pub(crate) struct QuinnStack {
     map: NumberMap,
     credit: CreditSplit,
     peer: Option<PeerParams>,
-    // Reused from ACK to ACK.
+    // Buffers that are reused for each ACK frame.
     virtuals: Vec<RangeInclusive<u64>>,
     rewritten: Vec<u8>,
 }
 
-/// The times when an acknowledgement was read and when it arrived.
+/// The times at which an ACK frame was read and arrived.
 #[derive(Clone, Copy)]
 pub(crate) struct AckTimes {
     pub now: Instant,
-    /// When it arrived. It may have waited before it was read.
+    /// Time of arrival, which may be long before the frame was read.
     pub arrived: Instant,
 }
 
@@ -45,7 +45,7 @@ impl QuinnStack {
         }
     }
 
-    /// Takes the peer's transport parameters; returns whether they are the first.
+    /// Stores the peer's transport parameters. Returns whether they are the first.
     pub fn set_peer(&mut self, peer: PeerParams) -> bool {
         if self.peer.is_some() {
             return false;
@@ -55,22 +55,22 @@ impl QuinnStack {
         true
     }
 
-    /// The peer's transport parameters with the stack's part of the credit.
+    /// Returns the peer's transport parameters with only the stack's part of the credit.
     pub fn cap(&self, encoded: &[u8]) -> Result<Vec<u8>, MalformedParams> {
         params::cap_initial_max_data(encoded, self.credit.granted())
     }
 
-    /// The peer's ACK Delay Exponent.
+    /// Returns the peer's ack_delay_exponent.
     pub fn ack_delay_exponent(&self) -> u32 {
         self.peer.unwrap_or_default().ack_delay_exponent
     }
 
-    /// Connection credit that is not the stack's.
+    /// Returns the data plane's limit of connection credit, bytes.
     pub fn other_credit(&self) -> u64 {
         self.credit.rest()
     }
 
-    /// The stack seals a packet with the keys of `generation` and its own number: returns the number for the wire.
+    /// Draws the wire number for the stack's packet `number`, which is sealed with the keys of `generation`.
     pub fn draw(
         &mut self,
         now: Instant,
@@ -79,30 +79,32 @@ impl QuinnStack {
         numbers: &NumberAllocator,
         counters: &SeamCounters,
     ) -> u64 {
-        // quinn leaves numbers out to catch peers that acknowledge what they did not receive. So does the
-        // wire, and the peer's ACK ranges stay what quinn's would be.
+        // quinn skips numbers to detect peers that acknowledge packets they did not receive (RFC 9000, section 21.4). A
+        // number is skipped on the wire for each of them, so that quinn still detects such peers.
         while self.map.next() < number {
             self.map.push(numbers.skip(), None);
             counters.skipped_numbers.add(1);
         }
-        // quinn never goes back to old keys. If it did, the peer would drop the packet and quinn repeat it.
+        // quinn never returns to old keys. If it did, the peer would drop the packet, and quinn would send its contents
+        // again.
         let wire = numbers.draw_in(generation).unwrap_or_else(|_| numbers.skip());
         self.map.push(wire, Some(now));
         wire
     }
 
-    /// The stack sends a STREAM frame.
+    /// Notes that the stack sends a STREAM frame.
     pub fn on_stream_frame(&mut self, frame: &frame::StreamFrame<'_>) {
         self.credit.on_sent(frame.id, frame.offset..frame.offset + frame.data.len() as u64);
     }
 
-    /// Puts what the stack may know of a MAX_DATA frame in its place.
+    /// Replaces the limit in a MAX_DATA frame by the stack's part of it.
     pub fn on_max_data(&mut self, limit: u64, frame: &mut [u8]) {
         self.credit.on_max_data(limit);
         write_max_data(self.credit.granted(), frame);
     }
 
-    /// Rewrites an ACK frame of `len` bytes to the stack's own numbers; `latest_rtt`: of the other senders' packets.
+    /// Rewrites an ACK frame of `len` bytes to the stack's own numbers. `latest_rtt` is the newest round trip of other
+    /// senders' packets.
     pub fn rewrite_ack(
         &mut self,
         times: AckTimes,
@@ -127,8 +129,9 @@ impl QuinnStack {
             }
             None => {
                 counters.acks_for_data_plane.add(1);
-                // Said again, an acknowledgement tells quinn nothing. Without it the packet would look like
-                // a probe of the path, and a peer that moved would not be followed (RFC 9000, section 9.1).
+                // The last acknowledgement is repeated, which tells quinn nothing new. Without any ACK frame the packet
+                // would look like a probing packet, and quinn would not follow a peer that moved (RFC 9000, section
+                // 9.1).
                 self.virtuals.extend(self.map.acked().map(|number| number..=number));
             }
         }
@@ -140,11 +143,11 @@ impl QuinnStack {
         &self.rewritten
     }
 
-    /// Tells the stack about more connection credit when it has used half of what it had, as far as `take` gives it
-    /// some; returns whether it did.
+    /// Adds a MAX_DATA frame to the payload once the stack has used half of its credit and `take` gives more. Returns
+    /// whether it did.
     pub fn top_up(&mut self, take: impl FnOnce(u64) -> u64, payload: &mut BytesMut) -> bool {
         let Some(limit) = self.credit.top_up(take) else { return false };
-        // In front: behind the last frame it could become that frame's data.
+        // The frame goes in front, because behind a STREAM frame without a length it would become that frame's data.
         let mut frame = Vec::with_capacity(9 + payload.len());
         frame::write_max_data(limit, &mut frame);
         frame.extend_from_slice(payload);
@@ -153,15 +156,15 @@ impl QuinnStack {
     }
 }
 
-/// Microseconds by which an acknowledgement came late for quinn's newest packet, because it was sent for a
-/// later one of the data plane, or was read late: `round_trip` is what it would have been otherwise.
+/// Returns the microseconds by which the acknowledgement of quinn's newest packet was late: it was sent for a later
+/// packet of the data plane, or was read late. `round_trip` is the time that it would have taken otherwise.
 fn excess_delay(now: Instant, sent: Option<Instant>, round_trip: Duration) -> u64 {
     let waited = sent.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent));
     u64::try_from(waited.saturating_sub(round_trip).as_micros()).unwrap_or(0)
 }
 
-/// Puts another limit into a MAX_DATA frame, in as many bytes. It is not above the one that was there, so
-/// it fits.
+/// Overwrites a MAX_DATA frame with another limit, in the same number of bytes. The limit fits because it is not above
+/// the original one.
 fn write_max_data(limit: u64, frame: &mut [u8]) {
     frame::blank(frame);
     let len = frame.len();

@@ -1,4 +1,4 @@
-//! Counters of one connection's seam.
+//! Counters of the seam between quinn and the data plane on one connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of the seam since the connection began.
+        /// Counts of packets and rewritten frames since the connection began.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
@@ -34,25 +34,25 @@ counters! {
     data_plane_packets,
     /// UDP payload of these packets, bytes.
     data_plane_bytes,
-    /// Packet numbers left out, to find peers that acknowledge what they did not receive.
+    /// Packet numbers that were skipped, to detect peers that acknowledge packets they did not receive.
     skipped_numbers,
     /// ACK frames that acknowledge a packet of quinn for the first time.
     acks_for_quinn,
     /// ACK frames that acknowledge packets of the data plane only.
     acks_for_data_plane,
-    /// ACK frames that named packets never sent. Most of them close the connection.
+    /// ACK frames that named packets that were never sent. Most of these close the connection.
     acks_refused,
     /// MAX_STREAM_DATA and STOP_SENDING frames for streams of the data plane.
     stream_frames_consumed,
-    /// STREAM frames of an offloaded connection that repeated bytes, which were taken out.
+    /// STREAM frames with repeated bytes, which were removed. Only connections that may have an offload count them.
     stream_frames_cut,
     /// Packets whose number was received before, or is too old to tell.
     replayed_packets,
     /// Times that quinn was granted more connection credit.
     credit_grants,
-    /// Key generations that sealed a packet of the data plane, after the first.
+    /// Key generations after the first with which the data plane sealed a packet.
     key_updates,
-    /// Times that quinn saw the peer at another address.
+    /// Changes of the peer's address that quinn reported.
     address_changes,
 }
 

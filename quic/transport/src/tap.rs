@@ -1,4 +1,4 @@
-//! Records of the packets that userspace's data planes send, for observers of single packets.
+//! Records of packets that the data planes in userspace send, for packet traces.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,10 +7,11 @@ use parking_lot::Mutex;
 
 use crate::{clock::monotonic_ns, trace::PacketFilter};
 
-/// Pieces that may wait to be taken.
+/// Largest number of records that wait to be taken.
 const MAX_WAITING: usize = 1 << 14;
 
-/// Collects what is sent on the connections of all endpoints that share it, while somebody wants it.
+/// A collector of records of sent packets, for all connections of the endpoints that share it. It collects only while a
+/// filter is set.
 #[derive(Default)]
 pub struct Tap {
     on: AtomicBool,
@@ -24,25 +25,27 @@ struct OpenTap {
     pieces: Vec<SentPiece>,
 }
 
-/// A piece of a packet that was sent from userspace.
+/// A record of one frame of a packet that was sent from userspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentPiece {
-    /// `CLOCK_MONOTONIC`.
+    /// The time of sending on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
     /// The connection's number in traces: see [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
     /// The packet number.
     pub number: u64,
-    /// UDP payload of the packet, bytes.
+    /// Size of the packet's UDP payload, bytes.
     pub size: u16,
-    /// The part of the packet that belongs to one stream or datagram.
+    /// The frame, which belongs to one stream or datagram.
     pub piece: PacketFrame,
 }
 
 impl Tap {
-    /// Collects what passes: packets whose own number is a multiple of [`PacketFilter::every`].
+    /// Sets the filter, or stops collecting with `None`. Packets pass whose own number is a multiple of
+    /// [`PacketFilter::every`].
     pub fn set(&self, filter: Option<PacketFilter>) {
         let mut open = self.open.lock();
+        // Records that nobody will take are dropped.
         if filter.is_none() {
             *open = OpenTap::default();
         }
@@ -50,12 +53,12 @@ impl Tap {
         self.on.store(filter.is_some(), Ordering::Relaxed);
     }
 
-    /// Reports whether anybody wants records. Relaxed, so a packet or two may be missed when it changes.
+    /// Returns whether a filter is set. The load is relaxed, so a few packets may be missed after a change.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// A packet was sealed.
+    /// Records a sealed packet, if it passes the filter.
     pub fn add(&self, session: u32, number: u64, size: usize, pieces: impl Iterator<Item = PacketFrame>) {
         let mut open = self.open.lock();
         let Some(filter) = open.filter else { return };
@@ -77,7 +80,8 @@ impl Tap {
         }
     }
 
-    /// Returns the records since the last call, in order for each connection, and how many were lost for want of room.
+    /// Returns the records since the last call, in order for each connection, and how many were lost because too many
+    /// waited.
     pub fn take(&self) -> (Vec<SentPiece>, u64) {
         let pieces = std::mem::take(&mut self.open.lock().pieces);
         (pieces, self.lost.swap(0, Ordering::Relaxed))
@@ -101,11 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_wanted_is_collected() {
+    fn tap_collects_only_packets_that_pass_the_filter() {
         let tap = Tap::default();
         let add = |session, number| tap.add(session, number, 100, [ping(1), ping(2)].into_iter());
         add(7, 0);
-        assert_eq!(taken(&tap), [], "nobody wants it");
+        assert_eq!(taken(&tap), [], "no filter is set");
         let all = PacketFilter { every: NonZero::<u32>::MIN, track: None, session: None };
         tap.set(Some(all));
         add(7, 1);
@@ -119,11 +123,11 @@ mod tests {
         assert_eq!(taken(&tap), [(10, 1), (10, 2)]);
         add(8, 11);
         tap.set(None);
-        assert_eq!((taken(&tap), tap.is_on()), (vec![], false), "nothing is left over");
+        assert_eq!((taken(&tap), tap.is_on()), (vec![], false), "no record remains");
     }
 
     #[test]
-    fn records_that_nobody_takes_are_counted_and_dropped() {
+    fn tap_records_beyond_the_limit_are_dropped_and_counted() {
         let tap = Tap::default();
         tap.set(Some(PacketFilter { every: NonZero::<u32>::MIN, track: None, session: None }));
         (0..MAX_WAITING as u64 + 5).for_each(|number| tap.add(1, number, 100, [ping(1)].into_iter()));

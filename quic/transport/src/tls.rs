@@ -1,4 +1,4 @@
-//! TLS for QUIC: rustls configurations that one endpoint's connections are made from.
+//! TLS for QUIC: the rustls configurations of an endpoint's connections.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use rustls::{
 /// The certificates that a client accepts.
 #[derive(Clone, Debug)]
 pub enum ServerTrust {
-    /// Certificates that lead to one of these roots.
+    /// Certificates that chain to one of these roots.
     Roots(Arc<RootCertStore>),
     /// Every certificate, for tests. Connections are encrypted, but the server's identity is not checked.
     Anyone,
@@ -37,17 +37,18 @@ impl ResolvesServerCert for ReplaceableCertificate {
     }
 }
 
-/// Roots that clients' certificates have to lead to, which can be replaced while connections are accepted. Without roots,
-/// clients are not asked.
+/// The roots that clients' certificates have to chain to. They can be replaced while connections are accepted. Without
+/// roots, no certificate is requested.
 #[derive(Debug)]
 pub(crate) struct ReplaceableRoots {
     provider: Arc<CryptoProvider>,
     verifier: RwLock<Option<Arc<dyn ClientCertVerifier>>>,
-    /// Sessions that may be resumed. Resumption does not check the certificate again.
+    /// TLS sessions that may be resumed. Resumption does not check the certificate again, so they are dropped with the
+    /// roots.
     sessions: RwLock<Arc<ServerSessionMemoryCache>>,
 }
 
-/// Sessions that may be resumed.
+/// Largest number of TLS sessions that may be resumed.
 const RESUMABLE: usize = 256;
 
 impl ReplaceableRoots {
@@ -67,6 +68,7 @@ impl ReplaceableRoots {
                 .map_err(|error| Error::General(error.to_string()))
         });
         *self.verifier.write() = verifier.transpose()?;
+        // A resumed session would skip the check against the new roots.
         *self.sessions.write() = ServerSessionMemoryCache::new(RESUMABLE);
         Ok(())
     }
@@ -89,7 +91,8 @@ impl ClientCertVerifier for ReplaceableRoots {
         false
     }
 
-    /// Returns no hints, since the roots change. Clients present the certificate that they have for this relay.
+    /// Returns no hints, because the roots may be replaced. Clients present the certificate that they have for this
+    /// server.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -149,7 +152,7 @@ impl StoresServerSessions for ReplaceableRoots {
     }
 }
 
-/// ring with the wanted cipher suites, most wanted first.
+/// Returns ring's provider with the given cipher suites, the preferred one first.
 pub(crate) fn provider(suites: &[KeySuite]) -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     let known = std::mem::take(&mut provider.cipher_suites);
@@ -163,7 +166,7 @@ pub(crate) fn provider(suites: &[KeySuite]) -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// The suite of Initial packets, whatever is wanted later (RFC 9001, section 5).
+/// Returns the suite of Initial packets, which does not depend on the negotiated one (RFC 9001, section 5).
 pub(crate) fn initial_suite() -> Option<rustls::quic::Suite> {
     ring::default_provider().cipher_suites.iter().find_map(|suite| match suite.suite() {
         CipherSuite::TLS13_AES_128_GCM_SHA256 => suite.tls13()?.quic_suite(),
@@ -182,6 +185,7 @@ pub(crate) fn server(
         .with_client_cert_verifier(Arc::clone(clients) as _)
         .with_cert_resolver(certificate);
     config.alpn_protocols = alpn.to_vec();
+    // The server's order of cipher suites decides, which the operator configures.
     config.ignore_client_order = true;
     config.session_storage = Arc::clone(clients) as _;
     Ok(config)
@@ -210,7 +214,7 @@ pub(crate) fn client(
     Ok(config)
 }
 
-/// Key log to a file, for tools that decrypt captures (`SSLKEYLOGFILE`).
+/// Returns a key log that writes to the file `SSLKEYLOGFILE`, for tools that decrypt packet captures.
 pub fn key_log_file() -> Arc<dyn KeyLog> {
     Arc::new(rustls::KeyLogFile::new())
 }

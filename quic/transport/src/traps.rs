@@ -1,8 +1,8 @@
-//! Packet numbers that are left out at random, to find a peer that acknowledges what it did not receive (RFC 9000,
-//! section 21.4): it would have more sent than its path carries.
+//! Packet numbers that are skipped at random, to detect a peer that acknowledges packets it did not receive (RFC 9000,
+//! section 21.4). Such a peer could make this end send more than the path carries.
 //!
-//! An offload draws numbers without being asked. So a number is left out of the shared sequence whenever somebody here
-//! comes by and enough were drawn since the last.
+//! An offload draws numbers without a call to this process. So a number is skipped whenever this process handles a
+//! packet and enough numbers were drawn since the last skip.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -10,21 +10,23 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// The first is among the first numbers, since what a peer gains it gains early. Then the distance doubles, half more or
-/// less, up to [`FARTHEST`]: each one left out is a range more in the peer's acknowledgements.
+/// Mean distance of the first skipped number from 0. It is short because a lying peer gains most at the beginning. Each
+/// further distance is twice as long, randomly changed by up to a half. Each skipped number costs a range in the peer's
+/// ACK frames.
 const NEAREST: u64 = 64;
+/// Largest mean distance of skipped numbers.
 const FARTHEST: u64 = 1 << 13;
 
-/// The newest numbers are remembered, at most this many.
+/// Number of the newest skipped numbers that are remembered.
 const KEPT: usize = 64;
 
 pub(crate) struct Traps {
-    /// The numbers that were left out, in ascending order.
+    /// The skipped numbers, in ascending order.
     left_out: VecDeque<u64>,
-    /// The next one is this number or the first one after it that is seen here.
+    /// The lower bound of the next skipped number: it is the first number at or above this that this process draws.
     next: u64,
     distance: u64,
-    /// Keys that the peer does not know.
+    /// Random keys that the peer does not know, so that it cannot predict the skipped numbers.
     random: RandomState,
 }
 
@@ -36,12 +38,12 @@ impl Traps {
         traps
     }
 
-    /// Returns whether the next number is to be left out.
+    /// Returns whether the number `next` has to be skipped.
     pub fn is_due(&self, next: u64) -> bool {
         next >= self.next
     }
 
-    /// A number was left out.
+    /// Notes that a number was skipped.
     pub fn add(&mut self, number: u64) {
         self.left_out.push_back(number);
         if self.left_out.len() > KEPT {
@@ -52,10 +54,11 @@ impl Traps {
     }
 
     fn aim(&mut self, number: u64) {
+        // The distance is random, between a half and one and a half of its mean.
         self.next = number + self.distance / 2 + self.random.hash_one(number) % self.distance;
     }
 
-    /// Returns whether one of these ranges has a number that was left out.
+    /// Returns whether one of the acknowledged ranges has a skipped number.
     pub fn catch(&self, acknowledged: &[RangeInclusive<u64>]) -> bool {
         let Some(oldest) = self.left_out.front() else { return false };
         acknowledged.iter().filter(|range| range.end() >= oldest).any(|range| {
@@ -69,7 +72,7 @@ impl Traps {
 mod tests {
     use super::*;
 
-    /// Draws so many numbers one by one; returns those that were left out.
+    /// Draws `numbers` numbers one by one, and returns the skipped ones.
     fn run(traps: &mut Traps, numbers: u64) -> Vec<u64> {
         let due: Vec<_> = (0..numbers)
             .filter(|number| traps.is_due(*number).then(|| traps.add(*number)).is_some())
@@ -88,13 +91,16 @@ mod tests {
                 assert!((mean / 2..mean * 3 / 2).contains(&distance), "{distance} is the {i}th");
             }
         }
-        assert!(runs.iter().any(|left_out| left_out[..4] != runs[0][..4]), "no two connections are alike");
+        assert!(
+            runs.iter().any(|left_out| left_out[..4] != runs[0][..4]),
+            "connections skip different numbers"
+        );
     }
 
     #[test]
     fn latest_acknowledgement_traps_are_found_in_any_range() {
         let mut traps = Traps::new();
-        assert!(!traps.catch(&[0..=u64::MAX]), "none yet");
+        assert!(!traps.catch(&[0..=u64::MAX]), "no number was skipped yet");
         let left_out = run(&mut traps, 1_000_000);
         assert!(left_out.len() > KEPT);
         assert_eq!(traps.left_out.len(), KEPT);
@@ -103,6 +109,9 @@ mod tests {
             assert!(traps.catch(&[number + 1..=number + 9, 3..=*number]));
             assert!(!traps.catch(&[number + 1..=number + 9, number - 9..=number - 1]));
         }
-        assert!(!traps.catch(&[0..=left_out[left_out.len() - KEPT] - 1]), "as long ago as that");
+        assert!(
+            !traps.catch(&[0..=left_out[left_out.len() - KEPT] - 1]),
+            "older skipped numbers are forgotten"
+        );
     }
 }

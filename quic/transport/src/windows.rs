@@ -1,13 +1,13 @@
-//! Receive windows: a common budget for the bytes that peers of all connections may send before they are read.
+//! Receive windows: a budget shared by all connections for the bytes that peers may send before they are read.
 //!
-//! A window is a promise: until it is used up it cannot be taken back, so it counts as if the bytes had arrived. A connection begins with a
-//! small window, which doubles as long as it holds the peer up. A peer that sends nothing therefore holds next to nothing, and one whose
-//! data is not read holds a window, not the budget.
+//! A granted window cannot be taken back before the peer has used it, so it counts as if the bytes had arrived. A
+//! connection begins with a small window, which doubles as long as it limits the peer. So a peer that sends nothing
+//! holds a small window, and a peer whose data is not read holds one window at most.
 //!
-//! A window that is four times as large as it needs to be is halved. The peer gets no further limit until it has used up the difference,
-//! which counts until then. A peer that was fast and becomes slow thus gives back. One that becomes silent does not, and keeps its promise
-//! for as long as the connection lives. When others find no room, [`Windows::take_pressed`] reports it, and the application may close idle
-//! connections.
+//! A window that is four times as large as it needs to be is halved. The peer gets no larger limit until it has used up
+//! the difference, which counts until then. So a peer that becomes slow gives bytes back. A peer that becomes silent
+//! holds its window as long as the connection exists. When the budget is used up, [`Windows::take_pressed`] reports it,
+//! and the application may close idle connections.
 
 use std::{
     sync::{
@@ -21,21 +21,21 @@ use parking_lot::Mutex;
 
 /// The first window of a connection, bytes.
 const LEAST: u64 = 64 << 10;
-/// The fraction of the budget that no window grows into. It is left for new connections.
+/// Divisor of the budget: this part is reserved for new connections, and no window grows into it.
 const RESERVE: u64 = 4;
-/// A window holds the data of this many round trips.
+/// Number of round trips whose data a window has to hold.
 const ROUND_TRIPS: u64 = 2;
-/// The shortest round trip assumed: reading the data takes time, too.
+/// Shortest round trip that is assumed, because reading the data takes time, too.
 const LEAST_ROUND_TRIP: Duration = Duration::from_millis(20);
-/// The longest round trip assumed: the peer determines the measured one by when it acknowledges.
+/// Longest round trip that is assumed, because a peer may delay its acknowledgements.
 const MOST_ROUND_TRIP: Duration = Duration::from_secs(1);
-/// A window this many times as large as needed is halved.
+/// Factor by which a window has to exceed the needed size to be halved.
 const TOO_LARGE: u64 = 4;
 
-/// The budget, for all endpoints that share it.
+/// The budget of receive windows, for all endpoints that share it.
 ///
-/// The sum is one atomic word, changed by compare-and-exchange alone, so it never exceeds the total. It orders nothing else, and relaxed ordering
-/// is enough.
+/// The sum of all windows is one atomic number. It grows only by compare-and-exchange, so it never exceeds the total.
+/// It orders no other memory, so relaxed ordering is enough.
 #[derive(Debug)]
 pub struct Windows {
     total: u64,
@@ -46,38 +46,38 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// `total`: bytes.
+    /// Creates a budget of `total` bytes.
     pub fn new(total: u64) -> Self {
         let [held, refused, limited] = [0; 3].map(AtomicU64::new);
         Self { total, held, refused, limited, pressed: AtomicBool::new(false) }
     }
 
-    /// Bytes that there are.
+    /// Returns the size of the budget, bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes that peers may send or have sent without having been read.
+    /// Returns the bytes that peers may still send, or have sent and that were not read.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Connections for which there was no room.
+    /// Returns the number of connections that were refused because the budget was used up.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Times that a window did not grow, since its share was used up.
+    /// Returns how many times a window did not grow because its share was used up.
     pub fn limited(&self) -> u64 {
         self.limited.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a window, or a connection, has found no room since the last call.
+    /// Returns whether a window could not grow, or a connection was refused, for lack of budget since the last call.
     pub fn take_pressed(&self) -> bool {
         self.pressed.swap(false, Ordering::Relaxed)
     }
 
-    /// Holds this many bytes more if the sum stays within `limit`. Returns whether it does.
+    /// Adds `bytes` to the sum if it stays within `limit`. Returns whether it does.
     fn take(&self, bytes: u64, limit: u64) -> bool {
         let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= limit);
         let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
@@ -88,7 +88,7 @@ impl Windows {
     }
 }
 
-/// The part of the budget that some connections share, such as those of one client, or of a wider network.
+/// The part of the budget that a group of connections shares, such as those of one client, or of one network.
 #[derive(Debug)]
 pub struct WindowShare {
     limit: u64,
@@ -97,18 +97,18 @@ pub struct WindowShare {
 }
 
 impl WindowShare {
-    /// Makes one of `limit` bytes, which counts for the share of a wider network as well. Beyond it, windows stay as they are; those that
-    /// connections begin with are theirs.
+    /// Creates a share of `limit` bytes, within the share of a wider network if one is given. When it is used up,
+    /// windows do not grow, but new connections still get their first window.
     pub fn new(limit: u64, within: Option<Arc<WindowShare>>) -> Self {
         Self { limit, held: AtomicU64::new(0), within }
     }
 
-    /// Bytes that their peers may send or have sent without having been read.
+    /// Returns the bytes that the share's peers may still send, or have sent and that were not read.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns this share and the wider ones that it is within, the narrowest first.
+    /// Returns this share and the wider shares around it, the narrowest first.
     fn levels(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |share| share.within.as_deref())
     }
@@ -120,13 +120,14 @@ impl WindowShare {
         };
         let taken = self.levels().take_while(|share| add(share)).count();
         let all = taken == self.levels().count();
+        // A wider share is used up, so the bytes are returned to the narrower ones.
         if !all {
             self.levels().take(taken).for_each(|share| share.give_level(bytes));
         }
         all
     }
 
-    /// Takes what connections begin with, beyond the limit too.
+    /// Adds the first window of a connection, even beyond the limit.
     fn take_anyway(&self, bytes: u64) {
         for share in self.levels() {
             share.held.fetch_add(bytes, Ordering::Relaxed);
@@ -142,15 +143,16 @@ impl WindowShare {
     }
 }
 
-/// The window of one connection, until it is dropped.
+/// The receive window of one connection. Dropping it returns its bytes to the budget.
 ///
 /// # States
 ///
-/// A window is *steady* or *shrunk*. [`Self::on_max_data`] looks at how fast the peer has used its last limit, and grows, shrinks or keeps the
-/// window. It asks for another size by its return value: the driver tells quinn ([`Self::bytes`]), and reports that with [`Self::on_applied`]. A
-/// shrunk window does not shrink again. It becomes steady with the second larger limit behind that report, when the peer has certainly used up
-/// the difference. Until then the difference counts as held. Between calls, the bytes of all windows and of their differences are the sum in
-/// [`Windows`], and in the window's [`WindowShare`].
+/// A window is *steady* or *shrunk*. [`Self::on_max_data`] measures how fast the peer has used its last limit, and
+/// grows, shrinks or keeps the window. It returns whether the size changed. The driver then passes [`Self::bytes`] to
+/// quinn, and calls [`Self::on_applied`]. A shrunk window does not shrink again. It becomes steady with the second
+/// larger limit after that call, when the peer has certainly used up the difference. Until then the difference counts
+/// as held. Between calls, the sum in [`Windows`] and in the window's [`WindowShare`] equals the bytes of all windows
+/// and their differences.
 #[derive(Debug)]
 pub(crate) struct ConnectionWindow {
     of: Arc<Windows>,
@@ -161,36 +163,36 @@ pub(crate) struct ConnectionWindow {
 #[derive(Debug)]
 struct WindowState {
     bytes: u64,
-    /// Bytes on top that nobody counts: see [`ConnectionWindow::nudge`].
+    /// Bytes added by [`ConnectionWindow::nudge`], which do not count in the budget.
     nudges: u64,
     share: Option<Arc<WindowShare>>,
-    /// The largest limit of a MAX_DATA.
+    /// The largest limit in a MAX_DATA frame so far.
     limit: u64,
-    /// The time of that MAX_DATA, and the limit that it would have had if the window had always had its present size.
+    /// Time of that MAX_DATA frame, and the limit that it would have had if the window had always had its present size.
     last: (Instant, u64),
     shrunk: Option<Shrunk>,
 }
 
-/// Bytes that a window was larger by, which the peer may still send.
+/// The bytes by which a window was reduced, and which the peer may still send.
 #[derive(Debug)]
 struct Shrunk {
     bytes: u64,
-    /// Larger limits that the peer was told since quinn knows of it. The first may be of before; quinn makes no second before what was
-    /// promised is used up.
+    /// Number of larger limits sent to the peer since quinn has the reduced window. The first limit may have been
+    /// computed before that. quinn sends a second one only after the old window is used up.
     told: Option<u32>,
 }
 
 /// The receive window of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveWindow {
-    /// Bytes that the peer may send or has sent without having been read.
+    /// Bytes that the peer may still send, or has sent and that were not read.
     pub held: u64,
-    /// Time since the last MAX_DATA: the peer has sent next to nothing, or nothing of it was read.
+    /// Time since the last MAX_DATA frame, in which the peer has sent little, or little of it was read.
     pub idle: Duration,
 }
 
 impl ConnectionWindow {
-    /// `most`: bytes that it may grow to. `None`: there is no room for another connection.
+    /// Creates the window of a new connection, which may grow to `most` bytes. Returns `None` if the budget is used up.
     pub fn open(of: &Arc<Windows>, most: u32, now: Instant) -> Option<Self> {
         let most = u64::from(most);
         let bytes = LEAST.min(most);
@@ -203,7 +205,7 @@ impl ConnectionWindow {
         Some(Self { of: Arc::clone(of), most, state: Mutex::new(state) })
     }
 
-    /// Counts it with others from now on, in place of those of before.
+    /// Counts the window in `share` from now on, instead of its earlier share.
     pub fn join(&self, share: Arc<WindowShare>) {
         let mut state = self.state.lock();
         let held = state.held();
@@ -223,7 +225,7 @@ impl ConnectionWindow {
         u32::try_from(state.bytes + state.nudges).unwrap_or(u32::MAX)
     }
 
-    /// Quinn's window is of so many bytes from now on.
+    /// Notes that quinn's window has `bytes` bytes from now on.
     pub fn on_applied(&self, bytes: u32) {
         let mut state = self.state.lock();
         let is_newest = state.bytes + state.nudges == u64::from(bytes);
@@ -232,10 +234,11 @@ impl ConnectionWindow {
         }
     }
 
-    /// The peer gets a new limit: it may send up to `limit` on the connection. Returns whether the window's size has changed.
+    /// Notes a MAX_DATA frame to the peer, which may send up to `limit` on the connection. Returns whether the window's
+    /// size has changed.
     pub fn on_max_data(&self, now: Instant, limit: u64, round_trip: Duration) -> bool {
         let mut state = self.state.lock();
-        // A frame that was lost says nothing new.
+        // A retransmitted frame has no new limit.
         if limit <= state.limit {
             return false;
         }
@@ -244,6 +247,7 @@ impl ConnectionWindow {
         let (since, before) = std::mem::replace(&mut state.last, (now, limit));
         let round_trip = round_trip.clamp(LEAST_ROUND_TRIP, MOST_ROUND_TRIP).as_nanos();
         let took = now.saturating_duration_since(since).as_nanos().max(1);
+        // The window has to hold the peer's rate times `ROUND_TRIPS` round trips.
         let wanted = u128::from(limit.saturating_sub(before) * ROUND_TRIPS) * round_trip / took;
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
         match wanted {
@@ -258,7 +262,7 @@ impl ConnectionWindow {
         let grows = more > 0 && self.take(state, more);
         if grows {
             state.bytes += more;
-            // The next limit includes these bytes, which nobody has read.
+            // The next limit grows by these bytes although no data was read for them.
             state.last.1 += more;
         }
         grows
@@ -266,17 +270,19 @@ impl ConnectionWindow {
 
     fn shrink(&self, state: &mut WindowState) -> bool {
         let less = state.bytes - (state.bytes / 2).max(LEAST.min(self.most));
+        // The peer has to use up an earlier reduction first, since only one difference is tracked.
         if less == 0 || state.shrunk.is_some() {
             return false;
         }
         state.bytes -= less;
-        // These bytes are read without a new limit for the peer.
+        // These bytes are read without raising the peer's limit.
         state.last.1 = state.last.1.saturating_sub(less);
         state.shrunk = Some(Shrunk { bytes: less, told: None });
         true
     }
 
-    /// The peer got a larger limit. If that uses up the bytes by which the window has shrunk, they are given back.
+    /// Counts a larger limit of the peer. Returns the bytes by which the window has shrunk to the budget once the peer
+    /// has used them up.
     fn settle(&self, state: &mut WindowState) {
         let Some(Shrunk { bytes, told: Some(told) }) = &mut state.shrunk else { return };
         *told += 1;
@@ -297,13 +303,14 @@ impl ConnectionWindow {
             return false;
         }
         let taken = self.of.take(more, self.of.total - self.of.total / RESERVE);
+        // The budget is used up, so the bytes are returned to the share.
         if let (false, Some(share)) = (taken, &state.share) {
             share.give(more);
         }
         taken
     }
 
-    /// Adds a byte to the window, so that quinn has a new limit to send to the peer. Returns the window.
+    /// Adds a byte to the window, so that quinn sends a new limit to the peer. Returns the window's size.
     pub fn nudge(&self) -> u32 {
         self.state.lock().nudges += 1;
         self.bytes()
@@ -337,7 +344,8 @@ mod tests {
         ConnectionWindow::open(windows, most, Instant::now())
     }
 
-    /// Reads everything at once while the peer sends as much as it may, over this many updates. Returns the window.
+    /// Simulates a peer that sends as much as it may while all data is read at once, for `updates` MAX_DATA frames.
+    /// Returns the window.
     fn busy(window: &ConnectionWindow, updates: u32) -> u64 {
         let mut now = Instant::now();
         for _ in 0..updates {
@@ -349,7 +357,8 @@ mod tests {
         window.bytes().into()
     }
 
-    /// An eighth of the least comes in a second, at a round trip of 10 ms. Returns whether the window has another size now.
+    /// Simulates a peer that sends an eighth of `LEAST` in a second, at a round trip of 10 ms. Returns whether the
+    /// window's size changed.
     fn slow(window: &ConnectionWindow) -> bool {
         let (now, limit) = {
             let state = window.state.lock();
@@ -359,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_shrinks_when_it_is_not_needed() {
+    fn receive_window_shrinks_when_the_peer_is_slow() {
         let windows = Arc::new(Windows::new(1 << 30));
         let share = Arc::new(WindowShare::new(1 << 30, None));
         let window = open(&windows, 1 << 20).unwrap();
@@ -367,29 +376,33 @@ mod tests {
         busy(&window, 20);
         let held = || (windows.held(), share.held());
         assert!(slow(&window));
-        assert_eq!((window.bytes(), held()), (1 << 19, (1 << 20, 1 << 20)), "promised is promised");
-        // Nothing is sooner: quinn does not know yet, and then has had a larger limit ready.
+        assert_eq!((window.bytes(), held()), (1 << 19, (1 << 20, 1 << 20)), "the granted bytes still count");
+        // The bytes are not returned while quinn has the old window, nor with the first limit after that.
         assert!(!slow(&window) && !slow(&window));
         window.on_applied(1 << 20);
-        assert!(!slow(&window) && !slow(&window), "that was the size before");
+        assert!(!slow(&window) && !slow(&window), "quinn still has the old size");
         window.on_applied(1 << 19);
         assert!(!slow(&window));
         let limit = window.state.lock().limit;
-        assert!(!window.on_max_data(Instant::now(), limit, 10 * MS), "lost, and sent again");
+        assert!(!window.on_max_data(Instant::now(), limit, 10 * MS), "a retransmitted frame changes nothing");
         assert_eq!(held(), (1 << 20, 1 << 20));
         assert!(slow(&window));
-        assert_eq!((window.bytes(), held()), (1 << 18, (1 << 19, 1 << 19)), "used up, and halved again");
+        assert_eq!(
+            (window.bytes(), held()),
+            (1 << 18, (1 << 19, 1 << 19)),
+            "the peer has used the difference, and the window is halved again"
+        );
         for _ in 0..30 {
             window.on_applied(window.bytes());
             slow(&window);
         }
         assert_eq!((u64::from(window.bytes()), held()), (LEAST, (LEAST, LEAST)));
-        assert_eq!(busy(&window, 20), 1 << 20, "and it grows again");
+        assert_eq!(busy(&window, 20), 1 << 20, "the window grows again");
     }
 
-    /// Three clients that were fast once have all that windows may grow to.
+    /// Three clients that were fast earlier hold all bytes that windows may grow to.
     #[test]
-    fn silent_connections_are_told_from_busy_ones_when_others_find_no_room() {
+    fn used_up_budget_is_reported_with_idle_times_of_windows() {
         let windows = Arc::new(Windows::new(64 * LEAST));
         let of_some: Vec<_> = (0..3).map(|_| open(&windows, 16 << 16).unwrap()).collect();
         of_some.iter().for_each(|window| assert_eq!(busy(window, 20), 16 * LEAST));
@@ -411,7 +424,7 @@ mod tests {
         let windows = Arc::new(Windows::new(1 << 30));
         let window = open(&windows, 1 << 30).unwrap();
         let mut now = Instant::now();
-        // A million bytes a second, which are acknowledged after an hour.
+        // The peer sends a million bytes per second, and claims a round trip of an hour.
         for _ in 0..1000 {
             now += 100 * MS;
             let limit = window.state.lock().last.1 + 100_000;
@@ -421,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_grows_while_it_holds_up() {
+    fn receive_window_grows_while_it_limits_the_peer() {
         let windows = Arc::new(Windows::new(1 << 30));
         let window = open(&windows, 1 << 20).unwrap();
         assert_eq!(u64::from(window.bytes()), LEAST);
@@ -435,17 +448,17 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_one_client_keep_to_its_share() {
+    fn windows_of_one_client_stay_within_its_share() {
         let windows = Arc::new(Windows::new(1 << 30));
         let share = Arc::new(WindowShare::new(9 * LEAST, None));
         let mut of_client: Vec<_> = (0..2).map(|_| open(&windows, u32::MAX).unwrap()).collect();
-        assert_eq!(busy(&of_client[0], 1), 2 * LEAST, "before anybody knows whose it is");
+        assert_eq!(busy(&of_client[0], 1), 2 * LEAST, "the window grows before it joins the share");
         of_client.iter().for_each(|window| window.join(Arc::clone(&share)));
         assert_eq!(share.held(), 3 * LEAST);
         assert_eq!(of_client.iter().map(|window| busy(window, 20)).sum::<u64>(), 9 * LEAST);
         assert_eq!(share.held(), 9 * LEAST);
         assert!(windows.limited() > 0);
-        // Another's is its own matter, and there is room.
+        // A connection outside the share may still grow.
         let other = open(&windows, 1 << 22).unwrap();
         assert_eq!(busy(&other, 20), 1 << 22);
         // A connection's first window is never refused.
@@ -457,11 +470,11 @@ mod tests {
     }
 
     #[test]
-    fn windows_keep_to_the_budget_and_leave_room() {
+    fn receive_windows_stay_within_the_budget_and_leave_a_reserve() {
         let windows = Arc::new(Windows::new(64 * LEAST));
         let mut all: Vec<_> = (0..4).map(|_| open(&windows, u32::MAX).unwrap()).collect();
         let grown: u64 = all.iter().map(|window| busy(window, 20)).sum();
-        assert_eq!((grown, windows.held()), (48 * LEAST, 48 * LEAST), "as far as they may");
+        assert_eq!((grown, windows.held()), (48 * LEAST, 48 * LEAST), "windows leave the reserve");
         while let Some(window) = open(&windows, u32::MAX) {
             assert_eq!(busy(&window, 20), LEAST, "it cannot grow");
             all.push(window);

@@ -1,4 +1,4 @@
-//! The example, as it is.
+//! A test of the example `files`, which is compiled unchanged.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ mod files;
 
 use std::{net::Ipv4Addr, time::Duration};
 
-/// How long anything may take before the test fails.
+/// Longest time that a download may take before the test fails.
 const PATIENCE: Duration = millrace_testkit::BOUND;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,8 +26,8 @@ async fn files_arrive_by_the_second_sender() {
         () = async {
             assert!(get("large").await.unwrap().unwrap() == file);
             assert!(get("empty").await.unwrap().unwrap().is_empty());
-            assert!(get("../large").await.unwrap().is_err(), "it is in no directory of its own");
+            assert!(get("../large").await.unwrap().is_err(), "a name with a path is refused");
         } => {}
     }
-    assert!(server.sent().bytes > file.len() as u64, "the data plane has sent it");
+    assert!(server.sent().bytes > file.len() as u64, "the data plane has sent the files");
 }

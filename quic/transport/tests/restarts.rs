@@ -1,4 +1,4 @@
-//! A server that was restarted, and clients of the process before.
+//! Tests of a restarted server with clients of its earlier process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use rustls::{crypto::ring::sign::any_supported_type, sign::CertifiedKey};
 use tokio::{runtime::Runtime, task::JoinHandle};
 
 const ALPN: &[u8] = b"restarts";
-/// Connections that nobody resets end by this.
+/// The idle timeout, which ends connections that are not reset.
 const IDLE: Duration = Duration::from_secs(3);
 
 fn certificate() -> Arc<CertifiedKey> {
@@ -24,7 +24,7 @@ fn certificate() -> Arc<CertifiedKey> {
     Arc::new(CertifiedKey::new(vec![made.cert.der().clone()], key))
 }
 
-/// A server in a process of its own, as it were: when it is dropped it says nothing to anybody.
+/// A server in its own runtime, as if in its own process. When it is dropped, it sends nothing to its clients.
 struct ServerProcess {
     runtime: Option<Runtime>,
     addr: SocketAddr,
@@ -42,7 +42,7 @@ impl ServerProcess {
         };
         let endpoint = {
             let _inside = runtime.enter();
-            // The socket of the process before is closed when its last task is.
+            // The earlier server's socket is closed with its last task, so binding may fail at first.
             wait_for("the address", || Endpoint::bind(addr, config.clone()).ok())
         };
         let addr = endpoint.local_addr();
@@ -57,11 +57,11 @@ impl ServerProcess {
         Self { runtime: Some(runtime), addr, serving }
     }
 
-    /// Ends it as SIGKILL does, and starts another one at the same address.
+    /// Ends the server as SIGKILL would, and starts another one at the same address.
     fn restart(mut self, certificate: &Arc<CertifiedKey>, secret: &[u8]) -> Self {
         let addr = self.addr;
         let runtime = self.runtime.take();
-        // Its tasks are gone before they can say anything.
+        // The server's tasks end without sending a packet.
         runtime.into_iter().for_each(Runtime::shutdown_background);
         wait_for("the end of the server", || self.serving.is_finished().then_some(()));
         Self::start(addr, certificate, secret)
@@ -90,7 +90,8 @@ async fn client(server: SocketAddr) -> (Endpoint, Arc<Connection>) {
 
 const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Returns how a connection ends whose server was restarted with these secrets, once it has sent something.
+/// Returns the error with which a connection ends after its server was restarted and the client has sent a packet. The
+/// server uses the secret `before`, then `after`.
 fn end(before: &'static [u8], after: &'static [u8]) -> ConnectionError {
     let certificate = certificate();
     let server = ServerProcess::start(ANYWHERE, &certificate, before);
@@ -107,19 +108,19 @@ fn end(before: &'static [u8], after: &'static [u8]) -> ConnectionError {
 }
 
 #[test]
-fn next_packet_is_answered_with_a_reset_that_the_client_knows() {
+fn restarted_server_resets_the_connection_at_the_next_packet() {
     assert!(matches!(end(b"secret", b"secret"), ConnectionError::Reset));
 }
 
-/// An attacker without the secret of a server cannot end its connections.
+/// An attacker without the server's secret cannot end its connections.
 #[test]
-fn another_secret_resets_nobody() {
+fn server_with_another_secret_cannot_reset_a_connection() {
     assert!(matches!(end(b"secret", b"other"), ConnectionError::TimedOut));
 }
 
-/// A client that waits for media has nothing to send by itself.
+/// A client that waits for media sends nothing, so only a probe gets the stateless reset.
 #[test]
-fn silent_server_is_probed_and_one_that_was_restarted_is_found() {
+fn probe_of_a_silent_restarted_server_is_answered_with_a_reset() {
     let certificate = certificate();
     let server = ServerProcess::start(ANYWHERE, &certificate, b"secret");
     let clients = Runtime::new().unwrap();
@@ -131,12 +132,12 @@ fn silent_server_is_probed_and_one_that_was_restarted_is_found() {
             watch.changed().await;
         }
     });
-    // Frequent packets from the server: acknowledgements.
+    // The server acknowledges these, so the client receives packets frequently, as with media.
     clients.block_on(async {
         let mut stream = connection.quic.open_uni().await.unwrap();
         for _ in 0..60 {
             stream.write_all(b"live").await.unwrap();
-            tokio::time::sleep(Duration::from_millis(20)).await; // exact: paces what is sent
+            tokio::time::sleep(Duration::from_millis(20)).await; // exact: paces the packets
         }
     });
     let server = server.restart(&certificate, b"secret");
@@ -145,7 +146,7 @@ fn silent_server_is_probed_and_one_that_was_restarted_is_found() {
 }
 
 #[test]
-fn peer_that_is_there_answers_and_one_that_is_gone_does_not() {
+fn living_peer_answers_a_probe_and_ended_peer_does_not() {
     let certificate = certificate();
     let server = ServerProcess::start(ANYWHERE, &certificate, b"secret");
     let clients = Runtime::new().unwrap();
@@ -155,7 +156,7 @@ fn peer_that_is_there_answers_and_one_that_is_gone_does_not() {
     assert!(!clients.block_on(connection.answers(Duration::from_millis(300), Duration::ZERO)));
 }
 
-/// Many tracks check at the same time when two sessions publish them.
+/// Many tracks may probe a session at the same time, when another session publishes them as well.
 #[test]
 fn simultaneous_probes_are_shared() {
     let certificate = certificate();
@@ -166,7 +167,7 @@ fn simultaneous_probes_are_shared() {
         let connection = Arc::clone(&connection);
         clients.spawn(async move { connection.answers(patience, age).await })
     };
-    // exact: a probe is sent before its answer comes
+    // exact: a probe is sent before its answer arrives
     let sent = || connection.quic.stats().frame_tx.max_data;
     let before = sent();
     let patience = Duration::from_secs(5);
@@ -174,12 +175,12 @@ fn simultaneous_probes_are_shared() {
     asked.into_iter().for_each(|asked| assert!(clients.block_on(asked).unwrap()));
     let probes = sent() - before;
     assert!(probes < 20, "{probes}");
-    // A recent answer is good for others, until a new one is requested.
+    // A recent answer counts for later calls that accept its age.
     drop(server);
     assert!(clients.block_on(ask(patience, Duration::from_secs(600))).unwrap());
     assert!(!clients.block_on(ask(Duration::from_millis(300), Duration::ZERO)).unwrap());
     assert!(
         !clients.block_on(ask(Duration::from_millis(300), Duration::from_secs(600))).unwrap(),
-        "no answer is none"
+        "a failed probe does not count as an answer"
     );
 }

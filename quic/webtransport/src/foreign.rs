@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counters of one connection, for HTTP/3 streams and datagrams that belong to no session of ours.
+/// Counters of one connection, for HTTP/3 streams and datagrams that do not belong to its session.
 #[derive(Debug, Default)]
 pub struct Foreign {
     /// Bidirectional streams. They carry requests, which are refused.
@@ -14,16 +14,17 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Most requests, and most unidirectional streams, that a peer may send outside its session. Clients need three
-    /// streams: the control stream and two for header compression. Some clients also send streams of reserved types.
+    /// Largest number of requests, and of unidirectional streams, that a peer may send outside its session. Clients
+    /// need three streams: the control stream and two for header compression. Some clients also send streams of
+    /// reserved types.
     pub const MOST: u64 = 64;
 
-    /// Counts a request. Returns whether it is one too many.
+    /// Counts a request. Returns whether it is the first one above the limit.
     pub(crate) fn request(&self) -> bool {
         self.requests.fetch_add(1, Relaxed) == Self::MOST
     }
 
-    /// Counts a unidirectional stream. Returns whether it is one too many.
+    /// Counts a unidirectional stream. Returns whether it is the first one above the limit.
     pub(crate) fn stream(&self) -> bool {
         self.streams.fetch_add(1, Relaxed) == Self::MOST
     }

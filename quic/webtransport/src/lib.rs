@@ -1,16 +1,16 @@
-//! One WebTransport session (draft-ietf-webtrans-http3) on a [quinn] connection, or the bare connection, as the same streams.
+//! The streams of one WebTransport session (draft-ietf-webtrans-http3) on a [quinn] connection, or of a bare QUIC
+//! connection, by the same interface.
 //!
-//! A server [`accept`]s the session of a client's CONNECT request, a client [`connect`]s. Both get a [`Tunnel`], which lives as
-//! long as the session, and the session's [`Binding`]. [`SessionStreams`] opens and takes streams of a binding: behind their preambles,
-//! with the application's own error codes. With [`Binding::Bare`] it does so on a connection without HTTP/3, so that an
-//! application is written once for both.
+//! A server [`accept`]s the session of a client's CONNECT request, a client [`connect`]s. Both get a [`Tunnel`], which
+//! lives as long as the session, and the session's [`Binding`]. [`SessionStreams`] opens and accepts streams of a
+//! binding, writes and reads their preambles, and converts the application's error codes. With [`Binding::Bare`] it
+//! works on a connection without HTTP/3, so that an application is written once for both.
 //!
-//! HTTP/3's header compression and its messages are those of the crate `web-transport-proto`; no dynamic table is used, and
-//! nothing else of HTTP/3 is served. A connection carries one session.
+//! The crate `web-transport-proto` implements HTTP/3's header compression, without dynamic tables, and its messages.
+//! Other requests of HTTP/3 are refused. A connection carries one session.
 //!
-//! Whatever the peer sends is bounded: its request by 64 KiB and ten seconds, what is held of its capsules by the longest that
-//! means something (1 KiB), and what else it tries of HTTP/3 by [`Foreign::MOST`]. The streams of HTTP/3 itself are read and
-//! forgotten.
+//! Everything that the peer sends is bounded: its request by 64 KiB and ten seconds, a buffered capsule by about 1 KiB,
+//! and other streams and requests of HTTP/3 by [`Foreign::MOST`]. Bytes of HTTP/3's own streams are read and discarded.
 #![deny(missing_docs)]
 
 mod foreign;

@@ -1,17 +1,17 @@
-//! The CONNECT request, by which a client asks for a session.
+//! The CONNECT request by which a client requests a session.
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use url::{Position, Url};
 use web_transport_proto::{ConnectRequest, http::StatusCode};
 
-/// Most bytes that a client may send up to the end of its request, including reserved frames before it.
+/// Largest number of bytes that a client may send up to the end of its request, including reserved frames before it.
 pub const MAX_BYTES: u64 = 64 * 1024;
 
 /// A server's conditions for a request.
 pub struct SessionTerms<'a> {
     /// Application protocols of the server, the preferred one first. The request has to offer one of them.
     pub protocols: &'a [&'a str],
-    /// Returns whether web pages of an origin may connect. Clients other than browsers send none.
+    /// Returns whether web pages of an origin may connect. Clients other than browsers send no origin.
     pub origin: &'a (dyn Fn(&str) -> bool + Sync),
 }
 
@@ -22,7 +22,7 @@ pub struct AcceptedRequest {
     pub path: String,
     /// Host, and port if there is one.
     pub authority: String,
-    /// The application protocol that was agreed on.
+    /// The negotiated application protocol.
     pub protocol: String,
 }
 
@@ -48,9 +48,9 @@ pub enum SessionRefused {
     Request(#[from] web_transport_proto::ConnectError),
     #[error("the request's authority has a user name or password")]
     User,
-    #[error("pages of {0} may not connect")]
+    #[error("web pages of the origin {0} may not connect")]
     Origin(String),
-    #[error("the client offers {offered:?}, and none of {ours:?}")]
+    #[error("the client offers the protocols {offered:?}, and the server accepts only {ours:?}")]
     Protocol { offered: Vec<String>, ours: Vec<String> },
     #[error(transparent)]
     Lost(#[from] quinn::ConnectionError),
@@ -62,7 +62,7 @@ impl SessionRefused {
     /// Every result of [`Self::name`].
     pub const NAMES: [&str; 4] = ["web_late", "web_request", "web_origin", "web_protocol"];
 
-    /// Returns the name under which it is counted; `None`: the client went away.
+    /// Returns the name under which the refusal is counted, or `None` if the client closed the connection.
     pub fn name(&self) -> Option<&'static str> {
         let [late, request, origin, protocol] = Self::NAMES;
         Some(match self {
@@ -112,19 +112,20 @@ fn judge(request: &ConnectRequest, terms: &SessionTerms<'_>) -> Result<AcceptedR
     }
     let offers = |ours: &&&str| request.protocols.iter().any(|offered| offered == **ours);
     let Some(protocol) = terms.protocols.iter().find(offers) else {
+        // The list is the peer's, so the error contains only its beginning.
         let offered = request.protocols.iter().take(16).map(|offered| front(offered)).collect();
         let ours = terms.protocols.iter().map(|&ours| ours.to_owned()).collect();
         return Err(SessionRefused::Protocol { offered, ours });
     };
     let url = &request.url;
-    // RFC 9114, section 4.3.1.
+    // The authority must not have the userinfo part (RFC 9114, section 4.3.1).
     if !url.username().is_empty() || url.password().is_some() {
         return Err(SessionRefused::User);
     }
     Ok(AcceptedRequest::from_url(url, protocol))
 }
 
-/// Returns the beginning of a text that a peer sent, for a message.
+/// Returns the first 64 characters of a text that a peer sent, for an error message.
 fn front(text: &str) -> String {
     text.chars().take(64).collect()
 }

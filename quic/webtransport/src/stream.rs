@@ -1,4 +1,4 @@
-//! Streams from the application's view: after the preamble of their binding, and with the application's error codes.
+//! Streams as the application uses them: without the preamble of their binding, and with the application's error codes.
 
 use std::future::Future;
 
@@ -25,7 +25,7 @@ pub struct RecvStream {
 /// Reason why a stream of the peer is not for the application.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOurs {
-    /// The stream belongs to HTTP/3: the type of the stream, or of its first frame.
+    /// The stream belongs to HTTP/3 itself. The value is the type of the stream, or of its first frame.
     #[error("the stream belongs to HTTP/3 itself: its type is {0:#x}")]
     Http(u64),
     #[error("the stream belongs to session {0}, which does not exist")]
@@ -71,7 +71,7 @@ impl SendStream {
     /// Sets the priority. Data of the stream with the highest number is sent first.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub fn set_priority(&self, priority: i32) -> Result<(), ClosedStream> {
         self.inner.set_priority(priority)
     }
@@ -79,7 +79,7 @@ impl SendStream {
     /// Ends the stream after the bytes written so far.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub fn finish(&mut self) -> Result<(), ClosedStream> {
         self.inner.finish()
     }
@@ -87,7 +87,7 @@ impl SendStream {
     /// Resets the stream with an error code of the application.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub fn reset(&mut self, code: VarInt) -> Result<(), ClosedStream> {
         self.inner.reset(on_wire(self.binding, code))
     }
@@ -95,7 +95,7 @@ impl SendStream {
     /// Refuses a request of HTTP/3.
     pub fn reject(&mut self) {
         let code = VarInt::from_u64(error::REQUEST_REJECTED).unwrap_or(VarInt::MAX);
-        let _ = self.inner.reset(code); // it is over
+        let _ = self.inner.reset(code); // the stream has ended already
     }
 
     /// Waits until the peer stops the stream, and returns the application's error code, or until the peer has
@@ -114,7 +114,7 @@ impl RecvStream {
         Self { inner, binding, preamble: 0 }
     }
 
-    /// Returns the offset of the application's first byte on the QUIC stream.
+    /// Returns the length of the preamble, which is the offset of the application's first byte on the QUIC stream.
     pub fn preamble(&self) -> usize {
         self.preamble
     }
@@ -139,6 +139,7 @@ impl RecvStream {
                 Begins::Http(kind) => return Err(NotOurs::Http(kind)),
                 Begins::Stray(session) => return Err(NotOurs::Stray(session)),
                 Begins::Unknown => {
+                    // Reading byte by byte leaves the application's bytes in the stream.
                     let mut byte = [0];
                     match self.inner.read(&mut byte).await {
                         Ok(Some(_)) => front.extend_from_slice(&byte),
@@ -150,7 +151,7 @@ impl RecvStream {
         }
     }
 
-    /// Reads the next bytes, at most `most`; `None` at the end.
+    /// Reads at most `most` bytes. Returns `None` at the end of the stream.
     ///
     /// # Errors
     /// The peer reset the stream, with the application's error code, or the connection is lost.
@@ -161,8 +162,8 @@ impl RecvStream {
         })
     }
 
-    /// Reads to the end and discards the bytes. It reads in order, as the preamble was read: if a stream is read
-    /// unordered from some point on, quinn 0.11 counts retransmitted bytes twice, and its debug build panics.
+    /// Reads to the end and discards the bytes. It reads in order, as the preamble was read. If an ordered stream is
+    /// later read unordered, quinn 0.11 counts retransmitted bytes twice, and its debug build panics.
     pub async fn discard(mut self) {
         const PIECE: usize = 64 * 1024;
         while let Ok(Some(Chunk { bytes, .. })) = self.inner.read_chunk(PIECE, true).await {
@@ -173,7 +174,7 @@ impl RecvStream {
     /// Stops the stream with an error code of the application.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub fn stop(&mut self, code: VarInt) -> Result<(), ClosedStream> {
         self.inner.stop(on_wire(self.binding, code))
     }

@@ -11,7 +11,7 @@ use crate::{Foreign, NotOurs, RecvStream, SendStream};
 pub struct SessionStreams<'a> {
     /// The QUIC connection.
     pub connection: &'a Connection,
-    /// The layout of the application's streams on it.
+    /// The layout of the application's streams on the connection.
     pub binding: Binding,
     /// Counters for streams and datagrams that the peer sends outside the session.
     pub foreign: &'a Foreign,
@@ -55,15 +55,15 @@ impl SessionStreams<'_> {
         Ok((SendStream::new(send, self.binding), RecvStream::new(recv, self.binding)))
     }
 
-    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application and was
-    /// handled here.
+    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application, and was
+    /// discarded here.
     ///
     /// # Errors
-    /// The stream belongs to another session, is one too many of HTTP/3, or is lost.
+    /// The stream belongs to another session, exceeds the limit of HTTP/3 streams, or is lost.
     pub async fn enter_uni(self, mut stream: RecvStream) -> Result<Option<RecvStream>, NotOurs> {
         match stream.enter(Binding::begins_uni).await {
             Ok(()) => Ok(Some(stream)),
-            // HTTP/3's control stream, a stream of its header compression, or one of a reserved type.
+            // The stream is HTTP/3's control stream, a stream of its header compression, or one of a reserved type.
             Err(NotOurs::Http(_)) if self.foreign.stream() => Err(NotOurs::TooMany),
             Err(NotOurs::Http(_)) => {
                 stream.discard().await;
@@ -111,7 +111,8 @@ impl SessionStreams<'_> {
 
     /// Sends a datagram.
     ///
-    /// # Errors The datagram is too large, or the connection is lost.
+    /// # Errors
+    /// The datagram is too large, or the connection is lost.
     pub fn send_datagram(self, datagram: Bytes) -> Result<(), SendDatagramError> {
         let preamble = self.binding.datagram();
         if preamble.is_empty() {

@@ -1,4 +1,4 @@
-//! The beginning and end of a session: SETTINGS, the CONNECT request, and the capsules on its stream.
+//! The start and end of a session: SETTINGS, the CONNECT request, and the capsules on its stream.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};
 
 use crate::request::{self, AcceptedRequest, SessionRefused, SessionTerms};
 
-/// Time that a client may take for its CONNECT request.
+/// Longest time for which an endpoint waits for the CONNECT request, or for its response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time that the connection stays open for the client to read why its session was closed.
+/// Longest time for which the connection stays open so that the peer can read why its session was closed.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
-/// Most bytes read at a time from the request's stream.
+/// Largest number of bytes read at a time from the request's stream.
 const PIECE: usize = 16 * 1024;
 
 /// An established session.
@@ -27,27 +27,27 @@ const PIECE: usize = 16 * 1024;
 /// ([`Self::close`]), or the connection is lost. Streams and datagrams of the session go through
 /// [`SessionStreams`](crate::SessionStreams) and do not touch the tunnel.
 pub struct Tunnel {
-    /// The request that the session began with.
+    /// The CONNECT request of the session.
     pub asked: AcceptedRequest,
     binding: Binding,
     /// The sending side of the request's stream; `None` once the session is closed.
     send: Mutex<Option<SendStream>>,
     recv: Mutex<Option<RecvStream>>,
-    /// Runtime in which the session is closed, so that [`Self::close`] does not block.
+    /// The runtime in which the session is closed, so that [`Self::close`] does not block.
     runtime: Handle,
-    /// The control stream, which has to stay open: its end is an error.
+    /// HTTP/3's control stream. It has to stay open, because its end is an error (RFC 9114, section 6.2.1).
     _control: SendStream,
 }
 
-/// Reason why a server gave no session.
+/// Reason why a client got no session from a server.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum TunnelConnectError {
     #[error("the server did not answer in time")]
     Late,
-    #[error("the server refused: {0}")]
+    #[error("the server refused the session: {0}")]
     Refused(#[from] web_transport_proto::ConnectError),
-    #[error("the server speaks none of {}", .0.join(", "))]
+    #[error("the server accepts none of the protocols {}", .0.join(", "))]
     Protocol(Vec<String>),
     #[error(transparent)]
     Lost(#[from] quinn::ConnectionError),
@@ -56,10 +56,10 @@ pub enum TunnelConnectError {
 }
 
 /// Waits for a client's request, and accepts it if it meets the terms. `bind` is called before the response is sent,
-/// and so before the client opens a stream.
+/// and thus before the client opens a stream.
 ///
 /// # Errors
-/// The request is refused: the connection is closed.
+/// The request is refused, and the connection is closed.
 pub async fn accept(
     connection: &Connection,
     terms: &SessionTerms<'_>,
@@ -88,7 +88,8 @@ async fn negotiate(
                         let _ = send.stopped().await; // or the connection is lost
                     }
                 };
-                let _ = timeout(CLOSE_PATIENCE, telling).await; // A client that gives no flow control credit gets no response.
+                // A client that gives no flow control credit gets no response.
+                let _ = timeout(CLOSE_PATIENCE, telling).await;
             }
             return Err(refused);
         }
@@ -99,7 +100,7 @@ async fn negotiate(
     Ok(Tunnel::new(asked, binding, send, recv, control))
 }
 
-/// Asks a server for a session at `url` with one of `protocols`, the preferred one first.
+/// Requests a session at `url` with one of `protocols`, the preferred one first.
 ///
 /// # Errors
 /// The server gives no session.
@@ -167,12 +168,13 @@ impl Tunnel {
         }
     }
 
-    /// Returns how the session's streams begin.
+    /// Returns the session's binding, which determines how its streams begin.
     pub fn binding(&self) -> Binding {
         self.binding
     }
 
-    /// Waits until the peer closes the session. Returns its code and reason, if it sent them. Called once.
+    /// Waits until the peer closes the session. Returns its code and reason, if it sent them. A second call never
+    /// returns.
     ///
     /// # Errors
     /// The capsules on the stream are malformed.
@@ -192,7 +194,7 @@ impl Tunnel {
         }
     }
 
-    /// Closes the session with a code and a reason that the client's application sees, and then the connection.
+    /// Closes the session with a code and a reason for the peer's application, and then the connection.
     pub fn close(&self, connection: &Connection, error: u64, reason: &str) {
         // Only the first call sends a reason.
         let Some(mut send) = self.send.lock().take() else { return };
@@ -204,7 +206,7 @@ impl Tunnel {
         self.runtime.spawn(async move {
             let telling = async {
                 if send.write_all(&frame).await.is_ok() {
-                    let _ = send.finish(); // stopped meanwhile
+                    let _ = send.finish(); // the peer may have stopped the stream
                     let _ = send.stopped().await; // or the connection is lost
                 }
             };

@@ -1,5 +1,5 @@
 //! BBRv3 (draft-ietf-ccwg-bbr): a model of the path's bandwidth and round trip, which sets the rate and the window.
-//! Losses bound it, but single ones do not slow it down.
+//! Losses bound the model, but single losses do not slow the sender down.
 //!
 //! Names and section numbers are the draft's. Quantities are in bytes where the draft counts packets. Four things
 //! differ for live media, which seldom fills a path and has few packets: see [`Bbr::update_min_rtt`],
@@ -17,41 +17,51 @@ use filter::WindowedMax;
 use path_loss::PathLoss;
 use probe::{AckPhase, Phase};
 
+/// Gains of the states, as factors of the bandwidth and of the bandwidth-delay product (sections 5.3 and 5.6).
 const STARTUP_PACING_GAIN: f64 = 2.77;
 const STARTUP_CWND_GAIN: f64 = 2.0;
 const DRAIN_PACING_GAIN: f64 = 0.35;
 const CWND_GAIN: f64 = 2.0;
 const PROBE_RTT_CWND_GAIN: f64 = 0.5;
-/// Fraction by which pacing stays below the bandwidth, so that no queue stays.
+/// Fraction by which pacing stays below the bandwidth, so that queues drain.
 const PACING_MARGIN: f64 = 0.01;
-/// Fraction of losses that is no sign of too much in flight.
+/// Largest fraction of lost bytes that does not count as too much in flight.
 const LOSS_THRESHOLD: f64 = 0.02;
-/// Smallest fraction of the short-term bounds that a loss leaves.
+/// Smallest factor by which losses lower a bound.
 const BETA: f64 = 0.7;
 /// Fraction of [`Bbr::inflight_longterm`] that is left to other flows.
 const HEADROOM: f64 = 0.15;
+/// Smallest window, packets: enough for an ACK of every second packet to keep the sender sending.
 const MIN_PIPE_PACKETS: u64 = 4;
-/// Growth of the bandwidth per round below which the path counts as full, after three rounds.
+/// Growth of the bandwidth below which a round counts as having reached the path's capacity.
 const FULL_BW_GROWTH: f64 = 1.25;
+/// Number of such rounds after which Startup ends.
 const FULL_BW_ROUNDS: u32 = 3;
 /// Number of ACKs with losses in a round trip that ends Startup.
 const STARTUP_FULL_LOSSES: u32 = 6;
-/// Cycles of bandwidth probing for which a sample counts.
+/// Number of probing cycles for which a sample of the bandwidth counts.
 const MAX_BW_CYCLES: u64 = 2;
+/// Time for which the shortest round trip counts.
 const MIN_RTT_LENGTH: Duration = Duration::from_secs(10);
+/// Longest time without a short round trip before ProbeRTT.
 const PROBE_RTT_INTERVAL: Duration = Duration::from_secs(5);
+/// Shortest time in ProbeRTT with few bytes in flight.
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
-/// Divisor of the shortest round trip: a round trip that is longer by at most this fraction shows no queue.
+/// Divisor of the shortest round trip: a round trip that is longer by less than this part shows no queue.
 const RTT_NOISE: u32 = 8;
 /// A round trip that is longer than the shortest by half and by at least this time shows a queue.
 const QUEUE: Duration = Duration::from_millis(20);
+/// Number of round trips for which an aggregated ACK counts.
 const EXTRA_ACKED_ROUNDS: u64 = 10;
 /// Round trip that is assumed before the first sample.
 const NOMINAL_RTT: Duration = Duration::from_millis(1);
+/// Largest send quantum (section 5.6.3): the bytes that are sent as one burst.
 const MAX_QUANTUM: u64 = 64 * 1024;
-/// The queue that an unpaced sender may cause however short the path is, and the window that it always has.
+/// The queueing delay that an unpaced sender may always cause, however short the path is.
 const UNPACED_QUEUE: Duration = Duration::from_millis(20);
+/// Smallest window of an unpaced sender, bytes, unless the congestion window is smaller.
 const UNPACED_LEAST: u64 = 64 * 1024;
+/// Value of a bound that does not apply.
 const UNBOUNDED: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +72,7 @@ enum BbrState {
     ProbeRtt,
 }
 
-/// The model before losses changed it, to undo that if they were spurious.
+/// The model before losses changed it, restored if the losses were spurious.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
     state: BbrState,
@@ -71,8 +81,8 @@ struct Undo {
     inflight_longterm: u64,
 }
 
-/// BBRv3 on one path. The states are Startup, Drain, ProbeBW and ProbeRTT; acknowledgements move it from one to the
-/// next.
+/// BBRv3 on one path. The states are Startup, Drain, ProbeBW and ProbeRTT; acknowledgements move the controller from
+/// one to the next.
 #[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,
@@ -85,10 +95,10 @@ pub struct Bbr {
 
     max_bw: WindowedMax,
     cycles: u64,
-    /// The bandwidth that recent losses leave.
+    /// Upper bound of the bandwidth after recent losses, bytes per second.
     bw_shortterm: u64,
     inflight_shortterm: u64,
-    /// Bytes in flight above which probing found too much loss.
+    /// Bytes in flight above which probing caused too much loss.
     inflight_longterm: u64,
     bw_latest: u64,
     inflight_latest: u64,
@@ -109,8 +119,9 @@ pub struct Bbr {
     loss_round_delivered: u64,
     loss_round_start: bool,
     loss_in_round: bool,
-    /// Number of ACKs in this round that revealed losses, and whether the next one does.
+    /// Number of ACKs in this round that revealed losses.
     losses_in_round: u32,
+    /// True if a loss was reported since the last ACK was processed.
     lost_something: bool,
 
     full_bw: u64,
@@ -124,7 +135,7 @@ pub struct Bbr {
 
     cycle: probe::Cycle,
     undo: Option<Undo>,
-    /// Estimate of the path's own loss, if such loss does not count as too much in flight.
+    /// Estimate of the path's own loss, for a controller that tolerates such loss.
     path_loss: Option<PathLoss>,
 }
 
@@ -176,9 +187,9 @@ impl Bbr {
         }
     }
 
-    /// Tolerates loss that the path has even without a queue: it is the path's own, and no reason to send less. The
-    /// draft takes more than `LOSS_THRESHOLD` of loss as too much in flight, whatever its cause, and each round
-    /// with a loss as a sign of less bandwidth.
+    /// Tolerates loss that the path has even without a queue, because sending less does not avoid it. The draft treats
+    /// more loss than `LOSS_THRESHOLD` as too much in flight, whatever its cause. It treats each round with a loss as a
+    /// sign of less bandwidth.
     #[must_use]
     pub fn over_lossy_paths(self) -> Self {
         Self { path_loss: Some(PathLoss::default()), ..self }
@@ -186,8 +197,9 @@ impl Bbr {
 }
 
 impl Controller for Bbr {
-    /// Continues after a pause at the path's rate and no faster (section 5.4.1).
+    /// Limits the rate after an idle period to the path's bandwidth (section 5.4.1).
     fn on_sent(&mut self, sending: &SendingPacket) {
+        // Only the first packet after an idle period matters here.
         if sending.in_flight > 0 || !sending.app_limited {
             return;
         }
@@ -205,6 +217,7 @@ impl Controller for Bbr {
     fn on_lost(&mut self, lost: &LostPacket) {
         if !self.loss_in_round {
             self.loss_round_delivered = lost.delivered;
+            // The first loss of a round saves the model, so that a spurious loss can be undone.
             self.remember();
         }
         self.loss_in_round = true;
@@ -225,7 +238,7 @@ impl Controller for Bbr {
         self.update_ack_aggregation(delivered);
         self.check_full_bw(delivered);
         self.check_startup_done();
-        // The queue that Startup has built is gone (section 5.3.2).
+        // Drain ends when the queue that Startup has built is gone (section 5.3.2).
         if self.state == BbrState::Drain && delivered.in_flight <= self.inflight(1.0) {
             self.enter_probe_bw(delivered);
         }
@@ -249,14 +262,16 @@ impl Controller for Bbr {
         self.bw_shortterm = self.bw_shortterm.max(undo.bw_shortterm);
         self.inflight_shortterm = self.inflight_shortterm.max(undo.inflight_shortterm);
         self.inflight_longterm = self.inflight_longterm.max(undo.inflight_longterm);
+        // Startup was left because of losses that were spurious.
         if undo.state == BbrState::Startup && self.state != BbrState::ProbeRtt && !self.full_bw_reached {
             self.enter_startup();
         }
     }
 
-    /// Keeps the model. The window approaches it again with each acknowledgement.
+    /// Sets the window to its minimum, but keeps the model, which the window approaches again with each
+    /// acknowledgement.
     fn on_persistent_congestion(&mut self, _: Instant) {
-        // RFC 9002, section 7.6.2.
+        // Persistent congestion sets the minimum window (RFC 9002, section 7.6.2).
         self.cwnd = self.minimum();
     }
 
@@ -269,7 +284,8 @@ impl Controller for Bbr {
         self.cwnd
     }
 
-    /// Returns the bytes that the path holds: a burst of that size queues in front of the bottleneck as a whole.
+    /// Returns the bandwidth-delay product, within bounds: an unpaced burst of that size may queue as a whole at the
+    /// bottleneck.
     fn unpaced_window(&self) -> u64 {
         let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
         self.times_bdp(1.0, self.bw()).max(burst).max(UNPACED_LEAST).min(self.cwnd)
@@ -298,7 +314,7 @@ impl Bbr {
         MIN_PIPE_PACKETS * self.mtu
     }
 
-    /// Returns the bytes that the path holds, times `gain`.
+    /// Returns the bandwidth-delay product times `gain`, bytes, with room for bursts.
     fn inflight(&self, gain: f64) -> u64 {
         self.quantize(self.times_bdp(gain, self.bw()))
     }
@@ -310,8 +326,9 @@ impl Bbr {
         }
     }
 
-    /// Adds room for packets that are sent at once.
+    /// Adds room for packets that are sent in one burst.
     fn quantize(&self, inflight: u64) -> u64 {
+        // The send quantum is the number of bytes that pacing sends in a millisecond (section 5.6.3).
         let quantum = (self.pacing_rate / 1000).clamp(2 * self.mtu, MAX_QUANTUM);
         let more = if self.state == BbrState::ProbeBw(Phase::Up) { 2 * self.mtu } else { 0 };
         inflight.max(3 * quantum).max(self.minimum()) + more
@@ -319,14 +336,14 @@ impl Bbr {
 
     /// Returns whether too much of the bytes in flight was lost (section 5.5.10.2).
     ///
-    /// One of fewer than 50 packets exceeds [`LOSS_THRESHOLD`], but a single loss may be noise of a radio link. So
-    /// may two losses of a sender that does not fill the path.
+    /// With fewer than 50 packets in flight a single loss exceeds [`LOSS_THRESHOLD`], but may be noise of a radio link.
+    /// The same holds for two losses of a sender that does not fill the path.
     fn is_too_much(&self, lost: u64, in_flight: u64, app_limited: bool) -> bool {
         let noise = if app_limited { 2 } else { 1 } * self.mtu;
         lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(noise) + self.path_loss(in_flight)
     }
 
-    /// Returns the bytes in flight that the path may lose by itself.
+    /// Returns how many of `in_flight` bytes the path may lose without a queue.
     fn path_loss(&self, in_flight: u64) -> u64 {
         self.path_loss.as_ref().map_or(0, |path| path.expected_loss(in_flight, self.mtu))
     }
@@ -335,12 +352,13 @@ impl Bbr {
     fn inflight_at_loss(&self, lost: &LostPacket) -> u64 {
         let before = lost.in_flight.saturating_sub(lost.size) as f64;
         let lost_before = lost.lost.saturating_sub(lost.size + self.path_loss(lost.in_flight)) as f64;
+        // The prefix is the part of the packet with which the lost fraction reached the threshold.
         let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
         (before + prefix.max(0.0)) as u64
     }
 
-    /// Returns whether the rate does not explain losses: packets are sent no faster than the path delivers, or than
-    /// it has been found to deliver while the bandwidth still grows.
+    /// Returns whether losses have another cause than the sending rate: packets are sent no faster than the path
+    /// delivers, or the measured bandwidth still grows.
     fn is_steady(&self) -> bool {
         match self.state {
             BbrState::Startup => self.full_bw_rounds == 0,
@@ -357,7 +375,7 @@ impl Bbr {
         let sample = &delivered.sample;
         self.bw_latest = self.bw_latest.max(sample.rate.unwrap_or_default());
         self.inflight_latest = self.inflight_latest.max(sample.delivered);
-        // A round of losses is over once a packet is acknowledged that was sent after the first of them was found.
+        // A round of losses ends when a packet is acknowledged that was sent after the round's first loss was detected.
         self.loss_round_start = sample.prior_delivered >= self.loss_round_delivered;
         if self.loss_round_start {
             self.loss_round_delivered = delivered.total;
@@ -375,7 +393,7 @@ impl Bbr {
             self.rounds += 1;
             self.cycle.rounds_since_probe += 1;
         }
-        // A rate that the application limits is a lower bound: it may raise the maximum, and says nothing else.
+        // A rate that the application limited is a lower bound, so it may only raise the maximum.
         if let Some(rate) = sample.rate
             && (rate >= self.max_bw.get() || !sample.app_limited)
         {
@@ -427,12 +445,13 @@ impl Bbr {
         });
     }
 
-    /// Estimates bytes that are acknowledged beyond what the bandwidth explains, because links and receivers
-    /// aggregate ACKs. Unlike in the draft the bandwidth here is not the one that losses leave. After losses, packets
-    /// that arrive as fast as before would count as aggregated, and enlarge the window.
+    /// Estimates bytes that are acknowledged beyond what the bandwidth explains, because links and receivers aggregate
+    /// ACKs. Unlike the draft this uses the bandwidth without the bound of recent losses. With the bound, packets that
+    /// arrive as fast as before the losses would count as aggregated, and enlarge the window.
     fn update_ack_aggregation(&mut self, delivered: &AckEffect) {
         let elapsed = delivered.now.saturating_duration_since(self.extra_acked_since);
         let mut expected = (self.max_bw.get() as f64 * elapsed.as_secs_f64()) as u64;
+        // ACKs arrive no faster than the bandwidth explains, so a new interval begins.
         if self.extra_acked_delivered <= expected {
             self.extra_acked_delivered = 0;
             self.extra_acked_since = delivered.now;
@@ -440,13 +459,15 @@ impl Bbr {
         }
         self.extra_acked_delivered += delivered.acked;
         let extra = (self.extra_acked_delivered - expected.min(self.extra_acked_delivered)).min(self.cwnd);
+        // The bandwidth is underestimated during Startup, so only the last round counts.
         let length = if self.full_bw_reached { EXTRA_ACKED_ROUNDS } else { 1 };
         self.extra_acked.update(self.rounds, length, extra);
     }
 
     /// Updates the shortest round trip, and decides whether to probe for it with a short queue (section 5.5.7).
     ///
-    /// A sender that seldom fills the path sees the bare round trip all the time, and need not stop for it. For such a sender a round trip that is nearly the shortest counts as the shortest seen again.
+    /// A sender that seldom fills the path measures the round trip without a queue all the time, and need not pause for
+    /// it. For such a sender a round trip close to the shortest renews the shortest.
     fn update_min_rtt(&mut self, delivered: &AckEffect) {
         let now = delivered.now;
         self.probe_rtt_expired = now.saturating_duration_since(self.probe_rtt_min_at) > PROBE_RTT_INTERVAL;
@@ -488,14 +509,15 @@ impl Bbr {
         self.full_bw_now = false;
     }
 
-    /// Notes when the bandwidth has stopped growing. Unlike in the draft a sender with little data may find that out
-    /// too, if its data makes a queue: a key frame fills the path for a round trip or two. Otherwise the sender would
-    /// stay in Startup for good, and send each key frame at nearly three times the path's rate.
+    /// Notes when the bandwidth has stopped growing. Unlike in the draft an application-limited sender counts too, if
+    /// its data builds a queue: a video key frame fills the path for a round trip or two. Otherwise the sender would
+    /// stay in Startup forever, and send each key frame at nearly three times the path's rate.
     fn check_full_bw(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         if self.full_bw_now || (sample.app_limited && !self.shows_queue(delivered)) {
             return;
         }
+        // A rate that the application limited may fall without a cause on the path, so the maximum is compared.
         let rate = if sample.app_limited { self.max_bw.get() } else { sample.rate.unwrap_or_default() };
         if rate as f64 >= self.full_bw as f64 * FULL_BW_GROWTH {
             self.reset_full_bw();
@@ -512,8 +534,8 @@ impl Bbr {
         rtt > min + QUEUE.max(min / 2)
     }
 
-    /// Ends Startup after many losses. Losses of a sender that does not fill the path are not its own doing, and no
-    /// reason to stop probing. Over a lossy path they do not count while the bandwidth grows.
+    /// Ends Startup after many losses. A sender that does not fill the path did not cause its losses, so they do not
+    /// end Startup. On a lossy path losses do not count while the bandwidth grows.
     fn check_startup_losses(&mut self, delivered: &AckEffect) {
         let sample = &delivered.sample;
         let grows = self.path_loss.is_some() && self.full_bw_rounds == 0;
@@ -560,6 +582,7 @@ impl Bbr {
                     self.check_probe_rtt_done(delivered.now);
                 }
             } else if delivered.in_flight <= self.probe_rtt_cwnd() {
+                // The time in ProbeRTT counts from when few enough bytes are in flight.
                 self.probe_rtt_done_at = Some(delivered.now + PROBE_RTT_DURATION);
                 self.probe_rtt_round_done = false;
                 self.start_round(delivered.total);
@@ -595,6 +618,7 @@ impl Bbr {
 impl Bbr {
     fn set_pacing_rate(&mut self, gain: f64) {
         let rate = (gain * self.bw() as f64 * (1.0 - PACING_MARGIN)) as u64;
+        // The rate must not fall during Startup because of a single low sample.
         if rate > 0 && (self.full_bw_reached || rate > self.pacing_rate) {
             self.pacing_rate = rate;
         }

@@ -7,9 +7,9 @@ use super::{
 
 /// Constant C of the cubic curve, segments per second cubed (RFC 9438, section 5).
 const C: f64 = 0.4;
-/// Fraction of the window that a reduction leaves (section 4.6).
+/// Factor by which congestion reduces the window (section 4.6).
 const BETA: f64 = 0.7;
-/// Growth in packets per round trip that is as fair as Reno, which halves its window (section 4.3).
+/// Growth in packets per round trip that gives the same average window as Reno, which halves its window (section 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// CUBIC (RFC 9438) with HyStart++ (RFC 9406) for slow start.
@@ -21,13 +21,13 @@ pub struct Cubic {
     before: Option<CubicState>,
 }
 
-/// Windows in bytes, with fractions: the growth per ACK may be less than a byte.
+/// The algorithm's variables. Windows are in bytes, with fractions, because the growth per ACK may be less than a byte.
 #[derive(Clone, Debug)]
 struct CubicState {
     window: f64,
     threshold: f64,
     slow_start: SlowStart,
-    /// W_max: the window before the last reduction, or less if the flow yields to others.
+    /// W_max: the window before the last reduction, or less if the flow yields bandwidth to newer flows (section 4.7).
     max: f64,
     /// cwnd_prior: the window before the last reduction.
     prior: f64,
@@ -49,7 +49,7 @@ struct CubicEpoch {
 }
 
 impl Cubic {
-    /// Creates a controller. `mtu`: the largest packet, bytes.
+    /// Creates a controller. `mtu` is the size of the largest packet, bytes.
     pub fn new(mtu: u64, now: Instant) -> Self {
         let state = CubicState {
             window: initial_window(mtu) as f64,
@@ -80,7 +80,7 @@ impl Controller for Cubic {
         }
     }
 
-    /// The loss that established it has already set the threshold.
+    /// Sets the window to its minimum. The loss that established persistent congestion has already set the threshold.
     fn on_persistent_congestion(&mut self, now: Instant) {
         self.before = None;
         self.state.window = minimum_window(self.mtu) as f64;
@@ -102,6 +102,7 @@ impl CubicState {
     fn on_ack(&mut self, now: Instant, acked: &Acked, mtu: f64) {
         if acked.app_limited {
             if let Some(epoch) = &mut self.epoch {
+                // The curve must not rise while the sender has too little data (section 5.8).
                 epoch.pause(now);
             }
         } else if self.window < self.threshold {
@@ -124,18 +125,22 @@ impl CubicState {
         let elapsed = now.saturating_duration_since(epoch.start);
         let acked_windows = acked.bytes as f64 / window;
 
+        // Above the window before the last reduction, Reno's growth of one packet per round trip is fair (section 4.3).
         let alpha = if epoch.reno >= prior { 1.0 } else { ALPHA };
         epoch.reno += alpha * acked_windows * mtu;
         if epoch.curve(elapsed, mtu) < epoch.reno {
             self.window = window.max(epoch.reno);
             return;
         }
+        // The target is the curve one round trip ahead, but at most one and a half windows (section 4.2).
         let target = epoch.curve(elapsed + acked.smoothed_rtt, mtu).clamp(window, 1.5 * window);
         self.window += (target - window) * acked_windows;
     }
 
     /// Reduces the window (sections 4.6 and 4.7).
     fn reduce(&mut self, minimum: f64) {
+        // Fast convergence (section 4.7): a window that did not reach its last maximum leaves bandwidth to a newer
+        // flow.
         let gives_way = self.window < self.max;
         self.max = if gives_way { self.window * (1.0 + BETA) / 2.0 } else { self.window };
         self.prior = self.window;

@@ -1,5 +1,5 @@
-//! A bottleneck for tests. Flows that always have data share its rate and a bounded queue, and a wire loses packets
-//! at random.
+//! A simulated bottleneck for tests. Flows that always have data share its rate and its bounded queue, and packets are
+//! lost at random.
 
 use std::{
     cmp::Reverse,
@@ -17,6 +17,7 @@ pub struct SimulatedLink {
     pub rtt: Duration,
     /// Size of the queue in bytes.
     pub queue: u64,
+    /// Probability that a packet is lost at random.
     pub loss: f64,
 }
 
@@ -25,7 +26,7 @@ pub struct SimulatedLink {
 pub struct FlowOutcome {
     /// Share of the link's rate.
     pub share: f64,
-    /// Fraction of its packets that was lost.
+    /// Fraction of the flow's packets that was lost.
     pub lost: f64,
 }
 
@@ -35,15 +36,15 @@ struct SimulatedFlow {
     under_way: BTreeMap<u64, (Instant, RateSnapshot)>,
     next: u64,
     may_send: Instant,
-    /// Losses of packets sent before this time count as one.
+    /// Start of the recovery period: losses of packets sent before it are no new congestion event.
     recovers: Option<Instant>,
-    /// Bytes acknowledged.
+    /// Number of bytes acknowledged.
     acked: u64,
     lost: u64,
 }
 
 impl SimulatedLink {
-    /// Runs the flows until `end`, and measures from `warm` on.
+    /// Runs the flows until `end`, and measures them from `warm` on. Both are times after `start`.
     pub fn run(
         &self,
         start: Instant,
@@ -88,7 +89,7 @@ impl SimulatedLink {
                     }
                 }
                 (_, Some(soonest)) => now = now.max(soonest),
-                // Everything in flight is lost.
+                // No ACK is due and no flow may send: all packets in flight were lost.
                 _ => {
                     now += 3 * self.rtt;
                     flows.iter_mut().for_each(|flow| flow.on_lost(now, u64::MAX));

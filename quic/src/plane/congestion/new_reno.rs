@@ -2,12 +2,12 @@ use std::time::Instant;
 
 use super::{Acked, Controller, initial_window, minimum_window};
 
-/// The algorithm of RFC 9002, section 7.3: the simplest one that is safe.
+/// NewReno (RFC 9002, section 7.3), the simplest of the algorithms.
 #[derive(Debug)]
 pub struct NewReno {
     mtu: u64,
     state: NewRenoState,
-    /// The state before the last reduction, to undo it.
+    /// The state before the last reduction, restored if the losses were spurious.
     before: Option<NewRenoState>,
 }
 
@@ -20,7 +20,7 @@ struct NewRenoState {
 }
 
 impl NewReno {
-    /// Creates a controller. `mtu`: the largest packet, bytes.
+    /// Creates a controller. `mtu` is the size of the largest packet, bytes.
     pub fn new(mtu: u64) -> Self {
         let state = NewRenoState { window: initial_window(mtu), threshold: u64::MAX, acked: 0 };
         Self { mtu, state, before: None }

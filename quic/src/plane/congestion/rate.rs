@@ -1,10 +1,10 @@
-//! Samples of the path's delivery rate (draft-ietf-ccwg-bbr, section 4.1). A sample is the number of bytes that
-//! arrived between a packet's sending and its acknowledgement, divided by the time that sending or acknowledging them
-//! took, whichever is longer.
+//! Samples of the path's delivery rate (draft-ietf-ccwg-bbr, section 4.1). A sample is the number of bytes that arrived
+//! between a packet's sending and its acknowledgement, divided by a time. This is the time for sending or for
+//! acknowledging these bytes, whichever is longer.
 
 use std::time::{Duration, Instant};
 
-/// Longest time for which samples are kept; they are kept for at least half of it.
+/// Longest time for which a rate counts in [`Delivery::fastest`]; each counts for at least half of it.
 pub const LATELY: Duration = Duration::from_secs(6);
 
 /// State of the path when a packet is sent.
@@ -16,9 +16,9 @@ pub struct RateSnapshot {
     flight_began: Instant,
     /// Bytes in flight, this packet included.
     pub in_flight: u64,
-    /// Bytes lost until then.
+    /// Bytes lost before the packet was sent.
     pub lost: u64,
-    /// The application did not fill the path at that time.
+    /// True if the application had too little data to fill the path when the packet was sent.
     pub app_limited: bool,
 }
 
@@ -27,15 +27,15 @@ pub struct RateSnapshot {
 pub struct RateSample {
     /// Delivery rate, bytes per second. `None`: the interval is too short.
     pub rate: Option<u64>,
-    /// Bytes that arrived since the newest acknowledged packet was sent, and bytes that had arrived by then.
+    /// Bytes that arrived since the newest acknowledged packet was sent.
     pub delivered: u64,
     /// Bytes that had arrived when that packet was sent.
     pub prior_delivered: u64,
-    /// Bytes in flight when it was sent, and bytes lost since then.
+    /// Bytes in flight when that packet was sent, the packet included.
     pub in_flight: u64,
     /// Bytes lost since that packet was sent.
     pub lost: u64,
-    /// The sender had too little data to fill the window then, so the rate may be too low.
+    /// True if the sender had too little data to fill the window, so the rate may be too low.
     pub app_limited: bool,
 }
 
@@ -48,12 +48,12 @@ pub struct Delivery {
     flight_began: Instant,
     /// Delivered bytes up to which samples show the application's rate rather than the path's.
     app_limited_until: Option<u64>,
-    /// State at the sending of the ACK's newest packet, and its time.
+    /// State and time at which the newest packet of the current ACK was sent.
     newest: Option<(RateSnapshot, Instant)>,
     fastest: Fastest,
 }
 
-/// The highest rate in [`LATELY`], in two halves.
+/// The highest rate within [`LATELY`]: one maximum for each half of that time.
 #[derive(Clone, Debug)]
 struct Fastest {
     since: Instant,
@@ -85,8 +85,9 @@ impl Delivery {
         }
     }
 
-    /// Notes a packet that is sent. `in_flight`: bytes, without this packet.
+    /// Notes that a packet is sent. `in_flight` is in bytes, without this packet.
     pub fn on_sent(&mut self, sent: Instant, in_flight: u64, size: u64) -> RateSnapshot {
+        // After an idle period the pause must not count as sending or acknowledging time.
         if in_flight == 0 {
             self.flight_began = sent;
             self.delivered_at = self.delivered_at.max(sent);
@@ -138,12 +139,12 @@ impl Delivery {
         self.delivered
     }
 
-    /// Returns the highest rate in [`LATELY`], bytes per second.
+    /// Returns the highest rate within [`LATELY`], bytes per second.
     pub fn fastest(&self) -> u64 {
         self.fastest.now.max(self.fastest.before)
     }
 
-    /// Returns the state at the sending of this ACK's newest packet.
+    /// Returns the state when the newest packet of the current ACK was sent.
     pub fn newest(&self) -> Option<RateSnapshot> {
         self.newest.as_ref().map(|(snapshot, _)| *snapshot)
     }
@@ -162,9 +163,10 @@ impl Delivery {
         let sending = sent.saturating_duration_since(snapshot.flight_began);
         let acknowledging = self.delivered_at.saturating_duration_since(snapshot.delivered_at);
         self.flight_began = sent;
+        // The longer of both times is used, because compressed ACKs or a burst of packets would exaggerate the rate.
         let interval = sending.max(acknowledging);
         let delivered = self.delivered.saturating_sub(snapshot.delivered);
-        // The interval is shorter than any round trip: ACKs came in a burst.
+        // An interval shorter than the shortest round trip means that ACKs came in a burst.
         let is_valid = interval >= min_rtt && !interval.is_zero();
         let rate = || u128::from(delivered) * 1_000_000_000 / interval.as_nanos();
         let rate = is_valid.then(|| u64::try_from(rate()).unwrap_or(u64::MAX));

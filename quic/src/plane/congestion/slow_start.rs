@@ -2,10 +2,14 @@ use std::time::{Duration, Instant};
 
 use super::Acked;
 
+/// Bounds of the growth of the round trip that ends slow start (RFC 9406, section 4.3).
 const MIN_RTT_THRESHOLD: Duration = Duration::from_millis(4);
 const MAX_RTT_THRESHOLD: Duration = Duration::from_millis(16);
+/// Divisor of the last round's shortest round trip that gives this growth.
 const MIN_RTT_DIVISOR: u32 = 8;
+/// Number of samples in a round before its shortest round trip is compared.
 const RTT_SAMPLES: u32 = 8;
+/// Divisor of the window's growth in conservative slow start (CSS), and number of rounds after which CSS ends.
 const CSS_GROWTH_DIVISOR: u64 = 4;
 const CSS_ROUNDS: u32 = 5;
 
@@ -37,18 +41,19 @@ struct Css {
 /// Effect of slow start on the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlowStartStep {
+    /// The window grows by these bytes.
     Grow(u64),
     /// Slow start is over: the present window becomes the threshold.
     Exit,
 }
 
 impl SlowStart {
-    /// Begins slow start.
+    /// Creates the state at the beginning of slow start.
     pub fn new(now: Instant) -> Self {
         Self { round: SlowStartRound { start: now, min: None, samples: 0 }, last_min: None, css: None }
     }
 
-    /// Takes an acknowledgement, and returns its effect on the window.
+    /// Processes an acknowledgement, and returns its effect on the window.
     pub fn on_ack(&mut self, now: Instant, acked: &Acked) -> SlowStartStep {
         if acked.sent >= self.round.start && self.end_round(now) {
             return SlowStartStep::Exit;
@@ -57,7 +62,7 @@ impl SlowStart {
         SlowStartStep::Grow(if self.css.is_some() { acked.bytes / CSS_GROWTH_DIVISOR } else { acked.bytes })
     }
 
-    /// Returns whether conservative slow start has run for long enough.
+    /// Ends the round. Returns whether conservative slow start has lasted for `CSS_ROUNDS` rounds.
     fn end_round(&mut self, now: Instant) -> bool {
         self.last_min = self.round.min;
         self.round = SlowStartRound { start: now, min: None, samples: 0 };
@@ -71,6 +76,7 @@ impl SlowStart {
         let min = self.round.min.map_or(rtt, |min| min.min(rtt));
         self.round.min = Some(min);
         self.round.samples += 1;
+        // A round with few samples may show noise, and the first round has nothing to compare with.
         let Some(last_min) = self.last_min.filter(|_| self.round.samples >= RTT_SAMPLES) else { return };
         match &self.css {
             None => {

@@ -28,7 +28,7 @@ fn reduced(window: u64, now: Instant) -> Cubic {
 }
 
 #[test]
-fn initial_windows_of_rfc9002() {
+fn initial_window_matches_rfc_9002() {
     for (mtu, window) in [(1200, 12_000), (1472, 14_720), (1500, 14_720), (9000, 18_000)] {
         assert_eq!(initial_window(mtu), window);
         assert_eq!(NewReno::new(mtu).window(), window);
@@ -90,8 +90,8 @@ fn cubic_reduces_to_seven_tenths_and_never_under_two_packets() {
     assert_eq!(cubic.window(), 2 * MTU);
 }
 
-/// 1000 packets down to 700: K = cbrt(300 / 0.4) = 9.0856 s. The curve is 0.4 (t - K)^3 + 1000 and the
-/// window follows it one round trip ahead; Reno at one packet per 100 ms or so stays below.
+/// The window is reduced from 1000 packets to 700: K = cbrt(300 / 0.4) = 9.0856 s. The curve is 0.4 (t - K)^3 + 1000
+/// and the window follows it one round trip ahead; Reno at one packet per 100 ms or so stays below.
 #[test]
 fn cubic_follows_the_curve() {
     let start = Instant::now();
@@ -111,7 +111,7 @@ fn cubic_follows_the_curve() {
 
 /// Reno is faster than the curve at short round trips, so the window grows by ALPHA packets per round.
 #[test]
-fn cubic_is_as_fast_as_reno() {
+fn cubic_grows_as_fast_as_reno_at_short_round_trips() {
     let mut now = Instant::now();
     let mut cubic = reduced(20, now);
     let rtt = Duration::from_millis(5);
@@ -123,7 +123,7 @@ fn cubic_is_as_fast_as_reno() {
 }
 
 #[test]
-fn cubic_gives_way_when_reduced_below_its_maximum() {
+fn cubic_lowers_its_plateau_when_reduced_below_it() {
     let start = Instant::now();
     let mut cubic = reduced(1000, start);
     cubic.on_congestion(start);
@@ -138,7 +138,7 @@ fn cubic_gives_way_when_reduced_below_its_maximum() {
 }
 
 #[test]
-fn cubic_does_not_count_time_without_data() {
+fn cubic_epoch_excludes_time_without_data() {
     let start = Instant::now();
     let mut cubic = reduced(1000, start);
     let now = round(&mut cubic, start, RTT);
@@ -202,14 +202,14 @@ fn bbr(now: Instant, seed: u64) -> Bbr {
     Bbr::new(link::MTU, now, seed)
 }
 
-/// Returns a link whose queue holds `queue` times what the path holds, with random `loss`.
+/// Returns a link whose queue is `queue` times the bandwidth-delay product, with random `loss`.
 fn path(rtt_ms: u64, mbit: u64, queue: f64, loss: f64) -> SimulatedLink {
     let rate = mbit * 125_000;
     let holds = rate as f64 * rtt_ms as f64 / 1000.0;
     SimulatedLink { rate, rtt: Duration::from_millis(rtt_ms), queue: (holds * queue) as u64, loss }
 }
 
-/// Runs the plain controller and the one for lossy paths, each alone.
+/// Runs BBR with and without tolerance of the path's own loss, each alone on the path.
 fn alone(path: &SimulatedLink) -> [link::FlowOutcome; 2] {
     let now = Instant::now();
     [bbr(now, 3), bbr(now, 3).over_lossy_paths()].map(|controller| {
@@ -232,7 +232,7 @@ fn loss_of_the_path_itself_does_not_slow_the_flow_down() {
     }
 }
 
-/// A policer that drops packets above a rate loses without a queue, too. That is not the path's own loss.
+/// A policer drops packets above a rate, without a queue. Such losses must not count as the path's own.
 #[test]
 fn bbr_finds_the_rate_of_a_policer() {
     for packets in [3, 10, 30] {

@@ -17,9 +17,9 @@ use crate::plane::{
 pub struct Config {
     /// The congestion controller.
     pub algorithm: CongestionAlgorithm,
-    /// Whether packets are paced. Otherwise they are sent as soon as the window allows.
+    /// True if packets are paced. Otherwise they are sent as soon as the window allows.
     pub pacing: bool,
-    /// Whether packets are marked ECT(0) if the path supports that.
+    /// True if packets are marked ECT(0) on paths that carry marks.
     pub ecn: bool,
     /// Initial size of the largest UDP payload that the path takes, bytes.
     pub mtu: usize,
@@ -29,12 +29,12 @@ pub struct Config {
     pub policy: policy::PolicyKind,
     /// Bounds on waiting streams.
     pub queue: policy::QueueLimits,
-    /// Most bytes that waiting datagrams may take, with their bookkeeping. If they exceed it, datagrams of the lowest
-    /// priority are dropped.
+    /// Largest number of bytes that waiting datagrams may take, with their bookkeeping. Above it, datagrams of the
+    /// lowest priority are dropped.
     pub max_datagram_bytes: u64,
     /// The memory that datagrams of several connections share.
     pub datagram_pool: Option<Arc<DatagramPool>>,
-    /// The codes of streams that the plane resets by itself.
+    /// The error codes for streams that the data plane resets by itself.
     pub reset_codes: ResetCodes,
 }
 
@@ -43,14 +43,14 @@ pub struct Config {
 pub struct ResetCodes {
     /// A delivery timeout has expired.
     pub late: u64,
-    /// The source evicted the bytes, or too much waited to be sent before the stream.
+    /// The source evicted the bytes, or too much data waited to be sent.
     pub behind: u64,
-    /// The offload opened the stream for data that does not arrive here.
+    /// The offload opened the stream for data that never arrived at the data plane.
     pub gone: u64,
 }
 
 impl Config {
-    /// Returns defaults for everything but the application's codes.
+    /// Returns default settings with the application's error codes.
     pub fn new(reset_codes: ResetCodes) -> Self {
         Self {
             algorithm: CongestionAlgorithm::default(),
@@ -78,11 +78,11 @@ pub struct PeerLimits {
     pub max_streams_uni: u64,
     /// Index of the data plane's first unidirectional stream. Those before it are the QUIC stack's.
     pub first_stream_uni: u64,
-    /// Largest DATAGRAM frame that the peer accepts, bytes; 0: none (RFC 9221).
+    /// Largest DATAGRAM frame that the peer accepts, bytes, or 0 if it accepts none (RFC 9221).
     pub max_datagram_frame_size: u64,
     /// Longest time by which the peer delays an acknowledgement on purpose.
     pub max_ack_delay: Duration,
-    /// Whether this end is the QUIC server, which the low bits of stream IDs show.
+    /// True if this end is the QUIC server, which determines the low bits of stream IDs.
     pub is_server: bool,
 }
 
@@ -104,14 +104,14 @@ pub enum EventKind {
     Opened,
     /// The peer sent STOP_SENDING; the stream is being reset with the same code.
     Stopped(u64),
-    /// Everything is acknowledged, FIN included. The key is gone.
+    /// Everything is acknowledged, including FIN. The key is no longer valid.
     Finished,
-    /// The reset is acknowledged, or the stream was dropped before it got an ID. The key is gone.
+    /// The reset is acknowledged, or the stream was dropped before it got an ID. The key is no longer valid.
     Reset(u64),
 }
 
 impl EventKind {
-    /// Returns whether the stream is gone.
+    /// Returns whether the stream has ended.
     pub fn is_end(self) -> bool {
         matches!(self, Self::Finished | Self::Reset(_))
     }
@@ -130,7 +130,7 @@ pub struct Owned {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a DATAGRAM frame of {size} bytes exceeds the peer's limit of {limit}")]
 pub struct TooLarge {
-    /// Bytes of the frame.
+    /// Size of the frame, bytes.
     pub size: u64,
     /// The peer's limit, bytes.
     pub limit: u64,
@@ -156,64 +156,64 @@ pub struct Resets {
     pub requested: u64,
     /// The peer sent STOP_SENDING.
     pub stopped: u64,
-    /// OBJECT_DELIVERY_TIMEOUT was over.
+    /// OBJECT_DELIVERY_TIMEOUT expired.
     pub object_timeout: u64,
-    /// SUBGROUP_DELIVERY_TIMEOUT was over.
+    /// SUBGROUP_DELIVERY_TIMEOUT expired.
     pub subgroup_timeout: u64,
-    /// The source lost its bytes before they were sent.
+    /// The source evicted its bytes before they were sent.
     pub evicted: u64,
-    /// More than [`policy::QueueLimits::streams`] had bytes to send.
+    /// More than [`policy::QueueLimits::streams`] streams had bytes to send.
     pub overflow: u64,
-    /// The stream had waited for longer than allowed.
+    /// The stream had waited for longer than its limit.
     pub late: u64,
     /// A newer group had begun, and the rest of the stream would have arrived too late.
     pub hopeless: u64,
-    /// More than [`policy::QueueLimits::bytes`] were waiting.
+    /// More than [`policy::QueueLimits::bytes`] bytes were waiting.
     pub queue_full: u64,
-    /// Streams that never got an ID. They are counted by their reason as well.
+    /// Streams that were reset before they got an ID. They are counted by their reason as well.
     pub unopened: u64,
 }
 
-/// Figures of a connection's throughput, and of its queue.
+/// A connection's throughput, and the delay of its queue.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionRoom {
     /// Bytes that were acknowledged.
     pub delivered: u64,
-    /// Estimated bandwidth of the path, bytes per second: the congestion controller's estimate, or else a window per
-    /// round trip.
+    /// Estimated bandwidth of the path, bytes per second: the congestion controller's estimate, or one window per round
+    /// trip if the controller has none.
     pub bandwidth: u64,
     /// Highest delivery rate of the last seconds, bytes per second.
     pub fastest: u64,
-    /// Time that the oldest live data has waited.
+    /// Time for which the oldest live data has waited.
     pub waiting: Duration,
     /// Smoothed round-trip time.
     pub round_trip: Duration,
 }
 
-/// Counters since the connection began, and its current state.
+/// Counters since the connection began, and the connection's current state.
 #[derive(Clone, Debug, Default)]
 pub struct DownstreamStats {
     /// Packets sent, acknowledged and lost.
     pub recovery: recovery::RecoveryCounts,
-    /// Stream bytes sent for the first time, and again.
+    /// Stream bytes that were sent for the first time.
     pub stream_bytes: u64,
     /// Stream bytes that were sent again.
     pub retransmitted_bytes: u64,
     /// Datagrams that were sent.
     pub datagrams_sent: u64,
-    /// Datagrams whose delivery timeout was over.
+    /// Datagrams that were dropped because their delivery timeout had expired.
     pub datagrams_expired: u64,
-    /// Datagrams that had waited for longer than allowed.
+    /// Datagrams that were dropped because they had waited for longer than allowed.
     pub datagrams_late: u64,
-    /// Datagrams that were refused, since they exceed the peer's limit.
+    /// Datagrams that were refused because they exceed the peer's limit.
     pub datagrams_too_large: u64,
-    /// Datagrams that were dropped, since too many waited.
+    /// Datagrams that were dropped because too many waited.
     pub datagrams_overflowed: u64,
-    /// Packets that the offload sent, and bytes of their UDP payload. [`recovery::RecoveryCounts`] includes them.
+    /// Packets that the offload sent. [`recovery::RecoveryCounts`] includes them.
     pub offloaded_packets: u64,
     /// Bytes of UDP payload of the packets that the offload sent.
     pub offloaded_bytes: u64,
-    /// Streams that got an ID.
+    /// Streams that were opened, so that they got a QUIC stream ID.
     pub streams_opened: u64,
     /// Streams whose every byte was acknowledged.
     pub streams_finished: u64,

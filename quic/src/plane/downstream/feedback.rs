@@ -16,7 +16,7 @@ use crate::plane::{
 
 /// Frames of the peer, and measurements of the path.
 impl Downstream {
-    /// Takes an ACK frame, in packet numbers on the wire.
+    /// Processes an ACK frame, in packet numbers on the wire.
     pub fn on_ack(&mut self, now: Instant, ack: &AckRanges) -> Result<(), ProtocolViolation> {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);
@@ -25,15 +25,15 @@ impl Downstream {
         Ok(result?)
     }
 
-    /// Takes a MAX_DATA frame. `max`: bytes that the data plane may send on the connection, without the QUIC stack's
-    /// part.
+    /// Processes a MAX_DATA frame. `max` is the number of bytes that the data plane may send on the connection: the
+    /// frame's value minus the QUIC stack's part.
     pub fn on_max_data(&mut self, max: u64) {
         // A smaller value is an older frame (RFC 9000, section 4.1).
         if max <= self.peer.max_data {
             return;
         }
         self.peer.max_data = max;
-        // All of them are placed again: whichever find no credit go back to `blocked`.
+        // All blocked streams are queued again. Streams for which the credit is not enough return to `blocked`.
         for key in self.blocked.drain() {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.queue = SchedulerQueue::None;
@@ -42,14 +42,14 @@ impl Downstream {
         }
     }
 
-    /// Gives away up to `wanted` bytes of unused connection credit. Returns how many.
+    /// Gives up to `wanted` bytes of unused connection credit to the QUIC stack. Returns how many.
     pub fn take_max_data(&mut self, wanted: u64) -> u64 {
         let taken = wanted.min(self.data_credit());
         self.peer.max_data -= taken;
         taken
     }
 
-    /// Takes a MAX_STREAM_DATA frame of stream `id`.
+    /// Processes a MAX_STREAM_DATA frame for stream `id`.
     pub fn on_max_stream_data(&mut self, id: u64, max: u64) -> Result<(), ProtocolViolation> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         if let Some(stream) = self.streams.get_mut(key)
@@ -61,7 +61,8 @@ impl Downstream {
         Ok(())
     }
 
-    /// Takes a MAX_STREAMS frame. `max`: the frame's value, which includes the QUIC stack's unidirectional streams.
+    /// Processes a MAX_STREAMS frame. `max` is the frame's value, which includes the QUIC stack's unidirectional
+    /// streams.
     pub fn on_max_streams_uni(&mut self, max: u64) {
         // A smaller value is an older frame (RFC 9000, section 4.6).
         if max <= self.peer.max_streams_uni {
@@ -77,7 +78,7 @@ impl Downstream {
         }
     }
 
-    /// Takes a STOP_SENDING frame of stream `id`.
+    /// Processes a STOP_SENDING frame for stream `id`.
     pub fn on_stop_sending(&mut self, id: u64, code: u64) -> Result<(), ProtocolViolation> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         let code = self.binding.from_wire(code);
@@ -93,8 +94,8 @@ impl Downstream {
         Ok(())
     }
 
-    /// Returns whether frames about stream `id` are for the data plane: this end's unidirectional streams, except
-    /// those that the QUIC stack opens.
+    /// Returns whether stream `id` is the data plane's: a unidirectional stream of this end that the QUIC stack does
+    /// not open.
     pub fn owns(&self, id: u64) -> bool {
         id & 0x3 == self.stream_id(0) & 0x3 && id >> 2 >= self.peer.first_stream_uni
     }
@@ -110,7 +111,8 @@ impl Downstream {
         self.pacer.set_mtu(self.recovery.mtu());
     }
 
-    /// Notes that the connection moved to another path, not only to another port of a NAT (RFC 9000, section 9.4).
+    /// Notes that the connection moved to another path. A new port at the same address is no other path (RFC 9000,
+    /// section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.recovery.on_path_change(now);
         self.pacer = Pacer::new(self.recovery.mtu(), now);
@@ -126,12 +128,12 @@ impl Downstream {
         self.recovery.rtt.smoothed()
     }
 
-    /// Returns whether the packet that is polled next is sent as ECT(0).
+    /// Returns whether the next packet is sent as ECT(0).
     pub fn marks(&self) -> bool {
         self.recovery.ecn().marks()
     }
 
-    /// Returns whether the offload may mark its packets. It does not take part in testing the path.
+    /// Returns whether the offload may mark its packets, which is only after the data plane has tested the path.
     pub fn may_offload_mark(&self) -> bool {
         self.recovery.ecn().state() == ecn::EcnState::Capable
     }
@@ -141,7 +143,7 @@ impl Downstream {
         self.recovery.set_offload_marks(now, marks);
     }
 
-    /// Estimates what the network carries. It walks all waiting data.
+    /// Returns the estimate of the path. The call visits all waiting data.
     pub fn estimate(&self, now: Instant) -> Estimate {
         let rtt = &self.recovery.rtt;
         Estimate {
@@ -168,7 +170,7 @@ impl Downstream {
         self.recovery.stack_window()
     }
 
-    /// Finds the stream with this ID; `None` if it is gone.
+    /// Returns the stream with this ID, or `None` if it has ended.
     fn find(&self, id: u64) -> Result<Option<StreamKey>, ProtocolViolation> {
         if !self.owns(id) || id >> 2 >= self.next_stream {
             return Err(ProtocolViolation::NeverOpened(id));
@@ -184,7 +186,7 @@ impl Downstream {
         [self.recovery.timeout(), self.paced_until, self.review_at, deadline].into_iter().flatten().min()
     }
 
-    /// Returns whether the peer acknowledges nothing although much was sent. The connection should be closed then.
+    /// Returns whether the peer leaves so many packets unacknowledged that the connection should be closed.
     pub fn is_unanswered(&self) -> bool {
         self.recovery.is_unanswered()
     }
@@ -219,7 +221,7 @@ impl Downstream {
 }
 
 impl Downstream {
-    /// Applies the outcome of recovery. The lists are reused for their allocations.
+    /// Applies the outcome of loss recovery. Its lists are kept, to reuse their allocations.
     fn settle(&mut self, mut outcome: RecoveryOutcome<PacketContent>) {
         for content in outcome.acked.drain(..) {
             self.acknowledge(&content);

@@ -15,7 +15,7 @@ impl Downstream {
         }
         self.unplace(key);
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // The offload may be about to open it.
+        // The offload may be about to open a delegated stream.
         let opened = stream.id.is_some() || stream.delegated;
         stream.reset(code);
         self.recall(key);
@@ -56,7 +56,7 @@ impl Downstream {
         self.events.push_back(DownstreamEvent { key, owner: stream.owner, kind });
     }
 
-    /// Starts the subgroup's delivery timeout, unless it runs already.
+    /// Starts the subgroup's delivery timeout, unless it is already running.
     pub(super) fn arm(&mut self, key: StreamKey, fin_at: Instant) {
         let Some(stream) = self.streams.get(key) else { return };
         if stream.deadline.is_none()
@@ -85,11 +85,12 @@ impl Downstream {
         }
     }
 
-    /// Moves the stream to the right queue, by what it has to send and by the peer's limits.
+    /// Moves the stream to the queue that its data and the peer's limits require.
     pub(super) fn place(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let queue = match stream.need() {
             StreamNeed::Nothing => SchedulerQueue::None,
+            // The offload is about to open this stream, so the data plane must not.
             _ if stream.id.is_none() && stream.delegated => SchedulerQueue::None,
             _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => {
                 SchedulerQueue::Unopened

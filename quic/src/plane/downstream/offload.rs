@@ -1,10 +1,10 @@
-//! An offload is another sender on the connection. It sends stream bytes and datagrams by itself, within an [`OffloadBudget`]
-//! of window and credit, and reports each packet afterwards.
+//! The interface for an offload, another sender on the connection. An offload sends stream bytes and datagrams by
+//! itself, within an [`OffloadBudget`] of window and credit, and reports each packet afterwards.
 //!
-//! A stream is *delegated* to it once everything that its source has was sent. The offload may send bytes that the
-//! source does not have yet. Reported bytes count as if they had been sent from here, and skipped bytes become a
-//! hole. RESET_STREAM names the final size, so a delegated stream is reset only after the plane has *recalled* it and
-//! the offload has *returned* it.
+//! A stream is *delegated* to the offload once all bytes of its source were sent. The offload may send bytes that the
+//! source does not have yet. Reported bytes count as if the data plane had sent them, and skipped bytes become a hole.
+//! RESET_STREAM names the final size, so a delegated stream is reset only after the plane has *recalled* it and the
+//! offload has *returned* it.
 
 use std::time::Instant;
 
@@ -17,19 +17,19 @@ pub struct OffloadedPacket {
     pub sent: Instant,
     /// The packet number.
     pub number: u64,
-    /// UDP payload, bytes.
+    /// Size of the UDP payload, bytes.
     pub size: usize,
     /// The stream.
     pub key: StreamKey,
     /// Offset of the first byte on the stream.
     pub offset: u64,
-    /// Stream bytes.
+    /// Number of stream bytes.
     pub len: u16,
-    /// The frame ends the stream.
+    /// True if the frame ends the stream.
     pub fin: bool,
 }
 
-/// An amount that the offload may send, or may have sent without reporting it yet.
+/// The amounts that the offload may send, or may have sent without a report so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadBudget {
     /// Bytes of UDP payload, from the congestion window.
@@ -51,12 +51,12 @@ pub struct StreamGrant {
     pub label: Label,
 }
 
-/// Packets of the window that no budget includes, so that the QUIC stack can always send something.
+/// Number of packets of the window that no budget includes, so that the QUIC stack can always send.
 const RESERVED_PACKETS: u64 = 2;
 
 impl Downstream {
-    /// Delegates a stream to the offload. Returns `None` if it has no ID yet, still has data to send, or is delegated
-    /// already.
+    /// Delegates a stream to the offload. Returns `None` if the stream has no ID yet, still has data to send, or is
+    /// delegated already.
     pub fn delegate(&mut self, key: StreamKey) -> Option<StreamGrant> {
         let stream = self.streams.get_mut(key).filter(|stream| !stream.delegated && stream.is_caught_up())?;
         let id = stream.id?;
@@ -69,7 +69,7 @@ impl Downstream {
         })
     }
 
-    /// Notes that the offload has returned the stream: it sends no more on it, and has reported all its packets.
+    /// Notes that the offload has returned the stream. It sends no more on the stream, and has reported all packets.
     pub fn on_returned(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.delegated = false;
@@ -79,13 +79,13 @@ impl Downstream {
         }
     }
 
-    /// Returns a delegated stream that the offload has to return: it is over, is to be reset, or has a new priority.
+    /// Returns a delegated stream that the offload has to return, because the stream ended, is to be reset, or has a
+    /// new priority.
     pub fn poll_recall(&mut self) -> Option<StreamKey> {
         self.recalls.pop()
     }
 
-    /// Notes a packet that the offload reports. Reports may come in any order, also after those of later packet
-    /// numbers.
+    /// Notes a packet that the offload reports. Reports may come in any order of packet numbers.
     pub fn on_offloaded_sent(&mut self, packet: &OffloadedPacket) {
         let OffloadedPacket { sent, number, size, key, offset, len, fin } = *packet;
         self.stats.offloaded_packets += 1;
@@ -112,11 +112,12 @@ impl Downstream {
         self.recovery.on_offloaded_sent(sent, number, size, content);
     }
 
-    /// Returns the budget that the offload may get now, for streams more urgent than the level of [`Self::waiting`].
+    /// Returns the budget that the offload may get now, for streams more urgent than the level that [`Self::waiting`]
+    /// returns.
     ///
-    /// The offload does not pace, so bursts that would be too large are left to this side. The budget is not reserved
-    /// here. Before the next call of [`Self::poll_frames`] or [`Self::take_max_data`], reclaim it and tell how much
-    /// of it may have been used: [`Self::set_outstanding`].
+    /// The offload does not pace, so its budget is limited to bursts that the path can queue. The budget is not
+    /// reserved. Before the next call of [`Self::poll_frames`] or [`Self::take_max_data`], the caller reclaims it from
+    /// the offload, and passes the part that may have been used to [`Self::set_outstanding`].
     pub fn budget(&self) -> OffloadBudget {
         let reserved = RESERVED_PACKETS * self.recovery.mtu();
         OffloadBudget {
@@ -125,8 +126,8 @@ impl Downstream {
         }
     }
 
-    /// Returns the level of the data that waits here to be sent; `None` if none waits. The offload must not send on
-    /// streams of this level or a less urgent one, so that priorities hold across both senders.
+    /// Returns the level of the most urgent data that waits in the data plane, or `None` if none waits. The offload
+    /// must not send on streams of this level or a less urgent one, so that priorities hold across both senders.
     pub fn waiting(&self) -> Option<PriorityLevel> {
         if self.recovery.probes() > 0 {
             return Some(PriorityLevel::default());
@@ -135,13 +136,13 @@ impl Downstream {
         stream.into_iter().chain(self.datagrams.level()).min()
     }
 
-    /// Returns whether acknowledgements may be read later: no data waits to be sent or repaired, and the QUIC stack
-    /// has nothing in flight.
+    /// Returns whether acknowledgements may be read later: no data waits to be sent or retransmitted, and the QUIC
+    /// stack has nothing in flight.
     pub fn is_steady(&self) -> bool {
         !self.has_work() && self.recovery.is_steady()
     }
 
-    /// Notes that the offload has no budget now, but may have sent up to `outstanding` that it has not reported yet.
+    /// Notes that the offload has no budget now, but may have sent up to `outstanding` without a report so far.
     pub fn set_outstanding(&mut self, outstanding: OffloadBudget) {
         self.outstanding = outstanding;
     }

@@ -1,8 +1,8 @@
-//! Streams that the offload opens. Their IDs and the plane's come from one count, which the offload has while it may open
-//! streams: see [`Downstream::next_stream`].
+//! Streams that the offload opens. Their IDs and those of the data plane come from one counter, which the offload owns
+//! while it may open streams: see [`Downstream::next_stream`].
 //!
-//! The plane learns only later what such a stream carries. Until the stream is *adopted* the plane sends and repairs
-//! nothing on it. It only notes the packets of the offload and the peer's feedback.
+//! The data plane gets the source of such a stream only later. Until the stream is *adopted* the plane sends and
+//! retransmits nothing on it, and only notes the offload's packets and the peer's feedback.
 
 use std::{sync::Arc, time::Instant};
 
@@ -45,7 +45,7 @@ impl Downstream {
         self.by_id.contains_key(&id)
     }
 
-    /// Returns the low bits of the streams' IDs.
+    /// Returns the two low bits that all IDs of the data plane's streams have.
     pub fn stream_bits(&self) -> u64 {
         self.stream_id(0)
     }
@@ -55,13 +55,13 @@ impl Downstream {
         self.peer.max_stream_data_uni
     }
 
-    /// Notes that streams before this index are open, some of them by the offload. Called before the plane may open
-    /// any.
+    /// Notes that all streams before this index have been opened, some of them by the offload. This must be called
+    /// before the data plane may open any.
     pub fn on_streams_opened(&mut self, next: u64) {
         self.next_stream = self.next_stream.max(next);
     }
 
-    /// Notes that the offload has opened a stream, and may send on it; without an ID, it is about to.
+    /// Notes that the offload has opened a stream and may send on it. Without an ID, the offload is about to open it.
     pub fn opened(&mut self, owner: u64, label: Label, id: Option<u64>) -> StreamKey {
         let stream = NewStream {
             source: Arc::new(NoSource),
@@ -101,8 +101,8 @@ impl Downstream {
         true
     }
 
-    /// Sets what a stream carries that the offload has opened. Returns whether the stream still exists: everything
-    /// may have been acknowledged by now, or it was reset.
+    /// Sets the source and the properties of a stream that the offload has opened. Returns whether the stream still
+    /// exists: it may have been acknowledged as a whole by now.
     pub fn adopt(&mut self, key: StreamKey, stream: NewStream) -> bool {
         let Some(opened) = self.streams.get_mut(key) else { return false };
         if opened.is_reset() {
@@ -116,12 +116,12 @@ impl Downstream {
         true
     }
 
-    /// Gives up a stream whose data does not arrive here.
+    /// Resets a stream whose data never arrived at the data plane.
     pub fn abandon(&mut self, key: StreamKey) {
         self.begin_reset(key, self.config.reset_codes.gone, Cause::Requested);
     }
 
-    /// Takes the stream back from the offload, which uses another priority than the plane.
+    /// Recalls the stream from the offload, which uses another priority than the data plane.
     pub fn take_back(&mut self, key: StreamKey) {
         self.recall(key);
     }

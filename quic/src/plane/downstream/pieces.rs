@@ -9,29 +9,29 @@ pub struct PacketFrame {
     pub label: Label,
     /// ID of the frame's stream; `None` for a frame that belongs to no stream.
     pub stream_id: Option<u64>,
-    /// The contents.
+    /// The frame's content.
     pub carried: FrameContent,
 }
 
 /// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameContent {
-    /// Stream bytes.
+    /// A STREAM frame.
     Bytes {
         /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         len: u16,
-        /// The stream ends behind them.
+        /// True if the stream ends after these bytes.
         fin: bool,
-        /// The bytes fill a hole: they were sent before and lost, or the offload left them out.
+        /// True if the bytes fill a hole: they were sent before and lost, or the offload skipped them.
         again: bool,
     },
-    /// RESET_STREAM.
+    /// A RESET_STREAM frame.
     Reset,
-    /// A datagram.
+    /// A DATAGRAM frame.
     Datagram,
-    /// A probe without data.
+    /// A PING frame, sent as a probe without data.
     Ping,
 }
 

@@ -1,4 +1,4 @@
-//! Reviews of the backlog: data that is late is dropped, and so are streams that the policy names.
+//! Reviews of the backlog: late data is dropped, and so are streams that the policy selects.
 
 use std::time::{Duration, Instant};
 
@@ -8,27 +8,28 @@ use super::{
 };
 use crate::plane::stream::{PlaneStream, StreamHead};
 
-/// Time in which a stream that was given up has to be finished.
+/// Time within which a stream that was given up has to end.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// Time that data may wait before the first review.
+/// Time for which data waits before the first review.
 const FIRST: Duration = Duration::from_millis(10);
 
-/// Shortest and longest time between two reviews.
+/// Shortest time between two reviews.
 const LEAST: Duration = Duration::from_millis(5);
+/// Longest time between two reviews.
 const MOST: Duration = Duration::from_millis(50);
 
 /// Time between reviews per waiting stream and datagram, so that reviews take little CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {
-    /// Notes a new stream. Returns whether another group is the newest now.
+    /// Notes a new stream. Returns whether the stream's group replaces an older group as the newest.
     pub(super) fn open(&mut self, stream: &NewStream) -> bool {
         self.owned.live += 1;
         self.note(stream)
     }
 
-    /// Notes what a stream carries. Returns whether another group is the newest now.
+    /// Notes the group of a stream. Returns whether the group replaces an older group as the newest.
     pub(super) fn note(&mut self, stream: &NewStream) -> bool {
         if stream.asked == AskedRange::All {
             return false;
@@ -41,13 +42,14 @@ impl StreamOwner {
                 newest.first = newest.first.min(first);
                 false
             }
+            // The owner's first group replaces none.
             newest => newest.replace(Newest { group, first }).is_some(),
         }
     }
 }
 
 impl Downstream {
-    /// Schedules a review of data that is left after everything was sent that may be.
+    /// Schedules a review if data is left that may not be sent now.
     pub(super) fn watch_backlog(&mut self, now: Instant) {
         if self.is_backlogged() {
             self.review_at.get_or_insert(now + FIRST);
@@ -56,8 +58,8 @@ impl Downstream {
         }
     }
 
-    /// Reviews the streams of older groups at once after a newer group has begun, unless they were reviewed just
-    /// before.
+    /// Reviews the streams of older groups after a newer group has begun: at once, or as soon as the shortest time
+    /// between reviews has passed.
     pub(super) fn review_superseded(&mut self, now: Instant) {
         if !std::mem::take(&mut self.superseded) || self.review_at.is_none() {
             return;
@@ -103,6 +105,7 @@ impl Downstream {
     /// Drops streams if too many have bytes to send.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
+            // Streams that were given up count here, but the policy does not see them. So these end first.
             self.finish_given_up();
             let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);
@@ -113,7 +116,7 @@ impl Downstream {
     fn drop_streams(&mut self, drops: &[Drop]) {
         for Drop { key, reason } in drops {
             let Some(stream) = self.streams.get_mut(*key) else { continue };
-            // A stream that was never sent needs no reset.
+            // A stream without an ID was never sent, so nothing of it has to be finished.
             if stream.id.is_some() && *reason != DropReason::Streams && stream.give_up(*reason) {
                 self.recall(*key);
                 self.place(*key);
@@ -123,7 +126,7 @@ impl Downstream {
         }
     }
 
-    /// Sets deadlines for streams that were given up, so that they end.
+    /// Sets deadlines for streams that were given up, so that they end even if the peer acknowledges nothing.
     fn set_deadlines(&mut self, now: Instant, drops: &[Drop]) {
         let Some(at) = now.checked_add(FINISH) else { return };
         for Drop { key, .. } in drops {
@@ -144,7 +147,7 @@ impl Downstream {
         self.begin_reset(key, code, cause);
     }
 
-    /// Resets the stream if it was given up. Returns whether it was.
+    /// Resets the stream if it was given up. Returns whether it was given up.
     pub(super) fn finish(&mut self, key: StreamKey) -> bool {
         let reason = self.streams.get(key).and_then(PlaneStream::given_up);
         if let Some(reason) = reason {
@@ -161,7 +164,7 @@ impl Downstream {
         });
     }
 
-    /// Drops streams and datagrams whose delivery timeout has passed. Returns when the next one passes.
+    /// Drops streams and datagrams whose delivery timeout has expired. Returns when the next one expires.
     fn expire(&mut self, now: Instant) -> Option<Instant> {
         let (overdue, mut next) = self.datagrams.expire(now);
         self.stats.datagrams_expired += overdue.expired;
@@ -194,7 +197,7 @@ impl Downstream {
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Restarts the age of streams whose owner is still sent bytes that it asked for from the past.
+    /// Restarts the age of an owner's data while requested old data of the same owner waits.
     fn note_asked(&mut self, now: Instant) {
         for (_, stream) in self.streams.iter() {
             if stream.head().is_some_and(|head| head.is_asked)
@@ -227,7 +230,7 @@ impl Downstream {
                 bytes: stream.pending(),
                 since: head.received_at.map(waits_since),
                 superseded: is_superseded.then(|| stream.newest_at().map(waits_since)).flatten(),
-                // Detecting and repairing a loss takes round trips, in which nothing can be done.
+                // Lost data is detected and sent again after about two round trips, so it gets more time.
                 max_delay: stream.max_delay.map(|most| if head.is_repair { most + repair } else { most }),
                 standing: match (head.is_asked, is_newest) {
                     (true, _) => StreamImportance::Asked,

@@ -1,4 +1,4 @@
-//! Fills packets: selects the next frame, and updates the state after it was written.
+//! Fills packets: selects the next frame, writes it, and updates the state.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::{
     varint,
 };
 
-/// Least room for a STREAM frame, bytes. A smaller rest of a packet stays empty.
+/// Smallest room for a STREAM frame, bytes. A smaller rest of a packet stays empty.
 const MIN_ROOM: usize = 32;
 
 impl Downstream {
@@ -23,7 +23,7 @@ impl Downstream {
     /// packet that probes a larger MTU is longer. Returns `None` if there is nothing to send, or nothing may be sent
     /// before an acknowledgement, more credit or [`Self::timeout`].
     ///
-    /// Pass the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
+    /// The caller passes the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
     pub fn poll_frames(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<PacketContent> {
         self.review_superseded(now);
         let content = self.poll(now, room, out);
@@ -64,7 +64,7 @@ impl Downstream {
         let start = out.len();
         let mut content = PacketContent::default();
         self.fill(now, room, out, &mut content);
-        // A probe has to ask for an acknowledgement, even if nothing is owed (RFC 9002, section 6.2.4).
+        // A probe has to be ack-eliciting, so it is a PING if there is no data to send (RFC 9002, section 6.2.4).
         if content.0.is_empty() && probing && room > 0 {
             frame::write_ping(out);
             content.0.push(SentFrame::Ping);
@@ -73,7 +73,7 @@ impl Downstream {
             self.on_app_limited();
             return None;
         }
-        // A probe of the MTU is as long as the size that it tests (RFC 9000, section 14.4).
+        // A probe of the MTU is padded to the size that it tests (RFC 9000, section 14.4).
         if mtu_probe.is_some() {
             frame::write_padding(room.saturating_sub(out.len() - start), out);
         }
@@ -85,13 +85,13 @@ impl Downstream {
         self.recovery.on_app_limited();
     }
 
-    /// Notes that the packet was sent, or is about to be. `size` is its UDP payload, bytes.
+    /// Notes that the packet was sent, or is about to be sent. `size` is its UDP payload, bytes.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: PacketContent) {
         self.pacer.on_sent(size as u64);
         self.recovery.on_sent(now, number, size, content);
     }
 
-    /// Notes that the packet will not be sent: its content is owed again.
+    /// Notes that the packet will not be sent, so its content has to be sent in another packet.
     pub fn on_not_sent(&mut self, content: PacketContent) {
         self.lose(&content);
     }
@@ -101,7 +101,7 @@ impl Downstream {
         self.recovery.on_stack_sent(now, number, size, ack_eliciting);
     }
 
-    /// Returns whether [`Self::poll_frames`] would have something to send if window and pacing allow it.
+    /// Returns whether [`Self::poll_frames`] has something to send as soon as window and pacing allow it.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty() || !self.datagrams.is_empty() || self.recovery.probes() > 0
     }
@@ -178,7 +178,8 @@ impl Downstream {
         else {
             return true;
         };
-        // Streams get IDs in the order in which they are sent: a larger ID would open all smaller ones (RFC 9000, section 3.2).
+        // Streams get IDs in the order in which they are sent: a larger ID would open all smaller ones (RFC 9000,
+        // section 3.2).
         let id = stream.id.unwrap_or_else(|| self.stream_id(self.next_stream));
         let credit = self.data_credit();
         let Some(chunk) = stream.next(room as u64, credit) else { return false };
@@ -210,7 +211,7 @@ impl Downstream {
     fn record(&mut self, key: StreamKey, id: u64, chunk: &StreamChunk, content: &mut PacketContent) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.on_sent(chunk);
-        // Owners of the same level take turns, a frame each.
+        // Owners of the same level take turns, one frame each.
         self.ready.rotate(stream.place(key));
         self.datagrams_turn = true;
         if stream.id.is_none() {
@@ -253,8 +254,8 @@ fn write_reset(id: u64, code: u64, size: u64, room: usize, out: &mut Vec<u8>) ->
     (len <= room).then(|| frame::write_reset_stream(id, code, size, out))
 }
 
-/// Appends a STREAM frame with as much of `chunk` as fits into `room`, and returns that part. `None` if the source no
-/// longer has the bytes.
+/// Appends a STREAM frame with as much of `chunk` as fits into `room`, and returns that part. Returns `None` if the
+/// source has evicted the bytes.
 fn write_bytes(
     stream: &PlaneStream,
     id: u64,
@@ -264,6 +265,7 @@ fn write_bytes(
 ) -> Option<StreamChunk> {
     let StreamChunk::Bytes { offset, len, fin, fresh } = chunk else { return None };
     let space = room.saturating_sub(frame::stream_overhead(id, offset, room)) as u64;
+    // The Length field is never larger than `room`, so `space` is never too large.
     let mut chunk = StreamChunk::Bytes { offset, len: len.min(space), fin: fin && len <= space, fresh };
     let start = out.len();
     loop {

@@ -29,17 +29,17 @@ pub struct SimLink {
     pub loss: f64,
     pub duplicate: f64,
     pub delay: Duration,
-    /// Most additional delay per packet, which reorders packets.
+    /// Largest random delay in addition to `delay`, which reorders packets.
     pub jitter: Duration,
     /// Rate towards the receiver in bytes per second. Packets above it queue.
     pub rate: Option<u64>,
-    /// Size of that queue in bytes.
+    /// Size of the queue in front of the rate limit, bytes.
     pub queue: u64,
     /// Length of the queue in bytes above which ECT packets are marked CE.
     pub mark_above: Option<u64>,
-    /// The link clears ECN marks.
+    /// True if the link clears ECN marks.
     pub bleaches: bool,
-    /// Size above which packets disappear.
+    /// Size above which the link drops packets, bytes.
     pub largest: usize,
 }
 
@@ -68,7 +68,7 @@ pub enum Codepoint {
 }
 
 enum SimArrival {
-    /// A packet. `marks`: its codepoint when sent, or as the path changed it.
+    /// A packet. `marks` is its ECN codepoint as the path delivers it.
     Packet {
         number: u64,
         frames: Option<Vec<u8>>,
@@ -84,10 +84,10 @@ pub struct Sim {
     pub link: SimLink,
     pub peer: ReferenceReceiver,
     pub events: Vec<DownstreamEvent>,
-    /// Frames of each packet that was sent, in order.
+    /// Frames of each packet that the data plane sent, in order.
     pub sent: Vec<Vec<u8>>,
     pub next_number: u64,
-    /// Interval of the QUIC stack's packets: one packet in this many.
+    /// Mean number of the data plane's packets for each packet of the QUIC stack.
     pub stack_every: u64,
     found_mtu: usize,
     rng: u64,
@@ -96,14 +96,15 @@ pub struct Sim {
     serial: u64,
     /// Time when the rate-limited link has sent all its packets.
     busy_until: Instant,
-    /// Bytes that it has carried, and packets that found its queue full.
+    /// Bytes that the rate-limited link has carried.
     pub carried: u64,
+    /// Packets that were dropped because its queue was full.
     pub overflowed: u64,
     max_ack_delay: Duration,
     pub offload: SimulatedOffload,
 }
 
-/// Returns a stream of the source without bounds.
+/// Returns a new stream over the source, without timeouts.
 pub fn stream_of(source: &Arc<Mem>) -> NewStream {
     NewStream {
         source: source.clone(),
@@ -162,7 +163,7 @@ impl Sim {
         self.down.open(stream)
     }
 
-    /// Opens a stream over `len` bytes that are all available.
+    /// Opens a stream over a complete source of `len` bytes.
     pub fn open_whole(&mut self, tag: u64, len: u64, subscriber: u8) -> StreamKey {
         let source = Mem::new(tag);
         source.push(len, self.now);
@@ -228,7 +229,8 @@ impl Sim {
         self.next_number - 1
     }
 
-    /// Runs until `done`, and panics if that takes longer than `limit`.
+    /// Runs until `done` returns true, and panics if that takes longer than `limit`. Returns the simulated time that
+    /// passed.
     pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> Duration {
         let start = self.now;
         let end = self.now + limit;
@@ -244,7 +246,7 @@ impl Sim {
         self.now = end;
     }
 
-    /// Runs the next event, if it is before `end`.
+    /// Runs the next event, and returns whether there was one before `end`.
     fn step(&mut self, end: Instant) -> bool {
         self.transmit();
         let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at);
@@ -258,7 +260,7 @@ impl Sim {
             self.down.on_timeout(self.now);
             self.collect();
             let again = self.down.timeout();
-            assert!(self.down.has_work() || again.is_none_or(|at| at > self.now), "timer spins");
+            assert!(self.down.has_work() || again.is_none_or(|at| at > self.now), "the timer spins");
             return true;
         }
         if let Some(Reverse((_, serial))) = self.arrivals.pop()
@@ -288,7 +290,7 @@ impl Sim {
         }
     }
 
-    /// Acts as a QUIC stack that has found the path to take packets of `size` bytes.
+    /// Reports packets of `size` bytes as the largest that the path takes, as the QUIC stack does.
     pub fn find_mtu(&mut self, size: usize) {
         self.found_mtu = size;
         self.down.on_mtu(size);

@@ -1,4 +1,4 @@
-//! The data plane over a simulated link.
+//! Tests of the data plane over a simulated link.
 
 mod cost;
 mod datagrams;
@@ -35,7 +35,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// An application error code.
+/// The application error code that tests reset streams with.
 const CANCELLED: u64 = 1;
 
 fn sim(link: SimLink) -> Sim {

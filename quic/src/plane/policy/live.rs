@@ -11,27 +11,27 @@ use super::{
 };
 use crate::plane::types::{PriorityLevel, StreamKey};
 
-/// Bounds how long streams wait, and how many bytes do.
+/// A policy that bounds how long streams wait, and how many bytes and streams do.
 ///
-/// * **Late**: once a stream has waited for longer than it may, all streams of its owner and level are dropped that
-///   have waited for more than half of their limit. With this hysteresis drops are rare, and the next stream is well
-///   in time.
-/// * **Hopeless**: if the owner has a newer group, a stream is dropped at once if its rest would be late at the
-///   estimated bandwidth, after the data that is sent before it. That leaves the bandwidth to the newer group with
-///   its key frame.
+/// * **Late**: once a stream has waited for longer than its limit, streams of its owner and level are dropped: all that
+///   have waited for more than half of their limit. With this hysteresis drops are rare, and the next stream is well in
+///   time.
+/// * **Hopeless**: if the owner has a newer group, a stream is dropped as soon as its rest would be late. The estimate
+///   uses the bandwidth and the data that is sent first. The bandwidth goes to the newer group with its key frame
+///   instead.
 /// * **Bytes**: above the hard limit at once, and above the soft limit after a burst, streams are dropped until three
 ///   quarters of that limit are left. The least urgent level loses streams first, but keeps its share of a reserve.
-///   Within it, the owner with the most waiting bytes loses its oldest stream.
+///   Within a level, the owner with the most waiting bytes loses its oldest stream.
 /// * **Streams**: their number is bounded in the same way, down to seven eighths.
 ///
-/// The newest group of an owner keeps its most urgent subgroup, except where there are more streams than may be.
+/// The newest group of an owner keeps its most urgent subgroup, unless there are too many streams without that.
 #[derive(Default)]
 pub struct LivePolicy {
-    /// Time since when the soft limit is exceeded.
+    /// Time since when the soft limit has been exceeded.
     over_since: Option<Instant>,
 }
 
-/// Divisor of the remaining bytes: this part is reserved for the levels, in equal shares.
+/// Divisor of the bytes that remain after a drop. The quotient is reserved for the levels, in equal shares.
 const RESERVE: u64 = 2;
 
 impl QueuePolicy for LivePolicy {
@@ -87,7 +87,7 @@ impl QueuePolicy for LivePolicy {
 }
 
 impl LivePolicy {
-    /// Returns the bytes that the queue has to shrink to, if it has to.
+    /// Returns the number of bytes to which the queue has to shrink, or `None` if it is short enough.
     fn target(&mut self, now: Instant, bytes: u64, limits: &QueueLimits) -> Option<u64> {
         let soft = limits.bytes / 2;
         if bytes <= soft {
@@ -97,14 +97,15 @@ impl LivePolicy {
         let since = *self.over_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= limits.burst {
             self.over_since = None;
+            // A quarter of the limit becomes free, so that the next drop is not needed at once.
             return Some(soft - soft / 4);
         }
         (bytes > limits.bytes).then_some(limits.bytes - limits.bytes / 4)
     }
 }
 
-/// Returns the streams to drop because one of their owner and level is late; the least urgent first, and of those the
-/// oldest.
+/// Returns the streams to drop because a stream of their owner and level is late. The least urgent come first, and of
+/// these the oldest.
 fn late_streams(now: Instant, streams: &[WaitingStream]) -> Vec<WaitingStream> {
     let over = |stream: &WaitingStream, limit: fn(Duration) -> Duration| {
         let waited = stream.since.map(|since| now.saturating_duration_since(since));
@@ -151,7 +152,8 @@ fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Ve
         let bytes = line.bytes;
         for mut owner in line.owners.into_values() {
             owner.streams.sort_unstable_by_key(|stream| (stream.order, stream.key));
-            // Only data that is sent before it delays the newer group. Owners of one level take turns.
+            // A stream of an older group delays the newer group only if it is sent first. Owners of one level take
+            // turns, so others send as much as this stream meanwhile.
             let others = bytes - owner.bytes;
             let is_hopeless = |stream: &&WaitingStream| {
                 let ahead = before + stream.bytes + others.min(stream.bytes);
@@ -184,11 +186,11 @@ fn named(streams: Vec<WaitingStream>, reason: DropReason) -> Vec<Drop> {
     streams.into_iter().map(|stream| Drop { key: stream.key, reason }).collect()
 }
 
-/// Shares of a queue that levels, and owners in them, have.
+/// The shares of levels, and of owners in them, in a queue.
 struct QueueShares {
     levels: BTreeMap<PriorityLevel, LevelShare>,
     weight: fn(&WaitingStream) -> u64,
-    /// Amount that each level may keep in any case.
+    /// Weight that each level keeps while other levels have more than this.
     reserve: u64,
 }
 
@@ -201,7 +203,7 @@ struct LevelShare {
 #[derive(Default)]
 struct Holding {
     weight: u64,
-    /// Streams by standing. The one to drop first is the last.
+    /// Streams by importance. The first one to drop is the last element.
     streams: BTreeMap<StreamImportance, Vec<WaitingStream>>,
 }
 
@@ -217,6 +219,7 @@ impl QueueShares {
         }
         for streams in levels.values_mut().flat_map(|share| share.owners.values_mut()) {
             for streams in streams.streams.values_mut() {
+                // `pop` takes the last stream: the oldest, and of equally old ones that of the largest subgroup.
                 streams.sort_unstable_by_key(|stream| {
                     Reverse((stream.since, Reverse(stream.subgroup), stream.key))
                 });
@@ -226,9 +229,11 @@ impl QueueShares {
         Self { levels, weight, reserve }
     }
 
-    /// Drops streams of one standing until `total` is at most `target`: first those beyond their level's reserve.
+    /// Drops streams of one importance until `total` is at most `target`. Levels above their reserve lose streams
+    /// first.
     fn take(&mut self, mut total: u64, target: u64, standing: StreamImportance) -> Vec<WaitingStream> {
         let mut taken = Vec::new();
+        // The first pass leaves each level its reserve. The second pass is needed if that is still too much.
         for keep in [self.reserve, 0] {
             for share in self.levels.values_mut().rev() {
                 share.take(&mut total, target, keep, self.weight, standing, &mut taken);

@@ -6,7 +6,7 @@ use super::{
     Drop, DropReason, DroppedEnd, QueueLimits, QueuePolicy, StreamImportance, WaitingQueue, WaitingStream,
 };
 
-/// Drops the newest of the least urgent streams if there is too much data. It drops nothing for being late.
+/// A policy that drops the newest of the least urgent streams if there is too much data. Late data is not dropped.
 pub struct Tail;
 
 impl QueuePolicy for Tail {

@@ -12,7 +12,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Generates queues of up to 80 streams, at a time at which some have waited for up to a second. Keys are ordered by
+/// Generates queues of up to 80 streams that have waited for up to a second, and the present time. Keys are ordered by
 /// age.
 fn queues() -> impl Strategy<Value = (Instant, WaitingQueue)> {
     let standing = prop_oneof![
@@ -58,7 +58,11 @@ fn find(queue: &WaitingQueue, key: StreamKey) -> WaitingStream {
 fn left(queue: &WaitingQueue, drops: &[Drop]) -> WaitingQueue {
     let mut left = queue.clone();
     left.streams.retain(|stream| drops.iter().all(|drop| drop.key != stream.key));
-    assert_eq!(left.streams.len() + drops.len(), queue.streams.len(), "each once, and of the queue");
+    assert_eq!(
+        left.streams.len() + drops.len(),
+        queue.streams.len(),
+        "each drop names a different stream of the queue"
+    );
     left
 }
 
@@ -89,7 +93,7 @@ proptest! {
         let levels: Vec<_> = drops.iter().map(|drop| find(&queue, drop.key).level).collect();
         prop_assert!(levels.is_sorted_by(|one, next| one >= next), "the least urgent first");
         prop_assert!(!left.streams.iter().any(|stream| stream.standing == StreamImportance::Ordinary && late(stream)));
-        prop_assert_eq!(LivePolicy::default().review(now, &left, &limits), [], "once is enough");
+        prop_assert_eq!(LivePolicy::default().review(now, &left, &limits), [], "a second review drops nothing");
     }
 
     #[test]
@@ -105,12 +109,12 @@ proptest! {
         for drop in &drops {
             let gone = find(&queue, drop.key);
             prop_assert_eq!((drop.reason, gone.standing), (DropReason::Bytes, StreamImportance::Ordinary));
-            // It was the oldest of its owner there.
+            // The dropped stream was the oldest of its owner and level.
             for other in ordinary.iter().filter(|o| (o.owner, o.level) == (gone.owner, gone.level)) {
                 prop_assert!(other.since >= gone.since);
             }
         }
-        // A level loses streams beyond its reserve only if the less urgent ones have no more than theirs.
+        // A level loses streams beyond its reserve only if the less urgent levels have at most their reserve.
         let mut levels = HashMap::<PriorityLevel, u64>::new();
         for stream in left.streams.iter().filter(|stream| stream.standing != StreamImportance::Asked) {
             *levels.entry(stream.level).or_default() += stream.bytes;
@@ -134,9 +138,9 @@ proptest! {
         }
     }
 
-    /// The newest groups are dropped only after everything else.
+    /// Streams of a higher importance are dropped only after all of a lower one.
     #[test]
-    fn live_keeps_the_newest_as_long_as_it_can((_, queue) in queues()) {
+    fn live_policy_drops_the_newest_groups_last((_, queue) in queues()) {
         let drops = LivePolicy::default().overflow(&queue, &LIMITS);
         let left = left(&queue, &drops);
         for drop in &drops {
@@ -187,7 +191,7 @@ fn keys(drops: &[Drop]) -> Vec<u64> {
 }
 
 #[test]
-fn a_burst_may_exceed_the_soft_limit_for_a_while() {
+fn burst_above_the_soft_limit_is_dropped_after_its_time() {
     let now = Instant::now();
     let streams = (0..6).map(|key| stream(key, 1, 1, 5000, now + ms(key))).collect();
     let queue = WaitingQueue { streams, datagram_bytes: 0, rate: 0 };
@@ -196,7 +200,7 @@ fn a_burst_may_exceed_the_soft_limit_for_a_while() {
     assert_eq!(live.review(now + ms(999), &queue, &LIMITS), []);
     // The target is 15,000: three quarters of the soft limit.
     assert_eq!(keys(&live.review(now + ms(1000), &queue, &LIMITS)), [0, 1, 2]);
-    // The time starts again, and ends as soon as nothing waits.
+    // The time of the burst starts again, and is reset as soon as nothing waits.
     assert_eq!(live.review(now + ms(1900), &queue, &LIMITS), []);
     live.rest();
     assert_eq!(live.review(now + ms(2900), &queue, &LIMITS), []);
@@ -209,11 +213,15 @@ fn owner_with_most_bytes_loses_streams_first() {
         |owner, count: u64| (0..count).map(move |at| stream(owner * 100 + at, owner, 1, 1000, now + ms(at)));
     let queue = WaitingQueue { streams: of(1, 10).chain(of(2, 40)).collect(), datagram_bytes: 0, rate: 0 };
     let drops = LivePolicy::default().review(now, &queue, &LIMITS);
-    assert_eq!(keys(&drops), (200..220).collect::<Vec<_>>(), "down to 30,000, all of the one that has most");
+    assert_eq!(
+        keys(&drops),
+        (200..220).collect::<Vec<_>>(),
+        "30,000 bytes remain, and only the owner with most bytes loses streams"
+    );
 }
 
 #[test]
-fn each_level_keeps_its_reserve() {
+fn level_keeps_its_reserve_above_the_byte_limit() {
     let now = Instant::now();
     let of = |publisher: u8, count: u64| {
         (0..count).map(move |at| stream(u64::from(publisher) * 100 + at, 1, publisher, 1000, now + ms(at)))
@@ -224,10 +232,10 @@ fn each_level_keeps_its_reserve() {
     assert_eq!(keys(&drops), (200..203).chain(100..117).collect::<Vec<_>>());
 }
 
-/// The rate is 1000 bytes a second, and data may wait for a second. A kilobyte that arrived at `now` is in time, more
-/// is not.
+/// The rate is 1000 bytes per second, and data may wait for a second. So 1000 bytes that arrived at `now` are in time,
+/// and more are not.
 #[test]
-fn group_that_would_be_late_gives_way_to_the_next() {
+fn old_group_that_would_be_late_is_dropped_for_the_newer() {
     let now = Instant::now() + ms(1000);
     let old = |key, owner, publisher, bytes, came| WaitingStream {
         superseded: Some(now - ms(came)),
@@ -248,16 +256,24 @@ fn group_that_would_be_late_gives_way_to_the_next() {
         keys(&drops)
     };
     assert_eq!(gone(&[old(1, 1, 1, 900, 0), new(2, 1, 100)], 1000), none);
-    assert_eq!(gone(&[old(1, 1, 1, 900, 200), new(2, 1, 100)], 1000), [1], "it came a while ago");
+    assert_eq!(
+        gone(&[old(1, 1, 1, 900, 200), new(2, 1, 100)], 1000),
+        [1],
+        "the stream has waited for 200 ms"
+    );
     assert_eq!(gone(&[old(1, 1, 1, 1100, 0), new(2, 1, 100)], 1000), [1]);
-    assert_eq!(gone(&[old(1, 1, 1, 1100, 0), new(2, 1, 100)], 0), none, "nobody knows");
+    assert_eq!(gone(&[old(1, 1, 1, 1100, 0), new(2, 1, 100)], 0), none, "the bandwidth is unknown");
     assert_eq!(gone(&[stream(1, 1, 1, 5000, now), new(2, 1, 100)], 1000), none, "there is no newer group");
     assert_eq!(
         gone(&[stream(0, 2, 0, 200, now), old(1, 1, 1, 900, 0)], 1000),
         [1],
-        "after what is more urgent"
+        "a more urgent stream is sent first"
     );
-    assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 400, 0)], 1000), none, "in turns with others");
+    assert_eq!(
+        gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 400, 0)], 1000),
+        none,
+        "owners of a level take turns"
+    );
     assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 600, 0)], 1000), [1]);
     // Only data that is sent before it delays the newer group.
     assert_eq!(gone(&[old(1, 1, 1, 500, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), none);

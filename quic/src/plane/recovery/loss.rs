@@ -1,4 +1,4 @@
-//! Decides which packets are lost, and whether that means congestion (RFC 9002, sections 6.1, 7.3 and 7.6).
+//! Decides which packets are lost, and whether a loss means congestion (RFC 9002, sections 6.1, 7.3 and 7.6).
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use crate::ack::EcnCounts;
 
 use super::{BASE_MTU, GRANULARITY, LostPacket, Recovery, RecoveryOutcome, RecoveryPacket, Slot};
 
-/// Largest packet threshold.
+/// Largest packet threshold, however much the path reorders packets.
 const MAX_PACKET_THRESHOLD: u64 = 128;
 /// kPersistentCongestionThreshold (section 7.6.1).
 const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
-/// Most lost packets that are remembered, to recognise a late acknowledgement.
+/// Largest number of lost packets that are remembered, to detect late acknowledgements.
 const MAX_LOST: usize = 256;
 
 /// A packet that was declared lost.
@@ -19,13 +19,13 @@ pub(super) struct LostEntry<T> {
     packet: RecoveryPacket<T>,
     /// When the packet was declared lost.
     at: Instant,
-    /// Whether its loss led to the last reduction of the window.
+    /// True if the packet's loss led to the last reduction of the window.
     blamed: bool,
 }
 
 impl<T: Clone> Recovery<T> {
-    /// Notes that packets from `first` to `last` are acknowledged. Those of them that were declared lost had not been
-    /// lost.
+    /// Notes that packets from `first` to `last` are acknowledged. Packets among them that were declared lost become
+    /// acknowledged.
     pub(super) fn on_late_ack(&mut self, first: u64, last: u64, outcome: &mut RecoveryOutcome<T>) {
         let start = self.lost.partition_point(|lost| lost.number < first);
         while let Some(lost) = self.lost.get(start)
@@ -33,6 +33,7 @@ impl<T: Clone> Recovery<T> {
         {
             let Some(lost) = self.lost.remove(start) else { return };
             let distance = self.largest_acked.unwrap_or_default().saturating_sub(lost.number);
+            // The path reorders by `distance` packets, so the threshold has to be larger.
             self.packet_threshold = self.packet_threshold.max(distance + 1).min(MAX_PACKET_THRESHOLD);
             if lost.blamed && self.blamed > 0 {
                 self.blamed -= 1;
@@ -48,7 +49,7 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Declares packets lost and tells the controller.
+    /// Declares packets lost, and reports the losses to the controller.
     pub(super) fn detect(&mut self, now: Instant, outcome: &mut RecoveryOutcome<T>) {
         self.loss_time = None;
         let Some(largest_acked) = self.largest_acked else { return };
@@ -66,6 +67,7 @@ impl<T: Clone> Recovery<T> {
                 _ => continue,
             };
             let overdue = packet.sent + delay;
+            // A packet is lost by the packet threshold or by the time threshold (section 6.1).
             if overdue > now && largest_acked - number < self.packet_threshold {
                 self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
                 outage.interrupt();
@@ -89,6 +91,7 @@ impl<T: Clone> Recovery<T> {
                     delivered: self.delivery.delivered(),
                 });
                 newest = newest.max(Some(packet.sent));
+                // Losses of small packets tell nothing about the path's MTU.
                 if packet.size > BASE_MTU {
                     self.path_mtu.on_lost(now, packet.sent);
                 }
@@ -115,9 +118,9 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Takes the ECN counts of an ACK frame that newly acknowledges `marked` packets sent as ECT(0), the newest of
-    /// all at `newest`. For the controller a CE mark is the same as a loss (RFC 9002, section 7.1; the draft of BBR
-    /// says nothing else), but nothing is sent again.
+    /// Evaluates the ECN counts of an ACK frame that newly acknowledges `marked` packets sent as ECT(0). `newest` is
+    /// the send time of its newest packet. To the controller a CE mark is the same as a loss (RFC 9002, section 7.1),
+    /// but nothing is retransmitted.
     pub(super) fn take_marks(
         &mut self,
         now: Instant,
@@ -129,6 +132,7 @@ impl<T: Clone> Recovery<T> {
         let ce = self.ecn.on_ack(marked, most, counts);
         let Some(snapshot) = self.delivery.newest().filter(|_| ce > 0) else { return };
         self.counts.marked += ce;
+        // The counts give the number of packets without their sizes, so each counts as a full packet.
         let size = ce * self.mtu();
         self.delivery.on_lost(size);
         self.controller.on_lost(&LostPacket {
@@ -142,7 +146,7 @@ impl<T: Clone> Recovery<T> {
         if self.reduced_at.is_none_or(|at| newest > at) {
             self.congestion(now, newest);
         }
-        // A spurious loss does not undo a reduction for marks.
+        // A reduction for CE marks must not be undone when losses turn out to be spurious.
         self.blamed = 0;
         self.lost.iter_mut().for_each(|lost| lost.blamed = false);
     }
@@ -166,13 +170,14 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Inserts by number, because a packet that was reported late may come after larger numbers.
+    /// Remembers a lost packet. The list is sorted by number, because a packet that was reported late may follow larger
+    /// numbers.
     fn remember(&mut self, lost: LostEntry<T>) {
         let index = self.lost.partition_point(|other| other.number < lost.number);
         self.lost.insert(index, lost);
     }
 
-    /// Forgets losses so old that their acknowledgements are no longer expected.
+    /// Forgets losses after the duration of persistent congestion, when no late acknowledgement is expected any more.
     pub(super) fn prune(&mut self, now: Instant) {
         let keep = self.persistent_duration();
         while let Some(lost) = self.lost.front()
@@ -188,7 +193,7 @@ impl<T: Clone> Recovery<T> {
     }
 }
 
-/// The longest time in which every packet was lost (section 7.6.2).
+/// The longest period in which every packet was lost (section 7.6.2).
 #[derive(Default)]
 struct Outage {
     start: Option<Instant>,

@@ -7,22 +7,23 @@ use super::RecoveryCounts;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LossRate {
     began: Instant,
-    /// Counts at the beginning of the current period, and of the previous one.
+    /// Counts at the beginning of the current period.
     last: RecoveryCounts,
+    /// Counts at the beginning of the previous period.
     before: RecoveryCounts,
 }
 
 impl LossRate {
     const PERIOD: Duration = Duration::from_secs(5);
-    /// Fewest packets that allow an estimate.
+    /// Smallest number of packets that allows an estimate.
     const ENOUGH: u64 = 20;
 
-    /// Begins the first period.
+    /// Creates the loss rate of a new connection.
     pub fn new(now: Instant) -> Self {
         Self { began: now, last: RecoveryCounts::default(), before: RecoveryCounts::default() }
     }
 
-    /// Notes an acknowledgement. `counts` are those before it.
+    /// Notes an acknowledgement. `counts` are the counts before it.
     pub fn on_ack(&mut self, now: Instant, counts: &RecoveryCounts) {
         let age = now.saturating_duration_since(self.began);
         if age >= Self::PERIOD {
@@ -32,7 +33,7 @@ impl LossRate {
         }
     }
 
-    /// Returns the loss rate, 0 to 1; `None`: there were too few packets.
+    /// Returns the loss rate, 0 to 1, or `None` if there were too few packets.
     pub fn get(&self, counts: &RecoveryCounts) -> Option<f64> {
         let lost = |counts: &RecoveryCounts| counts.packets_lost.saturating_sub(counts.spurious_losses);
         let lost = lost(counts).saturating_sub(lost(&self.before));
@@ -59,14 +60,14 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut rate = LossRate::new(start);
-        assert_eq!(rate.get(&counts(10, 9, 0)), None, "too few");
+        assert_eq!(rate.get(&counts(10, 9, 0)), None, "19 packets are too few");
         rate.on_ack(at(1), &counts(0, 0, 0));
-        assert_eq!(rate.get(&counts(75, 30, 5)), Some(0.25), "late ones do not count");
+        assert_eq!(rate.get(&counts(75, 30, 5)), Some(0.25), "spurious losses do not count");
         rate.on_ack(at(5), &counts(75, 25, 0));
         assert_eq!(rate.get(&counts(75, 25, 0)), Some(0.25), "one period old");
         rate.on_ack(at(10), &counts(175, 25, 0));
         assert_eq!(rate.get(&counts(175, 25, 0)), Some(0.0), "the first period is forgotten");
         rate.on_ack(at(30), &counts(175, 25, 0));
-        assert_eq!(rate.get(&counts(190, 30, 0)), Some(0.25), "nothing of before a pause");
+        assert_eq!(rate.get(&counts(190, 30, 0)), Some(0.25), "counts before a pause are forgotten");
     }
 }

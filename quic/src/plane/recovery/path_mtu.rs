@@ -5,28 +5,31 @@ use std::time::{Duration, Instant};
 
 /// UDP payload that every QUIC path carries, bytes (RFC 9000, section 14).
 pub const BASE_MTU: u64 = 1200;
-/// Round trips in which larger packets were lost and none arrived after which the path counts as a black hole. A
-/// queue that overflows loses as many, but some of each round trip get through.
+/// Number of round trips in a row with losses of larger packets, and with none arriving, that shows a black hole. An
+/// overflowing queue loses as many packets, but some arrive in each round trip.
 const BLACK_HOLE: u32 = 3;
 /// Time from the detection of a black hole to the first probe. It doubles after each probe.
 const FIRST_PROBE: Duration = Duration::from_secs(10);
+/// Longest time between two probes.
 const MAX_PROBE: Duration = Duration::from_secs(600);
 
+/// The largest packet that a path takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PathMtu {
     /// Largest packet that is sent, bytes of UDP payload.
     size: u64,
     /// MTU that the QUIC stack found, bytes of UDP payload.
     found: u64,
+    /// Number of round trips in which larger packets were lost and none arrived.
     suspicions: u32,
-    /// Time of the latest suspicion. Packets sent before it were lost in the same round trip.
+    /// Time when `suspicions` last grew. Losses of packets sent before it belong to the same round trip.
     suspected: Option<Instant>,
-    /// Time of the next probe in a black hole, and the interval after it.
+    /// Time of the next probe of a black hole, and the interval to the probe after it.
     probe: Option<(Instant, Duration)>,
 }
 
 impl PathMtu {
-    /// Starts with a path that takes packets of `size` bytes of UDP payload.
+    /// Creates the state of a path that takes packets of `size` bytes of UDP payload.
     pub fn new(size: u64) -> Self {
         Self { size, found: size, suspicions: 0, suspected: None, probe: None }
     }
@@ -36,7 +39,7 @@ impl PathMtu {
         self.size
     }
 
-    /// Returns the size to pad the next packet to, if the path is to be probed now.
+    /// Returns the size of a probe, if the path is to be probed now.
     pub fn probe_size(&self, now: Instant) -> Option<u64> {
         self.probe.filter(|(at, _)| *at <= now).map(|_| self.found)
     }
@@ -61,7 +64,7 @@ impl PathMtu {
         }
     }
 
-    /// Notes that a packet larger than [`BASE_MTU`] was lost, which was no probe and was sent at `sent`.
+    /// Notes that a packet larger than [`BASE_MTU`], sent at `sent`, was lost. Lost probes are not reported here.
     pub fn on_lost(&mut self, now: Instant, sent: Instant) {
         if self.size <= BASE_MTU || self.suspected.is_some_and(|at| sent < at) {
             return;

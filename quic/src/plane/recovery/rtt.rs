@@ -10,12 +10,12 @@ pub struct Rtt {
 }
 
 impl Rtt {
-    /// Starts with an assumed round trip.
+    /// Creates an estimate with an assumed round trip.
     pub fn new(initial: Duration) -> Self {
         Self { latest: initial, min: None, smoothed: initial, variation: initial / 2 }
     }
 
-    /// Takes a sample. `delay`: how long the peer delayed the acknowledgement, already capped by its max_ack_delay.
+    /// Adds a sample. `delay` is the time by which the peer delayed the acknowledgement, capped by its max_ack_delay.
     pub fn sample(&mut self, latest: Duration, delay: Duration) {
         self.latest = latest;
         let Some(min) = self.min else {

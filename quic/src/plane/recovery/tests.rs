@@ -6,7 +6,7 @@ const MS: Duration = Duration::from_millis(1);
 const RTT: Duration = Duration::from_millis(100);
 const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
 
-/// A recovery whose packets' content is their own number.
+/// A recovery in which each packet's content is its number.
 struct RecoveryLab {
     recovery: Recovery<u64>,
     now: Instant,
@@ -58,7 +58,7 @@ impl RecoveryLab {
         self.recovery.on_ack(self.now, &ack, false, &mut self.outcome)
     }
 
-    /// Goes to the next deadline. Returns whether it was a probe timeout.
+    /// Advances time to the next deadline. Returns whether a probe timeout expired.
     fn expire(&mut self) -> bool {
         self.now = self.recovery.timeout().expect("armed");
         self.recovery.on_timeout(self.now, &mut self.outcome)
@@ -71,7 +71,7 @@ impl RecoveryLab {
 }
 
 #[test]
-fn round_trip_estimates_of_rfc9002() {
+fn round_trip_estimate_matches_rfc_9002() {
     let mut rtt = Rtt::new(Duration::from_millis(333));
     assert_eq!(rtt.probe_timeout(GRANULARITY, MAX_ACK_DELAY), Duration::from_millis(333 + 666 + 25));
     rtt.sample(100 * MS, 20 * MS);
@@ -87,18 +87,18 @@ fn round_trip_estimates_of_rfc9002() {
 }
 
 #[test]
-fn the_peers_ack_delay_is_capped() {
+fn ack_delay_above_the_peers_maximum_is_capped() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     lab.now += 200 * MS;
     let ack = AckRanges { delay: Duration::from_secs(9), ranges: vec![1..=1], ecn: None };
     lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
-    // 100 * 7/8 + (200 - 25) / 8
+    // The smoothed round trip is 100 * 7/8 + (200 - 25) / 8 ms.
     assert_eq!(lab.recovery.rtt.smoothed(), Duration::from_micros(109_375));
 }
 
 #[test]
-fn only_the_largest_newly_acknowledged_makes_a_sample() {
+fn ack_without_a_newly_acknowledged_largest_gives_no_sample() {
     let mut lab = RecoveryLab::warm();
     lab.send(3);
     lab.now += RTT;
@@ -110,7 +110,7 @@ fn only_the_largest_newly_acknowledged_makes_a_sample() {
 }
 
 #[test]
-fn packets_are_lost_by_the_packet_threshold() {
+fn packet_three_below_the_largest_acknowledged_is_lost() {
     let mut lab = RecoveryLab::warm();
     lab.send(5);
     lab.now += RTT;
@@ -122,7 +122,7 @@ fn packets_are_lost_by_the_packet_threshold() {
 }
 
 #[test]
-fn packets_are_lost_by_the_time_threshold() {
+fn packet_older_than_the_time_threshold_is_lost() {
     let mut lab = RecoveryLab::warm();
     lab.send(2);
     let sent = lab.now;
@@ -140,7 +140,7 @@ fn probe_timeouts_back_off_until_an_ack() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     let mut sent = lab.now;
-    // The second sample in `warm` is the first to count: the variation is half of 100 ms.
+    // The only sample is that of `warm`, so the variation is half of 100 ms.
     for backoff in [1, 2, 4, 8] {
         assert!(lab.expire());
         assert_eq!(lab.now, sent + (RTT + 200 * MS + MAX_ACK_DELAY) * backoff);
@@ -153,7 +153,11 @@ fn probe_timeouts_back_off_until_an_ack() {
     let last = lab.next - 1;
     lab.now += RTT;
     lab.ack(&[last..=last]);
-    assert_eq!(lab.outcome.lost, (1..last - 1).collect::<Vec<_>>(), "by the threshold, at last");
+    assert_eq!(
+        lab.outcome.lost,
+        (1..last - 1).collect::<Vec<_>>(),
+        "the packet threshold declares them lost"
+    );
     lab.send(1);
     let waits = lab.recovery.timeout().expect("armed") - lab.now;
     assert!(waits < RTT * 4, "no backoff any more: {waits:?}");
@@ -163,13 +167,13 @@ fn probe_timeouts_back_off_until_an_ack() {
 fn packets_of_the_quic_stack_cause_no_probes() {
     let mut lab = RecoveryLab::warm();
     lab.send_as_stack(300, true);
-    assert_eq!(lab.recovery.timeout(), None, "it has its own timer");
+    assert_eq!(lab.recovery.timeout(), None, "the stack has its own timer");
     lab.send(1);
     assert!(lab.recovery.timeout().is_some());
 }
 
 #[test]
-fn the_stacks_losses_are_congestion_but_not_ours_to_repair() {
+fn lost_packet_of_the_quic_stack_is_congestion_without_retransmission() {
     let mut lab = RecoveryLab::warm();
     let window = lab.recovery.window();
     lab.send_as_stack(300, true);
@@ -186,7 +190,7 @@ fn the_stacks_losses_are_congestion_but_not_ours_to_repair() {
 }
 
 #[test]
-fn a_lost_mtu_probe_is_not_congestion() {
+fn lost_mtu_probe_is_not_congestion() {
     let mut lab = RecoveryLab::warm();
     lab.send_as_stack(MTU as usize + 400, true);
     lab.send(3);
@@ -199,19 +203,19 @@ fn a_lost_mtu_probe_is_not_congestion() {
 }
 
 #[test]
-fn packets_that_elicit_nothing_are_not_in_flight() {
+fn packets_that_elicit_no_ack_are_not_in_flight() {
     let mut lab = RecoveryLab::warm();
     for _ in 0..10_000 {
         lab.send_as_stack(40, false);
     }
     assert_eq!((lab.recovery.in_flight(), lab.recovery.timeout()), (0, None));
-    assert!(lab.recovery.sent.is_empty(), "and not remembered");
+    assert!(lab.recovery.sent.is_empty(), "the packets are not remembered");
     let last = lab.next - 1;
     lab.ack(&[5..=last]);
 }
 
 #[test]
-fn one_reduction_per_round_trip() {
+fn window_is_reduced_once_per_round_trip() {
     let mut lab = RecoveryLab::warm();
     lab.send(9);
     lab.now += RTT;
@@ -219,7 +223,7 @@ fn one_reduction_per_round_trip() {
     let reduced = lab.recovery.window();
     lab.ack(&[8..=8]);
     assert_eq!(lab.outcome.lost, [1, 2, 3, 5]);
-    assert_eq!(lab.recovery.window(), reduced, "lost from the same flight");
+    assert_eq!(lab.recovery.window(), reduced, "the packets belong to the same flight");
     assert_eq!(lab.recovery.counts().congestion_events, 1);
     lab.now += MS;
     lab.send(4);
@@ -230,7 +234,7 @@ fn one_reduction_per_round_trip() {
 }
 
 #[test]
-fn a_spurious_loss_is_undone_and_widens_the_threshold() {
+fn spurious_loss_is_undone_and_raises_the_packet_threshold() {
     let mut lab = RecoveryLab::warm();
     let window = lab.recovery.window();
     lab.send(8);
@@ -242,7 +246,7 @@ fn a_spurious_loss_is_undone_and_widens_the_threshold() {
     lab.now += MS;
     lab.ack(&[2..=8]);
     assert_eq!(lab.recovery.counts().spurious_losses, 4);
-    assert!(lab.recovery.window() < window, "one may still be lost");
+    assert!(lab.recovery.window() < window, "one packet may still be lost");
     lab.ack(&[1..=8]);
     assert_eq!(lab.outcome.acked, [2, 3, 4, 5, 6, 7, 1]);
     assert!(lab.recovery.window() >= window);
@@ -279,7 +283,7 @@ fn acknowledgement_of_unsent_numbers_is_refused() {
     assert_eq!(lab.try_ack(&[u64::MAX..=u64::MAX]), Err(NeverSent(u64::MAX)));
     lab.next += 1;
     lab.send(1);
-    assert_eq!(lab.try_ack(&[1..=4]), Err(NeverSent(3)), "skipped on purpose");
+    assert_eq!(lab.try_ack(&[1..=4]), Err(NeverSent(3)), "number 3 was skipped");
 }
 
 #[test]
@@ -292,7 +296,7 @@ fn packet_reported_after_its_acknowledgement_is_found() {
     lab.now += RTT;
     let frame = [late - 1..=late + 1];
     assert_eq!(lab.try_ack(&frame), Err(NeverSent(late)));
-    assert_eq!(lab.outcome.acked, [late - 1, late + 1], "the others count");
+    assert_eq!(lab.outcome.acked, [late - 1, late + 1], "the other numbers are processed");
     lab.recovery.on_offloaded_sent(lab.now - RTT, late, 500, late);
     lab.ack(&frame);
     assert_eq!(lab.outcome.acked, [late - 1, late + 1, late]);
@@ -311,7 +315,7 @@ fn late_reports_of_sent_packets_are_accepted() {
     lab.recovery.on_offloaded_sent(lab.now - RTT, late, 500, late);
     assert_eq!(lab.recovery.in_flight(), 500);
     lab.ack(&frame);
-    assert_eq!(lab.outcome.lost, [] as [u64; 0], "judged when something new is acknowledged");
+    assert_eq!(lab.outcome.lost, [] as [u64; 0], "losses are detected at the next new acknowledgement");
     lab.send(1);
     lab.now += RTT;
     lab.ack(&[late + 1..=lab.next - 1, 0..=0]);
@@ -320,7 +324,7 @@ fn late_reports_of_sent_packets_are_accepted() {
 }
 
 #[test]
-fn repeated_and_odd_ack_ranges_do_no_harm() {
+fn repeated_and_overlapping_ack_ranges_are_processed_once() {
     let mut lab = RecoveryLab::warm();
     lab.send(4);
     lab.now += RTT;
@@ -333,7 +337,7 @@ fn repeated_and_odd_ack_ranges_do_no_harm() {
 }
 
 #[test]
-fn numbers_may_be_reported_out_of_order() {
+fn packet_reports_out_of_order_are_accepted() {
     let mut lab = RecoveryLab::warm();
     let first = lab.next;
     let second = lab.next + 1;
@@ -366,8 +370,8 @@ fn loss_recovery_memory_stays_bounded() {
     assert_eq!(lab.recovery.counts().packets_lost + lab.recovery.counts().packets_acked, 20_001);
 }
 
-/// Each packet of such a peer makes the stack send an ACK. One packet in flight before them prevents that any of them
-/// is forgotten.
+/// Each packet of such a peer makes the stack send an ACK. One older packet in flight prevents that any of these is
+/// forgotten.
 #[test]
 fn peer_that_acknowledges_nothing_is_given_up() {
     let mut lab = RecoveryLab::warm();
@@ -397,7 +401,7 @@ fn small_packets_in_flight_are_bounded_by_their_number() {
 }
 
 #[test]
-fn a_new_path_starts_over_and_ignores_the_old_ones_losses() {
+fn path_change_ignores_losses_on_the_old_path() {
     let mut lab = RecoveryLab::warm();
     lab.send(5);
     lab.recovery.on_path_change(lab.now);
@@ -411,7 +415,7 @@ fn a_new_path_starts_over_and_ignores_the_old_ones_losses() {
 #[test]
 fn marked_packets_reduce_the_window_once_a_round_trip() {
     let mut lab = RecoveryLab::warm();
-    assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Failed, "the peer does not count");
+    assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Failed, "the peer sends no counts");
     lab.recovery.on_path_change(lab.now);
     lab.now += MS;
     lab.send(8);
@@ -425,21 +429,21 @@ fn marked_packets_reduce_the_window_once_a_round_trip() {
     let window = lab.recovery.window();
     assert_eq!(counted(&mut lab, 4, 4, 0), window + 4 * MTU);
     assert_eq!(lab.recovery.ecn().state(), ecn::EcnState::Capable);
-    // The growth counts before the mark does.
+    // The window grows for the acknowledged packets before the mark halves it.
     let reduced = (window + 6 * MTU) / 2;
     assert_eq!(counted(&mut lab, 6, 5, 1), reduced);
     assert_eq!(counted(&mut lab, 8, 5, 3), reduced, "sent before the reduction");
     lab.now += MS;
     lab.send(4);
     lab.now += RTT;
-    assert_eq!(counted(&mut lab, 9, 6, 3), reduced, "nothing more is marked");
-    assert!(counted(&mut lab, 12, 8, 4) < reduced, "another round trip");
+    assert_eq!(counted(&mut lab, 9, 6, 3), reduced, "no more packets are marked");
+    assert!(counted(&mut lab, 12, 8, 4) < reduced, "the mark is of another round trip");
     let counts = lab.recovery.counts();
     assert_eq!((counts.marked, counts.congestion_events, counts.packets_lost), (4, 2, 0));
 }
 
 #[test]
-fn an_acknowledgement_out_of_order_does_not_end_marking() {
+fn ack_out_of_order_does_not_end_ecn_marking() {
     let mut lab = RecoveryLab::new();
     lab.send(6);
     lab.now += RTT;
@@ -450,13 +454,17 @@ fn an_acknowledgement_out_of_order_does_not_end_marking() {
     };
     let counts = |ect0| Some(EcnCounts { ect0, ect1: 0, ce: 0 });
     assert_eq!(ack(&mut lab, vec![4..=5], counts(4)), ecn::EcnState::Capable);
-    assert_eq!(ack(&mut lab, vec![2..=3], counts(2)), ecn::EcnState::Capable, "an older one");
+    assert_eq!(ack(&mut lab, vec![2..=3], counts(2)), ecn::EcnState::Capable, "the ACK frame is older");
     lab.send(1);
-    assert_eq!(ack(&mut lab, vec![6..=6], counts(4)), ecn::EcnState::Failed, "one was bleached");
+    assert_eq!(
+        ack(&mut lab, vec![6..=6], counts(4)),
+        ecn::EcnState::Failed,
+        "the mark of one packet was removed"
+    );
     assert!(!lab.recovery.ecn().marks());
 }
 
-/// A path on which packets of more than [`BASE_MTU`] may get lost.
+/// Helpers for paths on which packets larger than [`BASE_MTU`] get lost.
 impl RecoveryLab {
     fn large() -> Self {
         let mut lab = Self::warm();
@@ -469,8 +477,8 @@ impl RecoveryLab {
         self.next += 1;
     }
 
-    /// Sends `large` packets of 1452 bytes, and one of 100 bytes after each. Only the small ones arrive, with one ACK
-    /// for each.
+    /// Sends `large` packets of 1452 bytes, and one of 100 bytes after each. Only the small ones arrive, and are
+    /// acknowledged one by one.
     fn lose_large(&mut self, large: u64) {
         let first = self.next;
         for _ in 0..large {
@@ -489,17 +497,17 @@ fn losses_in_one_round_trip_are_no_black_hole() {
     let mut lab = RecoveryLab::large();
     lab.lose_large(20);
     lab.lose_large(20);
-    assert_eq!(lab.recovery.mtu(), 1452, "however many they are");
+    assert_eq!(lab.recovery.mtu(), 1452, "two round trips are too few, however many losses");
     lab.send_one(1452);
     lab.now += RTT;
     lab.ack(&[lab.next - 1..=lab.next - 1]);
     lab.lose_large(20);
     lab.lose_large(20);
-    assert_eq!(lab.recovery.mtu(), 1452, "one arrived in between");
+    assert_eq!(lab.recovery.mtu(), 1452, "a large packet arrived in between");
 }
 
 #[test]
-fn a_black_hole_is_left_when_a_probe_arrives() {
+fn black_hole_ends_when_an_mtu_probe_arrives() {
     let mut lab = RecoveryLab::large();
     (0..3).for_each(|_| lab.lose_large(5));
     assert_eq!((lab.recovery.mtu(), lab.recovery.mtu_probe(lab.now, 0)), (BASE_MTU, None));
@@ -514,15 +522,15 @@ fn a_black_hole_is_left_when_a_probe_arrives() {
     lab.send_one(100);
     lab.now += RTT;
     lab.ack(&[lab.next - 2..=lab.next - 1]);
-    assert!(lab.outcome.lost.contains(&probe), "what it carried is owed again");
-    assert_eq!(lab.recovery.counts().congestion_events, events, "and it tells nothing of congestion");
+    assert!(lab.outcome.lost.contains(&probe), "the probe's content is sent again");
+    assert_eq!(lab.recovery.counts().congestion_events, events, "the loss of a probe is no congestion");
     assert!(lab.recovery.window() >= window);
     lab.now += Duration::from_secs(19);
-    assert_eq!(lab.recovery.mtu_probe(lab.now, 0), None, "the next one is twice as far away");
+    assert_eq!(lab.recovery.mtu_probe(lab.now, 0), None, "the interval to the next probe has doubled");
 
     lab.now += Duration::from_secs(1);
     lab.send_one(1452);
-    assert_eq!(lab.recovery.mtu_probe(lab.now, 0), None, "one at a time");
+    assert_eq!(lab.recovery.mtu_probe(lab.now, 0), None, "only one probe is in flight");
     lab.now += RTT;
     lab.ack(&[lab.next - 1..=lab.next - 1]);
     assert_eq!((lab.recovery.mtu(), lab.recovery.mtu_probe(lab.now + 60 * RTT, 0)), (1452, None));

@@ -12,7 +12,7 @@ use std::{
 
 use super::{Source, SourceEnd, SourceExtent};
 
-/// A source whose first 8 bytes are its tag; the others follow from tag and offset.
+/// A source whose first 8 bytes are its tag. Each other byte is computed from tag and offset.
 pub struct Mem {
     pub tag: u64,
     len: AtomicU64,
@@ -51,7 +51,7 @@ impl Mem {
     }
 
     /// Returns the number of bytes.
-    #[allow(clippy::len_without_is_empty, reason = "it counts what has been written")]
+    #[allow(clippy::len_without_is_empty, reason = "the length is the number of bytes written")]
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
@@ -95,7 +95,7 @@ impl Source for Mem {
     }
 }
 
-/// A source that takes one copy to read, as a cache does.
+/// A source that is read with one copy, as a cache is.
 pub struct Fast(AtomicU64, Vec<u8>);
 
 impl Fast {

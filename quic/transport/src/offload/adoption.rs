@@ -1,4 +1,4 @@
-//! Preparing streams that the offload opens, and adopting them.
+//! Preparation and adoption of streams that the offload opens.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,11 +12,13 @@ use super::{
 };
 
 impl LockedOffload<'_> {
-    /// Allows the offload to open a stream of this connection for the stream that the ingress will be bound to. Returns whether it may.
+    /// Allows the offload to open a stream of this connection for the stream to which the ingress will be bound.
+    /// Returns whether the offload may open it.
     pub fn prepare(&mut self, ingress: &Arc<dyn OffloadIngress>, terms: &OpeningTerms) -> bool {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let place = (terms.owner, ingress.serial());
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
+        // There is at most one opening for each owner and ingress.
         if offloaded.openings.waiting.contains_key(&place) {
             return false;
         }
@@ -46,8 +48,8 @@ impl LockedOffload<'_> {
         true
     }
 
-    /// Returns the stream that the offload has opened for `stream`, the owner's copy of what the ingress carries. If it has opened none,
-    /// `stream` is opened now. `None`: the stream is over.
+    /// Returns the stream that the offload has opened for `stream`, the owner's copy of the ingress. If it has opened
+    /// none, `stream` is opened now. Returns `None` if the offload's stream has ended already.
     pub fn adopt(
         &mut self,
         now: Instant,
@@ -61,14 +63,15 @@ impl LockedOffload<'_> {
         if !self.downstream.adopt(key, stream) {
             return None;
         }
+        // The offload keeps its old priority for the stream, so the plane takes the stream back.
         if changed {
             self.downstream.take_back(key);
         }
         Some(key)
     }
 
-    /// Returns the stream that the offload has opened for this owner's copy of an ingress, and the priority that it used. `None`: it has
-    /// opened none, and will not.
+    /// Returns the stream that the offload has opened for this owner's copy of an ingress, and the priority that it
+    /// used. Returns `None` if it has opened none, and never will.
     fn take_opened(
         &mut self,
         now: Instant,
@@ -85,7 +88,8 @@ impl LockedOffload<'_> {
         Some((key, priority))
     }
 
-    /// Resets the stream that the offload has opened for this owner's copy of an ingress, which the owner does not want.
+    /// Resets the stream that the offload has opened for this owner's copy of an ingress, because the owner does not
+    /// want it.
     pub fn refuse(&mut self, now: Instant, ingress: &Arc<dyn OffloadIngress>, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
@@ -94,8 +98,8 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Stops the offload from opening streams for an owner, until [`Self::prepare`] allows it again. Returns whether no stream is left that
-    /// the offload has opened and the owner has not adopted.
+    /// Stops the offload from opening streams for an owner, until [`Self::prepare`] allows it again. Returns whether
+    /// the owner has adopted all streams that the offload has opened.
     pub fn withdraw(&mut self, now: Instant, owner: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return true };
         for tag in offloaded.openings.owner_streams(owner) {
@@ -119,7 +123,8 @@ impl LockedOffload<'_> {
 }
 
 impl Offloaded {
-    /// The stream of an opening that nobody asks for after this; `None`: there is none, and will not be.
+    /// Removes an opening from those that wait for adoption. Returns its stream, or `None` if the offload has opened
+    /// none, and never will.
     fn settle(&mut self, downstream: &mut Downstream, tag: u64) -> Option<StreamKey> {
         self.openings.take(tag);
         let opening = self.openings.by_tag.get(&tag)?;
@@ -135,7 +140,7 @@ impl Offloaded {
         }
     }
 
-    /// Gives up openings whose ingress gets no stream, as far as the subscription knows. Streams that were opened for them are reset.
+    /// Gives up openings that will not be adopted, and resets streams that were opened for them.
     pub fn abandon(&mut self, downstream: &mut Downstream, tags: &[u64]) {
         for tag in tags {
             if self.openings.by_tag.get(tag).is_none_or(|opening| opening.adopted) {
@@ -148,7 +153,8 @@ impl Offloaded {
         }
     }
 
-    /// Stops the offload from opening any streams. Those that it has opened count as delegated, and can still be adopted later.
+    /// Stops the offload from opening any streams. Streams that it has opened count as delegated, and can still be
+    /// adopted later.
     pub(super) fn close_openings(&mut self, downstream: &mut Downstream) {
         for tag in self.openings.prepared() {
             let delegation = self.openings.by_tag.get(&tag).and_then(|opening| opening.delegation.as_ref());

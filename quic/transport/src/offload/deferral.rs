@@ -1,40 +1,42 @@
-//! Packets of a subscriber that need not wake this process: its acknowledgements of what the offload sent, as long as nothing depends on
-//! them.
+//! Packets of a subscriber that need not wake this process: acknowledgements of the offload's packets, as long as no
+//! data waits for them.
 //!
-//! The offload does not open these packets; it sees only their length. It gets the length of an acknowledgement without news of losses. One
-//! with such news has another range, which takes at least two bytes.
+//! The offload does not open these packets, and knows only their length. So it gets the length of a packet with an ACK
+//! that shows no loss. An ACK that shows a loss has another range, which takes at least two bytes.
 
 use std::time::{Duration, Instant};
 
 use millrace_quic::{plane::downstream::OffloadBudget, varint};
 
-/// How long all packets wake the process after there was no window or credit left for something.
+/// Time for which all packets wake the process after the offload lacked window or credit.
 const SHORT_OF_ROOM: Duration = Duration::from_millis(100);
 
-/// The fraction of the window that is left when acknowledgements wake the process again. It has to last until they are read.
+/// Divisor of the window: acknowledgements wake the process again when this part of the window is left. It has to last
+/// until they are read.
 const RESERVE: u64 = 2;
 
-/// A connection's acknowledgements.
+/// The state of deferred wake-ups on one connection.
 #[derive(Default)]
 pub(in crate::offload) struct Deferral {
-    /// UDP payload of one without news, bytes.
+    /// Largest UDP payload of a packet with an ACK that shows no loss, bytes.
     size: u32,
-    /// Copies that were declined for want of window or credit.
+    /// Number of copies that the offload declined for lack of window or credit.
     declined: u64,
+    /// Time until which all packets wake the process.
     wake_until: Option<Instant>,
 }
 
 impl Deferral {
-    /// A packet of `size` bytes held an acknowledgement with this ACK Delay, which told of no loss, and nothing else.
-    /// That field varies in length from one to the next: two bytes are enough for a delay of 131 ms.
+    /// Notes that a packet of `size` bytes had only an ACK frame with this ACK Delay, which showed no loss. The length
+    /// of the ACK Delay varies between packets: two bytes are enough for a delay of 131 ms.
     pub fn learn(&mut self, size: usize, delay: u64) {
         let others = size.saturating_sub(varint::len(delay));
         self.size = u32::try_from(others + 2).unwrap_or(0);
     }
 
-    /// The UDP payload of packets whose wake-up is deferred, and the bytes that may be sent before all wake the process:
-    /// `budget` is all that may be sent, `window` what may be in flight, and `declined` how often that was not enough so
-    /// far.
+    /// Returns the largest UDP payload of packets whose wake-up is deferred, and the bytes that may be sent before all
+    /// packets wake the process. `budget` is the offload's budget, `window` its part of the window, and `declined` how
+    /// often it has lacked either so far.
     pub fn limits(&mut self, now: Instant, budget: OffloadBudget, window: u64, declined: u64) -> (u32, u64) {
         if std::mem::replace(&mut self.declined, declined) != declined {
             self.wake_until = Some(now + SHORT_OF_ROOM);
@@ -58,7 +60,7 @@ mod tests {
     fn additional_ack_range_is_longer_than_any_ack_delay() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
-        assert_eq!(deferral.limits(now, BUDGET, WINDOW, 0).0, 0, "nothing is known yet");
+        assert_eq!(deferral.limits(now, BUDGET, WINDOW, 0).0, 0, "the length is unknown at first");
         // A packet's bytes besides the ACK Delay, without and with another range of two bytes.
         let without = 35;
         let with = 37;

@@ -1,8 +1,8 @@
-//! Datagrams that the offload has sent, until they come by in userspace.
+//! Datagrams that the offload has sent, until userspace reads the same datagrams.
 
 use std::collections::{HashSet, VecDeque};
 
-/// Tag, group and object.
+/// The tag of the copy, group ID and object ID.
 pub(super) type DatagramId = (u64, u64, u64);
 
 #[derive(Default)]
@@ -12,7 +12,8 @@ pub(super) struct DeliveredDatagrams {
 }
 
 impl DeliveredDatagrams {
-    /// Some never come by, since the QUIC stack's buffer for datagrams overflows. It has room for fewer of those that do.
+    /// Largest number of remembered datagrams. Userspace never reads some of them, because the QUIC stack's buffer for
+    /// datagrams overflows. That buffer holds fewer than this number.
     const MOST: usize = 1 << 15;
 
     pub fn add(&mut self, datagram: DatagramId) {
@@ -26,9 +27,9 @@ impl DeliveredDatagrams {
         }
     }
 
-    /// Removes a datagram, and returns whether it was there.
+    /// Removes a datagram, and returns whether the offload had sent it.
     pub fn take(&mut self, datagram: DatagramId) -> bool {
-        // Most come by in the order in which they were sent.
+        // Userspace reads most datagrams in the order in which the offload sent them.
         if self.order.front() == Some(&datagram) {
             self.order.pop_front();
         }

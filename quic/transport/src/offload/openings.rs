@@ -1,4 +1,4 @@
-//! Streams that the offload may open: prepared, opened, and adopted once it is known here what they carry.
+//! Streams that the offload may open: prepared, opened, and adopted once this process has their source.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,44 +6,47 @@ use millrace_quic::plane::downstream::{Downstream, Label, StreamKey};
 
 use super::Delegation;
 
-/// The bit that is set in tags of openings and in no stream's key.
+/// The bit that is set in tags of openings, and in no stream's key.
 pub(super) const TAG: u64 = 1 << 63;
 
-/// A stream that the offload sends on.
+/// A stream on which the offload sends.
 pub(super) struct DelegatedStream {
     pub id: u64,
     pub delegation: Box<dyn Delegation>,
 }
 
-/// One subscriber's part in an ingress whose stream has not begun.
+/// One subscriber's copy of an ingress whose stream has not begun yet.
 pub(super) struct OpeningEntry {
     /// The subscription's number.
     pub owner: u64,
     /// Serial number of the ingress.
     pub ingress: u64,
     pub label: Label,
-    /// The subscriber's priority that the offload uses.
+    /// The subscriber's priority, as the offload uses it.
     pub priority: u8,
     /// The right to open the stream; `None` once the offload has opened it.
     pub delegation: Option<Box<dyn Delegation>>,
     pub key: Option<StreamKey>,
-    /// The subscription knows what the stream carries, or will never ask.
+    /// True if the subscription has the stream's source, or never will.
     pub adopted: bool,
+    /// True if the offload has returned the stream.
     pub returned: bool,
 }
 
-/// The openings of a connection: what the offload may open streams for, and has.
+/// The openings of a connection: the streams that the offload may open, or has opened.
 ///
-/// An entry is *prepared* while it has a delegation and no key, and *opened* once it has a key. It leaves the book when it is both *adopted* and
-/// *returned*, in either order, or when it is closed before its stream was opened. [`Self::key`] opens it: with the first packet that the offload reports, or when the offload says that it is
-/// about to. [`Self::take`] adopts, and [`Self::on_returned`] returns. Between calls, `waiting` has exactly the entries that are not adopted,
-/// and `by_key` those that are opened and not returned.
+/// An entry is *prepared* while it has a delegation and no key, and *opened* once it has a key. It leaves the book when
+/// it is both *adopted* and *returned*, in either order, or when it is closed before its stream was opened.
+/// [`Self::key`] opens an entry with the first packet that the offload reports, or when the offload is about to open
+/// the stream. [`Self::take`] adopts an entry, and [`Self::on_returned`] returns it. Between calls, `waiting` has
+/// exactly the entries that are not adopted, and `by_key` those that are opened and not returned.
 #[derive(Default)]
 pub(super) struct OpeningBook {
     pub by_tag: HashMap<u64, OpeningEntry>,
     /// The tags of openings that are not adopted yet, by owner and ingress.
     pub waiting: BTreeMap<(u64, u64), u64>,
     by_key: HashMap<StreamKey, u64>,
+    /// Number of openings so far, for the next tag.
     pub made: u64,
 }
 
@@ -52,7 +55,8 @@ impl OpeningBook {
         self.by_tag.is_empty()
     }
 
-    /// The stream that the offload has opened, as its first registration says or the delegation.
+    /// Returns the key of the stream that the offload has opened for a tag, and creates the stream's state if needed.
+    /// `id` is the stream's ID, if it is known.
     pub fn key(
         &mut self,
         tag: u64,
@@ -83,7 +87,7 @@ impl OpeningBook {
         Some(key)
     }
 
-    /// The offload sends no more on the stream and reports nothing more of it.
+    /// Notes that the offload has returned the stream: it sends and reports nothing more of it.
     pub fn on_returned(&mut self, key: StreamKey) {
         let Some(tag) = self.by_key.remove(&key) else { return };
         if let Some(opening) = self.by_tag.get_mut(&tag) {
@@ -92,13 +96,14 @@ impl OpeningBook {
         }
     }
 
+    /// Removes an entry that was both adopted and returned.
     pub fn forget(&mut self, tag: u64) {
         if self.by_tag.get(&tag).is_some_and(|opening| opening.adopted && opening.returned) {
             self.by_tag.remove(&tag);
         }
     }
 
-    /// Takes an opening out of those that wait for adoption.
+    /// Removes an opening from those that wait for adoption.
     pub fn take(&mut self, tag: u64) {
         if let Some(opening) = self.by_tag.get_mut(&tag) {
             opening.adopted = true;
@@ -106,12 +111,13 @@ impl OpeningBook {
         }
     }
 
-    /// Returns the tags of openings whose stream the offload has not opened, as far as is known.
+    /// Returns the tags of openings whose stream the offload has not opened, as far as it has reported.
     pub fn prepared(&self) -> Vec<u64> {
         let prepared = self.by_tag.iter().filter(|(_, opening)| opening.delegation.is_some());
         prepared.map(|(tag, _)| *tag).collect()
     }
 
+    /// Returns the tags of an owner's openings that wait for adoption.
     pub fn owner_streams(&self, owner: u64) -> Vec<u64> {
         self.waiting.range((owner, 0)..=(owner, u64::MAX)).map(|(_, tag)| *tag).collect()
     }

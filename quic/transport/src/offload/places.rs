@@ -1,30 +1,29 @@
-//! A connection's places among the streams that the offload has room for: those of a client, or of a network of clients, are bounded
-//! together.
+//! Bounds on the streams that are delegated to the offload, which the connections of a client, or of a network, share.
 
 use std::sync::Arc;
 
 use super::{Declined, Delegation, OffloadIngress, OpeningSide};
 use crate::windows::WindowShare;
 
-/// A connection's part of shares, which count streams here.
+/// The shares of a connection. They count delegated streams.
 #[derive(Default)]
 pub(in crate::offload) struct OffloadPlaces {
-    /// The client's share, and the one that everybody has.
+    /// The client's share, and the common share of all clients.
     shares: Option<[Arc<WindowShare>; 2]>,
-    /// Times that none was left.
+    /// Number of delegations that were declined because both shares were used up.
     pub declined: u64,
 }
 
 impl OffloadPlaces {
-    /// Takes further places from these.
+    /// Sets the shares in which further delegations count.
     pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         self.shares = Some(shares);
     }
 
-    /// Calls `make`, which delegates something, and gives that a place.
+    /// Calls `make`, which creates a delegation, and counts the delegation in a share until it is dropped.
     ///
     /// # Errors
-    /// There is none, or what `make` says.
+    /// Both shares are used up, or `make` has failed.
     pub fn within(
         &mut self,
         make: impl FnOnce() -> Result<Box<dyn Delegation>, Declined>,
@@ -32,13 +31,13 @@ impl OffloadPlaces {
         let Some(shares) = &self.shares else { return make() };
         let Some(place) = shares.iter().find_map(OffloadPlace::take) else {
             self.declined += 1;
-            return Err(Declined("its client has its share of the offload's streams".to_owned()));
+            return Err(Declined("the client's share of the offload's streams is used up".to_owned()));
         };
         Ok(Box::new(PlacedDelegation { delegation: make()?, _place: place }))
     }
 }
 
-/// A place; it is free again when this is dropped.
+/// One delegation's count in a share. Dropping it releases the count.
 struct OffloadPlace(Arc<WindowShare>);
 
 impl OffloadPlace {
@@ -53,9 +52,9 @@ impl Drop for OffloadPlace {
     }
 }
 
-/// A delegation with its place.
+/// A delegation that counts in a share.
 struct PlacedDelegation {
-    // Dropped first: only then is the place free.
+    // Fields are dropped in this order, so the delegation ends before its count is released.
     delegation: Box<dyn Delegation>,
     _place: OffloadPlace,
 }
@@ -98,7 +97,7 @@ mod tests {
         fn on_opened(&self) {}
     }
 
-    /// However many sessions a client has, and however many clients a network.
+    /// The sessions of a client share its places, and the clients of a network share the network's.
     #[test]
     fn sessions_of_a_client_share_its_places() {
         let network = Arc::new(WindowShare::new(5, None));
@@ -112,11 +111,11 @@ mod tests {
         }
         let mut take = |at: usize| sessions[at].within(|| Ok(Box::new(NoDelegation))).ok();
         let mut held: Vec<_> = (0..10).filter_map(|at| take(at % 2)).collect();
-        assert_eq!(held.len(), 7, "four of its own, and what is left to whoever comes first");
+        assert_eq!(held.len(), 7, "the client gets its own four places, and the three common ones");
         let mut others: Vec<_> = (0..3).filter_map(|_| take(2)).collect();
-        assert_eq!(others.len(), 1, "of the network one is left");
+        assert_eq!(others.len(), 1, "the network has one place left");
         assert_eq!(sessions.each_ref().map(|places| places.declined).iter().sum::<u64>(), 3 + 2);
-        // A delegation that could not be made takes no place.
+        // A failed delegation takes no place.
         held.truncate(3);
         let declined = sessions[0].within(|| Err(Declined("full".to_owned())));
         assert_eq!(declined.err().map(|declined| declined.0).as_deref(), Some("full"));

@@ -1,10 +1,10 @@
-//! The offload's part of a connection: its budget, the streams delegated to it, and the settings that it got.
+//! The offload's part of a connection: its budget, the delegated streams, and the settings that it has to get.
 //!
-//! It sends within a budget of credit and window, which it is granted whenever the connection's lock is let go. Before
-//! anything is sent from here the budget is reclaimed, so both together stay within the peer's limits.
+//! The offload sends within a budget of credit and window, which is granted whenever the connection's lock is released.
+//! Before the data plane sends, the budget is reclaimed, so both together stay within the peer's limits.
 //!
-//! A connection has an offload some of the time ([`Offloaded::take_offload`] to [`Offloaded::finish_release`]). What that has to know of
-//! the connection is kept here from the beginning on.
+//! A connection has an offload only part of the time ([`Offloaded::take_offload`] to [`Offloaded::finish_release`]).
+//! This module always keeps the connection's state that an offload needs.
 
 use std::{
     any::Any,
@@ -36,27 +36,27 @@ use super::{
 };
 use crate::{dscp::ECT0, path, windows::WindowShare};
 
-/// This end's connection IDs that a peer may use in turn; older ones are forgotten. quinn gives a peer so many at a time.
+/// Number of this end's newest connection IDs that the offload accepts. quinn issues this many at a time to a peer.
 const IDS: usize = 8;
 
 /// The state of a connection towards offloads, behind the connection's lock.
 ///
-/// States: without an offload, with one, and releasing it. [`Self::take_offload`], [`Self::release`] and [`Self::finish_release`] move it,
-/// in this order. While it is releasing, nothing is granted or delegated.
+/// The connection has no offload, has one, or is releasing it. [`Self::take_offload`], [`Self::release`] and
+/// [`Self::finish_release`] change the state, in this order. During a release, nothing is granted or delegated.
 pub(crate) struct Offloaded {
     offload: Option<Arc<dyn Offload>>,
     is_releasing: bool,
-    /// Suites that an offload supports.
+    /// Cipher suites that an offload supports.
     suites: &'static [KeySuite],
     /// The address of this end's socket.
     local: SocketAddr,
-    /// The path that the latest offload got.
+    /// The path that was last set at an offload.
     path: Option<OffloadPath>,
-    /// The present offload got that path.
+    /// True if that path was set at the present offload.
     path_told: bool,
-    /// The present offload sends by that path.
+    /// True if the present offload uses that path.
     path_ready: bool,
-    /// The offload was last granted a budget, and not stopped.
+    /// True if the offload may be granted a budget: it uses the present path, and the data plane may send.
     is_ready: bool,
     /// The trial of the present path.
     trial: OffloadTrial,
@@ -65,33 +65,34 @@ pub(crate) struct Offloaded {
     /// The header keys of both directions, which are those of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<OpenKeys>,
-    /// This end's IDs, as the peer uses them: the newest last.
+    /// This end's connection IDs that the peer has used, the most recent last.
     ids: VecDeque<ConnectionId>,
     pub(super) delegations: HashMap<StreamKey, DelegatedStream>,
     pub(super) openings: OpeningBook,
-    /// Datagrams that it forwards, by tag.
+    /// Delegations of datagrams, by tag.
     datagrams: HashMap<u64, Box<dyn Delegation>>,
-    /// Unidirectional streams of the peer that were accepted.
+    /// Number of the peer's unidirectional streams that were accepted.
     accepted: u64,
     binding: Option<Binding>,
     stream_bits: u32,
-    /// The largest DATAGRAM frame that the peer takes, bytes.
+    /// The largest DATAGRAM frame that the peer accepts, bytes.
     max_datagram: u32,
-    /// Totals that it has registered.
+    /// Totals of window and credit in the packets that the offload has reported.
     registered: OffloadBudget,
-    /// The budget that it may use on top of those totals.
+    /// The budget that the offload may use in addition to those totals.
     budget: OffloadBudget,
     session: u32,
     refused: Option<&'static str>,
-    /// Counts of what earlier offloads did.
+    /// Counts of earlier offloads of the connection.
     past: ConnectionStatus,
     delivered: DeliveredDatagrams,
     deferral: Deferral,
-    /// A timer has waited for acknowledgements to be read, and does not again.
+    /// True if the loss timer was postponed once until deferred acknowledgements are read. It is not postponed twice in
+    /// a row.
     waited: bool,
 }
 
-/// Receiving keys: those of the newest generation that the peer has used.
+/// The keys for opening, of the newest generation that the peer has used.
 struct OpenKeys {
     secret: TrafficSecret,
     header: [u8; 32],
@@ -139,7 +140,8 @@ impl Offloaded {
         self.offload.iter().for_each(|offload| offload.set_session(session));
     }
 
-    /// Low bits of the IDs of this end's unidirectional streams, and the largest DATAGRAM frame that the peer takes, bytes.
+    /// Sets the low bits of the IDs of this end's unidirectional streams, and the largest DATAGRAM frame that the peer
+    /// accepts, bytes.
     pub fn set_peer(&mut self, stream_bits: u64, max_datagram: u64) {
         self.stream_bits = stream_bits as u32;
         self.max_datagram = u32::try_from(max_datagram).unwrap_or(u32::MAX);
@@ -157,12 +159,12 @@ impl Offloaded {
         self.offload.iter().for_each(|offload| offload.set_binding(binding));
     }
 
-    /// Returns whether an offload would be of any use.
+    /// Returns whether an offload could serve the connection.
     pub fn is_usable(&self) -> bool {
         self.refused.is_none()
     }
 
-    /// The offload as long as it may be used.
+    /// Returns the offload, unless it is being released.
     pub(super) fn offload(&self) -> Option<&Arc<dyn Offload>> {
         self.offload.as_ref().filter(|_| !self.is_releasing)
     }
@@ -178,24 +180,27 @@ impl Offloaded {
     }
 }
 
-/// Having an offload, and having none any more.
+/// Getting and releasing an offload.
 impl Offloaded {
-    /// Adds an offload, which draws from the connection's packet numbers, and gives it all state from before. `seal` is the generation that
-    /// this end seals with now, and its secret.
+    /// Adds an offload, which draws from the connection's packet numbers, and sets its state. `seal` is the generation
+    /// with which this end seals now, and its secret.
     pub fn take_offload(&mut self, offload: Arc<dyn Offload>, seal: Option<(u16, &TrafficSecret)>) {
         offload.set_session(self.session);
         self.binding.iter().for_each(|binding| offload.set_binding(*binding));
         self.tell_peer(&*offload);
         self.ids.iter().for_each(|id| Arc::clone(&offload).add_id(id));
+        // A new offload counts its totals from zero.
         (self.registered, self.budget) = (OffloadBudget::default(), OffloadBudget::default());
         (self.path_told, self.path_ready) = (false, false);
         self.offload = Some(offload);
         self.install_both_seal_keys(seal);
     }
 
-    /// Takes everything back from the offload: its streams are returned one by one, and [`Self::finish_release`] follows.
+    /// Takes all grants and delegations back from the offload. Its streams are returned one by one, and
+    /// [`Self::finish_release`] has to follow.
     pub fn release(&mut self, downstream: &mut Downstream) {
         let Some(offload) = self.offload().map(Arc::clone) else { return };
+        // The budget goes first, so that nothing is sent while streams are recalled.
         self.reclaim_budget(downstream);
         self.datagrams.clear();
         self.close_openings(downstream);
@@ -206,10 +211,11 @@ impl Offloaded {
         offload.release();
     }
 
-    /// The offload sends nothing more, and all that it has sent was drained. Returns it, to be dropped without the connection's lock.
+    /// Ends the release, after the offload has stopped and its packets were drained. Returns the offload, which has to
+    /// be dropped without the connection's lock.
     pub fn finish_release(&mut self, downstream: &mut Downstream) -> Option<Arc<dyn Offload>> {
         let offload = self.offload.take_if(|_| self.is_releasing)?;
-        // These streams were being opened during the release, and are open now.
+        // The offload opened these streams during the release, so they were not recalled.
         for (key, _) in self.delegations.drain() {
             downstream.on_returned(key);
             self.openings.on_returned(key);
@@ -223,7 +229,7 @@ impl Offloaded {
 
 /// Keys and connection IDs.
 impl Offloaded {
-    /// The handshake is over: both directions' keys of the first two generations.
+    /// Sets the first keys of both directions after the handshake.
     pub fn on_keys(&mut self, seal: Option<&TrafficSecret>, open: Option<TrafficSecret>) {
         let mut suites = seal.into_iter().chain(&open).map(TrafficSecret::suite);
         if suites.any(|suite| !self.suites.contains(&suite)) {
@@ -237,13 +243,13 @@ impl Offloaded {
             open.map(|secret| OpenKeys { header: secret.key_material().header, secret, generation: 0 });
     }
 
-    /// This end seals with the keys of `generation`, those of `secret`, from now on.
+    /// Notes that this end seals with the keys of `generation`, derived from `secret`, from now on.
     pub fn on_seal_keys(&mut self, generation: u16, secret: &TrafficSecret) {
         self.offload().into_iter().for_each(|offload| offload.on_key_update());
         self.install_seal_keys(generation.saturating_add(1), &secret.next());
     }
 
-    /// The generation in use and the next.
+    /// Installs the keys of the generation in use and of the next one.
     fn install_both_seal_keys(&self, seal: Option<(u16, &TrafficSecret)>) {
         if let Some((generation, secret)) = seal {
             self.install_seal_keys(generation, secret);
@@ -257,8 +263,8 @@ impl Offloaded {
         }
     }
 
-    /// A packet arrived, sealed with keys of `generation`, for `id` of this end. Returns whether the offload has opened it, too, or may
-    /// have.
+    /// Notes a received packet that was sealed with keys of `generation`, for this end's connection ID `id`. Returns
+    /// whether the offload has opened it, too, or may have.
     pub fn on_received(&mut self, number: u64, generation: u16, id: &[u8]) -> bool {
         if self.ids.back().is_none_or(|last| **last != *id) {
             self.on_id(id);
@@ -271,16 +277,16 @@ impl Offloaded {
         self.offload.as_ref().is_none_or(|offload| offload.on_received(number))
     }
 
-    /// As [`Offload::leave`].
+    /// Calls [`Offload::leave`].
     pub fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
         self.offload.iter().for_each(|offload| offload.leave(stream, bytes, fin));
     }
 
-    /// The peer has moved to another of this end's IDs.
+    /// Notes that the peer uses another of this end's connection IDs.
     fn on_id(&mut self, id: &[u8]) {
         let Some(id) = ConnectionId::new(id) else { return };
         if let Some(at) = self.ids.iter().position(|known| *known == id) {
-            // The offload knows it, and no system call follows each time that the peer goes from one to another.
+            // The offload has the ID already, so a peer that alternates between IDs causes no system calls.
             let known = self.ids.remove(at);
             self.ids.extend(known);
             return;
@@ -293,7 +299,7 @@ impl Offloaded {
         }
     }
 
-    /// Keys of the generation in use and of the next.
+    /// Installs the keys for opening of the generation in use and of the next one.
     fn install_open_keys(&self) {
         let (Some(offload), Some(open)) = (self.offload(), &self.open) else { return };
         let next = open.generation.saturating_add(1);
@@ -306,23 +312,24 @@ impl Offloaded {
 
 /// Deferred wake-ups.
 impl Offloaded {
-    /// Returns when a packet arrived that ends with these bytes. It may have waited to be read.
+    /// Returns the arrival time of the packet that ends with these bytes, which may have waited to be read.
     pub fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
         self.offload.as_ref().map_or(now, |offload| offload.arrival(now, end))
     }
 
-    /// A packet of `size` bytes held an acknowledgement with this ACK Delay, which told of no loss, and nothing else.
+    /// Notes that a packet of `size` bytes had only an ACK frame with this ACK Delay, which showed no loss.
     pub fn learn_ack(&mut self, size: usize, delay: u64) {
         self.deferral.learn(size, delay);
     }
 
-    /// Decides whether a loss timer shall wait for a missing acknowledgement: it may be among the deferred packets, which are read now.
+    /// Returns whether the loss timer has to wait, because the missing acknowledgement may be among the deferred
+    /// packets, which are read now.
     pub fn reads_first(&mut self) -> bool {
         self.waited = !self.waited && self.offload.as_ref().is_some_and(|offload| offload.read_deferred());
         self.waited
     }
 
-    /// Says which packets of the peer need not wake the process.
+    /// Sets which packets of the peer need not wake the process.
     fn defer(&mut self, now: Instant, downstream: &Downstream) {
         let Some(offload) = &self.offload else { return };
         let forwards = !self.delegations.is_empty() || !self.openings.is_empty();
@@ -334,14 +341,15 @@ impl Offloaded {
     }
 }
 
-/// Budget and registrations.
+/// Budget and reported packets.
 impl Offloaded {
-    /// Returns how much it may send at the moment.
+    /// Returns the offload's present budget.
     pub fn budget(&self) -> OffloadBudget {
         self.budget
     }
 
-    /// Withdraws the budget, so that it sends and opens nothing more. The part that it may have used without a report is outstanding.
+    /// Withdraws the budget, so that the offload sends and opens nothing more. The part that it may have used without a
+    /// report counts as outstanding.
     pub fn reclaim_budget(&mut self, downstream: &mut Downstream) {
         let Some(outstanding) = self.grant(OffloadBudget::default()) else { return };
         downstream.set_outstanding(outstanding);
@@ -354,7 +362,8 @@ impl Offloaded {
         }
     }
 
-    /// Sets the budget. Returns how much it may have used without a report; `None` without an offload.
+    /// Sets the budget. Returns the amounts that the offload may have used without a report, or `None` if there is no
+    /// offload.
     fn grant(&mut self, budget: OffloadBudget) -> Option<OffloadBudget> {
         let offload = self.offload.as_ref()?;
         let OffloadBudget { bytes, data } = self.registered;
@@ -370,7 +379,7 @@ impl Offloaded {
         })
     }
 
-    /// Grants it a budget, if the plane is `open` and has keys, and takes back streams that are over.
+    /// Grants the offload a budget if the plane is `open`, and recalls streams that have ended.
     pub fn hand_out(
         &mut self,
         now: Instant,
@@ -380,7 +389,7 @@ impl Offloaded {
         open: bool,
     ) {
         let Some(offload) = self.offload().map(Arc::clone) else {
-            // All of its streams are on their way back, or here.
+            // Without a usable offload, all streams are being returned or were returned already.
             while downstream.poll_recall().is_some() {}
             self.is_ready = false;
             return downstream.set_offload_marks(now, false);
@@ -395,12 +404,13 @@ impl Offloaded {
         let budget = self.trial.allow(now, budget, downstream.mtu());
         offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
+        // A stream is opened by a packet, which needs a budget.
         let streams = if budget.bytes > 0 { downstream.max_streams() } else { 0 };
         self.grant_streams(downstream, streams);
         self.defer(now, downstream);
     }
 
-    /// Registers the packets that it has sent.
+    /// Processes the offload's reports of sent packets.
     pub fn drain(&mut self, now: Instant, downstream: &mut Downstream) {
         let Self { offload: Some(offload), registered, delivered, trial, openings, delegations, .. } = self
         else {
@@ -418,6 +428,7 @@ impl Offloaded {
                 OffloadedFrame::Stream { id, offset, len, fin, credit } => {
                     registered.data += credit;
                     trial.on_sent(number);
+                    // The first packet of a stream that the offload opened may be the first report of the stream.
                     let opened = (tag & openings::TAG != 0)
                         .then(|| openings.key(tag, Some(id), downstream, delegations))
                         .flatten();
@@ -436,7 +447,7 @@ impl Offloaded {
         });
     }
 
-    /// Packets were acknowledged, all that it has sent having been drained.
+    /// Notes acknowledged packet numbers. The offload's packets have to be drained before.
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>], remote: SocketAddr) {
         if self.trial.on_ack(now, ranges) {
             self.failed_trials += 1;
@@ -445,9 +456,9 @@ impl Offloaded {
     }
 }
 
-/// The path that the offload sends by.
+/// The path that the offload uses.
 impl Offloaded {
-    /// Sends it the plane's path. Returns whether it uses that path.
+    /// Sets the plane's path at the offload. Returns whether the offload uses that path already.
     fn follow_path(
         &mut self,
         now: Instant,
@@ -462,7 +473,8 @@ impl Offloaded {
         let local = SocketAddr::new(ip, self.local.port());
         let wanted = OffloadPath { local, remote: path.remote, id: path.id, traffic_class };
         let marks = traffic_class & ECT0 != 0;
-        // Only the QUIC stack sends to an address that has not answered. A peer that alternates between addresses changes nothing.
+        // Only the QUIC stack sends to an address that is not validated. So a peer that alternates between addresses
+        // causes no changes of the offload's path.
         if path.is_validated() && !(self.path_told && self.path.as_ref() == Some(&wanted)) {
             (self.path_told, self.path_ready) = (true, false);
             let is_same = |path: &OffloadPath| OffloadPath { traffic_class, ..path.clone() } == wanted;
@@ -477,20 +489,20 @@ impl Offloaded {
         self.path_ready && path.is_validated()
     }
 
-    /// Packets go there from now on.
+    /// Notes that the offload uses this path from now on.
     pub fn on_path(&mut self, path: &OffloadPath) {
         self.path_ready |= self.path_told && self.path.as_ref() == Some(path);
     }
 }
 
-/// Streams and datagrams that the offload forwards.
+/// Streams that the offload forwards.
 impl Offloaded {
-    /// The offload, if anything can be delegated to it at the moment.
+    /// Returns the offload, if streams and datagrams can be delegated to it at present.
     pub(super) fn takes(&self) -> Option<&Arc<dyn Offload>> {
         self.offload().filter(|offload| self.seal_header.is_some() && offload.is_active())
     }
 
-    /// The offload has returned the stream.
+    /// Notes that the offload has returned the stream.
     pub fn on_returned(&mut self, key: StreamKey) {
         self.openings.on_returned(key);
     }
@@ -501,40 +513,41 @@ impl Offloaded {
     }
 }
 
-/// A connection's offload, if it may have one, for as long as the connection's lock is held.
+/// A connection's offload, if it may have one, while the connection's lock is held.
 ///
-/// Every call to a connection's offload from outside this crate is a method here. None of them waits.
-/// [`Connection::offload`](crate::Connection::offload) lends it.
+/// Every call to a connection's offload from outside this crate is a method of this type. No method blocks.
+/// [`Connection::offload`](crate::Connection::offload) gives access to it.
 pub struct LockedOffload<'a> {
     pub(crate) offloaded: Option<&'a mut Offloaded>,
     pub(crate) downstream: &'a mut Downstream,
     pub(crate) received: &'a ReceivedNumbers,
     pub(crate) streams: Option<&'a ReceivedStreams>,
-    /// Gives what keeps the connection alive.
+    /// Returns a reference that keeps the connection alive.
     pub(crate) hold: &'a dyn Fn() -> Arc<dyn Any + Send + Sync>,
 }
 
-/// Connections that media arrives on.
+/// Methods for connections on which media arrives.
 impl LockedOffload<'_> {
-    /// Returns the peer's stream as the offload may forward it; `None` if it cannot.
+    /// Returns an ingress for the peer's stream, or `None` if the offload cannot forward it.
     pub fn ingress(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
         let origin = OffloadOrigin::Stream(VarInt::from(stream).into_inner());
         self.upstream(|offload, seen, held| offload.ingress(origin, seen, held))
     }
 
-    /// Returns datagrams under a track alias of the peer as the offload may forward them; `None` if it cannot.
+    /// Returns an ingress for the peer's datagrams under a track alias, or `None` if the offload cannot forward them.
     pub fn ingress_datagrams(&mut self, alias: u64) -> Option<Arc<dyn OffloadIngress>> {
         self.upstream(|offload, seen, held| offload.ingress(OffloadOrigin::Datagrams(alias), seen, held))
     }
 
-    /// Returns streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as the offload
-    /// may open streams for them; `None` if it cannot.
+    /// Returns openings for the peer's new streams under a track alias, after the subgroup `last` (group and ID).
+    /// Returns `None` if the offload cannot open streams for them.
     pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn OffloadOpenings>> {
         self.upstream(|offload, seen, held| offload.openings(alias, last, seen, held))
     }
 
-    /// Takes a unidirectional stream of the peer, once its kind is known: the offload opens no streams for it after that. To be called for
-    /// each of them. Returns the ingress that the offload has opened streams for.
+    /// Notes that a unidirectional stream of the peer was accepted, so that the offload opens no streams for it any
+    /// more. This has to be called for each of the peer's streams, once its type is known. Returns the ingress for
+    /// which the offload has opened streams.
     pub fn accept(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
         let offloaded = self.offloaded.as_deref_mut()?;
         let stream = VarInt::from(stream).into_inner();
@@ -542,7 +555,8 @@ impl LockedOffload<'_> {
         offloaded.offload()?.accept(stream)
     }
 
-    /// Calls `make` with the offload and what has arrived so far. After the first success the offload gets the keys and IDs to open packets.
+    /// Calls `make` with the offload and a summary of the packets received so far. After the first success the offload
+    /// gets the keys and connection IDs to open packets.
     fn upstream<T>(
         &mut self,
         make: impl FnOnce(Arc<dyn Offload>, BeforeOffload, Arc<dyn Any + Send + Sync>) -> Option<T>,
@@ -553,6 +567,7 @@ impl LockedOffload<'_> {
             return None;
         }
         let is_first = !offload.has_ingress();
+        // Streams that have begun are excluded, because the offload has not seen all of their bytes.
         let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
         let seen = BeforeOffload { packets: self.received.next(), streams: offloaded.accepted, begun };
         let made = make(Arc::clone(offload), seen, (self.hold)())?;
@@ -565,10 +580,11 @@ impl LockedOffload<'_> {
     }
 }
 
-/// Connections that media leaves on.
+/// Methods for connections on which media is sent.
 impl LockedOffload<'_> {
-    /// Lets the offload forward an ingress as stream `key`, if that stream owes nothing. It forwards what begins at offset `from` of the
-    /// ingress or behind it, at an offset that is larger by `shift`. Returns whether it does so, or did already.
+    /// Lets the offload forward an ingress as stream `key`, if all data of that stream was sent. It forwards bytes from
+    /// offset `from` of the ingress on, at an offset that is larger by `shift`. Returns whether the stream is delegated
+    /// now.
     pub fn delegate(
         &mut self,
         key: StreamKey,
@@ -604,8 +620,9 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Lets the offload forward a track's datagrams, if it can, in place of others with the same tag. The tag is what
-    /// [`Self::take_delivered`] asks for. Call it again while that is wanted: the connection may get an offload later, or another one.
+    /// Lets the offload forward a track's datagrams, if it can. They replace other datagrams with the same tag, which
+    /// [`Self::take_delivered`] takes as well. The call has to be repeated, because the connection may get an offload
+    /// later, or another one.
     pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn OffloadIngress>, datagrams: &DatagramCopy) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return };
@@ -634,22 +651,23 @@ impl LockedOffload<'_> {
         offloaded.delivered.take((tag, group, object))
     }
 
-    /// Sets the shares that limit delegated streams. Each stream counts in the first share with room; where neither has room, userspace
-    /// sends.
+    /// Sets the shares that limit delegated streams. Each stream counts in the first share that is not used up. If both
+    /// are used up, userspace sends.
     pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         if let Some(offloaded) = self.offloaded.as_deref_mut() {
             offloaded.places.set_shares(shares);
         }
     }
 
-    /// Returns the number of packets that the offload sent and has not reported. It is 0 unless another CPU registers one at this moment.
+    /// Returns the number of packets that the offload has sent and not reported. It is 0 unless another CPU is writing
+    /// a report at this moment.
     pub fn unregistered(&mut self, now: Instant) -> Option<u64> {
         let sent = self.offloaded.as_deref()?.status().sent;
         self.drained(now)?;
         Some(sent.saturating_sub(self.downstream.stats().offloaded_packets))
     }
 
-    /// Returns the offload's state after all that it has sent; `None`: the connection never has an offload.
+    /// Processes the offload's reports, and returns its state. Returns `None` if the connection never has an offload.
     pub(super) fn drained(&mut self, now: Instant) -> Option<&mut Offloaded> {
         let offloaded = self.offloaded.as_deref_mut()?;
         offloaded.drain(now, self.downstream);

@@ -1,8 +1,8 @@
-//! Tries whether the offload's packets arrive.
+//! A trial of whether the offload's packets arrive.
 //!
-//! Its packets take a shorter way out of the host than userspace's: past netfilter, IPsec policies and routing by a
-//! socket's owner or mark. Where a host needs those, every packet of the kernel would be a loss. So it may send a few
-//! on each path, and goes on once one of them was acknowledged.
+//! The offload's packets bypass netfilter, IPsec policies, and routing by a socket's owner or mark. On a host that
+//! needs these, all packets of the offload would be lost. So it may send only a few packets on each path until one of
+//! them is acknowledged.
 
 use std::{
     ops::RangeInclusive,
@@ -11,33 +11,35 @@ use std::{
 
 use millrace_quic::plane::downstream::OffloadBudget;
 
-/// Packets on trial. With every third packet lost on the way, all of them are in one trial of 6000.
+/// Number of packets in the first trial. If the network loses every third packet, one trial in 6000 loses all of them.
 const PACKETS: usize = 8;
 
-/// Packets of each later trial: on a host where none ever arrives, each is a loss.
+/// Number of packets in each later trial. It is small because all are lost on a host where none ever arrives.
 const LATER_PACKETS: usize = 2;
 
-/// Whatever was in the way may be gone by then. After each trial that fails it is twice as long, up to an hour.
+/// Time before the next trial, when the obstacle may be gone. It doubles with each failed trial, up to an hour.
 const RETRY: Duration = Duration::from_secs(60);
+/// Longest time before the next trial.
 const RETRY_MOST: Duration = Duration::from_secs(3600);
 
-/// The trial of an offload on one path: it is open, and then has passed, or has failed until it is open again.
+/// The trial of an offload on one path. It is open, has passed, or has failed until it is open again.
 ///
-/// Calls come with the connection's lock held. [`Self::on_sent`] notes the first packets of an open trial, and [`Self::on_ack`] decides it.
-/// [`Self::allow`] opens a failed one again once its pause is over, and keeps an open one to the bytes of its packets. A trial that has passed
-/// never fails: a new path begins with a new trial.
+/// All methods are called with the connection's lock held. [`Self::on_sent`] notes the first packets of an open trial,
+/// and [`Self::on_ack`] decides it. [`Self::allow`] opens a failed trial again after its pause, and limits an open
+/// trial to the bytes of its packets. A trial that has passed never fails. A new path begins with a new trial.
 #[derive(Debug)]
 pub(in crate::offload) struct OffloadTrial {
     state: TrialState,
-    /// Trials that failed, one after the other.
+    /// Number of failed trials in a row.
     failures: u32,
 }
 
 #[derive(Debug, PartialEq)]
 enum TrialState {
-    /// The numbers of packets sent.
+    /// The trial is open, and has sent packets with these numbers.
     Open(Vec<u64>),
     Passed,
+    /// The trial failed at this time.
     Failed(Instant),
 }
 
@@ -54,7 +56,7 @@ impl OffloadTrial {
         if self.failures == 0 { PACKETS } else { LATER_PACKETS }
     }
 
-    /// The offload has sent a packet.
+    /// Notes that the offload has sent a packet.
     pub fn on_sent(&mut self, number: u64) {
         let packets = self.packets();
         if let TrialState::Open(numbers) = &mut self.state
@@ -64,7 +66,8 @@ impl OffloadTrial {
         }
     }
 
-    /// Returns whether the trial has just failed: all were sent, and a later packet arrived but none of them.
+    /// Notes acknowledged packet numbers. Returns true if the trial has just failed: all its packets were sent, and a
+    /// later packet arrived, but none of these.
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>]) -> bool {
         let packets = self.packets();
         let TrialState::Open(numbers) = &self.state else { return false };
@@ -95,7 +98,7 @@ impl OffloadTrial {
         }
     }
 
-    /// Returns the time between the last trial, which has failed, and the next.
+    /// Returns the time between the last failed trial and the next one.
     fn pause(&self) -> Duration {
         let doubled = 1 << self.failures.saturating_sub(1).min(6);
         (RETRY * doubled).min(RETRY_MOST)
@@ -126,10 +129,10 @@ mod tests {
         let mut trial = OffloadTrial::new();
         let now = Instant::now();
         (10..20).for_each(|number| trial.on_sent(2 * number));
-        assert_eq!(trial.allow(now, BUDGET, MTU).bytes, 0, "nothing more before that is known");
-        assert!(!trial.on_ack(now, &[33..=33, 0..=19]), "the last may be under way");
+        assert_eq!(trial.allow(now, BUDGET, MTU).bytes, 0, "no more packets before the trial is decided");
+        assert!(!trial.on_ack(now, &[33..=33, 0..=19]), "the last packet may be under way");
         assert!(trial.on_ack(now, &[35..=35, 0..=19]));
-        assert!(!trial.on_ack(now, &[20..=40, 0..=19]), "once");
+        assert!(!trial.on_ack(now, &[20..=40, 0..=19]), "the failure is reported once");
         let later = now + RETRY;
         assert_eq!(trial.allow(later - Duration::from_nanos(1), BUDGET, MTU), OffloadBudget::default());
         assert_eq!(trial.allow(later, BUDGET, MTU).bytes, 2000);
@@ -139,7 +142,7 @@ mod tests {
         assert!(trial.has_passed());
     }
 
-    /// A host that routes by the owner of a socket: nothing that the kernel sends arrives, ever.
+    /// The host routes by the owner of a socket, so no packet of the offload ever arrives.
     #[test]
     fn path_that_loses_all_costs_few_packets_a_day() {
         let mut trial = OffloadTrial::new();
@@ -152,7 +155,7 @@ mod tests {
                 trial.on_sent(10 * second + lost % 10);
                 lost += 1;
             }
-            // Packets that userspace has sent do arrive.
+            // Packets sent from userspace do arrive.
             trials += u64::from(trial.on_ack(now, &[10 * second + 10..=10 * second + 10]));
         }
         assert!((20..=35).contains(&trials), "{trials}");

@@ -12,23 +12,23 @@ use super::{
     packets::{PacketFlow, SealedPackets},
 };
 
-/// The most segments that the kernel takes in one message (UDP_MAX_SEGMENTS of the oldest kernels).
+/// Largest number of segments that the kernel takes in one message (UDP_MAX_SEGMENTS of old kernels).
 const MAX_SEGMENTS: usize = 64;
-/// The most bytes: an IPv4 packet's 65,535, less headers and some options.
+/// Largest message, bytes: an IPv4 packet's 65,535 bytes minus headers and some options.
 const MAX_MESSAGE: usize = 65_000;
 
-/// Sealed packets on their way out, in one buffer that is used again and again.
+/// Sealed packets that wait to be sent, in one reused buffer.
 #[derive(Debug)]
 pub struct PacketBatch {
-    /// Tells it from every other one.
+    /// A number that is unique to this batch.
     id: u64,
     packets: SealedPackets,
     /// Connections whose unsent packets are all in this batch.
     connections: Vec<Arc<SendHandover>>,
 }
 
-/// Packets of one flow that are one message to the kernel. All but the last have `segment` bytes,
-/// the last has no more.
+/// Packets of one flow that are passed to the kernel as one message. All but the last have `segment` bytes, and the
+/// last has at most as many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KernelMessage {
     pub flow: PacketFlow,
@@ -52,8 +52,8 @@ impl Drop for PacketBatch {
 }
 
 impl PacketBatch {
-    /// Adds the packets that `build` makes for one connection. If another batch has unsent packets of the connection, they are handed to
-    /// it. To be called under the connection's lock.
+    /// Adds the packets that `build` appends for one connection. If another batch has unsent packets of the connection,
+    /// the new ones are passed to that batch. This is called under the connection's lock.
     pub(crate) fn add_connection(&mut self, handover: &Arc<SendHandover>, build: impl FnOnce(&mut Self)) {
         let from = self.len();
         build(self);
@@ -62,12 +62,12 @@ impl PacketBatch {
         }
     }
 
-    /// Takes over what others hand over.
+    /// Adds packets that other threads have handed over.
     pub(super) fn add(&mut self, packets: &mut SealedPackets) {
         packets.move_to(0, &mut self.packets);
     }
 
-    /// Takes the packets that others have handed over for the connection. Returns whether there were any.
+    /// Adds the packets that other threads have handed over for the connection. Returns whether there were any.
     pub(super) fn take_from(&mut self, connection: &SendHandover) -> bool {
         connection.take(&mut self.packets)
     }
@@ -76,17 +76,18 @@ impl PacketBatch {
         std::mem::take(&mut self.connections)
     }
 
-    /// Adds the packet that `build` appends to the buffer. Returns the result of `build`: whether there is a packet.
+    /// Adds the packet that `build` appends to the buffer. Returns the result of `build`, which tells whether it
+    /// appended a packet.
     pub fn packet(&mut self, flow: impl Into<PacketFlow>, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         self.packets.push(flow.into(), build)
     }
 
-    /// Packets in the batch.
+    /// Returns the number of packets in the batch.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Reports whether the batch has no packets.
+    /// Returns whether the batch has no packets.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
@@ -105,7 +106,7 @@ impl PacketBatch {
         self.packets.slice(range)
     }
 
-    /// The packets as messages, in order; with `gso`, runs of one flow are joined.
+    /// Returns the packets as messages, in order. With `gso`, consecutive packets of one flow are joined.
     pub(super) fn messages(&self, gso: bool) -> Vec<KernelMessage> {
         let mut messages: Vec<KernelMessage> = Vec::with_capacity(self.len());
         for (flow, bytes) in self.packets.ranges() {
@@ -122,7 +123,7 @@ impl PacketBatch {
 }
 
 impl KernelMessage {
-    /// The message's packets one by one.
+    /// Returns one message for each of the message's packets.
     pub fn split(&self) -> impl Iterator<Item = KernelMessage> + use<> {
         let Self { flow, bytes, segment, .. } = self.clone();
         bytes.clone().step_by(segment.max(1)).map(move |start| {
@@ -132,6 +133,7 @@ impl KernelMessage {
     }
 
     fn takes(&self, flow: PacketFlow, len: usize) -> bool {
+        // Only the last segment may be shorter, so no packet can follow a shorter one.
         let whole = self.bytes.len() == self.packets * self.segment;
         let room = self.packets < MAX_SEGMENTS && self.bytes.len() + len <= MAX_MESSAGE;
         self.flow == flow && len <= self.segment && whole && room

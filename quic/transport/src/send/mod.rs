@@ -1,5 +1,5 @@
-//! Engine `user`: how sealed packets reach the network from a process. Connections put them into a [`PacketBatch`], and a
-//! [`BatchSender`] hands the batch to the kernel with as few system calls as it can.
+//! Engine `user`: sends sealed packets from a process. Connections add packets to a [`PacketBatch`], and a
+//! [`BatchSender`] passes the batch to the kernel with as few system calls as possible.
 
 mod batch;
 mod handover;

@@ -8,9 +8,9 @@ use std::{
 pub struct PacketFlow {
     /// The peer's address.
     pub to: SocketAddr,
-    /// `None`: the socket's address, or the one that goes with the route.
+    /// The source address. `None` stands for the socket's address, or the one that the route selects.
     pub from: Option<IpAddr>,
-    /// DSCP and ECN: IPv4's TOS, IPv6's traffic class.
+    /// DSCP and ECN, as in IPv4's TOS and IPv6's traffic class.
     pub traffic_class: u8,
 }
 
@@ -20,7 +20,7 @@ impl From<SocketAddr> for PacketFlow {
     }
 }
 
-/// Sealed packets, one behind the other in one buffer.
+/// Sealed packets, one after the other in one buffer.
 #[derive(Debug, Default)]
 pub(super) struct SealedPackets {
     bytes: Vec<u8>,
@@ -34,7 +34,7 @@ struct SealedPacket {
 }
 
 impl SealedPackets {
-    /// Adds the packet that `build` appends to the buffer. Returns the result of `build`: whether there is a packet.
+    /// Adds the packet that `build` appends to the buffer. Returns whether there is a packet.
     pub fn push(&mut self, flow: PacketFlow, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         let start = self.bytes.len();
         let built = build(&mut self.bytes) && self.bytes.len() > start;

@@ -19,17 +19,18 @@ use parking_lot::Mutex;
 
 use super::{PacketBatch, PacketFlow, batch::KernelMessage};
 
-/// The most messages that the kernel takes in one call (UIO_MAXIOV).
+/// Largest number of messages that the kernel takes in one call (UIO_MAXIOV).
 const MAX_CALL: usize = 1024;
-/// The send buffer asked for: a packet for each of some thousand subscribers at once.
+/// Requested size of the send buffer, bytes: enough for a packet to each of some thousand subscribers at once.
 const SEND_BUFFER: usize = 8 << 20;
-/// The longest wait of a flush for room in the send buffer. It is cheaper than the repair of dropped packets, but connection locks may be
-/// held meanwhile.
+/// Longest wait of a flush for room in the send buffer. Waiting is cheaper than retransmitting dropped packets, but
+/// connection locks may be held meanwhile.
 const MAX_WAIT: Duration = Duration::from_millis(2);
-/// Times that one flush sends what others have handed over meanwhile; after that they wait.
+/// Number of times that one flush sends packets which other threads have handed over meanwhile. After that, other
+/// threads wait.
 const HANDOVERS: usize = 4;
 
-/// Hands batches to one UDP socket, with `sendmmsg` and, where it may, generic segmentation offload.
+/// The sender of batches on one UDP socket. It uses `sendmmsg` and, if allowed, generic segmentation offload.
 #[derive(Debug)]
 pub struct BatchSender {
     socket: UdpSocket,
@@ -41,23 +42,24 @@ pub struct BatchSender {
 /// Counts of packets by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReport {
-    /// Packets that the kernel has taken.
+    /// Packets that the kernel has accepted.
     pub packets: u64,
-    /// UDP payload of these packets, bytes.
+    /// Bytes of UDP payload of these packets.
     pub bytes: u64,
-    /// System calls that send.
+    /// System calls for sending.
     pub system_calls: u64,
-    /// Dropped, larger than the path takes (EMSGSIZE).
+    /// Packets dropped because they are larger than the path takes (EMSGSIZE).
     pub too_large: u64,
-    /// Dropped, no room in the send buffer.
+    /// Packets dropped because the send buffer was full.
     pub overflowed: u64,
-    /// Dropped for another reason: no route, forbidden by a firewall.
+    /// Packets dropped for another reason, such as a missing route or a firewall.
     pub failed: u64,
 }
 
 impl BatchSender {
-    /// Shares `socket`, which may also be the QUIC stack's. `gso`: use segmentation offload if the kernel
-    /// has it; programs at a virtual device's other end then see packets of up to 64 KiB.
+    /// Creates a sender on a duplicate of `socket`, which may also be the QUIC stack's. With `gso`, it uses
+    /// segmentation offload if the kernel has it. Programs at the other end of a virtual device then see packets of up
+    /// to 64 KiB.
     pub fn new(socket: &UdpSocket, gso: bool) -> io::Result<Self> {
         let socket = socket.try_clone()?;
         let ipv6 = socket.local_addr()?.is_ipv6();
@@ -66,8 +68,8 @@ impl BatchSender {
         Ok(Self { socket, ipv6, gso: AtomicBool::new(gso), totals: Mutex::default() })
     }
 
-    /// Sends everything in `batch` and empties it. What cannot be sent is dropped, as a router would: the
-    /// sender's loss recovery repairs it.
+    /// Sends all packets in `batch` and empties it. Packets that cannot be sent are dropped, as a router would do, and
+    /// loss recovery sends their contents again.
     pub fn flush(&self, batch: &mut PacketBatch) -> SendReport {
         let mut report = SendReport::default();
         in_turn(batch, |batch| report += self.send_batch(batch));
@@ -85,12 +87,13 @@ impl BatchSender {
         report
     }
 
-    /// Everything since the beginning.
+    /// Returns the counts since the sender was created.
     pub fn totals(&self) -> SendReport {
         *self.totals.lock()
     }
 
-    /// Asks the kernel to deliver packets one by one. With UDP_GRO they would be merged before a program at TC ingress sees them.
+    /// Makes the kernel deliver packets one by one. With UDP_GRO, packets would be merged before a program at TC
+    /// ingress sees them.
     pub fn refuse_merged(&self) -> io::Result<()> {
         Ok(nix::sys::socket::setsockopt(&self.socket, sockopt::UdpGroSegment, &false)?)
     }
@@ -138,7 +141,7 @@ impl BatchSender {
         let segments = segment.iter().map(ControlMessage::UdpGsoSegments);
         let control: Vec<_> =
             segments.chain(source.iter().map(SourceAddress::control)).chain(marked).collect();
-        // Exactly what is used: the kernel reads all of it.
+        // The buffer has exactly the used size, because the kernel parses all of it.
         let space: usize = control.iter().map(space).sum();
         let space = (space > 0).then(|| vec![0; space]);
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(slices.len(), space);
@@ -149,6 +152,7 @@ impl BatchSender {
 
     fn address(&self, to: SocketAddr) -> SockaddrStorage {
         match to.ip() {
+            // An IPv6 socket takes IPv4 addresses only as mapped ones.
             IpAddr::V4(ip) if self.ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()).into(),
             _ => to.into(),
         }
@@ -157,15 +161,16 @@ impl BatchSender {
     fn wait(&self) {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT)];
         let timeout = PollTimeout::try_from(MAX_WAIT).unwrap_or(PollTimeout::ZERO);
-        // Whatever it says, the next attempt to send tells.
+        // The result does not matter, because the next attempt to send reports any error.
         let _ = poll(&mut fds, timeout);
     }
 }
 
-/// Sends the batch by `send`, which empties it, and what others have handed over meanwhile.
+/// Sends the batch by `send`, which empties it, and then the packets that other threads have handed over meanwhile.
 fn in_turn(batch: &mut PacketBatch, mut send: impl FnMut(&mut PacketBatch)) {
     send(batch);
     let mut connections = batch.take_connections();
+    // The bound keeps one thread from sending for all others without end.
     for _ in 0..HANDOVERS {
         connections.retain(|connection| batch.take_from(connection));
         if connections.is_empty() {
@@ -181,7 +186,7 @@ fn in_turn(batch: &mut PacketBatch, mut send: impl FnMut(&mut PacketBatch)) {
     }
 }
 
-/// Sends the batch's messages by `send`, which takes what fits one call and returns how many it sent.
+/// Sends the batch's messages by `send`, which gets the messages of one call and returns how many were sent.
 fn send_all(
     batch: &PacketBatch,
     gso: &AtomicBool,
@@ -216,9 +221,10 @@ fn send_all(
                     break;
                 }
             },
-            // The route's device cannot offload, or takes no segments of this size.
+            // The route's device does not support segmentation offload, or segments of this size.
             Err(error @ (Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE)) if packets > 1 => {
                 if error == Errno::EIO {
+                    // A device without the offload fails each time, so it is not tried again.
                     gso.store(false, Ordering::Relaxed);
                 }
                 let split: Vec<_> = first.split().collect();
@@ -253,7 +259,7 @@ impl AddAssign for SendReport {
     }
 }
 
-/// Bytes that a control message takes.
+/// Returns the size of a control message, bytes.
 fn space(message: &ControlMessage<'_>) -> usize {
     match message {
         ControlMessage::UdpGsoSegments(_) => cmsg_space::<u16>(),
@@ -265,7 +271,7 @@ fn space(message: &ControlMessage<'_>) -> usize {
     }
 }
 
-/// A source address in the kernel's terms.
+/// A source address as a control message of the kernel.
 enum SourceAddress {
     V4(in_pktinfo),
     V6(in6_pktinfo),
@@ -276,6 +282,7 @@ impl SourceAddress {
         let any = in_addr { s_addr: 0 };
         match ip {
             IpAddr::V4(ip) => Self::V4(in_pktinfo {
+                // The route selects the interface.
                 ipi_ifindex: 0,
                 ipi_spec_dst: in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
                 ipi_addr: any,
@@ -296,8 +303,8 @@ impl SourceAddress {
 
 /// Returns how many of `messages`, which are not empty, fit into one call, and its segment size.
 ///
-/// A call has one source address and traffic class for all, and one segment size; a message that is no longer is not
-/// segmented.
+/// All messages of a call have the same source address, traffic class and segment size. A message that is not longer
+/// than the segment size is not segmented.
 fn one_call(messages: &[KernelMessage]) -> (usize, Option<u16>) {
     let mut segment = None;
     let mut longest_single = 0;
@@ -319,7 +326,7 @@ fn one_call(messages: &[KernelMessage]) -> (usize, Option<u16>) {
     (count.max(1), segmented.map(|message| message.segment as u16))
 }
 
-/// Enlarges the send buffer as far as the system allows. With CAP_NET_ADMIN that is past the system's limit.
+/// Enlarges the send buffer up to the system's limit, or beyond it if the process has CAP_NET_ADMIN.
 fn grow_send_buffer(socket: &UdpSocket) -> io::Result<()> {
     let forced = nix::sys::socket::setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER);
     if forced.is_err() {

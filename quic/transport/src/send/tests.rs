@@ -21,7 +21,7 @@ fn packet(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (number * 7 + i) as u8).collect()
 }
 
-/// The datagrams that wait at `socket`, in order.
+/// Reads `count` datagrams from `socket`, and checks that there are no more.
 fn receive(socket: &UdpSocket, count: usize) -> Vec<Vec<u8>> {
     let mut buf = [0; 65_536];
     let mut read = || socket.recv(&mut buf).map(|len| buf[..len].to_vec());
@@ -50,7 +50,8 @@ fn every_byte_arrives_in_order_with_and_without_gso() {
             let report = sender.flush(&mut batch);
             assert_eq!(receive(&to, packets.len()), packets);
             let bytes = lens.iter().sum::<usize>() as u64;
-            // 1200 x3 + 700 | 1200 x2 + 40 | 40 share a segment size; 1300 x2 + 1 is a call of its own.
+            // The messages of 3 x 1200 + 700, 2 x 1200 + 40 and 40 bytes share a segment size. The message of 2 x 1300
+            // + 1 bytes needs another call.
             let system_calls = if gso { 2 } else { 1 };
             let expected = SendReport { packets: 11, bytes, system_calls, ..SendReport::default() };
             assert_eq!(report, expected, "{address} gso {gso}");
@@ -61,7 +62,7 @@ fn every_byte_arrives_in_order_with_and_without_gso() {
 }
 
 #[test]
-fn one_system_call_for_many_destinations() {
+fn packets_to_many_destinations_take_one_system_call() {
     for address in LOOPBACKS {
         let sender = BatchSender::new(&socket(address), true).expect("sender");
         let receivers: Vec<_> = (0..300).map(|_| socket(address)).collect();
@@ -78,7 +79,7 @@ fn one_system_call_for_many_destinations() {
 }
 
 #[test]
-fn a_long_run_takes_a_call_per_thousand_messages_or_64_segments_each() {
+fn long_run_is_split_at_the_kernels_limits() {
     for (gso, system_calls) in [(true, 1), (false, 2)] {
         let sender = BatchSender::new(&socket("127.0.0.1:0"), gso).expect("sender");
         let to = socket("127.0.0.1:0");
@@ -108,7 +109,7 @@ fn dual_stack_socket_sends_ipv4_and_ipv6() {
 }
 
 #[test]
-fn packets_that_cannot_be_sent_are_counted_and_others_go_on() {
+fn unsendable_packets_are_counted_and_others_are_sent() {
     let sender = BatchSender::new(&socket("127.0.0.1:0"), true).expect("sender");
     let to = socket("127.0.0.1:0");
     let good = to.local_addr().expect("bound");
@@ -122,7 +123,7 @@ fn packets_that_cannot_be_sent_are_counted_and_others_go_on() {
     assert_eq!((report.packets, report.too_large, report.failed), (2, 1, 1));
 }
 
-/// Sends a batch of `packets` through a kernel that answers each call by `answers`, then takes it all.
+/// Sends a batch of `packets` through a simulated kernel. It answers calls with `answers`, and then accepts everything.
 fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (SendReport, bool, Vec<usize>) {
     let mut batch = PacketBatch::default();
     for (port, len) in packets {
@@ -179,7 +180,7 @@ fn partial_sends_and_errors_of_the_kernel_are_handled() {
 }
 
 #[test]
-fn a_run_is_split_into_its_packets() {
+fn segmented_message_is_split_into_its_packets() {
     let to = "127.0.0.1:1".parse().expect("address");
     let mut batch = PacketBatch::default();
     let packets: Vec<_> = [500, 500, 500, 20].iter().enumerate().map(|(i, len)| packet(i, *len)).collect();
@@ -194,7 +195,7 @@ fn a_run_is_split_into_its_packets() {
 }
 
 #[test]
-fn a_packet_that_was_not_built_leaves_nothing() {
+fn packet_that_was_not_built_is_not_in_the_batch() {
     let to = "127.0.0.1:1".parse().expect("address");
     let mut batch = PacketBatch::default();
     push(&mut batch, to, b"one");
@@ -224,7 +225,7 @@ fn messages_never_exceed_the_kernels_limits() {
 }
 
 #[test]
-fn packets_come_from_the_address_of_their_flow() {
+fn packets_have_the_source_address_of_their_flow() {
     let table =
         [("0.0.0.0:0", "127.0.0.1:0", ["127.0.0.2", "127.0.0.3"]), ("[::]:0", "[::1]:0", ["::1", "::1"])];
     for (any, receiver, sources) in table {
@@ -295,7 +296,7 @@ fn packets_have_the_traffic_class_of_their_flow() {
     }
 }
 
-/// Packets of the connection, by number, for `to`.
+/// Adds packets of a connection, with these numbers, to a batch.
 fn seal(
     batch: &mut PacketBatch,
     connection: &Arc<SendHandover>,
@@ -308,7 +309,7 @@ fn seal(
 }
 
 #[test]
-fn packets_of_a_connection_wait_for_those_sealed_before() {
+fn packets_of_a_connection_wait_for_earlier_sealed_ones() {
     let receiver = socket("127.0.0.1:0");
     let to = receiver.local_addr().unwrap();
     let sender = BatchSender::new(&socket("127.0.0.1:0"), true).unwrap();
@@ -320,8 +321,8 @@ fn packets_of_a_connection_wait_for_those_sealed_before() {
     seal(&mut second, &one, to, 3..5);
     seal(&mut second, &other, to, 101..103);
     seal(&mut first, &one, to, 5..6);
-    assert_eq!(sender.flush(&mut second).packets, 3, "those of the other connection");
-    // It was sent, and has nothing of the connection: still they wait for the first.
+    assert_eq!(sender.flush(&mut second).packets, 3, "only packets of the other connection are sent");
+    // The second batch was sent and has no packets of the connection. Still its new packets wait for the first batch.
     seal(&mut second, &one, to, 6..7);
     assert_eq!(sender.flush(&mut second).packets, 0);
     assert_eq!(sender.flush(&mut first).packets, 7);
@@ -333,9 +334,9 @@ fn packets_of_a_connection_wait_for_those_sealed_before() {
     assert_eq!(sender.flush(&mut first).packets, 0);
 }
 
-/// Threads that seal under a lock, as under a connection's, and send without.
+/// The threads seal under a common lock, as under a connection's, and send without it.
 #[test]
-fn packets_of_a_connection_leave_in_the_order_they_were_sealed_in() {
+fn packets_of_a_connection_are_sent_in_sealing_order() {
     const THREADS: usize = 4;
     const TURNS: usize = 2000;
     let to = SocketAddr::from(([127, 0, 0, 1], 9));
@@ -369,7 +370,7 @@ fn packets_of_a_connection_leave_in_the_order_they_were_sealed_in() {
 }
 
 #[test]
-fn a_batch_that_is_not_sent_holds_nobody_up() {
+fn dropped_batch_does_not_block_the_connection() {
     let to = SocketAddr::from(([127, 0, 0, 1], 9));
     let connection = Arc::<SendHandover>::default();
     let mut first = PacketBatch::default();

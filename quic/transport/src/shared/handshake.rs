@@ -1,4 +1,4 @@
-//! The handshake, and what quinn and the driver find out.
+//! The handshake, and reports of quinn and the driver about MTU, keys and the peer's address.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -13,7 +13,7 @@ use super::{LAST_GENERATION, SharedConnection, attention};
 use crate::plane::Plane;
 
 impl SharedConnection {
-    /// Takes the peer's transport parameters, once; returns them with quinn's part of the credit.
+    /// Stores the peer's transport parameters, once. Returns the parameters with only quinn's part of the credit.
     pub fn on_peer_params(&self, encoded: &[u8], is_server: bool) -> Result<Vec<u8>, MalformedParams> {
         let peer = PeerParams::parse(encoded)?;
         let mut state = self.state.lock();
@@ -36,7 +36,7 @@ impl SharedConnection {
         state.stack.cap(encoded)
     }
 
-    /// The 1-RTT keys are there: derives the data plane's from the traffic secret that `side` sends with.
+    /// Derives the data plane's keys from the traffic secret with which `side` sends, once the 1-RTT keys exist.
     pub fn on_keys(&self, side: Side, integrity_limit: u64) {
         let secret = self.secrets.take(side).and_then(|secret| {
             let suite = identify(secret.len(), integrity_limit)?;
@@ -57,7 +57,8 @@ impl SharedConnection {
         self.state.lock().plane.keys.as_ref().map(|keys| keys.secret.suite())
     }
 
-    /// The generation after `generation`, whose keys quinn derives ahead of time.
+    /// Returns the generation after `generation`, whose keys quinn derives ahead of time. Closes the connection if no
+    /// generation is left.
     pub fn next_generation(&self, generation: u16) -> u16 {
         if generation >= LAST_GENERATION {
             self.close();
@@ -66,7 +67,7 @@ impl SharedConnection {
         generation.saturating_add(1)
     }
 
-    /// Returns whether quinn has been asked for newer keys and has not used any yet.
+    /// Returns whether quinn has been asked for a key update and has not used newer keys yet.
     pub fn wants_keys(&self) -> bool {
         self.state.lock().plane.keys.as_ref().is_some_and(|keys| keys.requested)
     }
@@ -75,7 +76,7 @@ impl SharedConnection {
         self.state.lock().plane.downstream.on_mtu(usize::from(mtu));
     }
 
-    /// quinn says where the peer is. Returns whether it waits for an answer from there.
+    /// Notes the peer's address from quinn. Returns whether quinn still waits for an answer from that address.
     pub fn on_remote(&self, now: Instant, remote: SocketAddr) -> bool {
         let mut state = self.state.lock();
         let Plane { path, downstream, .. } = &mut state.plane;
@@ -89,7 +90,7 @@ impl SharedConnection {
     }
 }
 
-/// Tells AEADs apart by their secret's length and their integrity limit (RFC 9001, section 6.6).
+/// Returns the cipher suite with this length of secrets and this integrity limit (RFC 9001, section 6.6).
 fn identify(secret_len: usize, integrity_limit: u64) -> Option<KeySuite> {
     match (secret_len, integrity_limit) {
         (48, _) => Some(KeySuite::Aes256Gcm),

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl SharedConnection {
-    /// Grants the offload its budget, and takes back streams that are over.
+    /// Grants the offload its budget, and recalls streams that have ended.
     pub(super) fn hand_out(&self, state: &mut SharedState, now: Instant) {
         if state.offload.is_none() {
             return;
@@ -25,20 +25,20 @@ impl SharedConnection {
         let class = plane.offload_class();
         offload.hand_out(now, &mut plane.downstream, &plane.path, class, open);
         if !self.open.load(Ordering::SeqCst) {
-            // Closed meanwhile, without the lock.
+            // `close` does not take the lock, so the connection may have been closed meanwhile.
             offload.reclaim_budget(&mut plane.downstream);
         }
     }
 
-    /// Sets the layout of the application's streams and datagrams on the connection, on which the stack has `streams` further
-    /// unidirectional ones.
+    /// Sets the layout of the application's streams and datagrams on the connection. The stack opens `streams` further
+    /// unidirectional streams.
     pub fn bind(&self, binding: Binding, streams: u64) {
         let mut state = self.state.lock();
         state.plane.downstream.bind(binding, streams);
         state.offload.iter_mut().for_each(|offload| offload.bind(binding));
     }
 
-    /// Calls `act` with the offload, with the connection's lock held.
+    /// Calls `act` with the offload while the connection's lock is held.
     pub fn with_offload<R>(self: &Arc<Self>, act: impl FnOnce(&mut LockedOffload<'_>) -> R) -> R {
         let mut guard = self.state.lock();
         let SharedState { offload, plane, received, streams, .. } = &mut *guard;
@@ -51,7 +51,7 @@ impl SharedConnection {
         })
     }
 
-    /// Returns counts of what the connection's offloads did; `None`: it never has one.
+    /// Returns counts of the connection's offloads, or `None` if it never has one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         let mut status = self.state.lock().offload.as_ref()?.status();
         status.standing = self.claim.get().map(|claim| claim.standing());
@@ -64,7 +64,7 @@ impl OffloadOwner for SharedConnection {
         {
             let mut guard = self.state.lock();
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
-            // It has no window, no keys and no streams: nobody but this end draws from either word.
+            // The offload has no budget, keys or streams yet, so only this process draws numbers from either counter.
             *numbers = numbers.moved(NumberWord::Offload(Arc::clone(&offload)));
             *self.offload.lock() = Some(Arc::clone(&offload));
             let seal = plane.keys.as_ref().map(|keys| (keys.generation, &keys.secret));
@@ -91,14 +91,14 @@ impl OffloadOwner for SharedConnection {
             guard.drain_offload(now);
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
             let Some(offload) = offloaded.finish_release(&mut plane.downstream) else { return };
-            // No run of it is under way, and it may send nothing.
+            // The offload has stopped, so only this process draws numbers from either counter.
             *numbers = numbers.moved(NumberWord::own());
             *self.offload.lock() = None;
             self.arm(&mut guard, now);
             offload
         };
         self.transmit_now(now);
-        // Without the lock: it leaves the kernel's tables.
+        // Dropping the offload removes it from the kernel's tables, which takes system calls. So the lock is not held.
         drop(offload);
     }
 

@@ -1,4 +1,4 @@
-//! Received packets: the data plane takes its frames out, and quinn gets the rest.
+//! Received packets: frames for the data plane are removed, and quinn gets the rest.
 
 use std::{ops::Range, sync::atomic::Ordering, time::Duration};
 
@@ -12,11 +12,12 @@ use millrace_quic::{
 use super::{Contents, OpenedArrival, SharedConnection, SharedState};
 use crate::stack::AckTimes;
 
-/// An ACK of the largest packet number that there is: quinn closes the connection with PROTOCOL_VIOLATION over it.
+/// An ACK frame of the largest possible packet number, which makes quinn close the connection with PROTOCOL_VIOLATION.
 pub(super) const UNSENT: &[u8] = &[0x02, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0];
 
 impl SharedConnection {
-    /// quinn takes the handshake for complete, and so processes every packet that is opened from now on.
+    /// Starts to track received streams once quinn considers the handshake complete, and thus processes every opened
+    /// packet.
     pub fn on_established(&self) {
         let mut state = self.state.lock();
         if state.offload.is_some() && state.streams.is_none() {
@@ -24,9 +25,9 @@ impl SharedConnection {
         }
     }
 
-    /// A packet was opened, sealed for `id` with keys of `generation`: takes what is meant for the data plane out of
-    /// `payload`, translates what is meant for quinn, and sends what has become possible. A packet that was received before does
-    /// nothing: quinn drops it.
+    /// Processes an opened packet for connection ID `id`, sealed with keys of `generation`. Removes the data plane's
+    /// frames from `payload`, rewrites quinn's frames, and sends data that may be sent now. A packet that was received
+    /// before has no effect, and quinn drops it.
     pub fn on_received(
         &self,
         arrival: OpenedArrival,
@@ -54,6 +55,7 @@ impl SharedConnection {
                 self.tell(state, now);
                 self.set_trap(&state.numbers, &mut state.traps);
             }
+            // quinn would accept the original packet. It gets an invalid frame instead, and closes the connection.
             if contents.lies {
                 *payload = BytesMut::from(UNSENT);
             } else if !contents.repeats.is_empty() {
@@ -81,7 +83,7 @@ impl SharedConnection {
     pub(super) fn walk(&self, state: &mut SharedState, times: AckTimes, payload: &mut [u8]) -> Contents {
         let mut contents = Contents::default();
         let mut at = 0;
-        // Malformed frames stay as they are, and quinn closes the connection over them.
+        // Malformed frames stay unchanged, so that quinn closes the connection because of them.
         while let Ok(Some((range, frame))) = frame::next(payload, at) {
             at = range.end;
             contents.others |= !matches!(frame, Frame::Ack(_) | Frame::Padding);
@@ -97,7 +99,8 @@ impl SharedConnection {
                 Frame::MaxStreams(Direction::Unidirectional, limit) => {
                     state.plane.downstream.on_max_streams_uni(limit);
                 }
-                // A stream that nobody opened is left to quinn, which closes the connection over it.
+                // A frame for a stream that was never opened is left to quinn, which closes the connection because of
+                // it.
                 Frame::MaxStreamData { id, limit } if state.plane.downstream.owns(id) => {
                     state.know_stream(times.now, id);
                     if state.on_max_stream_data(id, limit) {
@@ -135,7 +138,8 @@ impl SharedConnection {
         self.counters.stream_frames_consumed.add(1);
     }
 
-    /// Takes an ACK frame of `len` bytes; returns what quinn may see in its place, or `None`: what there is.
+    /// Processes an ACK frame of `len` bytes. Returns the frame that quinn gets instead, or `None` if the frame stays
+    /// unchanged.
     fn on_ack<'a>(
         &self,
         state: &'a mut SharedState,
@@ -144,7 +148,7 @@ impl SharedConnection {
         len: usize,
     ) -> Option<&'a [u8]> {
         if ack.largest >= state.numbers.peek().1 {
-            // Larger than any number of quinn's too: it closes the connection.
+            // The number is also larger than any of quinn's, so quinn closes the connection.
             self.counters.acks_refused.add(1);
             return None;
         }
@@ -154,7 +158,7 @@ impl SharedConnection {
         state.ack.ranges.extend(ack.ranges());
         state.ack.ecn = ack.ecn_counts();
         if !state.acknowledge(times) {
-            // A number that was skipped. If it was quinn's trap, quinn finds it in what follows.
+            // The frame names a skipped number. If quinn skipped it, quinn detects that in the rewritten frame.
             self.counters.acks_refused.add(1);
         }
         let latest_rtt = state.plane.downstream.latest_rtt();
@@ -163,8 +167,9 @@ impl SharedConnection {
 }
 
 impl SharedState {
-    /// Takes a STREAM frame, which is at `at` in its payload. Of bytes that come twice the offload forwards those that came first. So
-    /// those are what quinn gets, too: it would choose by offsets and lengths.
+    /// Notes a STREAM frame at the range `at` of its payload. If bytes arrive twice, the offload forwards the first
+    /// ones. quinn has to get the same bytes, but would choose by offsets and lengths, so repeated bytes are removed
+    /// later.
     fn take_stream(&mut self, frame: &frame::StreamFrame<'_>, at: Range<usize>, contents: &mut Contents) {
         let Self { streams: Some(streams), offload, unseen, .. } = self else { return };
         let start = frame.offset;

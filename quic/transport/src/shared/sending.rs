@@ -1,4 +1,4 @@
-//! Sent packets, the plane's and quinn's.
+//! Sent packets: those of the data plane, and those of quinn.
 
 use std::{sync::atomic::Ordering, time::Instant};
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl SharedConnection {
-    /// Puts as many packets into `batch` as there are bytes owed, credit, window and pacing.
+    /// Adds packets to `batch` as long as there are data, credit and window, and pacing allows.
     pub fn transmit(&self, now: Instant, batch: &mut PacketBatch) {
         if !self.open.load(Ordering::Acquire) {
             return;
@@ -26,6 +26,7 @@ impl SharedConnection {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.drain_offload(now);
+        // The offload must not use the budget while the data plane sends.
         state.reclaim_budget();
         let SharedState { numbers, plane, traps, .. } = state;
         let builder = Builder {
@@ -53,7 +54,7 @@ impl SharedConnection {
         });
     }
 
-    /// Leaves a number out now and then.
+    /// Skips a packet number if one is due, to detect peers that acknowledge packets they did not receive.
     pub(super) fn set_trap(&self, numbers: &NumberAllocator, traps: &mut Traps) {
         if traps.is_due(numbers.peek().1) {
             traps.add(numbers.skip());
@@ -61,14 +62,15 @@ impl SharedConnection {
         }
     }
 
-    /// Returns whether there are keys for one more packet of the plane, which otherwise waits for newer ones.
+    /// Returns whether there are keys for one more packet of the data plane. Otherwise the plane waits for a key
+    /// update.
     fn may_seal(&self, numbers: &NumberAllocator, plane: &mut Plane) -> bool {
         let usable = self.is_usable(numbers, plane);
         plane.set_stalled(!usable && plane.keys.is_some());
         usable
     }
 
-    /// Returns whether there are keys that are not used up. Asks for newer ones well before that.
+    /// Returns whether there are keys that are not used up. Requests a key update long before they are.
     pub(super) fn has_keys(&self, state: &mut SharedState) -> bool {
         self.is_usable(&state.numbers, &mut state.plane)
     }
@@ -87,7 +89,7 @@ impl SharedConnection {
             state.drain_offload(now);
             let late = state.plane.downstream.misses_ack(now);
             if late && state.offload.as_mut().is_some_and(Offloaded::reads_first) {
-                // The next tick but one: whoever was woken for that has a whole tick.
+                // The deadline is at least one whole tick away, so that the woken thread has time to read the packets.
                 let at = self.alarm.time(now) + 1;
                 self.set_deadline(at);
                 return;
@@ -102,7 +104,7 @@ impl SharedConnection {
         self.transmit(now, batch);
     }
 
-    /// quinn seals a packet of `size` bytes with the keys of `generation` and its own number: returns the
+    /// Notes that quinn seals a packet of `size` bytes with the keys of `generation` and its own `number`. Returns the
     /// number for the wire.
     pub fn on_quinn_packet(
         &self,
@@ -142,14 +144,14 @@ impl SharedConnection {
         wire
     }
 
-    /// Sends a short packet that no key can open, of random bytes behind the peer's connection ID. A peer that knows the ID drops it; one
-    /// that does not answers with a stateless reset, which has to be shorter (RFC 9000, section 10.3).
+    /// Sends a packet of random bytes behind the peer's connection ID, which no key can open. A peer that knows the ID
+    /// drops it. Any other peer answers with a stateless reset, which has to be shorter (RFC 9000, section 10.3).
     pub fn send_stray(&self) {
         const LEN: usize = 48;
         const FIXED_BIT: u8 = 0x40;
         let mut packet = [0; LEN];
         if SystemRandom::new().fill(&mut packet).is_err() {
-            return; // there are more probes
+            return; // further probes will follow
         }
         let flow = {
             let state = self.state.lock();
@@ -158,11 +160,11 @@ impl SharedConnection {
             packet[1..][..path.id.len()].copy_from_slice(&path.id);
             PacketFlow { to: path.remote, from: path.local, traffic_class: 0 }
         };
-        // The network may be away: there are more probes.
+        // The network may be unreachable; further probes will follow.
         let _ = self.sender.send_one(flow, &packet, None);
     }
 
-    /// Notes what matters here of what quinn sends; returns whether the packet is ack-eliciting.
+    /// Notes the frames of quinn's packet that concern the shared state. Returns whether the packet is ack-eliciting.
     fn inspect(&self, state: &mut SharedState, now: Instant, payload: &[u8]) -> bool {
         let mut ack_eliciting = false;
         for (_, frame) in Walker::new(payload).map_while(Result::ok) {
@@ -191,6 +193,7 @@ impl SharedConnection {
     pub fn stack_window(&self) -> u64 {
         let state = self.state.lock();
         let budget = state.offload.as_ref().map_or(0, |offload| offload.budget().bytes);
+        // quinn has to be able to send control streams at any time.
         let least = 2 * state.plane.downstream.mtu() as u64;
         state.plane.downstream.stack_window().saturating_sub(budget).max(least)
     }

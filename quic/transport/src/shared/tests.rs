@@ -14,7 +14,7 @@ use super::{receiving::UNSENT, *};
 
 mod late;
 
-/// A connection before its handshake.
+/// Returns a connection before its handshake.
 pub fn fresh() -> SharedConnection {
     fresh_with(None)
 }
@@ -33,7 +33,7 @@ fn fresh_with(offloads: Option<(std::net::SocketAddr, &'static [KeySuite])>) -> 
     )
 }
 
-/// A connection after its handshake, with credit of 100,000 bytes.
+/// Returns a connection after its handshake, with credit of 100,000 bytes.
 fn shared() -> SharedConnection {
     let shared = fresh();
     let mut params = vec![0x04, 4];
@@ -44,7 +44,7 @@ fn shared() -> SharedConnection {
     shared
 }
 
-/// A connection that may send, with so many datagrams owed.
+/// Returns a connection that may send, with this number of datagrams queued.
 fn owing(datagrams: usize) -> SharedConnection {
     let shared = fresh();
     shared.on_peer_params(&[0x20, 2, 0x40 | 0x10, 0], true).unwrap();
@@ -65,15 +65,15 @@ fn owing(datagrams: usize) -> SharedConnection {
 }
 
 fn counted(shared: &SharedConnection) -> crate::Stats {
-    shared.counters.snapshot() // exact: only the test's own thread does anything here
+    shared.counters.snapshot() // exact: only the test's own thread uses the connection
 }
 
-/// A PING of quinn; returns its number on the wire.
+/// Sends a PING as quinn. Returns its number on the wire.
 fn quinns(shared: &SharedConnection, now: Instant, number: u64) -> u64 {
     shared.on_quinn_packet(now, 0, number, b"12345678", &[0x01], 100)
 }
 
-/// A packet that quinn did not send.
+/// Sends a packet as another sender than quinn. Returns its number.
 fn others(shared: &SharedConnection, now: Instant) -> u64 {
     let mut state = shared.state.lock();
     let (_, number) = state.numbers.draw();
@@ -81,13 +81,13 @@ fn others(shared: &SharedConnection, now: Instant) -> u64 {
     number
 }
 
-/// Returns the frames that quinn sees of the next packet.
+/// Receives the next packet, and returns the frames that quinn gets.
 fn seen(shared: &SharedConnection, now: Instant, payload: &[u8]) -> Vec<u8> {
     let next = shared.state.lock().received.next();
     seen_in(shared, now, next, payload)
 }
 
-/// Returns the frames that quinn sees of a packet.
+/// Receives a packet, and returns the frames that quinn gets.
 fn seen_in(shared: &SharedConnection, now: Instant, number: u64, payload: &[u8]) -> Vec<u8> {
     let mut payload = BytesMut::from(payload);
     let arrival = OpenedArrival { now, size: payload.len() + 30, end: [0; 8] };
@@ -96,7 +96,7 @@ fn seen_in(shared: &SharedConnection, now: Instant, number: u64, payload: &[u8])
 }
 
 #[test]
-fn quinn_sees_its_own_packets_acknowledged() {
+fn ack_for_quinn_names_only_its_own_packets() {
     let shared = shared();
     let now = Instant::now();
     let wire = [others(&shared, now), quinns(&shared, now, 0), others(&shared, now), quinns(&shared, now, 1)];
@@ -106,17 +106,17 @@ fn quinn_sees_its_own_packets_acknowledged() {
 }
 
 #[test]
-fn an_ack_of_other_packets_stays_an_ack() {
+fn ack_of_other_packets_repeats_quinns_last_ack() {
     let shared = shared();
     let now = Instant::now();
     for number in 0..3 {
         quinns(&shared, now, number);
         others(&shared, now);
     }
-    // Nothing of quinn's is acknowledged yet: nothing can be said.
+    // No packet of quinn's is acknowledged yet, so there is no ACK to repeat.
     assert_eq!(seen(&shared, now, &[0x02, 1, 0, 0, 0]), [0; 5]);
     assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
-    // Later: what quinn has heard. PADDING alone would make the packet a probe of a path.
+    // Afterwards quinn's last ACK is repeated. PADDING alone would make the packet a probing packet.
     assert_eq!(seen(&shared, now, &[0x02, 3, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
     assert_eq!(seen(&shared, now, &[0x02, 5, 0, 0, 0, 0x01]), [0x02, 1, 0, 0, 0, 0x01]);
     let stats = counted(&shared);
@@ -128,12 +128,16 @@ fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
     let shared = shared();
     let now = Instant::now();
     assert_eq!([quinns(&shared, now, 0), quinns(&shared, now, 2)], [0, 2]);
-    assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 2]), [0x02, 2, 0, 0, 2], "quinn finds its trap");
+    assert_eq!(
+        seen(&shared, now, &[0x02, 2, 0, 0, 2]),
+        [0x02, 2, 0, 0, 2],
+        "quinn detects the skipped number"
+    );
 }
 
-/// An offload draws numbers without being asked: one is left out when an acknowledgement comes.
+/// An offload draws numbers without a call to this process, so a number is skipped when an acknowledgement arrives.
 #[test]
-fn acknowledgement_of_a_left_out_number_is_refused() {
+fn acknowledgement_of_a_skipped_number_is_refused() {
     let shared = shared();
     let now = Instant::now();
     let mut numbers: Vec<_> = (0..1000)
@@ -151,7 +155,7 @@ fn acknowledgement_of_a_left_out_number_is_refused() {
 
     let gap = numbers.windows(2).find(|pair| pair[1] > pair[0] + 1).unwrap()[0] + 1;
     numbers.retain(|number| *number == gap);
-    assert!(numbers.is_empty(), "nobody has sent it");
+    assert!(numbers.is_empty(), "no sender has used the number");
     let mut ack = vec![0x02];
     [999, 0, 0, 999 - gap].into_iter().for_each(|field| varint::encode(field, &mut ack));
     assert_eq!(seen(&shared, now, &[&[0x01][..], &ack, &[0x01]].concat()), UNSENT);
@@ -168,21 +172,21 @@ fn acknowledgement_of_an_unsent_number_is_left_to_quinn() {
 }
 
 #[test]
-fn quinns_round_trip_is_not_that_of_a_later_packet() {
+fn quinns_round_trip_excludes_the_wait_for_a_later_packet() {
     let shared = shared();
     let start = Instant::now();
     let ms = |ms| start + Duration::from_millis(ms);
     quinns(&shared, ms(0), 0);
     others(&shared, ms(8));
-    // The peer acknowledges both for the second, after 2 ms and a delay of 1 ms (125 times 8 us), in two
-    // bytes. quinn shall subtract the 8 ms, too: 1125 times 8 us.
+    // The peer acknowledges both packets 2 ms after the second, with an ACK Delay of 1 ms (125 times 8 us) in two
+    // bytes. quinn has to subtract the 8 ms before the second packet, too: 1125 times 8 us.
     let frame = seen(&shared, ms(10), &[0x02, 1, 0x40, 125, 0, 1]);
     assert_eq!(frame, [0x02, 0, 0x44, 0x65, 0, 0]);
     assert_eq!(0x465, 1125);
 }
 
 #[test]
-fn no_round_trip_has_the_time_in_which_nobody_looked() {
+fn round_trip_excludes_the_time_before_an_ack_is_read() {
     let shared = shared();
     let start = Instant::now();
     let ms = |ms| start + Duration::from_millis(ms);
@@ -194,14 +198,14 @@ fn no_round_trip_has_the_time_in_which_nobody_looked() {
     others(&shared, ms(0));
     read(0, ms(5), ms(14));
     assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
-    // quinn's clock has gone on: it shall subtract the 8 ms, 1000 times 8 us.
+    // The frame was read 8 ms after it arrived, and quinn has to subtract these: 1000 times 8 us.
     quinns(&shared, ms(20), 0);
     assert_eq!(read(1, ms(25), ms(33)), [0x02, 0, 0x43, 0xe8, 0, 0]);
     assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
 }
 
 #[test]
-fn quinn_hears_of_its_share_of_the_credit() {
+fn quinn_gets_only_its_part_of_the_credit() {
     let shared = shared();
     let now = Instant::now();
     let mut frame = vec![0x10];
@@ -212,7 +216,7 @@ fn quinn_hears_of_its_share_of_the_credit() {
 }
 
 #[test]
-fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
+fn credit_top_up_is_the_first_frame_and_not_in_a_duplicate() {
     let shared = shared();
     let now = Instant::now();
     shared.open();
@@ -221,14 +225,14 @@ fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
     shared.on_quinn_packet(now, 0, 0, b"12345678", &sent, 20_050);
     shared.state.lock().received.insert(7);
     let rest = [0x09, 3, 1, 2, 3];
-    assert_eq!(seen_in(&shared, now, 7, &rest), rest, "a duplicate: quinn will not look at it");
+    assert_eq!(seen_in(&shared, now, 7, &rest), rest, "quinn drops a duplicate");
     let payload = seen_in(&shared, now, 6, &rest);
     assert_eq!(frame::next(&payload, 0), Ok(Some((0..5, Frame::MaxData(45_000)))));
     assert_eq!(payload[5..], rest);
-    assert_eq!(seen(&shared, now, &rest), rest, "once");
+    assert_eq!(seen(&shared, now, &rest), rest, "the credit is granted once");
 }
 
-/// Whoever has recorded a packet may send it again and again: all that it costs is to open it.
+/// An attacker that has recorded a packet may send it repeatedly. Each copy only costs the decryption.
 #[test]
 fn replayed_packet_does_nothing() {
     let shared = shared();
@@ -237,13 +241,13 @@ fn replayed_packet_does_nothing() {
     varint::encode(200_000, &mut frame);
     assert_ne!(seen_in(&shared, now, 500, &frame), frame);
     for number in [500, 371] {
-        assert_eq!(seen_in(&shared, now, number, &frame), frame, "{number} is not looked at");
+        assert_eq!(seen_in(&shared, now, number, &frame), frame, "{number} is ignored");
     }
     assert_ne!(seen_in(&shared, now, 372, &frame), frame);
     assert_eq!(counted(&shared).replayed_packets, 2);
 }
 
-/// An offload forwards the first of two frames at one offset, and quinn would keep the longer one.
+/// An offload forwards the first of two frames at the same offset, but quinn would keep the longer one.
 #[test]
 fn quinn_gets_each_byte_of_a_stream_once() {
     let shared = shared();
@@ -263,13 +267,17 @@ fn quinn_gets_each_byte_of_a_stream_once() {
     assert_eq!(seen(&shared, now, &many), UNSENT, "more streams than quinn allows");
 }
 
-/// A peer that has closed the connection ignores what follows, and is sent nothing (RFC 9000, section 10.2.2).
+/// A peer that has closed the connection must not be sent anything (RFC 9000, section 10.2.2).
 #[test]
 fn closed_peer_is_sent_nothing() {
     let shared = owing(3);
     let now = Instant::now();
     shared.transmit_now(now);
-    assert_eq!(counted(&shared).data_plane_packets, 3, "what is owed while nobody has closed");
+    assert_eq!(
+        counted(&shared).data_plane_packets,
+        3,
+        "queued datagrams are sent while the connection is open"
+    );
     for close in [&[0x1c, 0, 0, 0][..], &[0x1d, 0, 0]] {
         let shared = owing(3);
         seen(&shared, now, close);
@@ -278,7 +286,7 @@ fn closed_peer_is_sent_nothing() {
     }
 }
 
-/// quinn sends three times what arrived, and cannot be told that the plane has sent some of that.
+/// quinn may send three times the bytes that arrived from the address, and would not count those of the data plane.
 #[test]
 fn only_quinn_sends_to_an_address_that_has_not_answered() {
     let shared = owing(3);
@@ -287,7 +295,7 @@ fn only_quinn_sends_to_an_address_that_has_not_answered() {
     let challenge = [&[0x1a][..], &[1; 8]].concat();
     shared.on_quinn_packet(now, 0, 0, b"12345678", &challenge, 1200);
     let moved = UdpSocket::bind("127.0.0.1:0").unwrap();
-    assert!(shared.on_remote(now, moved.local_addr().unwrap()), "it waits for the answer");
+    assert!(shared.on_remote(now, moved.local_addr().unwrap()), "quinn waits for the answer");
     for _ in 0..100 {
         seen(&shared, now, &[0x01; 1100]);
         shared.transmit_now(now);

@@ -1,4 +1,4 @@
-//! A client that breaks the protocol.
+//! Tests of clients that violate the protocol.
 
 use millrace_quic::{
     keys::{DirectionKey, HeaderKey},
@@ -12,23 +12,23 @@ use crate::{
     proxy::Towards,
 };
 
-/// Seals packets as the client, which has said its last word.
+/// A sender of forged packets with the client's keys. The real client is cut off.
 struct Hostile<'a> {
     pair: &'a SeamPair,
     id: ConnectionId,
     header: HeaderKey,
     key: DirectionKey,
     generation: u16,
-    /// Larger than any packet number of the client.
+    /// The next packet number, which is larger than any of the real client's.
     next: u64,
 }
 
 impl<'a> Hostile<'a> {
-    /// Cuts the path, so that from now on only forged packets pass between the ends.
+    /// Cuts the path of the real client, so that only forged packets reach the server.
     fn new(pair: &'a SeamPair) -> Self {
         pair.proxy.impair(1000, 0, 0);
         let genuine = pair.proxy.seen(Towards::Server);
-        // The client may have updated its keys by itself.
+        // The client may have updated its keys, so the newest generation is used.
         let sent = PairSent::open(&genuine, pair.suite, &pair.secrets, "CLIENT_TRAFFIC_SECRET_0");
         let newest = sent.numbers.values().max().copied().unwrap();
         let first = pair.secrets.secret(pair.suite, "CLIENT_TRAFFIC_SECRET_0");
@@ -53,7 +53,7 @@ impl<'a> Hostile<'a> {
         self.pair.proxy.forge(&forged).await;
     }
 
-    /// The largest packet number of the server that was on its way.
+    /// Returns the largest packet number that the server has sent.
     fn largest(&self) -> u64 {
         let datagrams = self.pair.proxy.seen(Towards::Client);
         let sent = PairSent::open(&datagrams, self.pair.suite, &self.pair.secrets, "SERVER_TRAFFIC_SECRET_0");
@@ -61,7 +61,7 @@ impl<'a> Hostile<'a> {
     }
 }
 
-/// A connection that was of use before.
+/// Returns a connection over which both senders have sent data.
 async fn used() -> SeamPair {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     pair.owe(0..10, 3000);
@@ -70,7 +70,7 @@ async fn used() -> SeamPair {
     pair
 }
 
-/// Returns why the server closed the connection.
+/// Returns the error code with which the server closed the connection.
 async fn verdict(pair: &SeamPair) -> TransportErrorCode {
     match in_time(pair.server.quic.closed()).await {
         ConnectionError::TransportError(error) => error.code,
@@ -78,7 +78,7 @@ async fn verdict(pair: &SeamPair) -> TransportErrorCode {
     }
 }
 
-/// Returns why the server closes the connection when the client sends these frames.
+/// Returns the error code with which the server closes the connection when the client sends these frames.
 async fn verdict_on(frames: &[u8]) -> TransportErrorCode {
     let pair = used().await;
     Hostile::new(&pair).send(frames).await;
@@ -86,26 +86,27 @@ async fn verdict_on(frames: &[u8]) -> TransportErrorCode {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn acknowledging_what_was_never_sent_is_a_connection_error() {
+async fn acknowledgement_of_an_unsent_packet_closes_the_connection() {
     let code = verdict_on(&[0x02, 0x80, 0x01, 0x00, 0x00, 0, 0, 0]).await;
     assert_eq!(code, TransportErrorCode::PROTOCOL_VIOLATION);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credit_for_a_stream_that_was_never_opened_is_a_connection_error() {
+async fn credit_for_an_unopened_stream_closes_the_connection() {
     let code = verdict_on(&[0x11, 0x40, 3 + 4 * 50, 0x44, 0]).await;
     assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopping_a_stream_that_was_never_opened_is_a_connection_error() {
+async fn stop_sending_for_an_unopened_stream_closes_the_connection() {
     let code = verdict_on(&[0x05, 0x40, 3 + 4 * 50, 1]).await;
     assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
 }
 
-/// Each PING has quinn send an ACK, which nobody acknowledges, and one packet in flight lets none be forgotten.
+/// Each PING makes quinn send an ACK, which the client never acknowledges. One packet in flight prevents that the
+/// server forgets these ACKs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_acknowledges_nothing_is_closed() {
+async fn connection_of_a_client_without_acknowledgements_is_closed() {
     let pair = used().await;
     let mut client = Hostile::new(&pair);
     pair.owe(10..11, 100);
@@ -121,9 +122,9 @@ async fn a_client_that_acknowledges_nothing_is_closed() {
     assert_eq!(pair.server.quic.close_reason(), Some(ConnectionError::LocallyClosed));
 }
 
-/// A peer does this to make the sender exceed what its path carries (RFC 9000, section 21.4).
+/// A peer does this to make the sender exceed the path's capacity (RFC 9000, section 21.4).
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_acknowledges_what_it_did_not_get_is_closed() {
+async fn connection_of_a_client_that_acknowledges_skipped_packets_is_closed() {
     let pair = used().await;
     let mut client = Hostile::new(&pair);
     pair.owe(10..2000, 3000);

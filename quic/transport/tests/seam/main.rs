@@ -1,4 +1,4 @@
-//! One QUIC connection, two senders: a stock quinn client must never notice.
+//! Tests of one QUIC connection with two senders, which an unmodified quinn client must not notice.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,26 +32,26 @@ async fn traffic(suite: KeySuite) {
     assert!(stats.data_plane_packets >= 4000, "{stats:?}");
     assert!(stats.quinn_packets >= 500, "{stats:?}");
     assert!(stats.skipped_numbers > 0, "quinn skips one of its first 64 numbers: {stats:?}");
-    assert!(sent.numbers.len() >= 4000, "what the proxy's socket took");
+    assert!(sent.numbers.len() >= 4000, "the proxy has seen all packets");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_senders_with_chacha20() {
+async fn both_senders_deliver_with_chacha20() {
     traffic(KeySuite::ChaCha20Poly1305).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_senders_with_aes128() {
+async fn both_senders_deliver_with_aes128() {
     traffic(KeySuite::Aes128Gcm).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_senders_with_aes256() {
+async fn both_senders_deliver_with_aes256() {
     traffic(KeySuite::Aes256Gcm).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn key_updates_by_both_sides_in_the_middle_of_traffic() {
+async fn both_senders_deliver_during_key_updates_of_both_ends() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     let update = async {
         loop {
@@ -61,13 +61,13 @@ async fn key_updates_by_both_sides_in_the_middle_of_traffic() {
             tokio::time::sleep(Duration::from_millis(7)).await; // exact: paces the updates
         }
     };
-    // An update can follow another after three probe timeouts: some 100 ms.
+    // The next update is possible after three probe timeouts, which are about 100 ms.
     let work = async {
         for round in 0.. {
             let tags = round * 200..(round + 1) * 200;
             pair.owe(tags.clone(), 3000);
             tokio::join!(pair.receive_data(tags, 3000), pair.echo(30, 2000));
-            // exact: it is looked at again after the next round.
+            // exact: it is read again after the next round.
             if pair.server.stats().key_updates >= 6 {
                 return;
             }
@@ -83,9 +83,9 @@ async fn key_updates_by_both_sides_in_the_middle_of_traffic() {
     assert!(pair.check().generations() >= 6);
 }
 
-/// Both senders' packets count against what one key may seal. quinn alone would not update.
+/// The packets of both senders count against the limit of a key. quinn's own packets are too few for an update.
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_updated_before_they_wear_out() {
+async fn keys_are_updated_before_their_packet_limit() {
     let server = Config { max_packets_per_key: 2000, ..Config::default() };
     let pair = in_time(SeamPair::connect(PairOptions { server, ..PairOptions::default() })).await;
     pair.owe(0..3000, 4000);
@@ -105,10 +105,10 @@ async fn closed_connection_sends_nothing() {
     in_time(pair.receive(0..10, 1000)).await;
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
-    let before = pair.server.stats().data_plane_packets; // exact: it is closed, and nothing was owed
+    let before = pair.server.stats().data_plane_packets; // exact: the connection is closed, and nothing was queued
     pair.owe(10..100, 1000);
     tokio::time::sleep(Duration::from_millis(200)).await; // exact: time in which nothing is to be sent
-    assert_eq!(pair.server.stats().data_plane_packets, before); // exact: that time is over
+    assert_eq!(pair.server.stats().data_plane_packets, before); // exact: the connection is closed
 }
 
 async fn bad_network(loss: u32) {
@@ -141,10 +141,10 @@ async fn both_senders_survive_twenty_percent_loss() {
     bad_network(200).await;
 }
 
-/// The client moves while it only receives: from then on it has nothing to send but ACKs. quinn uses
-/// another connection ID of the client at each new address, and the client takes the old ones no more.
+/// The client moves while it only receives, so that it sends nothing but ACKs. quinn uses another connection ID of the
+/// client at each new address, and the client retires the old ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_address_of_the_client_is_followed() {
+async fn data_plane_follows_the_client_to_a_new_address() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(pair.echo(3, 1000)).await;
     for round in 0..4 {
@@ -154,16 +154,18 @@ async fn a_new_address_of_the_client_is_followed() {
         in_time(pair.receive_data(tags, 8000)).await;
     }
     assert!(pair.check().ids.len() >= 5);
-    assert_eq!(pair.server.stats().address_changes, 4); // exact: streams have come at each address
+    assert_eq!(pair.server.stats().address_changes, 4); // exact: streams have arrived at each address
 }
 
-/// A NAT forgets a client that only receives. All that is sent fills the window and is lost, and time-outs double. The client's next packet ends
-/// that: quinn's challenge is acknowledged, which says what is lost, and nothing waits for the next time-out.
+/// A NAT drops the mapping of a client that only receives. All packets to the client are lost, the window is full, and
+/// probe timeouts double. The client's next packet ends this: quinn sends a challenge, and its acknowledgement reveals
+/// the losses. So the media does not wait for the next probe timeout.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
-    /// The last time-out that is waited for is followed by one after about 3 s.
+async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
+    /// Number of probe timeouts to wait for. The next one would come about 3 s later.
     const TIMEOUTS: u64 = 7;
-    // On a busy machine round trips are long, and so are time-outs: their sum is no reason to give up the connection.
+    // On a busy machine round trips and thus probe timeouts are long, so the idle timeout has to be longer than their
+    // sum.
     let idle = Duration::from_secs(600);
     let mut options = PairOptions::default();
     options.client.max_idle_timeout(Some(idle.try_into().expect("a time")));
@@ -187,25 +189,25 @@ async fn a_client_that_a_nat_forgot_is_served_at_its_next_packet() {
     let begin = Instant::now();
     let (_, first) = in_time(async { tokio::join!(pair.echo(1, 10), pair.client.accept_uni()) }).await;
     let took = begin.elapsed();
-    first.expect("the client is content");
+    first.expect("the client has no error");
     assert!(took < Duration::from_secs(1), "media {took:?} after the client's packet");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_path_mtu_is_followed_up_and_down() {
+async fn packet_size_follows_the_path_mtu_up_and_down() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     pair.owe(0..1000, 5000);
     in_time(pair.receive(0..1000, 5000)).await;
     in_time(async {
-        // exact: it is looked at again after the next round.
+        // exact: it is read again after the next round.
         while pair.server.quic.stats().path.current_mtu < 1452 {
             pair.echo(1, 5000).await;
         }
     })
     .await;
-    assert_eq!(pair.check().largest, 1452, "quinn's discovery found the most that it looks for");
+    assert_eq!(pair.check().largest, 1452, "quinn's discovery has found its upper bound");
 
-    // quinn does not notice by itself: it sends next to nothing.
+    // quinn sends too few packets to notice the smaller MTU, so the data plane has to.
     pair.proxy.impairment.max_size.store(1250, Ordering::Relaxed);
     pair.owe(1000..1200, 5000);
     in_time(pair.receive_data(1000..1200, 5000)).await;
@@ -214,20 +216,20 @@ async fn the_path_mtu_is_followed_up_and_down() {
     pair.check();
 }
 
-/// A relay's copies of these packets are longer, and each has to fit one packet.
+/// A relay's copies of these packets have longer headers, and each copy has to fit one packet.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_packets_leave_room_for_longer_copies() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(async {
-        // exact: it is looked at again after the next round.
+        // exact: it is read again after the next round.
         while pair.client.stats().path.current_mtu < 1420 {
             pair.echo(1, 5000).await;
         }
     })
     .await;
     pair.echo(30, 5000).await;
-    let mtu = pair.client.stats().path.current_mtu; // exact: there was time for more
-    assert_eq!(mtu, 1420, "quinn's discovery looks for 1452 otherwise");
+    let mtu = pair.client.stats().path.current_mtu; // exact: quinn had time to find more
+    assert_eq!(mtu, 1420, "the server's limit is below quinn's upper bound of 1452");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,8 +243,8 @@ async fn tiny_flow_control_credit_is_shared_by_both_senders() {
     pair.owe(0..100, 5000);
     in_time(async { tokio::join!(pair.receive(0..100, 5000), pair.echo(30, 5000)) }).await;
     pair.check();
-    let stats = pair.server.stats(); // exact: all has come, by means of this credit
-    assert!(stats.credit_grants >= 20, "the echo alone is 25 times quinn's grant of a quarter: {stats:?}");
+    let stats = pair.server.stats(); // exact: everything has arrived
+    assert!(stats.credit_grants >= 20, "the echo alone takes 25 times quinn's grant: {stats:?}");
     assert!(stats.stream_frames_consumed >= 100, "{stats:?}");
 }
 
@@ -293,9 +295,9 @@ async fn datagrams_pass_both_senders() {
     pair.check();
 }
 
-/// The proxy's socket takes packets from the address that it sends to only, as clients do.
+/// The proxy's socket only accepts packets from the address to which it sends, as clients do.
 #[tokio::test(flavor = "multi_thread")]
-async fn packets_come_from_the_address_that_the_client_connected_to() {
+async fn server_sends_from_the_address_that_the_client_connected_to() {
     let listen = [Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(127, 0, 0, 2)];
     let pair = in_time(SeamPair::connect(PairOptions { listen, ..PairOptions::default() })).await;
     pair.owe(0..100, 3000);
@@ -303,9 +305,9 @@ async fn packets_come_from_the_address_that_the_client_connected_to() {
     pair.check();
 }
 
-/// Read data lets the window grow, unread data does not. Without room for a window, no connection is accepted.
+/// A window grows if its data is read, and does not grow otherwise.
 #[tokio::test(flavor = "multi_thread")]
-async fn receive_windows_keep_to_their_budget() {
+async fn receive_window_grows_by_read_data_within_the_budget() {
     const LEAST: u64 = 64 << 10;
     let windows = Arc::new(Windows::new(12 * LEAST));
     let server = Config { windows: Arc::clone(&windows), ..Config::default() };
@@ -313,9 +315,9 @@ async fn receive_windows_keep_to_their_budget() {
     assert_eq!(windows.held(), LEAST);
     let mut unread = pair.client.open_uni().await.unwrap();
     in_time(unread.write_all(&[0; LEAST as usize])).await.unwrap();
-    async_wait_until("what was sent", || pair.server.quic.stats().udp_rx.bytes, |bytes| *bytes >= LEAST)
+    async_wait_until("the sent data", || pair.server.quic.stats().udp_rx.bytes, |bytes| *bytes >= LEAST)
         .await;
-    assert_eq!(windows.held(), LEAST, "nobody reads that");
+    assert_eq!(windows.held(), LEAST, "unread data does not grow the window");
     unread.reset(VarInt::from_u32(0)).unwrap();
     let receive = async {
         let mut stream = pair.server.quic.accept_uni().await.unwrap();
@@ -329,10 +331,10 @@ async fn receive_windows_keep_to_their_budget() {
     })
     .await;
     pair.echo(1, 1 << 20).await;
-    // It may have become smaller: where packets are slow, less is wanted.
-    assert!(windows.held() <= 8 * LEAST, "three times, up to three quarters");
+    // On a slow machine the window may have shrunk since then.
+    assert!(windows.held() <= 8 * LEAST, "a window doubles three times, up to three quarters of the budget");
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
     drop(pair);
-    async_wait_until("the window back", || windows.held(), |held| *held == 0).await;
+    async_wait_until("the return of the window", || windows.held(), |held| *held == 0).await;
 }

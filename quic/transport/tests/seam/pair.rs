@@ -1,4 +1,4 @@
-//! A server with two senders, a stock quinn client, and what they say to each other.
+//! A server with two senders, an unmodified quinn client, and the traffic between them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,15 +22,15 @@ use rustls::{KeyLog, sign::CertifiedKey};
 
 use crate::proxy::{Proxy, Towards};
 
-/// Length of the connection IDs that either side hands out, bytes.
+/// Length of the connection IDs that both ends issue, bytes.
 pub const ID_LEN: usize = 8;
 
 const ALPN: &[u8] = b"moqt-18";
 
-/// How long anything here may take.
+/// Longest time for one step of a test.
 pub const PATIENCE: Duration = millrace_testkit::BOUND;
 
-/// Bytes that can be checked: a tag, then a pattern that depends on tag and offset.
+/// A checkable sequence of bytes: a tag, then a pattern that depends on tag and offset.
 pub struct PairPattern {
     tag: u64,
     len: u64,
@@ -49,7 +49,7 @@ impl PairPattern {
         (0..len).map(|offset| Self::byte(tag, offset)).collect()
     }
 
-    /// The tag of a whole pattern; panics if a byte is wrong.
+    /// Returns the tag of a whole pattern, and panics if a byte is wrong.
     pub fn check(bytes: &[u8]) -> u64 {
         let tag = u64::from_be_bytes(bytes[..8].try_into().unwrap());
         assert!(bytes == Self::bytes(tag, bytes.len() as u64), "stream {tag} arrived with wrong bytes");
@@ -71,7 +71,7 @@ impl Source for PairPattern {
     }
 }
 
-/// The traffic secrets of the one connection that uses it.
+/// A key log with the traffic secrets of one connection.
 #[derive(Debug, Default)]
 pub struct PairSecrets(Mutex<BTreeMap<String, Vec<u8>>>);
 
@@ -91,7 +91,7 @@ pub struct PairOptions {
     pub suite: KeySuite,
     pub server: Config,
     pub client: TransportConfig,
-    /// The address that the server listens on, and the one that the client connects to.
+    /// The address on which the server listens, and the one to which the client connects.
     pub listen: [Ipv4Addr; 2],
 }
 
@@ -108,7 +108,7 @@ impl Default for PairOptions {
 
 pub struct SeamPair {
     pub suite: KeySuite,
-    /// Kept: without it nothing is received.
+    /// The endpoint is kept alive, because without it nothing is received.
     _endpoint: Endpoint,
     pub server: Arc<Connection>,
     pub client_endpoint: quinn::Endpoint,
@@ -167,7 +167,7 @@ impl SeamPair {
         pair
     }
 
-    /// The control stream, and an echo on each of the client's bidirectional streams.
+    /// Opens the control stream, and echoes each of the client's bidirectional streams.
     async fn set_up(&self) {
         let mut setup = self.server.quic.open_uni().await.unwrap();
         setup.write_all(&PairPattern::bytes(u64::MAX, 100)).await.unwrap();
@@ -186,7 +186,7 @@ impl SeamPair {
         });
     }
 
-    /// Owes the client streams with these tags.
+    /// Queues streams with these tags for the client.
     pub fn owe(&self, tags: std::ops::Range<u64>, len: u64) -> Vec<StreamKey> {
         let keys = {
             let mut downstream = self.server.downstream();
@@ -210,19 +210,19 @@ impl SeamPair {
         keys
     }
 
-    /// Reads the control stream, and streams until each of `tags` has come, each once.
+    /// Reads the control stream, and streams until each of `tags` has arrived once.
     pub async fn receive(&self, tags: std::ops::Range<u64>, len: u64) {
         self.receive_all(tags.chain([u64::MAX]).collect(), len).await;
     }
 
-    /// Reads streams until each of `tags` has come, each once.
+    /// Reads streams until each of `tags` has arrived once.
     pub async fn receive_data(&self, tags: std::ops::Range<u64>, len: u64) {
         self.receive_all(tags.collect(), len).await;
     }
 
     async fn receive_all(&self, mut missing: BTreeSet<u64>, len: u64) {
         while !missing.is_empty() {
-            let mut stream = self.client.accept_uni().await.expect("the client is content");
+            let mut stream = self.client.accept_uni().await.expect("the client has no error");
             let bytes = stream.read_to_end(1 << 24).await.expect("the stream is complete");
             let tag = PairPattern::check(&bytes);
             assert!(missing.remove(&tag) || tag == u64::MAX, "stream {tag} came twice");
@@ -230,25 +230,26 @@ impl SeamPair {
         }
     }
 
-    /// Sends patterns there and back, one after the other, on quinn's streams.
+    /// Sends patterns to the server and back, one after the other, on quinn's streams.
     pub async fn echo(&self, times: u64, len: u64) {
         for tag in 0..times {
-            let (mut send, mut recv) = self.client.open_bi().await.expect("the client is content");
+            let (mut send, mut recv) = self.client.open_bi().await.expect("the client has no error");
             let sent = PairPattern::bytes(tag, len);
             let send_all = async {
-                send.write_all(&sent).await.expect("the server is content");
+                send.write_all(&sent).await.expect("the server has no error");
                 send.finish().unwrap();
             };
             let (received, ()) = tokio::join!(recv.read_to_end(1 << 24), send_all);
-            assert_eq!(PairPattern::check(&received.expect("the server is content")), tag);
+            assert_eq!(PairPattern::check(&received.expect("the server has no error")), tag);
         }
     }
 
-    /// Both ends live, and no packet number was used twice: opens everything that the server has sent.
+    /// Checks that both ends are open, and that the server has used no packet number twice. Returns the server's
+    /// packets.
     pub fn check(&self) -> PairSent {
         assert_eq!(self.client.close_reason(), None);
         assert_eq!(self.server.quic.close_reason(), None);
-        assert_eq!(self.server.stats().acks_refused, 0); // exact: none is ever to be
+        assert_eq!(self.server.stats().acks_refused, 0); // exact: there must never be one
         let sent = PairSent::open(
             &self.proxy.seen(Towards::Client),
             self.suite,
@@ -261,17 +262,17 @@ impl SeamPair {
     }
 }
 
-/// One end's 1-RTT packets.
+/// The 1-RTT packets of one end.
 pub struct PairSent {
-    /// Packet number and key generation.
+    /// Key generation by packet number.
     pub numbers: BTreeMap<u64, usize>,
-    /// Connection IDs, in the order in which they came into use.
+    /// Connection IDs, in the order of their first use.
     pub ids: Vec<Vec<u8>>,
     pub largest: usize,
 }
 
 impl PairSent {
-    /// Opens all of one end's packets, `label` being its secret's.
+    /// Opens all packets of one end. `label` is the label of the end's secret in the key log.
     pub fn open(datagrams: &[Vec<u8>], suite: KeySuite, secrets: &PairSecrets, label: &str) -> Self {
         let mut secret = secrets.secret(suite, label);
         let header_key = secret.header_key();
@@ -280,7 +281,7 @@ impl PairSent {
         let mut newest = 0;
         for packet in datagrams.iter().filter_map(|datagram| short_packet(datagram)) {
             let expected = sent.numbers.last_key_value().map_or(0, |(number, _)| number + 1);
-            // The proxy lost or reordered some: the packet may be older or newer than those before it.
+            // The proxy may reorder packets, so a packet may have an older or a newer generation than those before it.
             let opened = (newest.max(1) - 1..newest + 3).find_map(|generation| {
                 while keys.len() <= generation {
                     secret = secret.next();
@@ -309,7 +310,7 @@ impl PairSent {
     }
 }
 
-/// The 1-RTT packet of a datagram, behind packets with long headers.
+/// Returns the 1-RTT packet in a datagram, which follows packets with long headers.
 pub fn short_packet(datagram: &[u8]) -> Option<&[u8]> {
     let mut rest = datagram;
     while *rest.first()? & 0x80 != 0 {
@@ -332,7 +333,7 @@ pub fn local_socket() -> std::net::UdpSocket {
     std::net::UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap()
 }
 
-/// Fails instead of hanging.
+/// Waits for `work`, and panics if it takes longer than `PATIENCE`.
 pub async fn in_time<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.expect("done in time")
 }

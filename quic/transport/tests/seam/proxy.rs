@@ -1,4 +1,4 @@
-//! A UDP proxy between client and server that loses, doubles and delays datagrams, and remembers them.
+//! A UDP proxy between client and server that loses, duplicates and delays datagrams, and records them.
 
 use std::{
     collections::HashMap,
@@ -19,13 +19,13 @@ pub enum Towards {
     Server,
 }
 
-/// The impairments of datagrams, each in thousandths.
+/// The probabilities of impairments, each in thousandths.
 #[derive(Default)]
 pub struct ProxyImpairment {
     pub loss: AtomicU32,
     pub duplication: AtomicU32,
     pub reordering: AtomicU32,
-    /// Larger datagrams disappear; 0: none do.
+    /// Size above which datagrams are dropped, bytes; 0 drops none.
     pub max_size: AtomicUsize,
 }
 
@@ -35,7 +35,7 @@ pub struct Proxy {
     seen: Mutex<Vec<(Towards, Vec<u8>)>>,
     server: SocketAddr,
     rng: Mutex<fastrand::Rng>,
-    /// The way to the server of each client address: the last one is where forged packets come from.
+    /// The socket towards the server for each client address. Forged packets are sent from one of them.
     ways: Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>,
 }
 
@@ -60,19 +60,20 @@ impl Proxy {
         self.impairment.reordering.store(reordering, Ordering::Relaxed);
     }
 
-    /// The datagrams that arrived here so far, lost ones included.
+    /// Returns the datagrams that arrived at the proxy so far, including those that it lost.
     pub fn seen(&self, towards: Towards) -> Vec<Vec<u8>> {
         let seen = self.seen.lock();
         seen.iter().filter(|(way, _)| *way == towards).map(|(_, datagram)| datagram.clone()).collect()
     }
 
-    /// Sends a datagram to the server that looks as if the client had sent it.
+    /// Sends a datagram to the server from a client's socket, as if the client had sent it.
     pub async fn forge(&self, datagram: &[u8]) {
         let way = self.ways.lock().values().next().cloned().expect("a client has connected");
         way.send(datagram).await.unwrap();
     }
 
-    /// Forgets the clients, as a NAT does: what the server sends reaches nobody until the client sends something, from another port.
+    /// Drops all mappings, as a NAT does. Datagrams of the server are lost until the client sends again, which gets
+    /// another port.
     pub fn forget(&self) {
         self.ways.lock().clear();
     }
@@ -88,7 +89,8 @@ impl Proxy {
                 None => {
                     let way = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
                     way.connect(self.server).await.unwrap();
-                    // Before the runtime knows that it may be written to, a first datagram would be lost.
+                    // `try_send` fails until the runtime has seen the socket writable, so a first datagram would be
+                    // lost.
                     way.writable().await.unwrap();
                     self.ways.lock().insert(client, Arc::clone(&way));
                     tasks.spawn(Arc::clone(&self).back(Arc::clone(&way), Arc::clone(&front), client));
@@ -103,7 +105,7 @@ impl Proxy {
 
     async fn back(self: Arc<Self>, way: Arc<UdpSocket>, front: Arc<UdpSocket>, client: SocketAddr) {
         let mut buffer = vec![0; 65536];
-        // A client that has moved on answers with an ICMP error: not an end.
+        // A client that has moved causes ICMP errors, which must not end the loop.
         loop {
             let Ok(len) = way.recv(&mut buffer).await else { continue };
             if !self.ways.lock().get(&client).is_some_and(|known| Arc::ptr_eq(known, &way)) {
@@ -115,7 +117,7 @@ impl Proxy {
         }
     }
 
-    /// The delays of the copies that arrive.
+    /// Records a datagram, and returns the delays of the copies that arrive.
     fn fate(&self, towards: Towards, datagram: &[u8]) -> Vec<Duration> {
         self.seen.lock().push((towards, datagram.to_vec()));
         let mut rng = self.rng.lock();
@@ -141,7 +143,7 @@ impl Proxy {
 
 fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: SocketAddr) {
     let send = move |socket: Arc<UdpSocket>| {
-        // Connected sockets have one peer; a full buffer is a loss like any other.
+        // A connected socket has only one peer. A datagram that a full buffer drops counts as lost.
         let _ = match socket.peer_addr() {
             Ok(_) => socket.try_send(&datagram),
             Err(_) => socket.try_send_to(&datagram, to),
@@ -151,7 +153,7 @@ fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: Socke
         return send(socket);
     }
     tokio::spawn(async move {
-        tokio::time::sleep(delay).await; // exact: the delay that was asked for
+        tokio::time::sleep(delay).await; // exact: the delay of the impaired datagram
         send(socket);
     });
 }

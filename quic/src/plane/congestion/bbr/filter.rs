@@ -1,7 +1,7 @@
 //! A filter for the largest recent value.
 
-/// The largest value of the current and the last `length - 1` periods. A period is a round trip or a cycle, counted
-/// by the caller. It keeps the three values that may still become the largest (Kathleen Nichols' algorithm).
+/// The largest value of the current and the last `length - 1` periods. A period is a round trip or a cycle, counted by
+/// the caller. The filter keeps the three values that may still become the largest (Kathleen Nichols' algorithm).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WindowedMax {
     best: [FilterSample; 3],
@@ -19,7 +19,7 @@ impl WindowedMax {
         self.best[0].value
     }
 
-    /// Adds a value of a period; values older than `length` periods are dropped.
+    /// Adds a value of `period`, and drops values that are `length` or more periods old.
     pub fn update(&mut self, period: u64, length: u64, value: u64) {
         let new = FilterSample { period, value };
         if value >= self.best[0].value || period.saturating_sub(self.best[2].period) >= length {
@@ -32,14 +32,15 @@ impl WindowedMax {
         } else if value >= self.best[2].value {
             self.best[2] = new;
         }
-        // The best one is too old, so the next one takes its place.
+        // A largest value that is too old is replaced by the next one.
         while period.saturating_sub(self.best[0].period) >= length {
             self.best = [self.best[1], self.best[2], new];
             if self.best[0].period == period {
                 return;
             }
         }
-        // The second and third best come from later parts of the window. Otherwise they would expire with the first.
+        // The second and third value have to come from later parts of the window. Otherwise they would expire with the
+        // first.
         let age = period.saturating_sub(self.best[0].period);
         if self.best[1].period == self.best[0].period && age > length / 4 {
             self.best[1] = new;
@@ -54,8 +55,7 @@ impl WindowedMax {
 mod tests {
     use super::*;
 
-    /// Compares with all values in the window: the result is at least the largest of the newer half, and at most the
-    /// largest of all.
+    /// The result is at least the largest value of the current period, and at most the largest of the window.
     #[test]
     fn windowed_max_is_near_the_true_maximum() {
         let mut state = 1u64;

@@ -1,19 +1,20 @@
-//! Estimates the loss that a path has at any rate, such as that of a radio link: the loss of rounds that show no
+//! Estimates the loss that a path has at any sending rate, such as a radio link's: the loss in round trips that show no
 //! queue.
 
 use std::time::Duration;
 
 use super::RTT_NOISE;
 
-/// Excess of a round's mean round trip over the shortest that shows no queue, besides one part in [`RTT_NOISE`].
+/// Excess of a round's mean round trip over the shortest that shows no queue, if one part in [`RTT_NOISE`] is less.
 const NOISE: Duration = Duration::from_millis(3);
-/// Fewest packets that allow an estimate.
+/// Smallest number of packets that allows an estimate.
 const LEAST: f64 = 100.0;
-/// Weight of older rounds after a new one: some thirty rounds count.
+/// Factor by which each new round lowers the weight of older ones: about 32 rounds count.
 const KEEP: f64 = 1.0 - 1.0 / 32.0;
-/// Largest loss that is the path's own. More is the work of a policer that drops packets above a rate.
+/// Largest fraction of loss that counts as the path's own. A larger one is caused by a policer, which drops packets
+/// above a rate.
 const MOST: f64 = 0.15;
-/// Standard deviations by which chance may raise a number of losses.
+/// Number of standard deviations by which chance may raise a number of losses.
 const CHANCE: f64 = 3.0;
 
 /// Estimate of a path's own loss, from rounds without a queue.
@@ -21,12 +22,14 @@ const CHANCE: f64 = 3.0;
 pub struct PathLoss {
     /// Packets delivered in rounds without a queue.
     delivered: f64,
+    /// Packets lost in rounds without a queue.
     lost: f64,
     round: PathLossRound,
 }
 
 #[derive(Clone, Debug, Default)]
 struct PathLossRound {
+    /// Sum of the round-trip samples.
     trips: Duration,
     samples: u32,
     delivered: u64,
@@ -48,7 +51,7 @@ impl PathLoss {
         }
     }
 
-    /// Ends a round. `is_steady`: packets were sent no faster than the path had delivered before.
+    /// Ends a round. `is_steady` tells that packets were sent no faster than the path had delivered before.
     pub fn end_round(&mut self, min_rtt: Option<Duration>, is_steady: bool, mtu: u64) {
         let round = std::mem::take(&mut self.round);
         self.delivered *= KEEP;
@@ -63,13 +66,14 @@ impl PathLoss {
         }
     }
 
-    /// Returns how many of `in_flight` bytes the path may have lost by itself.
+    /// Returns how many of `in_flight` bytes the path may have lost without a queue.
     pub fn expected_loss(&self, in_flight: u64, mtu: u64) -> u64 {
         let all = self.delivered + self.lost;
         if all < LEAST {
             return 0;
         }
         let expected = in_flight as f64 / mtu as f64 * self.lost / all;
+        // The number of losses is nearly Poisson distributed, so its standard deviation is the root of its mean.
         ((expected + CHANCE * expected.sqrt()) * mtu as f64) as u64
     }
 }

@@ -4,14 +4,16 @@ use std::time::{Duration, Instant};
 
 use super::{AckEffect, BETA, Bbr, BbrState, CWND_GAIN, HEADROOM, LostPacket, UNBOUNDED};
 
+/// Gains of the phases, as factors of the bandwidth and of the bandwidth-delay product.
 const DOWN_PACING_GAIN: f64 = 0.9;
 const UP_PACING_GAIN: f64 = 1.25;
 const UP_CWND_GAIN: f64 = 2.25;
-/// Shortest wait before a probe; up to [`PROBE_WAIT_MORE`] is added to it.
+/// Shortest time before a probe. A random part of [`PROBE_WAIT_MORE`] is added to it.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 const PROBE_WAIT_MORE: Duration = Duration::from_secs(1);
-/// Round trips after which a competing Reno flow would have probed.
+/// Largest number of round trips between probes, so that competing Reno flows get their share (section 5.3.3).
 const RENO_ROUNDS: u64 = 63;
+/// Bound of the exponent of a probe's growth, which doubles every round trip.
 const MAX_UP_ROUNDS: u32 = 30;
 
 /// A phase of the probing cycle.
@@ -23,7 +25,7 @@ pub enum Phase {
     Up,
 }
 
-/// Phase in which the packets were sent that are acknowledged now.
+/// Phase of the probe that the packets being acknowledged were sent in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPhase {
     Init,
@@ -40,17 +42,17 @@ pub struct Cycle {
     wait: Duration,
     pub rounds_since_probe: u64,
     pub ack_phase: AckPhase,
-    /// Losses now belong to packets that were sent to probe.
+    /// True while losses may have been caused by a probe.
     pub samples: bool,
     up_rounds: u32,
     up_acked: u64,
-    /// Bytes acknowledged per additional packet in flight.
+    /// Number of acknowledged bytes after which one more packet may be in flight.
     up_step: u64,
     random: u64,
 }
 
 impl Cycle {
-    /// Creates a cycle that has not begun.
+    /// Creates the state before the first cycle.
     pub fn new(now: Instant, seed: u64) -> Self {
         Self {
             since: now,
@@ -67,7 +69,7 @@ impl Cycle {
 
     /// Mixes a loss into the random state.
     pub fn on_lost(&mut self, lost: &LostPacket) {
-        // The time of a loss is as random as any other value here.
+        // The number of bytes delivered before a loss differs between connections, and is random enough here.
         self.random ^= lost.delivered.rotate_left(17);
     }
 
@@ -81,6 +83,7 @@ impl Cycle {
     }
 
     fn pick_wait(&mut self) {
+        // Random starts keep flows from probing at the same time.
         self.rounds_since_probe = u64::from(self.random() < 0.5);
         self.wait = PROBE_WAIT + PROBE_WAIT_MORE.mul_f64(self.random());
     }
@@ -92,7 +95,7 @@ impl Bbr {
         self.start_down(delivered.now, delivered.total);
     }
 
-    /// Continues after ProbeRTT.
+    /// Continues ProbeBW after ProbeRTT, with the phase Cruise.
     pub(super) fn resume_probe_bw(&mut self, now: Instant) {
         self.cwnd_gain = CWND_GAIN;
         let round = self.next_round_delivered;
@@ -160,6 +163,7 @@ impl Bbr {
     }
 
     fn is_time_to_probe(&self, now: Instant) -> bool {
+        // A Reno flow with a window of n packets probes about every n round trips.
         let packets = self.target_inflight() / self.mtu.max(1);
         now.saturating_duration_since(self.cycle.since) > self.cycle.wait
             || self.cycle.rounds_since_probe >= packets.min(RENO_ROUNDS)
@@ -172,7 +176,8 @@ impl Bbr {
 
     fn is_time_to_go_down(&mut self, delivered: &AckEffect) -> bool {
         if delivered.window_limited && self.cwnd >= self.inflight_longterm {
-            // The bound limits the bandwidth, so growth is measured from here.
+            // The window is at the long-term bound, which limits the bandwidth. So growth is measured from the present
+            // rate.
             self.reset_full_bw();
             self.full_bw = delivered.sample.rate.unwrap_or_default();
             return false;
@@ -200,6 +205,7 @@ impl Bbr {
                 AckPhase::ProbeStopping => {
                     self.cycle.samples = false;
                     self.cycle.ack_phase = AckPhase::Init;
+                    // A cycle with too little data shows no bandwidth, so it does not age the filter.
                     if matches!(self.state, BbrState::ProbeBw(_)) && !sample.app_limited {
                         self.cycles += 1;
                     }
@@ -228,6 +234,7 @@ impl Bbr {
     ) {
         self.cycle.samples = false;
         if !app_limited {
+            // One probe with losses lowers the bound to this value at most.
             let least = (BETA * self.target_inflight() as f64) as u64;
             self.inflight_longterm = inflight.max(least);
         }
@@ -237,6 +244,7 @@ impl Bbr {
     }
 
     fn raise_slope(&mut self) {
+        // The growth is 1 packet in the first round, then 2, 4 and so on.
         let growth = self.mtu << self.cycle.up_rounds;
         self.cycle.up_rounds = (self.cycle.up_rounds + 1).min(MAX_UP_ROUNDS);
         self.cycle.up_step = (self.cwnd * self.mtu / growth.max(1)).max(self.mtu);

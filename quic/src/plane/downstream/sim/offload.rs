@@ -11,7 +11,8 @@ use crate::{
     },
 };
 
-/// The offload. It sends from its own copy of the incoming data, which may be ahead of the source, and reports later.
+/// A simulated offload. It sends from its own copy of the incoming data, which may be ahead of the source, and reports
+/// its packets later.
 #[derive(Default)]
 pub struct SimulatedOffload {
     delegated: HashMap<StreamKey, (StreamGrant, Arc<Mem>)>,
@@ -31,14 +32,15 @@ impl SimulatedOffload {
 }
 
 impl Sim {
-    /// Delegates the stream over `source`, if that is possible.
+    /// Delegates the stream over `source`, if the data plane allows that.
     pub fn delegate(&mut self, key: StreamKey, source: &Arc<Mem>) {
         if let Some(delegation) = self.down.delegate(key) {
             self.offload.delegated.insert(key, (delegation, source.clone()));
         }
     }
 
-    /// Shows the offload bytes of its stream, which the source will get too.
+    /// Passes bytes of a stream to the offload, which sends them if its budget allows. The source gets the same bytes
+    /// separately.
     pub fn offload_sees(&mut self, key: StreamKey, range: Range<u64>, fin: bool) {
         let Some((delegation, source)) = self.offload.delegated.get(&key) else { return };
         let delegation = *delegation;
@@ -72,7 +74,7 @@ impl Sim {
         self.carry(size, SimArrival::Packet { number, frames: Some(frames), marks: Codepoint::NotEct });
     }
 
-    /// Takes the offload's reports, in another order than it made them, and reclaims its budget.
+    /// Processes the offload's reports in a changed order, and reclaims its budget.
     pub fn reclaim_budget(&mut self) {
         let mut reports = std::mem::take(&mut self.offload.unreported);
         if reports.len() > 1 {
@@ -88,7 +90,7 @@ impl Sim {
         }
     }
 
-    /// Gives the offload a budget.
+    /// Gives the offload the budget that the data plane allows now.
     pub fn grant_budget(&mut self) {
         self.offload.budget = self.down.budget();
         self.offload.waiting = self.down.waiting();

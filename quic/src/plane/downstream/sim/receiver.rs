@@ -15,7 +15,7 @@ use crate::{
 
 use super::Codepoint;
 
-/// Credit that the receiver gives: how far its limits stay ahead of the bytes that it consumed.
+/// The receiver's credit: the bytes and streams by which its limits exceed those that it has consumed.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiverCredit {
     pub data: u64,
@@ -37,9 +37,10 @@ pub struct ReceivedBytes {
     pub fins: u32,
     pub reset: Option<(u64, u64)>,
     granted: u64,
-    /// Time when the last byte had arrived.
+    /// Time when the last missing byte arrived.
     pub complete: Option<Instant>,
-    /// Contiguous bytes from the beginning by time. A reset ends it, because the application gets no more.
+    /// The number of contiguous bytes from the beginning, by time. A reset ends the list, because the application gets
+    /// no more bytes.
     pub progress: Vec<(Instant, u64)>,
 }
 
@@ -64,7 +65,7 @@ impl ReceivedBytes {
         }
     }
 
-    /// Returns when all bytes before `offset` had arrived.
+    /// Returns the time at which all bytes before `offset` had arrived.
     pub fn had(&self, offset: u64) -> Option<Instant> {
         let at = self.progress.partition_point(|(_, contiguous)| *contiguous < offset);
         self.progress.get(at).map(|(at, _)| *at)
@@ -78,7 +79,7 @@ impl ReceivedBytes {
 /// The reference receiver, which checks RFC 9000 as strictly as possible.
 pub struct ReferenceReceiver {
     credit: ReceiverCredit,
-    /// The receiver never raises its limits.
+    /// True if the receiver never raises its limits.
     pub is_stingy: bool,
     pub streams: BTreeMap<u64, ReceivedBytes>,
     pub datagrams: Vec<Vec<u8>>,
@@ -88,7 +89,7 @@ pub struct ReferenceReceiver {
     pub(super) seen: BTreeSet<u64>,
     pub(super) unacked: u32,
     pub(super) ack_at: Option<Instant>,
-    /// Streams with a STOP_SENDING that is repeated until the stream is reset.
+    /// Error codes of STOP_SENDING frames, by stream ID. The frames are repeated until the stream is reset.
     pub stop: HashMap<u64, u64>,
 }
 
@@ -129,7 +130,7 @@ impl ReferenceReceiver {
                 Frame::Stream(frame) => {
                     let stream = self.stream(frame.id);
                     let end = frame.offset + frame.data.len() as u64;
-                    assert!(end <= stream.granted, "stream {} over its credit", frame.id);
+                    assert!(end <= stream.granted, "stream {} exceeds its credit", frame.id);
                     assert!(stream.fin.is_none_or(|fin| end <= fin && (!frame.fin || fin == end)));
                     assert!(stream.reset.is_none_or(|(_, size)| end <= size));
                     stream.data.resize(stream.data.len().max(end as usize), 0);
@@ -158,17 +159,18 @@ impl ReferenceReceiver {
             }
         }
         let total: u64 = self.streams.values().map(ReceivedBytes::end).sum();
-        assert!(total <= self.granted_data, "connection over its credit");
+        assert!(total <= self.granted_data, "the connection exceeds its credit");
     }
 
     fn stream(&mut self, id: u64) -> &mut ReceivedBytes {
         assert_eq!(id & 0x3, 0x3, "not a server's unidirectional stream");
-        assert!((1..self.granted_streams).contains(&(id >> 2)), "stream {id} over the limit");
+        assert!((1..self.granted_streams).contains(&(id >> 2)), "stream {id} exceeds the limit of streams");
         let granted = self.credit.stream_data;
         self.streams.entry(id).or_insert_with(|| ReceivedBytes { granted, ..ReceivedBytes::default() })
     }
 
-    /// Reads everything at once. Limits grow with the bytes read, and stream limits with the streams that are over.
+    /// Consumes all received bytes, and returns the frames to send back. Credit grows with the bytes consumed, and the
+    /// stream limit with the streams that have ended.
     pub fn feedback(&mut self, delay: Duration) -> Feedback {
         let mut read = 0;
         for stream in self.streams.values_mut() {

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Prints the cost of a 1200-byte object for one subscriber, without sealing, and asserts nothing: `cargo test -p
-/// millrace-quic --release --lib cost_per_object -- --ignored --nocapture`
+/// Prints the processor time of a packet-sized object for one subscriber, without sealing, and asserts nothing: `cargo
+/// test -p millrace-quic --release --lib cost_per_object -- --ignored --nocapture`
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn cost_per_object() {

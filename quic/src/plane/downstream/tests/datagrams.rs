@@ -1,4 +1,4 @@
-//! Datagrams.
+//! Tests of datagrams.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn datagrams_are_sent_by_priority_and_never_repeated() {
     assert_eq!(sim.down.stats().bytes_in_flight, 0);
 }
 
-/// Small datagrams are bounded, too: their bookkeeping counts as well.
+/// Empty datagrams are bounded, too, because their bookkeeping counts as memory.
 #[test]
 fn waiting_datagrams_are_bounded_by_their_memory() {
     let config = Config { max_datagram_bytes: 100_000, ..Config::new(CODES) };
@@ -49,7 +49,10 @@ fn datagrams_are_dropped_when_late_large_or_many() {
     assert_eq!((stats.datagrams_too_large, stats.datagrams_expired, stats.datagrams_overflowed), (1, 1, 1));
     let mut out = Vec::new();
     sim.down.send_datagram(datagram(&[3; 900], 1, None)).expect("fits the peer");
-    assert!(sim.down.poll_frames(sim.now, 500, &mut out).is_none(), "but not the path");
+    assert!(
+        sim.down.poll_frames(sim.now, 500, &mut out).is_none(),
+        "the datagram does not fit a packet of the path"
+    );
     assert_eq!(sim.down.stats().datagrams_too_large, 2);
     assert!(!sim.down.has_work());
 }

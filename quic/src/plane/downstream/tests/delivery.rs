@@ -1,4 +1,4 @@
-//! Every byte that is owed arrives once, whatever the link does.
+//! Tests that every byte arrives once, whatever the link does.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn everything_arrives_at_every_loss_rate() {
             assert!(sim.peer.streams.values().all(|stream| stream.fins == 1));
             let counts = sim.down.stats().recovery;
             if loss == 0.0 {
-                assert_eq!(counts.packets_lost, counts.spurious_losses, "only reordering");
+                assert_eq!(counts.packets_lost, counts.spurious_losses, "a link without loss only reorders");
             } else {
                 assert!(counts.packets_lost > counts.spurious_losses, "{loss}");
             }
@@ -47,7 +47,7 @@ fn everything_arrives_at_every_loss_rate() {
 }
 
 #[test]
-fn live_objects_leave_at_once_in_one_packet_each() {
+fn live_object_is_sent_at_once_in_one_packet() {
     let mut sim = sim(SimLink::default());
     let source = Mem::new(9);
     let key = sim.open(&source, 128);
@@ -162,7 +162,7 @@ fn step() -> impl Strategy<Value = DeliveryStep> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Streams are opened, grow, end and are reset at random: every stream ends as it should, on any link.
+    /// Streams are opened, extended, finished and reset at random, and every stream ends with FIN or reset on any link.
     #[test]
     fn random_schedule_ends_every_stream(
         seed in any::<u64>(),

@@ -1,4 +1,4 @@
-//! Ends of streams other than by FIN.
+//! Tests of streams that end otherwise than by FIN.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn source_reset_resets_the_stream() {
     assert_eq!(sim.peer.streams[&7].reset, Some((0x12, 5000)));
     let stats = sim.down.stats();
     assert_eq!((stats.resets.source, stats.resets.unopened, stats.live_streams), (1, 0, 0));
-    assert_eq!(Arc::strong_count(&source), 1, "the source is let go");
+    assert_eq!(Arc::strong_count(&source), 1, "the plane drops the source");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn evicted_bytes_reset_the_stream() {
 }
 
 #[test]
-fn late_objects_reset_the_stream_and_recent_ones_do_not() {
+fn object_older_than_its_timeout_resets_the_stream() {
     for (age, late) in [(90, false), (110, true)] {
         let mut sim = sim(SimLink::default());
         let source = Mem::new(4);
@@ -83,7 +83,7 @@ fn subgroup_timeout_runs_from_fin_to_the_last_ack() {
         source.push(1000, sim.now);
         let key = sim.open_with(&source, |stream| stream.subgroup_timeout = Some(timeout));
         sim.run_for(SECOND);
-        assert_eq!(sim.down.stats().resets, Resets::default(), "does not run before FIN");
+        assert_eq!(sim.down.stats().resets, Resets::default(), "the timeout does not run before FIN");
         source.finish(SourceEnd::Fin { at: sim.now });
         sim.down.wake(key);
         sim.run_for(SECOND);

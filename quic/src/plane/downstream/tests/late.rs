@@ -1,4 +1,4 @@
-//! Late data is dropped, wherever it waits.
+//! Tests that late data is dropped, whatever it waits for.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn narrow() -> SimLink {
 }
 
 #[test]
-fn object_timeouts_hold_behind_the_head_of_the_line() {
+fn object_timeout_expires_behind_a_more_urgent_stream() {
     let mut sim = sim(narrow());
     sim.open_whole(1, 1_000_000, 1);
     let source = Mem::new(2);
@@ -20,11 +20,11 @@ fn object_timeouts_hold_behind_the_head_of_the_line() {
     sim.run_for(SECOND);
     assert_eq!(sim.down.stats().resets.object_timeout, 1);
     assert!(sim.events.contains(&event(key, EventKind::Reset(CODES.late))));
-    assert!(sim.down.has_work(), "the other is far from done");
+    assert!(sim.down.has_work(), "the other stream still waits");
 }
 
 #[test]
-fn datagrams_expire_behind_the_head_of_the_line() {
+fn datagram_expires_behind_a_more_urgent_stream() {
     let mut sim = sim(narrow());
     sim.open_whole(1, 1_000_000, 1);
     let expires = sim.now + Duration::from_millis(100);
@@ -35,7 +35,7 @@ fn datagrams_expire_behind_the_head_of_the_line() {
 }
 
 #[test]
-fn too_many_datagrams_drop_the_oldest_of_the_least_urgent() {
+fn excess_datagrams_drop_the_oldest_of_the_least_urgent() {
     let config = Config { max_datagram_bytes: 10_000, ..Config::new(CODES) };
     let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     sim.down.send_datagram(datagram(&[255; 1000], 1, None)).expect("fits");
@@ -53,7 +53,7 @@ fn too_many_datagrams_drop_the_oldest_of_the_least_urgent() {
         }
         let first = 50 - got.len() as u8;
         assert!(got.len() >= 6, "{got:?}");
-        assert_eq!(got, (first..50).collect::<Vec<_>>(), "the newest, without gaps");
+        assert_eq!(got, (first..50).collect::<Vec<_>>(), "the newest remain, without gaps");
     }
 }
 
@@ -61,14 +61,16 @@ const DELAY: Duration = Duration::from_millis(250);
 const FRAME: Duration = Duration::from_millis(40);
 const FRAMES: u64 = 25;
 
-/// A camera: groups of one second, with a key frame of 12 kB and deltas of 3 kB, together 84 kB a second.
+/// A camera with groups of one second: a key frame of 12 kB and delta frames of 3 kB, together 84 kB per second.
 struct LateCamera {
+    /// True if delta frames are a second, less urgent subgroup.
     subgroups: bool,
     policy: policy::PolicyKind,
+    /// Rate of the link, bytes per second.
     rate: u64,
 }
 
-/// The result of a run.
+/// The simulator and the streams after a run.
 struct LateOutcome {
     sim: Sim,
     /// Streams by group and subgroup.
@@ -128,7 +130,8 @@ impl LateOutcome {
     }
 }
 
-/// Only the backlog shows how late bytes are. At 47 of 84 kB a second it is as much as a group and a quarter second.
+/// The link carries 47 of the camera's 84 kB per second. The backlog is then at most one group and a quarter of a
+/// second.
 #[test]
 fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
     let camera = LateCamera { subgroups: false, policy: policy::PolicyKind::Live, rate: 47_000 };
@@ -139,8 +142,7 @@ fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
     assert_eq!(stats.resets, Resets { late: stats.resets.late, ..stats.resets });
     let delay = outcome.sim.down.queue_delay(outcome.sim.now);
     assert!(delay > DELAY / 4 && delay < SECOND, "{delay:?}");
-    // A group leaves at most as much behind as waited while it was the newest, and a quarter of a second of the next
-    // one.
+    // At most the newest group waits, and a quarter of a second of the group after it.
     assert!(stats.pending_bytes < 84_000 * 5 / 4, "{}", stats.pending_bytes);
     let behind = LateCamera { policy: policy::PolicyKind::Tail, ..camera }.run(20).sim.down.stats();
     assert_eq!(behind.resets, Resets::default());
@@ -158,13 +160,13 @@ fn key_frames_arrive_and_deltas_are_dropped() {
     let deltas = outcome.streams.iter().filter(|sent| sent.subgroup == 1);
     let gone = deltas.filter(|sent| outcome.was_reset(sent)).count();
     assert!(gone >= 15, "{gone}");
-    // Even of the newest group no more than the bound waits.
+    // Not even the newest group may leave more than a third of a second waiting.
     let pending = outcome.sim.down.stats().pending_bytes;
     assert!(pending < 84_000 / 3, "{pending}");
 }
 
 #[test]
-fn narrow_path_shows_in_the_estimate() {
+fn estimate_shows_bandwidth_of_a_narrow_path() {
     let camera = LateCamera { subgroups: true, policy: policy::PolicyKind::Live, rate: 31_000 };
     let outcome = camera.run(20);
     let estimate = outcome.sim.down.estimate(outcome.sim.now);
@@ -177,7 +179,7 @@ fn narrow_path_shows_in_the_estimate() {
 }
 
 #[test]
-fn loss_shows_in_the_estimate() {
+fn estimate_shows_loss_of_the_path() {
     let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
     let link = SimLink { loss: 0.02, ..SimLink::default() };
     let mut sim = Sim::new(1, link, credit, Config::new(CODES));
@@ -201,10 +203,9 @@ fn path_with_spare_capacity_drops_nothing() {
     }
 }
 
-/// Sending two seconds of old data takes two seconds: none of it is late, and nor is data that arrives in the
-/// meantime.
+/// Sending the requested old data takes two seconds. Neither this data is late, nor data that arrives in the meantime.
 #[test]
-fn old_data_on_request_is_not_late() {
+fn requested_old_data_is_never_late() {
     for asked in [AskedRange::Present, AskedRange::All, AskedRange::Nothing] {
         let mut sim = sim(narrow());
         let old: Vec<_> = (0..10)
@@ -229,9 +230,9 @@ fn old_data_on_request_is_not_late() {
     }
 }
 
-/// Repair takes round trips, in which nothing can be done.
+/// A retransmission takes round trips of 600 ms, so lost data may wait for longer than the limit of 250 ms.
 #[test]
-fn loss_on_a_long_path_is_repaired() {
+fn lost_data_on_a_long_path_is_sent_again_and_not_late() {
     let link = SimLink { delay: Duration::from_millis(300), ..SimLink::default() };
     let mut sim = sim(link);
     let keys = [0, 1].map(|group| {
@@ -251,9 +252,10 @@ fn loss_on_a_long_path_is_repaired() {
     assert_eq!(sim.down.stats().resets, Resets::default());
 }
 
-/// Data is late whatever blocks it: credit of the stream, credit of the connection, or the number of streams.
+/// Waiting data becomes late whatever blocks it: credit of the stream, credit of the connection, or the limit of
+/// streams.
 #[test]
-fn data_blocked_by_limits_is_late_too() {
+fn data_blocked_by_the_peers_limits_becomes_late() {
     let plenty = ReceiverCredit { data: 1 << 20, stream_data: 1 << 20, streams: 100 };
     for credit in [
         ReceiverCredit { stream_data: 100, ..plenty },
@@ -276,13 +278,13 @@ fn data_blocked_by_limits_is_late_too() {
         assert_eq!(
             (stats.resets.late + stats.resets.hopeless, stats.live_streams),
             (4, 1),
-            "all but the newest: {credit:?}"
+            "all streams but the newest are late: {credit:?}"
         );
     }
 }
 
-/// The offload forwards newer data only if nothing of its level waits here. Streams dropped here were returned
-/// before.
+/// The offload forwards newer data only if no data of the same level waits in the data plane. The plane recalls streams
+/// before it drops them.
 #[test]
 fn offload_does_not_overtake_waiting_data() {
     let mut sim = sim(narrow());
@@ -304,7 +306,7 @@ fn offload_does_not_overtake_waiting_data() {
     sim.transmit();
     sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
     sim.delegate(second, &second_source);
-    // Userspace gets much of the first stream late, which the offload has not sent.
+    // The source gets much data of the first stream late, and the offload has sent none of it.
     first_source.push(200_000, sim.now);
     sim.down.wake(first);
     sim.transmit();
@@ -320,7 +322,7 @@ fn offload_does_not_overtake_waiting_data() {
     sim.run_until(2 * SECOND, |sim| sim.down.waiting().is_none());
     sim.transmit();
     sim.offload_sees(second, 2000..3000, false);
-    assert_eq!(sim.offload.declined, declined + 1, "it goes on with the newer one");
+    assert_eq!(sim.offload.declined, declined + 1, "the offload continues with the newer stream");
     second_source.push(1000, sim.now);
     second_source.finish(SourceEnd::Fin { at: sim.now });
     sim.down.wake(second);
@@ -329,7 +331,7 @@ fn offload_does_not_overtake_waiting_data() {
 }
 
 #[test]
-fn too_many_waiting_streams_shed_the_oldest_of_the_least_urgent() {
+fn excess_waiting_streams_reset_the_oldest_of_the_least_urgent() {
     let queue = policy::QueueLimits { streams: 16, ..Config::new(CODES).queue };
     let config = Config { queue, ..Config::new(CODES) };
     let credit = ReceiverCredit { streams: 1, ..ReceiverCredit::default() };
@@ -348,7 +350,7 @@ fn too_many_waiting_streams_shed_the_oldest_of_the_least_urgent() {
     let others: Vec<_> = (4..17).map(|tag| open(tag, 2)).collect();
     let expected: Vec<_> =
         others[..3].iter().map(|key| event(*key, EventKind::Reset(CODES.behind))).collect();
-    assert_eq!(events(&mut sim), expected, "down to seven eighths");
+    assert_eq!(events(&mut sim), expected, "seven eighths of the streams remain");
     let stats = sim.down.stats();
     assert_eq!((stats.resets.overflow, stats.live_streams), (3, 14));
     drop(urgent);

@@ -1,9 +1,9 @@
-//! The peer's limits, and frames that it must not send.
+//! Tests of the peer's limits, and of frames that a peer must not send.
 
 use super::*;
 
 #[test]
-fn small_credit_is_never_exceeded_and_suffices() {
+fn streams_with_small_credit_arrive_without_exceeding_it() {
     let link = SimLink { loss: 0.05, jitter: Duration::from_millis(3), ..SimLink::default() };
     let credit = ReceiverCredit { data: 5000, stream_data: 1500, streams: 3 };
     let mut sim = Sim::new(3, link, credit, Config::new(CODES));
@@ -40,7 +40,7 @@ fn streams_wait_for_ids_in_priority_order() {
 }
 
 #[test]
-fn too_many_waiting_streams_shed_the_last() {
+fn tail_policy_resets_the_newest_waiting_streams() {
     let queue = policy::QueueLimits { streams: 10, ..Config::new(CODES).queue };
     let config = Config { queue, policy: policy::PolicyKind::Tail, ..Config::new(CODES) };
     let credit = ReceiverCredit { streams: 1, ..ReceiverCredit::default() };
@@ -67,7 +67,7 @@ fn peer_that_names_unsent_packets_or_unopened_streams_is_refused() {
 }
 
 #[test]
-fn the_client_numbers_its_own_streams() {
+fn stream_of_a_client_has_a_client_stream_id() {
     let peer = PeerLimits { max_data: 100, max_stream_data_uni: 100, max_streams_uni: 5, ..<_>::default() };
     let now = Instant::now();
     let mut down = Downstream::new(Config::new(CODES), peer, now);

@@ -1,4 +1,4 @@
-//! Live media under BBR: losses do not slow it down, and queues do not stay.
+//! Tests of live media under BBR: single losses do not slow it down, and queues drain.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn sim_with(algorithm: CongestionAlgorithm, seed: u64, link: SimLink) -> Sim {
     Sim::new(seed, SimLink { delay: RTT / 2, ..link }, credit, Config { algorithm, ..Config::new(CODES) })
 }
 
-/// Sends objects at a steady rate, as a camera makes them. Returns how many did not leave at once, after the first
+/// Sends an object every `interval`, as a camera does. Returns how many could not be sent at once after the first
 /// second.
 fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
     let source = Mem::new(1);
@@ -32,19 +32,19 @@ fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
 }
 
 #[test]
-fn random_losses_do_not_hold_up_live_media() {
+fn live_media_under_bbr_is_not_delayed_by_random_loss() {
     for loss in [0.005, 0.02, 0.05] {
         let mut sim = sim_with(CongestionAlgorithm::Bbr, 1, SimLink { loss, ..SimLink::default() });
         let held_up = live(&mut sim, 1000, Duration::from_millis(4));
         assert!(held_up <= 10, "{held_up} of 1000 at {loss}");
     }
-    // CUBIC shows the contrast.
+    // CUBIC delays many objects at the same loss.
     let mut sim = sim_with(CongestionAlgorithm::Cubic, 1, SimLink { loss: 0.02, ..SimLink::default() });
     assert!(live(&mut sim, 1000, Duration::from_millis(4)) > 200);
 }
 
 #[test]
-fn random_losses_leave_most_of_a_bottleneck() {
+fn bbr_uses_most_of_a_bottleneck_despite_random_loss() {
     let rate = 1_250_000;
     for seed in 1..3 {
         let mut sim = sim_with(
@@ -59,7 +59,7 @@ fn random_losses_leave_most_of_a_bottleneck() {
     }
 }
 
-/// CUBIC would fill any queue.
+/// A loss-based algorithm such as CUBIC would fill the queue.
 #[test]
 fn congestion_control_keeps_the_queue_of_a_deep_buffer_short() {
     let rate = 600_000;
@@ -103,7 +103,7 @@ fn rate_follows_a_path_that_narrows_and_widens() {
     }
 }
 
-/// A sender that never fills the path sees the shortest round trip all the time, and does not stop for it.
+/// A sender that never fills the path measures the shortest round trip all the time, and needs no ProbeRTT.
 #[test]
 fn live_media_does_not_pause_to_probe_the_round_trip() {
     let mut sim =

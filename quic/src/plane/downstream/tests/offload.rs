@@ -1,9 +1,9 @@
-//! An offload next to the data plane.
+//! Tests of a simulated offload next to the data plane.
 
 use super::*;
 
-/// Runs live streams whose packets the offload forwards as they arrive: out of order, and some not at all. The source
-/// gets everything later, in order.
+/// Runs live streams whose packets the offload forwards in the order of their arrival, which is out of order and with
+/// gaps. The source gets every byte later, in order.
 fn with_an_offload(seed: u64, link: SimLink, credit: ReceiverCredit) -> Sim {
     const OBJECT: u64 = 1000;
     const OBJECTS: u64 = 200;
@@ -54,7 +54,7 @@ fn offload_sends_nearly_every_packet() {
 }
 
 #[test]
-fn packets_that_the_offload_loses_or_declines_are_repaired() {
+fn bytes_that_the_offload_loses_or_declines_are_sent_by_the_plane() {
     for seed in 0..8 {
         let link = SimLink {
             loss: [0.0, 0.01, 0.05, 0.2][seed as usize % 4],
@@ -66,9 +66,9 @@ fn packets_that_the_offload_loses_or_declines_are_repaired() {
         let credit = if seed < 4 { ReceiverCredit::default() } else { tight };
         let sim = with_an_offload(seed, link, credit);
         let offloaded = sim.down.stats().offloaded_packets;
-        // Higher loss keeps the window full, and then the plane itself sends everything by priority.
+        // Higher loss keeps the window full. Then the data plane itself sends everything, by priority.
         assert!(offloaded > if link.loss > 0.01 || seed >= 4 { 0 } else { 50 }, "{seed}: {offloaded}");
-        assert!(sim.offload.declined > 0 || seed < 4, "beyond its credit");
+        assert!(sim.offload.declined > 0 || seed < 4, "the offload declines bytes beyond its credit");
     }
 }
 
@@ -86,11 +86,11 @@ fn delegated_stream_is_reset_at_the_offloads_final_size() {
     sim.run_until(SECOND, |sim| sim.down.stats().live_streams == 0);
     let stream = sim.peer.streams.values().next().expect("one");
     assert_eq!(stream.reset, Some((CANCELLED, 4000)));
-    assert_eq!(sim.down.stats().stream_bytes, 4000, "as credit has it");
+    assert_eq!(sim.down.stats().stream_bytes, 4000, "skipped bytes count against credit");
 }
 
 #[test]
-fn offload_goes_first_only_with_more_urgent_streams() {
+fn offload_sends_only_streams_more_urgent_than_waiting_data() {
     let mut sim = sim(SimLink::default());
     let delegated: Vec<_> = [(1, 127), (2, 128), (3, 129)]
         .into_iter()
@@ -112,18 +112,18 @@ fn offload_goes_first_only_with_more_urgent_streams() {
     let key = sim.open(&source, 128);
     sim.grant_budget();
     assert_eq!(sim.down.waiting(), Some((128, 0)));
-    assert_eq!(sim.down.delegate(key), None, "it has not caught up");
+    assert_eq!(sim.down.delegate(key), None, "the stream has data to send");
     for (at, (key, _)) in delegated.iter().enumerate() {
         sim.offload_sees(*key, 1000..1100, false);
         assert_eq!(sim.offload.declined, [0, 1, 2][at]);
     }
-    // A stream that is less urgent than before is recalled.
+    // A stream that becomes less urgent is recalled.
     sim.down.set_priority(delegated[0].0, Priority { subscriber: 200, ..Priority::default() });
     assert_eq!(sim.down.poll_recall(), Some(delegated[0].0));
 }
 
 #[test]
-fn outstanding_budget_is_neither_sent_nor_given_away() {
+fn outstanding_budget_is_not_used_twice() {
     let credit = ReceiverCredit { data: 10_000, ..ReceiverCredit::default() };
     let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     sim.down.set_outstanding(OffloadBudget { bytes: 0, data: 9500 });
@@ -132,7 +132,7 @@ fn outstanding_budget_is_neither_sent_nor_given_away() {
     let mut out = Vec::new();
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none());
     sim.down.set_outstanding(OffloadBudget { bytes: 11_000, data: 0 });
-    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "no window");
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "the window is full");
     sim.down.set_outstanding(OffloadBudget { bytes: 10_800, data: 0 });
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_some());
 }
@@ -141,7 +141,7 @@ fn over(source: &Arc<Mem>) -> NewStream {
     NewStream { priority: Priority { subscriber: 128, ..Priority::default() }, ..stream_of(source) }
 }
 
-/// Reports a packet of the stream as the offload does.
+/// Reports a packet of the stream, as the offload does. Returns the packet number.
 fn report(sim: &mut Sim, key: StreamKey, offset: u64, len: u16, fin: bool) -> u64 {
     let number = sim.number();
     let sent = sim.now;
@@ -156,17 +156,17 @@ fn acknowledge(sim: &mut Sim, number: u64) {
 }
 
 #[test]
-fn stream_that_the_offload_opened_is_repaired_once_adopted() {
+fn stream_opened_by_the_offload_is_retransmitted_once_adopted() {
     let mut sim = sim(SimLink::default());
     let next = sim.down.next_stream();
     let id = next << 2 | sim.down.stream_bits();
     let key = sim.down.opened(1, Label::default(), Some(id));
     assert_eq!(sim.down.next_stream(), next + 1, "no ID is used twice");
     assert_eq!(sim.down.poll_event(), Some(event(key, EventKind::Opened)));
-    // The offload declined the stream's beginning.
+    // The offload sent nothing of the stream's first 100 bytes.
     report(&mut sim, key, 100, 200, false);
     let mut out = Vec::new();
-    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "nothing to send it from");
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "the stream has no source yet");
     let source = Mem::new(7);
     source.push(300, sim.now);
     assert!(sim.down.adopt(key, over(&source)));
@@ -183,7 +183,7 @@ fn stream_that_the_offload_opened_is_repaired_once_adopted() {
 }
 
 #[test]
-fn stream_that_the_offload_opened_may_end_before_it_is_adopted() {
+fn stream_opened_by_the_offload_ends_before_it_is_adopted() {
     let mut sim = sim(SimLink::default());
     let id = sim.down.next_stream() << 2 | sim.down.stream_bits();
     let key = sim.down.opened(1, Label::default(), Some(id));
@@ -203,7 +203,10 @@ fn stream_that_is_not_adopted_is_reset() {
         sim.down.abandon(key);
         assert_eq!(sim.down.poll_recall(), Some(key));
         let mut out = Vec::new();
-        assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "not before it is returned");
+        assert!(
+            sim.down.poll_frames(sim.now, 1000, &mut out).is_none(),
+            "no reset before the stream is returned"
+        );
         sim.down.on_opened(key, id);
         report(&mut sim, key, 0, 200, false);
         sim.down.on_returned(key);
@@ -211,7 +214,7 @@ fn stream_that_is_not_adopted_is_reset() {
         let frame = Walker::new(&out).next().expect("a frame").expect("well-formed").1;
         assert!(matches!(frame, Frame::ResetStream { final_size: 200, .. }), "{frame:?}");
     }
-    // The offload was about to open it, and could not.
+    // The offload was about to open a stream, and could not.
     let mut sim = sim(SimLink::default());
     let key = sim.down.opened(1, Label::default(), None);
     sim.down.abandon(key);
@@ -221,7 +224,7 @@ fn stream_that_is_not_adopted_is_reset() {
 }
 
 #[test]
-fn stream_that_the_offload_is_about_to_open_is_left_alone() {
+fn stream_that_the_offload_is_about_to_open_is_not_opened_by_the_plane() {
     let mut sim = sim(SimLink::default());
     let source = Mem::new(7);
     source.push(300, sim.now);

@@ -1,4 +1,4 @@
-//! Order of sending.
+//! Tests of the order of sending.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn streams_are_sent_by_priority() {
 }
 
 #[test]
-fn a_late_high_priority_stream_goes_first() {
+fn urgent_stream_opened_later_is_sent_first() {
     let mut sim = sim(SimLink::default());
     sim.open_whole(1, 1_000_000, 200);
     sim.transmit();
@@ -26,7 +26,7 @@ fn a_late_high_priority_stream_goes_first() {
     sim.run_for(Duration::from_millis(21));
     let next = stream_frames(&sim.sent[low]);
     assert_eq!(next[0], (11, 0, 600, true));
-    assert_eq!(next[1].0, 7, "and the rest of the packet is not wasted");
+    assert_eq!(next[1].0, 7, "the rest of the packet has other data");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn datagrams_and_streams_of_the_same_priority_take_turns() {
 }
 
 #[test]
-fn priority_changes_while_waiting() {
+fn waiting_stream_moves_ahead_when_its_priority_changes() {
     let credit = ReceiverCredit { streams: 1, ..ReceiverCredit::default() };
     let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     let first = sim.open_whole(1, 1000, 10);

@@ -1,4 +1,4 @@
-//! Measures how much of a narrow link's traffic is useful and in time.
+//! Tests how much of a narrow link's traffic is useful and in time.
 
 use std::collections::HashMap;
 
@@ -6,23 +6,25 @@ use super::*;
 
 const DELAY: Duration = Duration::from_millis(250);
 
-/// Media of a publisher: objects in groups of one second, unless `hz` and `group` say otherwise.
+/// Media of a publisher: `hz` objects per second in groups of `group` objects.
 #[derive(Clone, Copy)]
 struct RoomMedia {
+    /// Objects per second.
     hz: u64,
     /// Objects per group.
     group: u64,
-    /// Bytes of a group's first object, and of each other one.
+    /// Bytes of a group's first object.
     key: u64,
+    /// Bytes of each other object.
     delta: u64,
-    /// The first object is a subgroup of its own, more urgent than the others.
+    /// True if the first object is a subgroup of its own, more urgent than the others.
     subgroups: bool,
 }
 
-/// Objects of one size, 250 a second: 300 kB.
+/// Objects of one size, 250 per second: 300 kB per second.
 const OBJECTS: RoomMedia = RoomMedia { hz: 250, group: 100, key: 1200, delta: 1200, subgroups: false };
 
-/// A camera: groups of one second, 84 kB.
+/// A camera with groups of one second and 84 kB.
 const CAMERA: RoomMedia = RoomMedia { hz: 25, group: 25, key: 12_000, delta: 3000, subgroups: false };
 
 /// Video of 5 Mbit/s, a fifth of it in key frames.
@@ -31,13 +33,13 @@ const VIDEO: RoomMedia = RoomMedia { hz: 30, group: 30, key: 135_000, delta: 17_
 struct RoomObject {
     tag: u64,
     is_key: bool,
-    /// Offset in the object's stream.
+    /// Offsets of the object's first byte, and after its last byte, in its stream.
     start: u64,
     end: u64,
     made: Instant,
 }
 
-/// The result of a run.
+/// The simulator and the objects after a run.
 struct RoomRun {
     sim: Sim,
     objects: Vec<RoomObject>,
@@ -94,7 +96,7 @@ impl RoomRun {
         })
     }
 
-    /// Returns the percentage of objects that arrived, and of those that arrived within 300 ms.
+    /// Returns the percentage of objects that arrived, and the percentage that arrived within 300 ms.
     fn delivered(&self) -> (u64, u64) {
         let percent = |count: usize| (100 * count / self.objects.len()) as u64;
         let in_time = self.arrivals().filter(|(_, age)| *age <= Duration::from_millis(300));
@@ -105,15 +107,14 @@ impl RoomRun {
         self.arrivals().filter(|(object, _)| object.is_key).count()
     }
 
-    /// Returns the percentage of the link's bytes that belong to objects that arrived. Packet headers are 3 to 5 %
-    /// here.
+    /// Returns the percentage of the link's bytes that belong to objects that arrived. Packet headers take 3 to 5 %.
     fn useful(&self) -> u64 {
         let bytes: u64 = self.arrivals().map(|(object, _)| object.end - object.start).sum();
         100 * bytes / self.sim.carried
     }
 }
 
-/// A link of 8 Mbit/s. The sender finds out the rate by key frames alone, and then sends them at it.
+/// The link has 8 Mbit/s. Only key frames show the sender this rate, and it then sends key frames at the rate.
 #[test]
 fn key_frames_are_sent_at_the_rate_of_the_path() {
     let rate = 1_000_000;
@@ -125,10 +126,10 @@ fn key_frames_are_sent_at_the_rate_of_the_path() {
     assert_eq!(run.key_frames(), 8);
 }
 
-/// The link takes three fifths of the media. Data that would be late gives way to the next group, which is in time;
-/// as much arrives.
+/// The link carries three fifths of the media. Data that would be late is dropped for the next group, which arrives in
+/// time. The number of objects that arrive stays the same.
 #[test]
-fn data_that_would_be_late_gives_way_to_the_next_group() {
+fn data_that_would_be_late_is_dropped_for_the_next_group() {
     let run = OBJECTS.run(link(180_000, 0.0), 15);
     let (delivered, in_time) = run.delivered();
     assert!(delivered >= 56 && in_time >= 54, "{delivered} %, {in_time} % in time");
@@ -137,7 +138,7 @@ fn data_that_would_be_late_gives_way_to_the_next_group() {
 }
 
 #[test]
-fn data_that_would_be_late_gives_way_also_with_loss() {
+fn data_that_would_be_late_is_dropped_on_a_lossy_path() {
     let run = OBJECTS.run(link(180_000, 0.02), 15);
     let (delivered, in_time) = run.delivered();
     assert!(delivered >= 54 && in_time >= 48, "{delivered} %, {in_time} % in time");
@@ -152,7 +153,7 @@ fn stream_that_is_given_up_ends_with_a_whole_object() {
     assert!(delivered >= 24, "{delivered} %");
 }
 
-/// A key frame that takes longer than a group is sent all the same: every other one is better than none.
+/// A key frame that takes longer than a group is still sent, because every second key frame is better than none.
 #[test]
 fn key_frames_that_take_longer_than_their_group_arrive() {
     for subgroups in [false, true] {
@@ -173,7 +174,7 @@ fn link_with_room_delivers_everything_in_time() {
     }
 }
 
-/// The peer takes no more of the current object, and acknowledges nothing.
+/// The peer gives no credit for the rest of the object, and in one case acknowledges nothing.
 #[test]
 fn stream_that_is_given_up_ends_by_a_deadline() {
     for is_deaf in [false, true] {
@@ -192,7 +193,11 @@ fn stream_that_is_given_up_ends_by_a_deadline() {
         sim.link.loss = if is_deaf { 1.0 } else { 0.0 };
         sim.transmit();
         sim.run_for(SECOND);
-        assert_eq!(sim.down.stats().resets, Resets::default(), "its first object has begun");
+        assert_eq!(
+            sim.down.stats().resets,
+            Resets::default(),
+            "the first object has begun, so it is finished"
+        );
         sim.run_for(2 * SECOND);
         let resets = sim.down.stats().resets;
         assert_eq!(resets.late + resets.hopeless, 1);

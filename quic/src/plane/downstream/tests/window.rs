@@ -1,10 +1,10 @@
-//! Congestion window, pacing and path.
+//! Tests of the congestion window, of pacing, and of path changes.
 
 use super::*;
 use crate::plane::ecn;
 
 #[test]
-fn the_quic_stack_gets_what_is_left_of_the_window() {
+fn quic_stack_gets_the_rest_of_the_window() {
     let mut sim = sim(SimLink::default());
     let window = sim.down.stack_window();
     assert_eq!(window, 12_000);
@@ -14,7 +14,7 @@ fn the_quic_stack_gets_what_is_left_of_the_window() {
     assert_eq!(sim.down.stack_window(), window - own);
     let number = sim.number();
     sim.down.on_stack_sent(sim.now, number, 500, true);
-    assert_eq!(sim.down.stack_window(), window - own, "its own bytes do not count against it");
+    assert_eq!(sim.down.stack_window(), window - own, "the stack's own bytes do not reduce its part");
     assert_eq!(sim.down.stats().bytes_in_flight, own + 500);
     sim.open_whole(4, 50_000, 1);
     sim.transmit();
@@ -22,7 +22,7 @@ fn the_quic_stack_gets_what_is_left_of_the_window() {
 }
 
 #[test]
-fn a_path_change_starts_over() {
+fn path_change_resets_window_and_round_trip() {
     let mut sim = sim(SimLink::default());
     sim.open_whole(3, 500_000, 1);
     sim.run_until(SECOND, |sim| sim.down.stats().window > 50_000);
@@ -54,7 +54,7 @@ fn outage_ends_by_probe_packets() {
 }
 
 #[test]
-fn a_bottleneck_is_filled_and_shared_with_the_queue() {
+fn bottleneck_is_filled_with_few_losses() {
     let rate = 1_250_000;
     for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno, CongestionAlgorithm::Bbr] {
         let link = SimLink { rate: Some(rate), queue: 40_000, ..SimLink::default() };
@@ -74,7 +74,7 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
     }
 }
 
-/// The offload's packets leave at once, and queue in front of the bottleneck.
+/// The offload's packets leave as a burst, and queue in front of the bottleneck.
 #[test]
 fn unpaced_sender_gets_less_of_the_window() {
     let rate = 1_000_000;
@@ -93,7 +93,7 @@ fn unpaced_sender_gets_less_of_the_window() {
 }
 
 #[test]
-fn a_window_is_spread_over_the_round_trip() {
+fn window_is_paced_over_the_round_trip() {
     for pacing in [true, false] {
         let config = Config { pacing, algorithm: CongestionAlgorithm::Cubic, ..Config::new(CODES) };
         let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
@@ -109,7 +109,7 @@ fn a_window_is_spread_over_the_round_trip() {
         sim.down.wake(key);
         sim.transmit();
         let burst = sim.sent.len() - before;
-        // The burst is two milliseconds of 1.25 windows per 20 ms.
+        // The pacer sends 1.25 windows in 20 ms, and a burst is the packets of 2 ms: an eighth of the window.
         let tenth = window as usize / 8 / MTU;
         assert!(if pacing { burst <= tenth + 1 } else { burst > 120 }, "{burst} packets, window {window}");
         sim.run_for(Duration::from_millis(20));
@@ -118,7 +118,7 @@ fn a_window_is_spread_over_the_round_trip() {
 }
 
 #[test]
-fn a_slow_source_does_not_grow_the_window() {
+fn slow_source_does_not_grow_the_window() {
     let config = Config { algorithm: CongestionAlgorithm::Cubic, ..Config::new(CODES) };
     let mut sim = Sim::new(1, SimLink::default(), ReceiverCredit::default(), config);
     let source = Mem::new(6);
@@ -165,8 +165,8 @@ fn path_that_clears_ecn_marks_is_detected() {
     assert!(!sim.down.marks());
 }
 
-/// Live media on a path that drops packets larger than the smallest MTU for a while. Packets get smaller, and larger
-/// again after the path has recovered.
+/// The path drops packets larger than the base MTU for a while. Live media uses smaller packets meanwhile, and large
+/// ones after the path has recovered.
 #[test]
 fn path_that_recovered_gets_large_packets_again() {
     let mut sim = sim(SimLink::default());
@@ -194,7 +194,8 @@ fn path_that_recovered_gets_large_packets_again() {
     sim.verify(&[(8, 92 * 50 * 5000)]);
 }
 
-/// A queue overflows again and again, and small packets fit into it. Its losses are no MTU black hole.
+/// A queue overflows repeatedly, and small packets still fit into it. These losses must not be taken for an MTU black
+/// hole.
 #[test]
 fn small_queue_does_not_make_packets_smaller() {
     let rate = 250_000;

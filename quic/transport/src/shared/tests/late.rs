@@ -1,4 +1,4 @@
-//! A connection that gets its offload late, and loses it.
+//! Tests of a connection that gets its offload late, and loses it.
 
 use std::{any::Any, net::SocketAddr, ops::Range, sync::atomic::Ordering::SeqCst};
 
@@ -23,7 +23,7 @@ use crate::stack::AckTimes;
 const SUITES: &[KeySuite] = &[KeySuite::ChaCha20Poly1305];
 const SECRET: [u8; 32] = [7; 32];
 
-/// A call to an offload that is none.
+/// A recorded call to the fake offload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OffloadCall {
     Keys(u16, Vec<u8>),
@@ -39,8 +39,9 @@ enum OffloadCall {
 struct FakeOffload {
     word: AtomicU64,
     told: Mutex<Vec<OffloadCall>>,
-    /// Totals that it may send, and has.
+    /// Totals that the offload may send.
     granted: Mutex<OffloadBudget>,
+    /// Totals that it has sent.
     used: Mutex<OffloadBudget>,
     sent: Mutex<Vec<(Instant, OffloadSentPacket)>>,
 }
@@ -54,7 +55,7 @@ impl FakeOffload {
         std::mem::take(&mut *self.told.lock())
     }
 
-    /// Sends bytes of the stream that was delegated under `key`, if it may. Returns the packet's number.
+    /// Sends bytes of the stream that was delegated under `key`, if the budget allows. Returns the packet's number.
     fn send(&self, now: Instant, key: StreamKey, id: u64, bytes: Range<u64>) -> Option<u64> {
         let len = bytes.end - bytes.start;
         let granted = *self.granted.lock();
@@ -154,7 +155,7 @@ impl Offload for FakeOffload {
         _ingress: &Arc<dyn OffloadIngress>,
         _request: &OpeningRequest,
     ) -> Result<Box<dyn Delegation>, Declined> {
-        Err(Declined("it opens none".into()))
+        Err(Declined("the fake offload opens no streams".into()))
     }
     fn delegate(
         self: Arc<Self>,
@@ -221,7 +222,7 @@ impl Delegation for IdleOffload {
     fn on_opened(&self) {}
 }
 
-/// A stream's bytes, as many as there are by now.
+/// A source with the given number of bytes, which the test increases.
 #[derive(Default)]
 struct Bytes(AtomicU64);
 
@@ -238,7 +239,7 @@ impl Source for Bytes {
     }
 }
 
-/// A server's connection after its handshake, which may send, and the time.
+/// Returns a server's connection after its handshake, which may send, and the time.
 fn scene() -> (Arc<SharedConnection>, Instant) {
     let shared = fresh_with(Some((SocketAddr::from(([127, 0, 0, 1], 4443)), SUITES)));
     let mut params = vec![0x04, 4];
@@ -256,7 +257,7 @@ fn scene() -> (Arc<SharedConnection>, Instant) {
     (Arc::new(shared), Instant::now())
 }
 
-/// The keys of a generation as an offload gets them.
+/// Returns the call that sets the keys of a generation.
 fn keys(generation: u16) -> OffloadCall {
     let first = TrafficSecret::new(KeySuite::ChaCha20Poly1305, &SECRET).unwrap();
     let secret = (0..generation).fold(first, |secret, _| secret.next());
@@ -279,18 +280,18 @@ fn way(shared: &SharedConnection) -> Way {
     Way { local, remote, id, traffic_class: state.plane.offload_class() }
 }
 
-/// quinn sends a packet that asks for no acknowledgement, in these keys.
+/// Sends a packet that elicits no ACK as quinn, with the keys of `generation`.
 fn quinns(shared: &SharedConnection, now: Instant, generation: u16, number: u64) -> u64 {
     shared.on_quinn_packet(now, generation, number, b"12345678", &[0x00], 100)
 }
 
-/// A packet of the peer for this ID.
+/// Receives a packet of the peer for this connection ID.
 fn receive(shared: &SharedConnection, now: Instant, number: u64, id: u8) {
     let arrival = OpenedArrival { now, size: 40, end: [0; 8] };
     shared.on_received(arrival, 0, number, &[id; 8], &mut BytesMut::from(&[0x01][..]));
 }
 
-/// Opens a stream with bytes, and has userspace send them.
+/// Opens a stream with `bytes` bytes, and makes the data plane send them.
 fn stream(shared: &SharedConnection, now: Instant, bytes: u64) -> (StreamKey, Arc<Bytes>) {
     let source = Arc::new(Bytes(AtomicU64::new(bytes)));
     let key = shared.downstream().open(NewStream {
@@ -311,12 +312,12 @@ fn acknowledge_all(shared: &SharedConnection, now: Instant) {
     let largest = next(shared).1 - 1;
     let mut state = shared.state.lock();
     state.ack.ranges = vec![0..=largest];
-    let _known = state.acknowledge(AckTimes { now, arrived: now }); // traps were left out
+    let _known = state.acknowledge(AckTimes { now, arrived: now }); // false, because the range has skipped numbers
     shared.arm(&mut state, now);
 }
 
 #[test]
-fn late_kernel_record_continues_where_userspace_was() {
+fn late_offload_gets_the_present_keys_path_and_packet_number() {
     let (shared, now) = scene();
     for number in 0..1000 {
         quinns(&shared, now, if number < 500 { 0 } else { 3 }, number);
@@ -340,12 +341,12 @@ fn late_kernel_record_continues_where_userspace_was() {
         keys(4),
         OffloadCall::Way(moved),
     ];
-    assert_eq!(told, expected, "what is in use now, and nothing of before");
-    assert_eq!(*fake.granted.lock(), OffloadBudget::default(), "it does not send there yet");
+    assert_eq!(told, expected, "the offload gets the present state only");
+    assert_eq!(*fake.granted.lock(), OffloadBudget::default(), "no budget before the path is in use");
     shared.on_path(now, &way(&shared));
     assert!(fake.granted.lock().bytes > 0);
 
-    // Both draw from one word.
+    // Both senders draw from one counter.
     let drawn = fake.word.fetch_add(1, SeqCst) & 0xffff_ffff_ffff;
     assert_eq!(drawn, before.1);
     assert!(quinns(&shared, now, 3, 1000) > drawn);
@@ -355,7 +356,7 @@ fn late_kernel_record_continues_where_userspace_was() {
 }
 
 #[test]
-fn no_number_is_drawn_twice_when_the_record_goes_and_another_comes() {
+fn packet_numbers_stay_unique_when_offloads_are_released_and_replaced() {
     let (shared, now) = scene();
     let mut numbers = std::collections::BTreeSet::new();
     let mut sent = 0;
@@ -376,7 +377,7 @@ fn no_number_is_drawn_twice_when_the_record_goes_and_another_comes() {
             draw(&mut numbers);
         });
         shared.on_offload_recalled(now);
-        // Runs that have begun are still about to send.
+        // Runs of the offload's program that have begun may still send.
         (0..10).for_each(|_| {
             kernel(&mut numbers);
             draw(&mut numbers);
@@ -386,7 +387,7 @@ fn no_number_is_drawn_twice_when_the_record_goes_and_another_comes() {
 }
 
 #[test]
-fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
+fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
     let (shared, now) = scene();
     let fake = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&fake) as _);
@@ -397,33 +398,40 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
     let ingress: Arc<dyn OffloadIngress> = Arc::new(IdleOffload);
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
     let OffloadCall::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: only this thread does anything here
+    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: only this thread uses the connection
     fake.send(now, key, id, 500..600).unwrap();
 
     source.0.store(900, SeqCst);
     shared.on_offload_recalled(now);
-    assert_eq!(fake.take(), [OffloadCall::Recalled(key.0), OffloadCall::Release], "in this order");
-    assert_eq!(fake.send(now, key, id, 600..700), None, "nothing is granted any more");
-    assert!(!shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 600)), "nor delegated");
+    assert_eq!(
+        fake.take(),
+        [OffloadCall::Recalled(key.0), OffloadCall::Release],
+        "streams are recalled before the release"
+    );
+    assert_eq!(fake.send(now, key, id, 600..700), None, "the budget was withdrawn");
+    assert!(
+        !shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 600)),
+        "no stream is delegated during a release"
+    );
     let number = next(&shared).1;
     shared.on_returned(now, &[key]);
     shared.on_released(now);
-    assert_eq!(Arc::strong_count(&fake), 1, "nobody holds the record any more");
+    assert_eq!(Arc::strong_count(&fake), 1, "the connection has dropped the offload");
     shared.downstream().wake(key);
     shared.transmit_now(now);
-    assert_eq!(sent(&shared), 900, "each byte once, and all of them");
+    assert_eq!(sent(&shared), 900, "each byte was sent once");
     assert_eq!(shared.with_offload(|offload| offload.unregistered(now)), Some(0));
     assert!(next(&shared).1 > number);
 
-    // And another one, to which the stream is delegated again.
+    // The stream is delegated again to a second offload.
     acknowledge_all(&shared, now);
     let other = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&other) as _);
     assert!(
         other.take().contains(&OffloadCall::Way(remote(&shared))),
-        "the same path, which this one has not heard of"
+        "the second offload gets the path, too"
     );
-    assert_eq!(*other.granted.lock(), OffloadBudget::default(), "it does not send there yet");
+    assert_eq!(*other.granted.lock(), OffloadBudget::default(), "no budget before the path is in use");
     shared.on_path(now, &way(&shared));
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 900)));
     other.send(now, key, id, 900..950).unwrap();
@@ -433,14 +441,14 @@ fn subscriber_that_loses_its_record_is_sent_what_the_kernel_has_not_sent() {
 }
 
 #[test]
-fn kernel_sends_only_to_a_path_it_was_told() {
+fn offload_gets_a_budget_only_for_its_own_path() {
     let (shared, now) = scene();
     let first = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&first) as _);
     let old = way(&shared);
     shared.on_path(now, &old);
     shared.on_offload_recalled(now);
-    // The peer moves while the record goes.
+    // The peer moves while the offload is being released.
     let moved: SocketAddr = "127.0.0.1:9".parse().unwrap();
     shared.on_remote(now, moved);
     shared.transmit_now(now);
@@ -451,14 +459,18 @@ fn kernel_sends_only_to_a_path_it_was_told() {
     shared.on_offload(now, Arc::clone(&second) as _);
     assert!(second.take().contains(&OffloadCall::Way(moved)));
     shared.on_path(now, &old);
-    assert_eq!(*second.granted.lock(), OffloadBudget::default(), "that is another one's path");
+    assert_eq!(
+        *second.granted.lock(),
+        OffloadBudget::default(),
+        "the path was set at the first offload only"
+    );
     shared.on_path(now, &way(&shared));
     assert!(second.granted.lock().bytes > 0);
     assert_eq!(remote(&shared), moved);
 }
 
 #[test]
-fn connection_that_is_over_grants_nothing_to_a_record_that_comes_late() {
+fn closed_connection_grants_nothing_to_a_late_offload() {
     let (shared, now) = scene();
     shared.close();
     let fake = Arc::new(FakeOffload::default());
@@ -466,9 +478,9 @@ fn connection_that_is_over_grants_nothing_to_a_record_that_comes_late() {
     shared.on_path(now, &way(&shared));
     assert_eq!(*fake.granted.lock(), OffloadBudget::default());
     shared.on_released(now);
-    assert_eq!(shared.offload_status().unwrap().sent, 1, "it has not been asked back");
+    assert_eq!(shared.offload_status().unwrap().sent, 1, "the offload was not recalled yet");
     shared.on_offload_recalled(now);
     shared.on_released(now);
-    assert_eq!(shared.offload_status().unwrap().sent, 1, "what it did is remembered");
+    assert_eq!(shared.offload_status().unwrap().sent, 1, "counts of a released offload are kept");
     assert_eq!(Arc::strong_count(&fake), 1);
 }
