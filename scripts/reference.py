@@ -538,7 +538,7 @@ REASONS = [
     ("Fan-out", ["fanout/src/kernel/outcome.rs"]),
     ("Grafts", ["graft/kernel/src/tcp.rs"]),
     ("Tunnelled connections", ["graft/proto/src/carry/frame.rs", "graft/kernel/src/hook.rs", "graft/daemon/src/carry/openings.rs"]),
-    ("Packet grafts", ["graft/kernel/src/joint/reason.rs"]),
+    ("Packet grafts", ["graft/kernel/src/packet/reason.rs"]),
 ]
 # Enumerations of C whose names stand in Rust as texts, in the same order: the header, its enumeration, the part, and the file with the texts.
 C_REASONS = [

@@ -10,6 +10,6 @@ fn main() {
             "graft_hook_intf.rs",
             &["graft_hook_intf.h", "graft_gateway_intf.h", "graft_hold_intf.h", "graft_opening_intf.h"],
         )
-        .types("joint_intf.rs", &["joint_intf.h", "graft_packet.h", "seal_intf.h"])
+        .types("packet_intf.rs", &["packet_intf.h", "graft_packet.h", "seal_intf.h"])
         .run();
 }

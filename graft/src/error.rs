@@ -21,8 +21,8 @@ pub enum Error {
     Unknown { name: String, known: String },
     #[error("there is no function {name}; there are: {known}")]
     NoFunction { name: String, known: String },
-    #[error("graft {graft}: {joint} takes {ns} ns for a packet, and its budget is {budget_ns}")]
-    Budget { graft: String, joint: &'static str, ns: u64, budget_ns: u32 },
+    #[error("graft {graft}: {hook} takes {ns} ns for a packet, and its budget is {budget_ns}")]
+    Budget { graft: String, hook: &'static str, ns: u64, budget_ns: u32 },
     #[error("there is no session {name}; there are: {known}")]
     NoSession { name: String, known: String },
     #[error(

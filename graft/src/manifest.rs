@@ -27,7 +27,7 @@ pub struct GraftManifest {
     /// Description of the graft in one sentence.
     pub about: String,
     /// Hooks that call the graft.
-    pub joints: Vec<ManifestHook>,
+    pub hooks: Vec<ManifestHook>,
     /// Services that the graft provides.
     pub services: Vec<ManifestService>,
     /// Names of the classes of paths that the graft is meant for.
@@ -116,8 +116,8 @@ impl GraftManifest {
         if self.object.contains('/') || self.object.is_empty() {
             return Err("object has to be the name of a file in the manifest's directory".to_owned());
         }
-        if self.joints != [ManifestHook::Cc] {
-            return Err("joints is [\"cc\"]".to_owned());
+        if self.hooks != [ManifestHook::Cc] {
+            return Err("hooks is [\"cc\"]".to_owned());
         }
         match self.parameters.iter().find(|(_, it)| it.min > it.max) {
             Some((name, _)) => Err(format!("parameters.{name}: min is more than max")),
@@ -190,7 +190,7 @@ abi = 1
 name = "hybla"
 object = "hybla.bpf.o"
 about = "about"
-joints = ["cc"]
+hooks = ["cc"]
 services = ["congestion-control"]
 kernel = "6.1"
 fairness = "not measured"
@@ -208,7 +208,7 @@ max = 100000
             ("abi = 1", "abi = 2", "abi 2 is not supported"),
             ("\"hybla\"", "\"Hybla\"", "small letters"),
             ("\"hybla.bpf.o\"", "\"../hybla.bpf.o\"", "in the manifest's directory"),
-            ("[\"cc\"]", "[]", "joints is"),
+            ("[\"cc\"]", "[]", "hooks is"),
             ("[\"cc\"]", "[\"rx\"]", "unknown variant `rx`"),
             ("min = 1000", "min = 1000000", "min is more than max"),
             ("kernel", "colonel", "unknown field `colonel`"),

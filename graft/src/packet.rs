@@ -2,7 +2,7 @@
 //! datagrams pass.
 //!
 //! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`PacketRuntime`] holds them in the kernel.
-//! The design is in `docs/notes/design/0016-joints.md`, the guide in `docs/guide/packet-grafts.md`.
+//! The design is in `docs/notes/design/0016-packet-hooks.md`, the guide in `docs/guide/packet-grafts.md`.
 
 mod agenda;
 pub mod agree;

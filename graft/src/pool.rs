@@ -169,7 +169,7 @@ impl PoolGraft {
             signature: None,
             about: String::new(),
             // Only congestion controls can be loaded without a manifest.
-            joints: vec![ManifestHook::Cc],
+            hooks: vec![ManifestHook::Cc],
             services: Vec::new(),
             paths: Vec::new(),
             kernel: String::new(),

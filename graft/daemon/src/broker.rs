@@ -47,7 +47,7 @@ use millrace_graft::packet::{
     HostKey, PacketEvent, PacketRuntime, PeerSetting, PeerStatus, Settings,
     choose::{Offer, offers},
 };
-use millrace_graft_kernel::joint::SessionEnds;
+use millrace_graft_kernel::packet::SessionEnds;
 use millrace_messages::SessionRefusal;
 use tracing::{error, warn};
 

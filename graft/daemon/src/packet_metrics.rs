@@ -35,7 +35,7 @@ impl Collector for PacketSnapshot {
             sessions.iter().map(|it| ([session_label(it), ("graft", it.graft.as_str())], 1)),
         )?;
         let times = sessions.iter().flat_map(|it| {
-            it.mean_ns.iter().map(move |(joint, ns)| ([session_label(it), ("joint", joint.as_str())], *ns))
+            it.mean_ns.iter().map(move |(hook, ns)| ([session_label(it), ("hook", hook.as_str())], *ns))
         });
         out.gauges(
             "mean_ns",
@@ -127,7 +127,7 @@ fn session_label(session: &SessionStatus) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use millrace_graft::packet::PathStatus;
-    use millrace_graft_kernel::joint::JointReason;
+    use millrace_graft_kernel::packet::PacketReason;
 
     use super::*;
 
@@ -174,7 +174,7 @@ mod tests {
         for line in [
             "millrace_packet_graft_troubles 1",
             r#"millrace_packet_graft_session{session="telemetry",graft="newest"} 1"#,
-            r#"millrace_packet_graft_mean_ns{session="telemetry",joint="rx"} 250"#,
+            r#"millrace_packet_graft_mean_ns{session="telemetry",hook="rx"} 250"#,
             r#"millrace_packet_graft_packets_total{session="telemetry",reason="delivered"} 7"#,
             r#"millrace_packet_graft_swaps_total{session="telemetry",outcome="agreed"} 2"#,
             r#"millrace_packet_graft_swaps_total{session="telemetry",outcome="failed"} 1"#,
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn reasons_are_documented() {
         let documented = include_str!("../../../docs/reference/reasons.md");
-        for reason in JointReason::ALL {
+        for reason in PacketReason::ALL {
             assert!(documented.contains(&format!("| `{}` |", reason.name())), "{}", reason.name());
         }
     }

@@ -257,11 +257,11 @@ impl Worker {
                 warn!(session, graft, "a session keeps its graft: {}", why.text());
                 self.done(&session, Err(anyhow!(error)));
             }
-            PacketEvent::OverBudget { session, graft, joint, ns, fallback } => {
+            PacketEvent::OverBudget { session, graft, hook, ns, fallback } => {
                 warn!(
                     session,
                     graft,
-                    joint = joint.name(),
+                    hook = hook.name(),
                     ns,
                     fallback,
                     "a graft exceeds its budget of CPU time"

@@ -23,7 +23,7 @@ use super::{
 };
 
 /// Longest wait for a part's share of an answer that both parts give together.
-const JOINT: Duration = Duration::from_secs(5);
+const WHOLE_STATUS: Duration = Duration::from_secs(5);
 /// Longest wait for the answer to a user's request. Commands give up after the same time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest wait for a part to use new settings.
@@ -116,7 +116,7 @@ impl Supervisor {
             return Ok(None);
         }
         let answer = part
-            .ask(request, JOINT)?
+            .ask(request, WHOLE_STATUS)?
             .with_context(|| format!("no answer from the daemon's part for {}", part.name))?;
         Ok(Some(serde_json::from_value(Value::Object(answer))?))
     }
@@ -133,7 +133,7 @@ impl Supervisor {
         (shares, missing)
     }
 
-    fn joint_status(&self) -> Status {
+    fn whole_status(&self) -> Status {
         let ([grafts, sessions], missing) = self.shares(&GraftRequest::Status);
         let in_place = match grafts {
             Some(GraftAnswer::Status(share)) => share.in_place,
@@ -178,7 +178,7 @@ impl Observed for Supervisor {
     type Status = Status;
 
     fn status(&self) -> anyhow::Result<Status> {
-        Ok(self.joint_status())
+        Ok(self.whole_status())
     }
 
     fn metrics(&self) -> anyhow::Result<String> {
@@ -194,7 +194,7 @@ impl Observed for Supervisor {
     }
 
     fn is_well(&self) -> bool {
-        self.joint_status().in_place.trouble.is_empty()
+        self.whole_status().in_place.trouble.is_empty()
     }
 }
 
@@ -207,7 +207,7 @@ impl daemon::Daemon for Supervisor {
 
     fn answer(&self, (): &mut (), request: GraftRequest) -> anyhow::Result<Option<Self::Answer>> {
         let answer = match request {
-            GraftRequest::Status => GraftAnswer::Status(self.joint_status().into()),
+            GraftRequest::Status => GraftAnswer::Status(self.whole_status().into()),
             GraftRequest::Metrics => GraftAnswer::Metrics(self.metrics()?),
             GraftRequest::Why { .. } => GraftAnswer::Why(self.why(&request)?.into()),
             GraftRequest::Reload => return daemon::Daemon::reload(self).map(|()| None),

@@ -14,7 +14,7 @@ use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrStorage, bind, connect, recvmsg, setsockopt, sockopt,
 };
 
-use crate::joint::WireProtocol;
+use crate::packet::WireProtocol;
 
 /// Bytes behind the IP header that an ICMP error repeats at least (RFC 792); they hold the ports.
 const REPEATED: usize = 8;

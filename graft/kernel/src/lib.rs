@@ -6,7 +6,7 @@
 //! * [`hook::HookPrograms`]: redirects this host's connections to a broker; [`hold::Hold`] may hold their SYNs back
 //! * [`gateway::GatewayPrograms`]: redirects the connections of hosts behind this one to a broker
 //! * [`opening::OpeningPrograms`]: asks the host's firewall whether it allows a redirected connection
-//! * [`joint::Joints`]: runs functions on the datagrams of UDP sessions
+//! * [`packet::PacketHooks`]: runs functions on the datagrams of UDP sessions
 #![deny(missing_docs)]
 
 mod attachment;
@@ -20,10 +20,10 @@ pub mod hold;
 pub mod hook;
 pub mod icmp;
 mod intf;
-pub mod joint;
 mod namespace;
 mod object;
 pub mod opening;
+pub mod packet;
 mod pins;
 mod recipe;
 mod rule;

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{
-    FunctionJoint, FunctionList, FunctionSession, FunctionTimes, Joints, SessionEnds, WireProtocol,
+use millrace_graft_kernel::packet::{
+    FunctionHook, FunctionList, FunctionSession, FunctionTimes, PacketHooks, SessionEnds, WireProtocol,
 };
 
 use crate::Error;
@@ -15,27 +15,27 @@ const PAYLOAD: usize = 1000;
 
 /// Returns the time that each hook takes for a datagram of 1000 bytes: the medians of test runs, without a network.
 /// Both ends are in this host's memory, with addresses that RFC 5737 reserves.
-pub fn measure(joints: &mut Joints, list: &FunctionList) -> Result<[Duration; 3], Error> {
+pub fn measure(hooks: &mut PacketHooks, list: &FunctionList) -> Result<[Duration; 3], Error> {
     let address = |host| SocketAddr::from((Ipv4Addr::new(192, 0, 2, host), 9));
     let ends = SessionEnds { local: address(1), remote: address(2) };
     let other = SessionEnds { local: ends.remote, remote: ends.local };
     for ends in [ends, other] {
         let key = [0; 16];
         let list = list.clone();
-        joints.open(FunctionSession { ends, key, list, budget_ns: 0, protocol: WireProtocol::Udp })?;
+        hooks.open(FunctionSession { ends, key, list, budget_ns: 0, protocol: WireProtocol::Udp })?;
     }
     let tried = (0..TRIES).map(|_| {
         // No acknowledgement arrives that would make room in a window, so each run begins with a new state.
-        [ends, other].iter().try_for_each(|ends| joints.replace(ends, list, 0))?;
-        try_once(joints)
+        [ends, other].iter().try_for_each(|ends| hooks.replace(ends, list, 0))?;
+        try_once(hooks)
     });
     let tried = tried.collect::<Result<Vec<_>, Error>>();
     for ends in [ends, other] {
-        joints.close(&ends)?;
+        hooks.close(&ends)?;
     }
     let tried = tried?;
-    let median = |joint: usize| {
-        let mut times: Vec<_> = tried.iter().map(|times| times[joint]).collect();
+    let median = |hook: usize| {
+        let mut times: Vec<_> = tried.iter().map(|times| times[hook]).collect();
         times.sort_unstable();
         times[TRIES / 2]
     };
@@ -43,10 +43,10 @@ pub fn measure(joints: &mut Joints, list: &FunctionList) -> Result<[Duration; 3]
 }
 
 /// Runs a datagram through both ends once.
-fn try_once(joints: &Joints) -> Result<[Duration; 3], Error> {
-    let sent = joints.run(FunctionJoint::Tx, &datagram())?;
+fn try_once(hooks: &PacketHooks) -> Result<[Duration; 3], Error> {
+    let sent = hooks.run(FunctionHook::Tx, &datagram())?;
     // The frame that the sender's hook has made is given to the receiver's hooks.
-    let [rx, repair] = [FunctionJoint::Rx, FunctionJoint::Repair].map(|joint| joints.run(joint, &sent.frame));
+    let [rx, repair] = [FunctionHook::Rx, FunctionHook::Repair].map(|hook| hooks.run(hook, &sent.frame));
     Ok([sent.time, rx?.time, repair?.time])
 }
 
@@ -77,11 +77,11 @@ pub struct BudgetMeter {
 
 impl BudgetMeter {
     /// Takes the current times of each hook. Returns the hook whose mean exceeds the budget, if one does.
-    pub fn look(&mut self, now: [FunctionTimes; 3], budget_ns: u32) -> Option<(FunctionJoint, u64)> {
+    pub fn look(&mut self, now: [FunctionTimes; 3], budget_ns: u32) -> Option<(FunctionHook, u64)> {
         let mut worst = None;
         self.over = now.iter().map(|times| times.over).sum();
-        for ((joint, now), (last, mean)) in
-            FunctionJoint::ALL.into_iter().zip(now).zip(self.last.iter_mut().zip(&mut self.mean))
+        for ((hook, now), (last, mean)) in
+            FunctionHook::ALL.into_iter().zip(now).zip(self.last.iter_mut().zip(&mut self.mean))
         {
             let samples = now.samples.saturating_sub(last.samples);
             if samples < SAMPLES_MIN {
@@ -91,7 +91,7 @@ impl BudgetMeter {
             let ns = now.total_ns.saturating_sub(last.total_ns) / samples;
             (*mean, *last) = (Some(ns), now);
             if budget_ns > 0 && ns > budget_ns.into() && worst.is_none_or(|(_, most)| ns > most) {
-                worst = Some((joint, ns));
+                worst = Some((hook, ns));
             }
         }
         worst
@@ -114,7 +114,7 @@ mod tests {
         // A few slow packets do not change the mean.
         assert_eq!(meter.look([times(103, 200_000), idle, idle], 1500), None);
         let slow = [times(120, 300_000), times(10, 90_000), idle];
-        assert_eq!(meter.look(slow, 1500), Some((FunctionJoint::Tx, 10_000)));
+        assert_eq!(meter.look(slow, 1500), Some((FunctionHook::Tx, 10_000)));
         assert_eq!(meter.mean, [Some(10_000), Some(9000), None]);
         assert_eq!(meter.look(slow, 1500), None, "nothing came since");
         assert_eq!(meter.look([times(200, 9_000_000), times(10, 90_000), idle], 0), None, "no budget");

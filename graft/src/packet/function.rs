@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use millrace_base::file;
-use millrace_graft_kernel::{FUNCTIONS, PACKET_ABI, joint};
+use millrace_graft_kernel::{FUNCTIONS, PACKET_ABI, packet};
 use serde::Deserialize;
 
 use super::versions::FunctionVersion;
@@ -221,7 +221,7 @@ impl PacketFunction {
 
     fn new(manifest: FunctionManifest, image: Vec<u8>) -> Result<Self, String> {
         let object =
-            joint::OpenedFunction::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
+            packet::OpenedFunction::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
         if object.name() != manifest.name {
             return Err(format!("{} is function {}, not {}", manifest.object, object.name(), manifest.name));
         }
@@ -272,7 +272,7 @@ impl PacketFunction {
 
     /// Returns the value of a parameter that is compiled into the object.
     pub(super) fn default_of(&self, parameter: &str) -> Option<u64> {
-        let object = joint::OpenedFunction::open(&self.image).ok()?;
+        let object = packet::OpenedFunction::open(&self.image).ok()?;
         object.parameters().iter().find(|it| it.name == parameter).map(|it| it.default)
     }
 
@@ -286,11 +286,11 @@ impl PacketFunction {
     }
 
     /// Opens the object for loading, with these values instead of the compiled ones.
-    pub(super) fn open(&self, values: &BTreeMap<String, u64>) -> Result<joint::OpenedFunction, Error> {
+    pub(super) fn open(&self, values: &BTreeMap<String, u64>) -> Result<packet::OpenedFunction, Error> {
         let name = &self.manifest.name;
         let failed = |message| Error::Graft { name: name.clone(), message };
         let mut object =
-            joint::OpenedFunction::open(&self.image).map_err(|error| failed(error.to_string()))?;
+            packet::OpenedFunction::open(&self.image).map_err(|error| failed(error.to_string()))?;
         for (parameter, value) in values {
             self.check_value(parameter, *value)?;
             object.set(parameter, *value).map_err(|error| failed(error.to_string()))?;

@@ -21,7 +21,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{KeyPhase, SealKeys, SessionEnds};
+use millrace_graft_kernel::packet::{KeyPhase, SealKeys, SessionEnds};
 use millrace_kernel::crypto::QuicKeys;
 use ring::{hkdf, hmac};
 use serde::{Deserialize, Serialize};

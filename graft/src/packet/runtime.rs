@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use millrace_graft_kernel::joint::{
-    self, FunctionJoint, JointReason, Joints, SessionEnds, SessionRoom, Tick,
+use millrace_graft_kernel::packet::{
+    self, FunctionHook, PacketHooks, PacketReason, SessionEnds, SessionRoom, Tick,
 };
 use millrace_kernel::clock;
 
@@ -47,7 +47,7 @@ pub enum PacketEvent {
     /// A change failed, and the session keeps its graft.
     NotSwapped { session: String, graft: String, why: ListRefusal },
     /// The graft exceeds its budget. `fallback` replaces it; if that is `None`, the session keeps the graft.
-    OverBudget { session: String, graft: String, joint: FunctionJoint, ns: u64, fallback: Option<String> },
+    OverBudget { session: String, graft: String, hook: FunctionHook, ns: u64, fallback: Option<String> },
     /// The programs were detached by another process, or the interface was created again. `error` says why they could
     /// not be attached again, if they could not.
     Detached { interface: String, error: Option<String> },
@@ -89,7 +89,7 @@ pub struct SessionTraffic {
 /// A runtime of packet grafts. Dropping it removes everything from the kernel. It belongs to the network namespace in
 /// which it was started.
 pub struct PacketRuntime {
-    joints: Joints,
+    hooks: PacketHooks,
     /// Functions in the kernel: those of the settings, and those of earlier settings that sessions still use.
     loaded: Vec<FunctionVersion>,
     settings: Settings,
@@ -127,17 +127,17 @@ impl PacketRuntime {
     pub fn start(settings: Settings) -> Result<Self, Error> {
         check_pacing(&settings)?;
         paths::check(&settings)?;
-        let mut joints = Joints::load_for(with_trials(settings.room))?;
+        let mut hooks = PacketHooks::load_for(with_trials(settings.room))?;
         let mut loaded = Vec::new();
-        versions::load(&mut joints, &mut loaded, &settings)?;
+        versions::load(&mut hooks, &mut loaded, &settings)?;
         // Grafts are measured before any session exists.
         for graft in settings.grafts.values() {
-            check_budget(&mut joints, graft)?;
+            check_budget(&mut hooks, graft)?;
         }
         let since = Instant::now();
         let looked = Duration::ZERO;
         let mut runtime = Self {
-            joints,
+            hooks,
             loaded,
             places: Vec::new(),
             live: BTreeMap::new(),
@@ -161,7 +161,7 @@ impl PacketRuntime {
             runtime.open(session)?;
         }
         for name in settings.interfaces {
-            let place = RuntimeInterface::new(&mut runtime.joints, &name, settings.mode)?;
+            let place = RuntimeInterface::new(&mut runtime.hooks, &name, settings.mode)?;
             runtime.places.push(place);
         }
         Ok(runtime)
@@ -188,9 +188,9 @@ impl PacketRuntime {
         versions::check_parameters(old, &settings)?;
         check_pacing(&settings)?;
         paths::check(&settings)?;
-        versions::load(&mut self.joints, &mut self.loaded, &settings)?;
+        versions::load(&mut self.hooks, &mut self.loaded, &settings)?;
         for graft in settings.grafts.values().filter(|graft| old.grafts.get(&graft.name) != Some(*graft)) {
-            check_budget(&mut self.joints, graft)?;
+            check_budget(&mut self.hooks, graft)?;
         }
         // Everything that can fail without a change comes before this line, so that a refused reload changes nothing.
         let mut changes = Vec::new();
@@ -208,7 +208,7 @@ impl PacketRuntime {
         for ends in gone {
             self.live.remove(&ends);
             self.plan(&ends);
-            self.joints.close(&ends)?;
+            self.hooks.close(&ends)?;
         }
         self.stop_hearing();
         self.memory = settings.memory()?;
@@ -223,7 +223,7 @@ impl PacketRuntime {
         }
         for (ends, live) in &mut self.live {
             if let Some(graft) = live.refreshed(&self.settings) {
-                self.joints.set_budget(ends, graft.budget_ns)?;
+                self.hooks.set_budget(ends, graft.budget_ns)?;
             }
         }
         // Changes are proposed with the new settings in force.
@@ -274,8 +274,8 @@ impl PacketRuntime {
         let patience = if events.is_empty() { patience } else { Duration::ZERO };
         let patience =
             self.agenda.next().map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
-        let words = self.joints.words(patience.max(Duration::from_millis(1)))?;
-        events.extend(self.joints.room_for().into_iter().map(|ends| PacketEvent::Room { ends }));
+        let words = self.hooks.words(patience.max(Duration::from_millis(1)))?;
+        events.extend(self.hooks.room_for().into_iter().map(|ends| PacketEvent::Room { ends }));
         let mut due = Vec::new();
         for heard in words {
             let Some(word) = ListMessage::decode(heard.kind, heard.number) else { continue };
@@ -298,14 +298,14 @@ impl PacketRuntime {
         for ends in due {
             self.tick(&ends, &mut events)?;
         }
-        for tick in self.joints.ticks()? {
+        for tick in self.hooks.ticks()? {
             self.say_last(&tick);
         }
         self.look_at_rules(&mut events)?;
         self.look_at_paths()?;
         if self.now() >= self.looked + LOOK {
             self.looked = self.now();
-            let active = self.joints.active();
+            let active = self.hooks.active();
             self.look_at_keys(&active)?;
             self.look_at_budgets(&active, &mut events)?;
             self.look_at_places(&mut events);
@@ -341,17 +341,17 @@ impl PacketRuntime {
         };
         for place in &self.places {
             status.interfaces.insert(place.name.clone(), place.mode.to_string());
-            if !self.joints.is_attached(place.index) {
+            if !self.hooks.is_attached(place.index) {
                 status.trouble.push(format!("interface {}: not attached", place.name));
             }
         }
         status.trouble.extend(check_pacing(&self.settings).err().map(|error| error.to_string()));
         status.trouble.extend(self.unheard());
         for (ends, live) in &self.live {
-            let counts = self.joints.counts(ends)?;
-            let mut session = live.status(&counts, &self.joints.progress(ends)?);
+            let counts = self.hooks.counts(ends)?;
+            let mut session = live.status(&counts, &self.hooks.progress(ends)?);
             if let Some(routes) = &live.routes {
-                session.paths = routes.status(&self.joints.path_counts(ends)?);
+                session.paths = routes.status(&self.hooks.path_counts(ends)?);
             }
             // A peer whose daemon is not connected is reported once, and not for each of its sessions.
             let unheard = live.keying.line.as_ref().and_then(|_| live.unheard(&counts));
@@ -388,14 +388,14 @@ impl PacketRuntime {
         if !self.live.contains_key(ends) {
             return Ok(None);
         }
-        let counts = self.joints.counts(ends)?;
-        let sum = |wanted: &[JointReason]| {
+        let counts = self.hooks.counts(ends)?;
+        let sum = |wanted: &[PacketReason]| {
             counts.iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, count)| count).sum()
         };
         Ok(Some(SessionTraffic {
-            sent: sum(&[JointReason::Sent]),
-            delivered: sum(&[JointReason::Delivered, JointReason::Recovered]),
-            refused: sum(&[JointReason::WindowFull, JointReason::TooFast]),
+            sent: sum(&[PacketReason::Sent]),
+            delivered: sum(&[PacketReason::Delivered, PacketReason::Recovered]),
+            refused: sum(&[PacketReason::WindowFull, PacketReason::TooFast]),
         }))
     }
 
@@ -404,19 +404,19 @@ impl PacketRuntime {
         if !self.live.contains_key(ends) {
             return Ok(None);
         }
-        let known = self.joints.progress(ends)?;
+        let known = self.hooks.progress(ends)?;
         Ok(known.round_trip.map(|_| known.next.wrapping_sub(known.delivered)))
     }
 
     /// Makes [`step`](Self::step) report when a session that has refused a datagram has room again.
     pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
-        Ok(self.joints.tell_room(ends)?)
+        Ok(self.hooks.tell_room(ends)?)
     }
 
     /// Returns descriptors of the sealing programs, which keep sessions sealed for a moment after this runtime has
     /// ended.
     pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.joints.egress()
+        self.hooks.egress()
     }
 
     fn now(&self) -> Duration {
@@ -434,21 +434,21 @@ impl PacketRuntime {
         let key = sealed::random()?;
         let list = graft.list.clone();
         let budget_ns = graft.budget_ns;
-        let opened = joint::FunctionSession { ends, key, list, budget_ns, protocol };
+        let opened = packet::FunctionSession { ends, key, list, budget_ns, protocol };
         match cipher {
             // A session in clear waits for the key that authenticates frames.
             None => {
-                self.joints.open(opened)?;
-                self.joints.hold(&ends)?;
+                self.hooks.open(opened)?;
+                self.hooks.hold(&ends)?;
             }
-            Some(_) => self.joints.open_sealed(opened)?,
+            Some(_) => self.hooks.open_sealed(opened)?,
         }
         let mut keying = Keying::new(cipher, key);
         if let Some(exported) = self.lines.get(&session.peer) {
             keying.connect(&ends, exported, first)?;
         }
         if needs_clock(&graft) {
-            self.joints.set_clock(&ends, CLOCK)?;
+            self.hooks.set_clock(&ends, CLOCK)?;
         }
         // At exactly one end the proposals come first.
         let agreement = ListAgreement::new(graft.list.id, ends.local < ends.remote, sealed::random()?);
@@ -481,11 +481,11 @@ impl PacketRuntime {
 
     fn say(&mut self, ends: &SessionEnds, word: ListMessage) {
         let (kind, number) = word.encode();
-        self.send(ends, joint::TalkMessage::Says(kind, number));
+        self.send(ends, packet::TalkMessage::Says(kind, number));
     }
 
-    fn send(&mut self, ends: &SessionEnds, word: joint::TalkMessage) {
-        let error = self.joints.say(ends, word).err().map(|error| error.to_string());
+    fn send(&mut self, ends: &SessionEnds, word: packet::TalkMessage) {
+        let error = self.hooks.say(ends, word).err().map(|error| error.to_string());
         self.live.entry(*ends).and_modify(|live| live.mute = error);
     }
 
@@ -515,12 +515,12 @@ impl PacketRuntime {
             live.begin(graft.clone());
             live.routes.iter_mut().for_each(paths::SessionRoutes::begin_anew);
             // No packet may pass between the reading of the counters and the new list.
-            self.joints.pause(ends)?;
+            self.hooks.pause(ends)?;
             let totals = self.totals(ends)?;
             self.live.entry(*ends).and_modify(|live| live.begun = totals);
-            self.joints.replace(ends, &graft.list, 0)?;
-            self.joints.resume(ends)?;
-            self.joints.set_budget(ends, graft.budget_ns)?;
+            self.hooks.replace(ends, &graft.list, 0)?;
+            self.hooks.resume(ends)?;
+            self.hooks.set_budget(ends, graft.budget_ns)?;
             events.push(PacketEvent::Restarted { session });
         }
         // A greeting that the other end cannot open yet is sent later.
@@ -547,7 +547,7 @@ impl PacketRuntime {
         if is_idle && (is_waiting || live.said.count < LAST_WORDS) {
             live.said.count += 1;
             live.said.at_ns = now_ns;
-            self.send(&tick.ends, joint::TalkMessage::Last(tick.next));
+            self.send(&tick.ends, packet::TalkMessage::Last(tick.next));
         }
     }
 
@@ -557,10 +557,10 @@ impl PacketRuntime {
         events: &mut Vec<PacketEvent>,
     ) -> Result<(), Error> {
         for &ends in active {
-            let times = self.joints.times(&ends)?;
+            let times = self.hooks.times(&ends)?;
             let Some(live) = self.live.get_mut(&ends) else { continue };
             let graft = live.graft.clone();
-            let Some((joint, ns)) = live.meter.look(times, graft.budget_ns) else { continue };
+            let Some((hook, ns)) = live.meter.look(times, graft.budget_ns) else { continue };
             // A change that is under way may already replace the graft.
             if live.agreement.next().is_some() {
                 continue;
@@ -570,20 +570,14 @@ impl PacketRuntime {
             let words = format!(
                 "graft {} takes {ns} ns for a packet at {}, and its budget is {}",
                 graft.name,
-                joint.name(),
+                hook.name(),
                 graft.budget_ns
             );
             let is_new = live.trouble.as_ref() != Some(&words) && live.trouble.is_none();
             live.trouble = Some(words);
             let graft = graft.name.clone();
             if is_new {
-                events.push(PacketEvent::OverBudget {
-                    session,
-                    graft,
-                    joint,
-                    ns,
-                    fallback: fallback.clone(),
-                });
+                events.push(PacketEvent::OverBudget { session, graft, hook, ns, fallback: fallback.clone() });
             }
             if let Some(fallback) = fallback.and_then(|name| self.settings.grafts.get(&name).cloned()) {
                 let anew = fallback.anew;
@@ -610,22 +604,22 @@ fn needs_clock(graft: &GraftSetting) -> bool {
 }
 
 /// Returns whether only one of the ends seems to have restarted: packets arrive, and none is delivered.
-fn is_out_of_step(counts: &[(JointReason, u64)]) -> bool {
-    let count = |wanted: JointReason| {
+fn is_out_of_step(counts: &[(PacketReason, u64)]) -> bool {
+    let count = |wanted: PacketReason| {
         counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count)
     };
-    let refused = count(JointReason::Stale) + count(JointReason::Old);
-    refused > 0 && count(JointReason::Delivered) == 0
+    let refused = count(PacketReason::Stale) + count(PacketReason::Old);
+    refused > 0 && count(PacketReason::Delivered) == 0
 }
 
-fn check_budget(joints: &mut Joints, graft: &GraftSetting) -> Result<(), Error> {
-    let times = measure(joints, &graft.list)?;
-    let worst = FunctionJoint::ALL.into_iter().zip(times).max_by_key(|(_, time)| *time);
+fn check_budget(hooks: &mut PacketHooks, graft: &GraftSetting) -> Result<(), Error> {
+    let times = measure(hooks, &graft.list)?;
+    let worst = FunctionHook::ALL.into_iter().zip(times).max_by_key(|(_, time)| *time);
     match worst {
-        Some((joint, time)) if graft.budget_ns > 0 && time.as_nanos() > graft.budget_ns.into() => {
+        Some((hook, time)) if graft.budget_ns > 0 && time.as_nanos() > graft.budget_ns.into() => {
             Err(Error::Budget {
                 graft: graft.name.clone(),
-                joint: joint.name(),
+                hook: hook.name(),
                 ns: u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
                 budget_ns: graft.budget_ns,
             })

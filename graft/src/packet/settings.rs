@@ -10,7 +10,7 @@ use std::path::{self, PathBuf};
 use std::time::Duration;
 
 use millrace_base::settings::SettingsReader;
-use millrace_graft_kernel::joint::{
+use millrace_graft_kernel::packet::{
     self, FunctionList, KEPT_BYTES, LIST_MAX, SEALED_BYTES, SESSIONS_MAX, SessionEnds, SessionRoom,
     WireProtocol,
 };
@@ -461,7 +461,7 @@ impl Settings {
         };
         // A sealed session takes further memory for its keys.
         let sealed = self.sessions.iter().filter(|session| session.cipher.is_some()).count() as u64;
-        let base = joint::base_bytes(&self.room, sealed > 0).map_err(failed("joints"))?;
+        let base = packet::base_bytes(&self.room, sealed > 0).map_err(failed("hooks"))?;
         let versions = self.grafts.values().flat_map(|graft| &graft.functions);
         let mut bytes = base + sealed * SEALED_BYTES;
         // A function is loaded once, however many grafts have it.

@@ -2,7 +2,7 @@
 /* The root program of an interface at XDP, which has room for one program: gate and graft take turns in it.
  *
  *   root_xdp -> root_slots[gate] = root_turn -> mine[0] = gate_xdp -> (what passes) root_rest
- *            -> root_slots[graft] = root_turn -> mine[0] = joint_rx
+ *            -> root_slots[graft] = root_turn -> mine[0] = packet_rx
  *
  * Every process loads a root_turn of its own, with a map `mine` that only it has a descriptor of. The kernel
  * empties the map when the last descriptor is closed, also if the process is killed, and packets go on to the

@@ -290,7 +290,7 @@ pub fn run(args: GraftCommandArgs) -> anyhow::Result<()> {
         GraftVerb::Status { socket, json } => {
             let status =
                 expect_answer!(control::ask(&socket.socket, &GraftRequest::Status)?, GraftAnswer::Status)?;
-            print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { joint(&status) })
+            print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { whole_status(&status) })
         }
         GraftVerb::Why(args) => why::run(&args),
         GraftVerb::Probe(args) => probe(&args),
@@ -384,7 +384,7 @@ fn replacement(arguments: &[OsString]) -> String {
 }
 
 /// Formats the status of all parts of the daemon.
-fn joint(status: &control::Status) -> String {
+fn whole_status(status: &control::Status) -> String {
     let mut out = text::status(status, width());
     if let Some(sessions) = &status.sessions {
         out += &sessions::text(sessions, width());

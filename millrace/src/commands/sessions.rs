@@ -119,7 +119,7 @@ pub fn text(status: &Status, width: usize) -> String {
         line(&mut out, width, &format!("TROUBLE: {trouble}"));
     }
     let rows = status.sessions.iter().map(|session| {
-        let means = session.mean_ns.iter().map(|(joint, ns)| format!("{joint} {ns}"));
+        let means = session.mean_ns.iter().map(|(hook, ns)| format!("{hook} {ns}"));
         vec![
             session.name.clone(),
             session.graft.clone(),

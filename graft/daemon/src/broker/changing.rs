@@ -2,7 +2,7 @@
 //! that are gone.
 
 use millrace_graft::packet::{PacketEvent, PacketRuntime, choose::choose};
-use millrace_graft_kernel::joint::SessionEnds;
+use millrace_graft_kernel::packet::SessionEnds;
 use millrace_messages::{ChangeOrigin, SessionRefusal, Want, wire::BrokerReply};
 use tracing::{info, warn};
 

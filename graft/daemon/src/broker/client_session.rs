@@ -9,7 +9,7 @@ use millrace_graft::packet::{
     FunctionService, PacketRuntime,
     choose::{ChoiceRefusal, Offer},
 };
-use millrace_graft_kernel::joint::SessionEnds;
+use millrace_graft_kernel::packet::SessionEnds;
 use millrace_messages::{ChangeOrigin, SessionRefusal, Want};
 use tracing::warn;
 

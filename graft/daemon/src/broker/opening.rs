@@ -5,7 +5,7 @@ use std::{os::fd::AsFd, time::Instant};
 
 use millrace_base::control::ControlEnd;
 use millrace_graft::packet::{PacketRuntime, choose::choose};
-use millrace_graft_kernel::joint::SessionEnds;
+use millrace_graft_kernel::packet::SessionEnds;
 use millrace_messages::{OpenedSession, SessionRefusal, Want, wire::BrokerReply};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tracing::info;

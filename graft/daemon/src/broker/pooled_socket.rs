@@ -3,7 +3,7 @@
 
 use std::{io, os::fd::AsFd, time::Instant};
 
-use millrace_graft_kernel::joint::SessionEnds;
+use millrace_graft_kernel::packet::SessionEnds;
 use millrace_kernel::udp::end_for_all;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};

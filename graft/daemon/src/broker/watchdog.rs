@@ -17,7 +17,7 @@ use std::{
 };
 
 use millrace_base::control::{ControlEnd, ControlReceived};
-use millrace_graft_kernel::joint::SessionEnds;
+use millrace_graft_kernel::packet::SessionEnds;
 use millrace_kernel::udp::end_for_all;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},

@@ -8,7 +8,7 @@
  */
 #include "ack.h"
 #include "arrivals.h"
-#include "joint_send.h"
+#include "packet_send.h"
 #include "socket_room.h"
 
 struct acknowledge_config {

@@ -6,7 +6,7 @@
  * The payload of a parity packet is struct graft_parity and as many bytes as the longest packet of the
  * block, in whole elements.
  */
-#include "joint_send.h"
+#include "packet_send.h"
 #include "parity.h"
 #include <bpf/bpf_core_read.h>
 
@@ -40,7 +40,7 @@ static __always_inline struct kept *place_of(const struct graft_work *work, __u3
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GRAFT_JOINTS);
+	__uint(max_entries, GRAFT_HOOKS);
 	__type(key, __u32);
 	__type(value, struct sum);
 } sums SEC(".maps");
@@ -51,9 +51,9 @@ struct sk_buff {
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 
-static __always_inline struct sum *sum_of(__u32 joint)
+static __always_inline struct sum *sum_of(__u32 hook)
 {
-	return bpf_map_lookup_elem(&sums, &joint);
+	return bpf_map_lookup_elem(&sums, &hook);
 }
 
 __noinline int add(struct sum *sum, struct kept *kept)

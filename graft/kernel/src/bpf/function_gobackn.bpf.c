@@ -7,7 +7,7 @@
  * again, and after `retry_us`. At the sender, TC ingress turns it into all packets from the requested one
  * on, without waking a process.
  */
-#include "joint_again.h"
+#include "packet_again.h"
 
 struct gobackn_config {
 	__u32 retry_us;

@@ -2,7 +2,7 @@
 /* The interface that packet functions are written against: ABI 3 of grafts. It needs only UAPI headers of
  * the kernel and libbpf's headers. (Congestion controls are written against graft.h.)
  *
- * A function is an object file with up to three programs, one for each hook (joint) that it runs at:
+ * A function is an object file with up to three programs, one for each hook that it runs at:
  *
  *   SEC("tcx/egress")  NAME_tx      outgoing packets of an application
  *   SEC("xdp.frags")   NAME_rx      incoming packets, before the kernel has a socket buffer
@@ -13,9 +13,9 @@
  * packet of the new version for the state of incoming packets, and before the first outgoing one for
  * theirs.
  *
- * A graft is a list of such functions. Each ends with graft_next(ctx, JOINT), which runs the next function,
- * or with graft_done(ctx, JOINT, reason), which ends the list. Either way the hook's verdict runs last: it
- * counts the reason, and adds or removes the frame. The dispatcher (joint.bpf.c) has found the session and
+ * A graft is a list of such functions. Each ends with graft_next(ctx, HOOK), which runs the next function,
+ * or with graft_done(ctx, HOOK, reason), which ends the list. Either way the hook's verdict runs last: it
+ * counts the reason, and adds or removes the frame. The dispatcher (packet.bpf.c) has found the session and
  * authenticated the frame before the first function runs.
  */
 #ifndef MILLRACE_GRAFT_PACKET_H
@@ -44,11 +44,11 @@
 #define GRAFT_LIST_MAX	8    /* most functions in a list */
 #define GRAFT_WINDOW	1024 /* packet numbers that are remembered */
 
-enum graft_joint {
+enum graft_hook {
 	GRAFT_TX,
 	GRAFT_RX,
 	GRAFT_REPAIR,
-	GRAFT_JOINTS,
+	GRAFT_HOOKS,
 };
 
 /* Why a packet was passed or dropped. Packets with a reason up to GRAFT_NO_FUNCTION pass. */
@@ -195,7 +195,7 @@ struct graft_work {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, GRAFT_JOINTS);
+	__uint(max_entries, GRAFT_HOOKS);
 	__type(key, __u32);
 	__type(value, struct graft_work);
 } works SEC(".maps");
@@ -219,9 +219,9 @@ GRAFT_PROGRAMS(programs_tx);
 GRAFT_PROGRAMS(programs_rx);
 GRAFT_PROGRAMS(programs_repair);
 
-static __always_inline struct graft_work *graft_work(__u32 joint)
+static __always_inline struct graft_work *graft_work(__u32 hook)
 {
-	return bpf_map_lookup_elem(&works, &joint);
+	return bpf_map_lookup_elem(&works, &hook);
 }
 
 static __always_inline struct graft_shared *graft_shared(const struct graft_work *work)
@@ -302,8 +302,8 @@ static __always_inline void graft_advance(struct graft_shared *shared)
 
 struct graft_migrate_call {
 	__u32 session;
-	__u32 joints; /* bits, 1 << enum graft_joint: the hooks whose part of the state is converted */
-	__u32 error;  /* set to not 0 if the state cannot be converted */
+	__u32 hooks; /* bits, 1 << enum graft_hook: the hooks whose part of the state is converted */
+	__u32 error; /* set to not 0 if the state cannot be converted */
 };
 
 #define GRAFT_PASS_tx	  -1 /* return value of TC programs that pass a packet: TCX_NEXT, TC_ACT_UNSPEC */
@@ -313,26 +313,26 @@ struct graft_migrate_call {
 /* Runs the next function, or the verdict after the last one. If the function is not loaded, the verdict
  * follows at once.
  */
-#define graft_next(ctx, joint, work)                                  \
-	({                                                            \
-		__u32 next_ = (work)->list & 0xff;                    \
-                                                                      \
-		(work)->list >>= 8;                                   \
-		(work)->current = next_;                              \
-		if (next_) {                                          \
-			bpf_tail_call(ctx, &programs_##joint, next_); \
-			(work)->reason = GRAFT_NO_FUNCTION;           \
-		}                                                     \
-		bpf_tail_call(ctx, &programs_##joint, 0);             \
-		GRAFT_PASS_##joint;                                   \
+#define graft_next(ctx, hook, work)                                  \
+	({                                                           \
+		__u32 next_ = (work)->list & 0xff;                   \
+                                                                     \
+		(work)->list >>= 8;                                  \
+		(work)->current = next_;                             \
+		if (next_) {                                         \
+			bpf_tail_call(ctx, &programs_##hook, next_); \
+			(work)->reason = GRAFT_NO_FUNCTION;          \
+		}                                                    \
+		bpf_tail_call(ctx, &programs_##hook, 0);             \
+		GRAFT_PASS_##hook;                                   \
 	})
 
 /* Ends the list with a reason, and runs the verdict. */
-#define graft_done(ctx, joint, work, why)                 \
-	({                                                \
-		(work)->reason = why;                     \
-		bpf_tail_call(ctx, &programs_##joint, 0); \
-		GRAFT_PASS_##joint;                       \
+#define graft_done(ctx, hook, work, why)                 \
+	({                                               \
+		(work)->reason = why;                    \
+		bpf_tail_call(ctx, &programs_##hook, 0); \
+		GRAFT_PASS_##hook;                       \
 	})
 
 #endif

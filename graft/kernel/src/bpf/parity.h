@@ -13,7 +13,7 @@
 
 #include "bytes.h"
 #include "gf16.h"
-#include "joint_kept.h"
+#include "packet_kept.h"
 
 #define PARITY_MAX 4  /* parities of a block; a 64-bit word has as many elements */
 #define BLOCK_MAX  64 /* a block has fewer packets than this */

@@ -13,7 +13,7 @@
 #ifndef MILLRACE_REPAIR_H
 #define MILLRACE_REPAIR_H
 
-#include "joint_again.h"
+#include "packet_again.h"
 
 struct repair_config {
 	__u32 retry_us;

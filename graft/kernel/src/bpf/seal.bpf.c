@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Seals and opens datagrams for the dispatcher of packet grafts (joint.bpf.c). joint_seal runs last on the
- * way out, joint_open first on the way in, so functions see clear text, and only of datagrams that could be
+/* Seals and opens datagrams for the dispatcher of packet grafts (packet.bpf.c). packet_seal runs last on the
+ * way out, packet_open first on the way in, so functions see clear text, and only of datagrams that could be
  * opened.
  *
  *   seal_intf.h   the interface of userspace, and the format of a sealed datagram
- *   joint_seal.h  maps and calls that are shared with the dispatcher
+ *   packet_seal.h  maps and calls that are shared with the dispatcher
  *   aead.h        the AEAD ciphers
  */
 #include "aead.h"
-#include "joint_frame.h"
-#include "joint_seal.h"
+#include "packet_frame.h"
+#include "packet_seal.h"
 #include "sk_buff.h"
 #include <linux/pkt_cls.h>
 
@@ -158,7 +158,7 @@ static __always_inline enum graft_reason seal(struct __sk_buff *skb, const struc
 }
 
 SEC("tcx/egress")
-int joint_seal(struct __sk_buff *skb)
+int packet_seal(struct __sk_buff *skb)
 {
 	struct graft_work *work = graft_work(GRAFT_TX);
 	struct seal_call *call = seal_call();
@@ -168,7 +168,7 @@ int joint_seal(struct __sk_buff *skb)
 	if (!call || !work || !buf)
 		return TC_ACT_SHOT;
 	wrong = seal(skb, work, call, buf);
-	/* joint_tx_out counts the reason, and drops the datagram. */
+	/* packet_tx_out counts the reason, and drops the datagram. */
 	if (wrong)
 		call->reason = wrong;
 	bpf_tail_call(skb, &stages_tx, STAGE_OUT);
@@ -250,7 +250,7 @@ static __always_inline int shorten_ipv6(struct xdp_md *ctx, __u32 ip_at)
 }
 
 /* Writes lengths and UDP checksum for the opened datagram; a checksum of 0 (none) stays. If the interface
- * was to complete the checksum, joint_repair corrects it, since only TC can tell.
+ * was to complete the checksum, packet_repair corrects it, since only TC can tell.
  */
 static __noinline int put_headers(struct xdp_md *ctx, const struct graft_work *work, struct quic_buf *buf,
 				  __u32 bytes)
@@ -309,7 +309,7 @@ static __always_inline enum graft_reason open(struct xdp_md *ctx, const struct g
 }
 
 SEC("xdp.frags")
-int joint_open(struct xdp_md *ctx)
+int packet_open(struct xdp_md *ctx)
 {
 	struct graft_work *work = graft_work(GRAFT_RX);
 	struct quic_buf *buf = find_buf(1);

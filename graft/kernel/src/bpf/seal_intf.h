@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Types that sealing (seal.bpf.c) shares with graft/kernel/src/joint/seal.rs, and the format of a sealed
+/* Types that sealing (seal.bpf.c) shares with graft/kernel/src/packet/seal.rs, and the format of a sealed
  * datagram.
  */
 #ifndef MILLRACE_SEAL_INTF_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A test function that counts received data, in two versions with different states. tests/joints converts
+/* A test function that counts received data, in two versions with different states. tests/packets converts
  * one into the other.
  */
 #ifndef MILLRACE_TALLY_H

@@ -30,7 +30,7 @@ int tally_migrate(struct graft_migrate_call *call)
 	struct tally_v1 *old = bpf_map_lookup_elem(&old_state, &zero);
 	struct tally_v2 *new = bpf_map_lookup_elem(&state, &session);
 
-	if (old && new && call->joints & 1 << GRAFT_RX)
+	if (old && new && call->hooks & 1 << GRAFT_RX)
 		new->packets = new->moved = old->packets;
 	call->error = !old || !new;
 	return 0;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use millrace_graft_kernel::joint::{FunctionJoint, SessionEnds};
+use millrace_graft_kernel::packet::{FunctionHook, SessionEnds};
 
 use super::super::SessionChange;
 use super::super::agree::{ListAction, ListMessage, ListRefusal};
@@ -14,8 +14,8 @@ use super::{Duration, PacketEvent, PacketRuntime, SessionTraffic, needs_clock};
 use crate::Error;
 
 /// Hooks for incoming packets.
-const IN: [FunctionJoint; 2] = [FunctionJoint::Rx, FunctionJoint::Repair];
-const OUT: [FunctionJoint; 1] = [FunctionJoint::Tx];
+const IN: [FunctionHook; 2] = [FunctionHook::Rx, FunctionHook::Repair];
+const OUT: [FunctionHook; 1] = [FunctionHook::Tx];
 
 impl PacketRuntime {
     pub(super) fn propose(
@@ -77,12 +77,12 @@ impl PacketRuntime {
         let Some(graft) = self.graft_for(live, list) else { return Err(Error::NotLoaded(list.to_string())) };
         let mut change = SessionChange::default();
         if let ListAction::Expect(_) = act {
-            self.joints.make_pausable()?;
+            self.hooks.make_pausable()?;
             change.stateless = true;
         } else {
             change.migrated = self.accept(ends, live, &graft)?;
             // The functions have their state by now, so packets of the list may arrive.
-            self.joints.accept(ends, &graft.list)?;
+            self.hooks.accept(ends, &graft.list)?;
         }
         self.live.entry(*ends).and_modify(|live| (live.next, live.change) = (Some(graft), change));
         Ok(())
@@ -106,11 +106,11 @@ impl PacketRuntime {
         ends: &SessionEnds,
         from: &GraftSetting,
         to: &GraftSetting,
-        joints: &[FunctionJoint],
+        hooks: &[FunctionHook],
     ) -> Result<Vec<StateMove>, Error> {
         let moves = moves(&from.functions, &to.functions).unwrap_or_default();
         for it in &moves {
-            self.joints.migrate(ends, &it.from, &it.to, joints)?;
+            self.hooks.migrate(ends, &it.from, &it.to, hooks)?;
         }
         Ok(moves)
     }
@@ -118,7 +118,7 @@ impl PacketRuntime {
     /// Switches sending to the list that follows. Its functions continue with the present state for outgoing packets.
     fn switch(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         // The kernel has two places for lists. The bit of the epoch says which one is used for sending.
-        let epoch = self.joints.epoch(ends)? ^ 1;
+        let epoch = self.hooks.epoch(ends)? ^ 1;
         let start = Instant::now();
         if let Some(live) = self.live.get(ends)
             && let Some(next) = &live.next
@@ -126,7 +126,7 @@ impl PacketRuntime {
             // The state is copied as late as possible, since packets change it until the switch.
             self.move_states(ends, &live.graft, next, &OUT)?;
         }
-        self.joints.switch(ends, epoch)?;
+        self.hooks.switch(ends, epoch)?;
         let cut = start.elapsed();
         self.live.entry(*ends).and_modify(|live| live.cut = cut);
         Ok(())
@@ -136,12 +136,12 @@ impl PacketRuntime {
     /// packet leaves before both ends have the list.
     fn begin_anew(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         let Some(graft) = self.live.get(ends).and_then(|live| live.next.clone()) else { return Ok(()) };
-        let epoch = self.joints.epoch(ends)? ^ 1;
+        let epoch = self.hooks.epoch(ends)? ^ 1;
         let start = Instant::now();
-        self.joints.pause(ends)?;
+        self.hooks.pause(ends)?;
         // The pause makes the counters final.
         let totals = self.totals(ends)?;
-        self.joints.replace(ends, &graft.list, epoch)?;
+        self.hooks.replace(ends, &graft.list, epoch)?;
         let now = self.now();
         let cut = start.elapsed();
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
@@ -161,8 +161,8 @@ impl PacketRuntime {
     }
 
     fn retire(&mut self, ends: &SessionEnds) -> Result<(), Error> {
-        let epoch = self.joints.epoch(ends)? ^ 1;
-        self.joints.retire(ends, epoch)?;
+        let epoch = self.hooks.epoch(ends)? ^ 1;
+        self.hooks.retire(ends, epoch)?;
         if let Some(live) = self.live.get_mut(ends) {
             // After a failed change the list that should have followed is no longer needed.
             (live.before, live.next) = (None, None);
@@ -173,7 +173,7 @@ impl PacketRuntime {
 
     fn agreed(&mut self, ends: &SessionEnds, list: u16, events: &mut Vec<PacketEvent>) -> Result<(), Error> {
         let now = self.now();
-        self.joints.resume(ends)?;
+        self.hooks.resume(ends)?;
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
         // The session has this list already, perhaps under the name of another graft.
         let next = live.next.take().filter(|next| next.list.id == list);
@@ -200,8 +200,8 @@ impl PacketRuntime {
         let graft = live.graft.clone();
         let change = live.change.clone();
         events.push(PacketEvent::Swapped { session, graft: graft.name.clone(), took, cut: live.cut, change });
-        self.joints.set_clock(ends, if needs_clock(&graft) { CLOCK } else { Duration::ZERO })?;
-        Ok(self.joints.set_budget(ends, graft.budget_ns)?)
+        self.hooks.set_clock(ends, if needs_clock(&graft) { CLOCK } else { Duration::ZERO })?;
+        Ok(self.hooks.set_budget(ends, graft.budget_ns)?)
     }
 
     fn failed(&mut self, ends: &SessionEnds, list: u16, why: ListRefusal, events: &mut Vec<PacketEvent>) {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use millrace_graft_kernel::icmp::{self, IcmpErrorKind};
-use millrace_graft_kernel::joint::{JointReason, SessionEnds, WireProtocol};
+use millrace_graft_kernel::packet::{PacketReason, SessionEnds, WireProtocol};
 
 use super::live::LiveSession;
 use super::{PacketEvent, PacketRuntime};
@@ -81,7 +81,7 @@ impl PacketRuntime {
                 let ends =
                     SessionEnds { local: SocketAddr::new(local, from), remote: SocketAddr::new(remote, to) };
                 let Some(live) = self.live.get(&ends) else { continue };
-                let let_in = self.joints.counts(&ends).map_or(0, |counts| let_in(&counts));
+                let let_in = self.hooks.counts(&ends).map_or(0, |counts| let_in(&counts));
                 let latest = Latest { ends, by: error.by, what: error.what, at: now, let_in };
                 let kind = mem::discriminant(&error.what);
                 if hearing.told.get(&kind).is_none_or(|told| now >= *told + KNOWN) {
@@ -109,7 +109,7 @@ impl PacketRuntime {
         &self,
         ends: &SessionEnds,
         live: &LiveSession,
-        counts: &[(JointReason, u64)],
+        counts: &[(PacketReason, u64)],
     ) -> Option<String> {
         let latest = self.hearings.get(&pair(ends))?.latest.as_ref().filter(|latest| latest.ends == *ends)?;
         // A packet that has arrived since then proves that the other end is reachable.
@@ -119,8 +119,8 @@ impl PacketRuntime {
     }
 }
 
-fn let_in(counts: &[(JointReason, u64)]) -> u64 {
-    counts.iter().find(|(reason, _)| *reason == JointReason::LetIn).map_or(0, |(_, count)| *count)
+fn let_in(counts: &[(PacketReason, u64)]) -> u64 {
+    counts.iter().find(|(reason, _)| *reason == PacketReason::LetIn).map_or(0, |(_, count)| *count)
 }
 
 impl Latest {

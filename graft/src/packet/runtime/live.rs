@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{FunctionJoint, JointReason, SessionProgress, Tick, WireProtocol};
+use millrace_graft_kernel::packet::{FunctionHook, PacketReason, SessionProgress, Tick, WireProtocol};
 
 use super::super::agree::{ListAgreement, Since};
 use super::super::budget::BudgetMeter;
@@ -193,10 +193,11 @@ impl LiveSession {
 
     /// Returns why nothing has arrived from the other end yet, as far as that is known. Any host may send packets of
     /// another protocol, so that reason is a guess.
-    pub fn unheard(&self, counts: &[(JointReason, u64)]) -> Option<String> {
+    pub fn unheard(&self, counts: &[(PacketReason, u64)]) -> Option<String> {
         let protocol = self.session.protocol;
         let peer = &self.session.peer;
-        let some = |wanted: JointReason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
+        let some =
+            |wanted: PacketReason| counts.iter().any(|(reason, count)| *reason == wanted && *count > 0);
         // The reasons follow the order of a start: connection, cipher, keys, and then packets.
         if self.keying.line.is_none() {
             return Some(format!("nothing passes, since the daemon of peer {peer} is not connected yet"));
@@ -212,10 +213,10 @@ impl LiveSession {
                 "nothing passes, since there are no keys yet: the daemon of peer {peer} does not have this session"
             ));
         }
-        if self.peer.is_some() || some(JointReason::LetIn) {
+        if self.peer.is_some() || some(PacketReason::LetIn) {
             return None;
         }
-        let why = match (some(JointReason::OtherProtocol), protocol) {
+        let why = match (some(PacketReason::OtherProtocol), protocol) {
             (true, _) => format!(
                 "no packets arrive with protocol = \"{protocol}\", which has to be the same at both ends"
             ),
@@ -295,9 +296,9 @@ impl LiveSession {
         Some(&self.graft)
     }
 
-    pub fn status(&self, counts: &[(JointReason, u64)], progress: &SessionProgress) -> SessionStatus {
+    pub fn status(&self, counts: &[(PacketReason, u64)], progress: &SessionProgress) -> SessionStatus {
         let packets = counts.iter().filter(|(_, count)| *count > 0);
-        let means = FunctionJoint::ALL.into_iter().zip(self.meter.mean);
+        let means = FunctionHook::ALL.into_iter().zip(self.meter.mean);
         SessionStatus {
             name: self.session.name.clone(),
             local: self.session.ends.local.to_string(),
@@ -313,7 +314,7 @@ impl LiveSession {
             has_keys: self.is_open(),
             packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),
             budget_ns: self.graft.budget_ns,
-            mean_ns: means.filter_map(|(joint, mean)| Some((joint.name().to_owned(), mean?))).collect(),
+            mean_ns: means.filter_map(|(hook, mean)| Some((hook.name().to_owned(), mean?))).collect(),
             over_budget: self.meter.over,
             swaps: self.swaps,
             swaps_failed: self.swaps_failed,

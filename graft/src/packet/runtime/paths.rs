@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{self, PATHS_MAX, SessionEnds};
+use millrace_graft_kernel::packet::{self, PATHS_MAX, SessionEnds};
 use nix::net::if_::if_nametoindex;
 
 use super::super::PathStatus;
@@ -20,7 +20,7 @@ const CALM: Duration = Duration::from_secs(2);
 /// The paths of one session, and how its packets are divided.
 pub(super) struct SessionRoutes {
     settings: PathSettings,
-    each: Vec<joint::SessionPath>,
+    each: Vec<packet::SessionPath>,
     balance: Balance,
     /// Number of packets sent and received at the latest check.
     passed: u64,
@@ -94,7 +94,7 @@ impl SessionRoutes {
 
     /// Returns the present paths. Interfaces come and go; a path whose interface does not exist has index 0 and gets
     /// no packets.
-    fn current(&self, interfaces: &InterfaceIndexes) -> Vec<joint::SessionPath> {
+    fn current(&self, interfaces: &InterfaceIndexes) -> Vec<packet::SessionPath> {
         let path = |(path, weight): (&super::super::settings::PathSetting, u32)| {
             let ifindex = interfaces.get(&path.interface).copied().unwrap_or_default();
             let weight = match (ifindex, self.settings.is_redundant) {
@@ -102,7 +102,7 @@ impl SessionRoutes {
                 (_, true) => WEIGHT_MOST,
                 _ => weight,
             };
-            joint::SessionPath { local: path.local, remote: path.remote, ifindex, weight }
+            packet::SessionPath { local: path.local, remote: path.remote, ifindex, weight }
         };
         self.settings.each.iter().zip(self.balance.weights()).map(path).collect()
     }
@@ -113,11 +113,11 @@ impl SessionRoutes {
         others.any(|(at, path)| path.ifindex != 0 && self.balance.is_up(at))
     }
 
-    pub fn status(&self, counts: &[joint::PathCount; PATHS_MAX]) -> Vec<PathStatus> {
+    pub fn status(&self, counts: &[packet::PathCount; PATHS_MAX]) -> Vec<PathStatus> {
         let each = self.settings.each.iter().zip(self.each.iter().zip(counts)).enumerate();
         let status = |(at, (path, (now, count))): (usize, (&super::super::settings::PathSetting, _))| {
-            let now: &joint::SessionPath = now;
-            let count: &joint::PathCount = count;
+            let now: &packet::SessionPath = now;
+            let count: &packet::PathCount = count;
             PathStatus {
                 interface: path.interface.clone(),
                 local: path.local.to_string(),
@@ -137,7 +137,7 @@ impl PacketRuntime {
         let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
         let Some(paths) = &live.session.paths else { return Ok(()) };
         let routes = SessionRoutes::new(paths, &interfaces(&self.settings));
-        self.joints.set_paths(ends, &routes.each, routes.settings.is_redundant)?;
+        self.hooks.set_paths(ends, &routes.each, routes.settings.is_redundant)?;
         live.routes = Some(routes);
         Ok(())
     }
@@ -168,20 +168,20 @@ impl PacketRuntime {
         let Some(routes) = self.live.get_mut(ends).and_then(|live| live.routes.as_mut()) else {
             return Ok(());
         };
-        let counts = self.joints.path_counts(ends)?;
-        let round_trip = self.joints.progress(ends)?.round_trip;
+        let counts = self.hooks.path_counts(ends)?;
+        let round_trip = self.hooks.progress(ends)?.round_trip;
         routes.balance.look(now, round_trip, &counts.map(|count| count.sent));
         let current = routes.current(interfaces);
         if current != routes.each {
-            let same = |(old, new): (&joint::SessionPath, &joint::SessionPath)| old.ifindex == new.ifindex;
+            let same = |(old, new): (&packet::SessionPath, &packet::SessionPath)| old.ifindex == new.ifindex;
             let is_redundant = routes.settings.is_redundant;
             // New weights keep the counters of the kernel's paths. Another interface index makes them different
             // paths, which start to count from zero.
             match routes.each.iter().zip(&current).all(same) {
-                true => self.joints.weigh_paths(ends, &current, is_redundant)?,
+                true => self.hooks.weigh_paths(ends, &current, is_redundant)?,
                 false => {
                     routes.balance = Balance::new(current.len());
-                    self.joints.set_paths(ends, &current, is_redundant)?;
+                    self.hooks.set_paths(ends, &current, is_redundant)?;
                 }
             }
             routes.each = current;
@@ -207,7 +207,7 @@ impl PacketRuntime {
     pub(super) fn hear_paths(&mut self, ends: &SessionEnds, word: ListMessage) -> Result<bool, Error> {
         let ListMessage::Came { path, count } = word else { return Ok(false) };
         if let Some(routes) = self.live.get_mut(ends).and_then(|live| live.routes.as_mut()) {
-            let sent = self.joints.path_counts(ends)?.get(usize::from(path)).map_or(0, |count| count.sent);
+            let sent = self.hooks.path_counts(ends)?.get(usize::from(path)).map_or(0, |count| count.sent);
             routes.balance.on_count(path, count, sent);
         }
         Ok(true)

@@ -1,7 +1,7 @@
 //! The interfaces of sessions: programs are attached to them, and attached again if another process has detached
 //! them. If a graft paces, the interface must obey time stamps.
 
-use millrace_graft_kernel::joint::Joints;
+use millrace_graft_kernel::packet::PacketHooks;
 use millrace_kernel::qdisc;
 use millrace_kernel::xdp::XdpMode;
 use nix::net::if_::if_nametoindex;
@@ -19,9 +19,9 @@ pub(super) struct RuntimeInterface {
 }
 
 impl RuntimeInterface {
-    pub fn new(joints: &mut Joints, name: &str, mode: XdpMode) -> Result<Self, Error> {
+    pub fn new(hooks: &mut PacketHooks, name: &str, mode: XdpMode) -> Result<Self, Error> {
         let index = index_of(name)?;
-        Ok(Self { name: name.to_owned(), index, mode: joints.attach(index, mode)? })
+        Ok(Self { name: name.to_owned(), index, mode: hooks.attach(index, mode)? })
     }
 }
 
@@ -59,12 +59,12 @@ impl PacketRuntime {
     pub(super) fn look_at_places(&mut self, events: &mut Vec<PacketEvent>) {
         let wanted = self.settings.mode;
         for place in &mut self.places {
-            if self.joints.is_attached(place.index) {
+            if self.hooks.is_attached(place.index) {
                 continue;
             }
             // Some programs of the interface may still be attached.
-            self.joints.detach_from(place.index);
-            let error = match RuntimeInterface::new(&mut self.joints, &place.name, wanted) {
+            self.hooks.detach_from(place.index);
+            let error = match RuntimeInterface::new(&mut self.hooks, &place.name, wanted) {
                 Ok(new) => {
                     *place = new;
                     None

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::{SessionEnds, SessionProgress};
+use millrace_graft_kernel::packet::{SessionEnds, SessionProgress};
 
 use super::super::settings::{SessionSetting, Settings};
 use super::super::when::reason;
@@ -83,7 +83,7 @@ impl PacketRuntime {
         let mut due: Vec<(SessionEnds, String)> = Vec::new();
         for &ends in &self.ruled[..first] {
             let Some(live) = self.live.get_mut(&ends) else { continue };
-            events.extend(live.look_at_rules(now, &self.joints.progress(&ends)?));
+            events.extend(live.look_at_rules(now, &self.hooks.progress(&ends)?));
             due.extend(live.due_graft(now).map(|graft| (ends, graft)));
         }
         self.ruled.rotate_left(first);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millrace_graft_kernel::joint::SessionEnds;
+use millrace_graft_kernel::packet::SessionEnds;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::super::keys::{AeadCipher, Exported, FrameKey, KeyAction, KeyAgreement, KeyWord, SessionSecret};
@@ -62,7 +62,7 @@ impl PacketRuntime {
         for ends in active {
             let Some(live) = self.live.get_mut(ends) else { continue };
             let Keying { cipher: Some(cipher), line: Some(line), .. } = &mut live.keying else { continue };
-            let wear = self.joints.wear(ends)?.unwrap_or_default();
+            let wear = self.hooks.wear(ends)?.unwrap_or_default();
             if cipher.is_worn(wear.sealed, wear.failures) {
                 line.agreement.renew(now, random()?);
                 self.agenda.put(*ends, live.next());
@@ -76,17 +76,17 @@ impl PacketRuntime {
             let Some(live) = self.live.get(ends) else { continue };
             let Keying { cipher, line: Some(line), .. } = &live.keying else { continue };
             match (act, *cipher) {
-                (KeyAction::Frames(key), _) => self.joints.set_key(ends, key)?,
+                (KeyAction::Frames(key), _) => self.hooks.set_key(ends, key)?,
                 (KeyAction::Install(phase, pair), Some(cipher)) => {
-                    self.joints.install(ends, phase, &line.secret.keys(cipher, pair))?;
+                    self.hooks.install(ends, phase, &line.secret.keys(cipher, pair))?;
                 }
-                (KeyAction::Discard(phase), Some(_)) => self.joints.discard(ends, phase)?,
+                (KeyAction::Discard(phase), Some(_)) => self.hooks.discard(ends, phase)?,
                 (KeyAction::Install(..) | KeyAction::Discard(_), None) => {}
                 (KeyAction::Use(phase), cipher) => {
                     match cipher {
-                        Some(_) => self.joints.seal_with(ends, phase)?,
+                        Some(_) => self.hooks.seal_with(ends, phase)?,
                         // A session in clear has waited for the key of frames.
-                        None => self.joints.resume(ends)?,
+                        None => self.hooks.resume(ends)?,
                     }
                     self.pending.push(PacketEvent::Keys { session: live.session.name.clone() });
                     // An end that has restarted could not open earlier greetings, so it gets another one.

@@ -1,6 +1,6 @@
 //! The functions in the kernel, in the versions that settings and sessions use.
 
-use millrace_graft_kernel::joint::Joints;
+use millrace_graft_kernel::packet::PacketHooks;
 
 use super::super::settings::Settings;
 use super::super::versions::{FunctionVersion, find_identical};
@@ -9,19 +9,19 @@ use crate::Error;
 
 /// Loads the functions of grafts that are not loaded yet.
 pub(super) fn load(
-    joints: &mut Joints,
+    hooks: &mut PacketHooks,
     loaded: &mut Vec<FunctionVersion>,
     settings: &Settings,
 ) -> Result<(), Error> {
     for version in settings.grafts.values().flat_map(|graft| &graft.functions) {
-        if joints.has(&version.key) {
+        if hooks.has(&version.key) {
             continue;
         }
         let function = settings.functions.find(&version.name)?;
         let values = settings.parameters.get(&version.name).cloned().unwrap_or_default();
         // Versions whose state has the same layout share it in the kernel.
         let added =
-            joints.add_version(version.key.clone(), function.open(&values)?, find_identical(loaded, version));
+            hooks.add_version(version.key.clone(), function.open(&values)?, find_identical(loaded, version));
         added.map_err(|error| function.refused(error))?;
         loaded.push(version.clone());
     }
@@ -50,11 +50,11 @@ impl PacketRuntime {
         let of_sessions = self.live.values().flat_map(|live| live.grafts());
         let used: Vec<_> =
             self.settings.grafts.values().chain(of_sessions).flat_map(|graft| &graft.functions).collect();
-        let joints = &mut self.joints;
+        let hooks = &mut self.hooks;
         self.loaded.retain(|version| {
             let is_used = used.iter().any(|used| used.key == version.key);
             // No other process removes functions, so a removal fails only while the function is loaded.
-            is_used || joints.remove(&version.key).is_err()
+            is_used || hooks.remove(&version.key).is_err()
         });
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use millrace_graft_kernel::joint::{PATH_SESSIONS, PATHS_MAX, SessionEnds};
+use millrace_graft_kernel::packet::{PATH_SESSIONS, PATHS_MAX, SessionEnds};
 use serde::Deserialize;
 
 use super::{SessionSetting, Settings};

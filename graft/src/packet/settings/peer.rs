@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_graft_kernel::joint::{SessionEnds, WireProtocol};
+use millrace_graft_kernel::packet::{SessionEnds, WireProtocol};
 use nix::unistd::{Gid, Group, Uid, User};
 use serde::Deserialize;
 

@@ -45,7 +45,7 @@ static void *native_lookup(const void *map, const void *key);
 #include "gate_networks.h"
 #include "gate_packet.h"
 #include "graft_option.h"
-#include "joint_wire.h"
+#include "packet_wire.h"
 #include "quic_packet.h"
 #include "rtp.h"
 #include "skb_udp.h"

@@ -10,7 +10,7 @@ use std::{
 };
 
 use millrace_graft::packet::{
-    PacketRuntime as Joints,
+    PacketRuntime as PacketHooks,
     keys::{KeyMessage, NoncePair},
 };
 use millrace_testkit::wait_for;
@@ -81,8 +81,8 @@ impl CableSite {
             // A process that has just ended may hold the port for a moment longer.
             let started = || PeerLinks::start(&settings, &heard).map_err(|error| format!("{error:#}"));
             let links = wait_for("the port", started);
-            let joints = Joints::start(settings).unwrap();
-            SteppedHost { links, joints, words, exported: Vec::new(), pairs: Vec::new() }
+            let hooks = PacketHooks::start(settings).unwrap();
+            SteppedHost { links, hooks, words, exported: Vec::new(), pairs: Vec::new() }
         })
     }
 
@@ -123,7 +123,7 @@ fn address(side: usize) -> &'static str {
 /// The parts of a daemon that a test advances step by step.
 struct SteppedHost {
     links: PeerLinks,
-    joints: Joints,
+    hooks: PacketHooks,
     words: Receiver<(usize, PeerEvent)>,
     /// Secrets that the daemon's connections have exported.
     exported: Vec<[u8; 32]>,
@@ -137,21 +137,21 @@ impl SteppedHost {
             match heard {
                 PeerEvent::Connected(exported) => {
                     self.exported.push(exported.0);
-                    self.joints.connected("far", &exported).unwrap();
+                    self.hooks.connected("far", &exported).unwrap();
                 }
                 PeerEvent::Said(PeerMessage::Keys { word }) => {
                     if let KeyMessage::Offer(pair) | KeyMessage::Take(pair, _) = word.word {
                         self.pairs.push(pair);
                     }
-                    self.joints.hear_key_word("far", &word).unwrap();
+                    self.hooks.hear_key_word("far", &word).unwrap();
                 }
                 PeerEvent::Said(_) => {}
             }
         }
-        for (_, word) in self.joints.key_words() {
+        for (_, word) in self.hooks.key_words() {
             self.links.fars[0].say(&PeerMessage::Keys { word });
         }
-        self.joints.step(Duration::from_millis(5)).unwrap();
+        self.hooks.step(Duration::from_millis(5)).unwrap();
     }
 }
 
@@ -244,7 +244,7 @@ fn recorded_session_is_not_opened_by_the_keys_of_the_hosts() {
     let start = |side: usize| site.host(side, [["near.key", "far.key"][side], &identities[1 - side]]);
     let recording = HostRecording::begin(&site, 0);
     let mut hosts = [0, 1].map(start);
-    until(&site, &mut hosts, "keys", |hosts| hosts.iter().all(|host| host.joints.is_open()));
+    until(&site, &mut hosts, "keys", |hosts| hosts.iter().all(|host| host.hooks.is_open()));
     let near = site.socket(0);
     let far = site.socket(1);
     let mut buffer = [0; 2048];
@@ -277,7 +277,7 @@ fn recorded_session_is_not_opened_by_the_keys_of_the_hosts() {
         assert_eq!(guesses.iter().map(|secret| opens(secret)).sum::<usize>(), 0, "{key}");
     }
     let mut thieves = [0, 1].map(start);
-    until(&site, &mut thieves, "keys", |hosts| hosts.iter().all(|host| host.joints.is_open()));
+    until(&site, &mut thieves, "keys", |hosts| hosts.iter().all(|host| host.hooks.is_open()));
     for secret in &thieves[0].exported {
         assert_eq!(opens(secret), 0, "another connection of the same keys");
     }
@@ -309,7 +309,7 @@ fn stranger_is_ignored_while_the_peer_connects() {
         site.inside(1, || answers.step());
         answers
     }];
-    until(&site, &mut hosts, "keys", |hosts| hosts.iter().all(|host| host.joints.is_open()));
+    until(&site, &mut hosts, "keys", |hosts| hosts.iter().all(|host| host.hooks.is_open()));
     assert_eq!(hosts[0].exported[0], hosts[1].exported[0]);
     assert_eq!(hosts.each_ref().map(|host| host.links.fars[0].trouble()), [None, None]);
 }

@@ -110,7 +110,7 @@ fn under_traffic(
 fn tally(runtime: &PacketRuntime, version: usize) -> Vec<u64> {
     let key = format!("tally@{}", &ObjectIdentity::from_image(TALLIES[version - 1]).to_string()[..16]);
     let ends = *runtime.live.keys().next().expect("a session");
-    let state = runtime.joints.state(&ends, &key).expect("a state").expect("one");
+    let state = runtime.hooks.state(&ends, &key).expect("a state").expect("one");
     // The first version's state is a number of 4 bytes.
     let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
     state.chunks(8).map(word).collect()

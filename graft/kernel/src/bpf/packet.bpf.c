@@ -1,0 +1,978 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The dispatcher of packet grafts. It has three hooks: packet_tx at TC egress, packet_rx at XDP (called by
+ * root.bpf.c), and packet_repair at TC ingress. Each finds the packet's session, authenticates the frame, and
+ * runs the session's functions by tail calls. The last function calls the hook's verdict (`..._done`),
+ * entry 0 of the same program array. Only the verdict passes or drops the packet.
+ *
+ *   graft_packet.h   the interface of functions
+ *   packet_intf.h     the interface of userspace
+ *   packet_frame.h    making, authenticating and removing frames
+ *   packet_seal.h     the calls of the programs that seal and open datagrams (seal.bpf.c)
+ *   packet_active.h   activity counters of sessions
+ *   packet_wire.h     datagrams over IP protocol 253
+ *   packet_path.h     sessions with several paths
+ */
+#include "barrier.h"
+#include "packet_active.h"
+#include "packet_frame.h"
+#include "packet_intf.h"
+#include "packet_kept.h"
+#include "packet_path.h"
+#include "packet_room.h"
+#include "packet_seal.h"
+#include "packet_wire.h"
+#include <linux/pkt_cls.h>
+
+SEC(".rodata.config")
+const volatile struct packet_config config;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, struct packet_key);
+	__type(value, struct packet_session);
+} sessions SEC(".maps");
+
+/* Address pairs between which a session is sealed or uses protocol 253 -> the index of one such session. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, struct packet_pair);
+	__type(value, __u32);
+} strict_pairs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct packet_counts);
+} counters SEC(".maps");
+
+/* Number of packets that belong to no session. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} others SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct packet_times);
+} times SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct net_head);
+} heads SEC(".maps");
+
+static __always_inline void count(__u32 session, __u32 reason)
+{
+	struct packet_counts *counts = bpf_map_lookup_elem(&counters, &session);
+
+	if (counts)
+		counts->packets[reason & (PACKET_REASONS - 1)]++;
+}
+
+static __always_inline void count_other(void)
+{
+	add_to(&others, 0, 1);
+}
+
+static __noinline int put_word(struct packet_word *word, const struct graft_work *work)
+{
+	*word = (struct packet_word){
+		.session = work->session, .number = work->number, .kind = work->kind, .epoch = work->epoch};
+	return 0;
+}
+
+static __always_inline void hear(const struct graft_work *work)
+{
+	struct packet_word *word = bpf_ringbuf_reserve(&words, sizeof(*word), 0);
+
+	if (!word)
+		return;
+	put_word(word, work);
+	bpf_ringbuf_submit(word, 0);
+}
+
+/* --- The dispatcher --- */
+
+enum found {
+	FOUND,
+	FOUND_OTHER, /* neither UDP nor a session's protocol 253 */
+	FOUND_ODD,   /* only the addresses are known: UDP whose ports were not found */
+};
+
+/* Returns whether a fragment may be of UDP. In IPv6, a fragment may only state that more extension headers
+ * follow.
+ */
+static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet,
+				      const struct ip_carried *carried)
+{
+	__u16 offset;
+	__u8 next;
+
+	if (packet->family == 4)
+		return carried->protocol == IPPROTO_UDP;
+	return take_fragment(cursor, &next, &offset) || next == IPPROTO_UDP || is_extension(next);
+}
+
+static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
+					      struct graft_work *work)
+{
+	struct ip_carried carried = {};
+	struct net_udp udp;
+	enum parse result;
+	__be16 protocol;
+
+	if (take_ethernet(cursor, &protocol, NULL))
+		return FOUND_OTHER;
+	work->ip_at = cursor->at;
+	if (protocol == bpf_htons(ETH_P_IP))
+		result = parse_ipv4(cursor, packet, &carried);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		result = parse_ipv6(cursor, packet, &carried);
+	else
+		return FOUND_OTHER;
+	if (result == PARSE_NOT_UDP || !packet->family)
+		return FOUND_OTHER;
+	/* Only a first fragment has ports, so fragments are judged by their addresses. */
+	if (result == PARSE_FRAGMENT)
+		return may_be_udp(cursor, packet, &carried) ? FOUND_ODD : FOUND_OTHER;
+	if (result)
+		return FOUND_ODD; /* more extension headers than this program follows */
+	work->udp_at = cursor->at;
+	work->protocol = carried.protocol;
+	work->protocol_at = carried.protocol_at;
+	if (carried.protocol == IPPROTO_UDP ? take_udp(cursor, &udp) : take_wire(cursor, &carried, &udp))
+		return FOUND_OTHER;
+	if (udp.bytes < UDP_BYTES)
+		return FOUND_ODD; /* IPv6 jumbograms have length 0 */
+	packet->source_port = udp.source;
+	packet->destination_port = udp.destination;
+	packet->udp_bytes = udp.bytes;
+	work->family = packet->family;
+	return FOUND;
+}
+
+static __always_inline struct packet_session *find_session(const struct udp_packet *packet, int out)
+{
+	struct packet_key key = {
+		.local_port = out ? packet->source_port : packet->destination_port,
+		.remote_port = out ? packet->destination_port : packet->source_port,
+	};
+
+	__builtin_memcpy(key.local, out ? packet->source : packet->destination, sizeof(key.local));
+	__builtin_memcpy(key.remote, out ? packet->destination : packet->source, sizeof(key.remote));
+	return bpf_map_lookup_elem(&sessions, &key);
+}
+
+/* Returns whether a packet that could not be parsed is dropped. It is if its addresses have a session that
+ * accepts only sealed packets, or protocol 253, since it may be part of that session. XDP leaves the
+ * decision to TC, which sees the packet later.
+ */
+static __always_inline int is_dropped(const struct udp_packet *packet, int out)
+{
+	struct packet_pair pair;
+	__u32 *session;
+
+	__builtin_memcpy(pair.local, out ? packet->source : packet->destination, sizeof(pair.local));
+	__builtin_memcpy(pair.remote, out ? packet->destination : packet->source, sizeof(pair.remote));
+	session = bpf_map_lookup_elem(&strict_pairs, &pair);
+	if (session)
+		count(*session, GRAFT_FRAGMENT);
+	return session != NULL;
+}
+
+static __always_inline void begin(struct graft_work *work, const struct packet_session *session, __u32 hook,
+				  __u32 epoch)
+{
+	work->list = session->lists[epoch & 1][hook];
+	work->list_id = session->list_ids[epoch & 1];
+	work->key[0] = session->key[0];
+	work->key[1] = session->key[1];
+	work->session = session->index;
+	work->budget_ns = session->budget_ns;
+	work->epoch = epoch;
+	work->mark = config.mark;
+	work->number = 0;
+	work->is_numbered = work->is_late = work->behind = work->is_marked_later = 0;
+	work->again = work->is_kept = work->was_given_up = work->is_returned = 0;
+	work->is_sealed = session->is_sealed;
+	work->tells_room = session->tells_room;
+	work->wire = session->protocol;
+	work->has_paths = session->paths != 0;
+	work->limit = 0;
+	work->takes_ns = work->spare_ns = 0;
+	work->leaves_ns = 0;
+	/* The coarse clock costs less, and its tick of some ms is precise enough for functions. */
+	work->now_ns = bpf_ktime_get_coarse_ns();
+	work->start_ns = 0;
+}
+
+static __always_inline struct packet_time *time_of(const struct graft_work *work, __u32 hook)
+{
+	__u32 session = work->session;
+	struct packet_times *of = bpf_map_lookup_elem(&times, &session);
+
+	return of ? &of->hooks[hook] : NULL;
+}
+
+/* Starts to time a packet, if it is the 64th. The time covers functions and framing, but not sealing. */
+static __always_inline void start_time(struct graft_work *work, __u32 hook)
+{
+	struct packet_time *time = time_of(work, hook);
+
+	if (time && time->packets++ % PACKET_SAMPLE_EVERY == 0) {
+		work->start_ns = bpf_ktime_get_ns();
+		mark_active(work->session);
+	}
+}
+
+static __always_inline void put_context(struct frame_context *context, const struct udp_packet *packet,
+					__u32 payload_bytes)
+{
+	__builtin_memcpy(context->source, packet->source, sizeof(context->source));
+	context->source_port = packet->source_port;
+	context->destination_port = packet->destination_port;
+	context->payload_bytes = payload_bytes;
+}
+
+/* Authenticates a frame, and copies its fields to `work`. Returns GRAFT_OTHER if the frame is valid, or the
+ * reason to drop the packet.
+ */
+static __always_inline enum graft_reason prove(struct graft_work *work, const struct packet_session *session,
+					       const struct graft_frame *frame,
+					       const struct udp_packet *packet)
+{
+	__u32 epoch = frame->bits & 1;
+	struct frame_context context;
+
+	if (frame->magic != GRAFT_MAGIC || frame->bits >> 5 != GRAFT_VERSION)
+		return GRAFT_MALFORMED;
+	put_context(&context, packet, work->payload_bytes);
+	if (frame_tag(work->key, frame, &context) != frame->tag)
+		return GRAFT_FORGED;
+	work->epoch = epoch;
+	work->kind = frame->bits >> 1 & (GRAFT_KINDS - 1);
+	work->number = bpf_ntohl(frame->number);
+	/* Messages between daemons are accepted with any list, so that a daemon notices that the other one
+	 * was restarted.
+	 */
+	if (work->kind < GRAFT_SAYS &&
+	    (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch]))
+		return GRAFT_STALE;
+	return GRAFT_OTHER;
+}
+
+/* --- The clock: notifies the daemon of sessions that send nothing --- */
+
+/* A clock moves between three paces. A sent packet sets FAST (wind). Each tick chooses the next pace
+ * (pace_of): FAST until the session was silent for PACKET_SILENT_NS, then SLOW, or STANDS if all that was
+ * sent has arrived. The packet path and the tick race, so tick() reads sent_ns again after it has stored
+ * the pace.
+ */
+enum pace {
+	STANDS, /* no timer runs until a packet is sent */
+	SLOW,
+	FAST,
+};
+
+struct packet_clock {
+	struct bpf_timer timer;
+	__u64 period_ns; /* 0: the session has no clock */
+	__u64 pace;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct packet_clock);
+} clocks SEC(".maps");
+
+/* Starts the clock, if it does not run fast already. It is called after `number` has stored the time of the
+ * packet.
+ */
+static __always_inline void wind(const struct graft_work *work)
+{
+	__u32 session = work->session;
+	struct packet_clock *clock = bpf_map_lookup_elem(&clocks, &session);
+
+	if (!clock || !clock->period_ns || READ_ONCE(clock->pace) == FAST)
+		return;
+	/* The exchange makes one of several sending CPUs start the timer. */
+	if (__sync_lock_test_and_set(&clock->pace, FAST) != FAST)
+		bpf_timer_start(&clock->timer, clock->period_ns, 0);
+}
+
+/* --- TC egress --- */
+
+/* Drops a packet. If it is one that a function sends behind the application's packet, the application must
+ * not get an error: the packet is redirected to interface 0, which does not exist. (TCX would pass on
+ * TC_ACT_STOLEN.)
+ */
+static __always_inline int drop(__u32 is_behind)
+{
+	return is_behind ? bpf_redirect(0, 0) : TC_ACT_SHOT;
+}
+
+/* Calls the program that seals, which calls packet_tx_out after it. */
+static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
+{
+	struct seal_call *call = seal_call();
+
+	if (call) {
+		*call = what;
+		/* Returns only if the sealing programs are not loaded. */
+		bpf_tail_call(skb, &stages_tx, STAGE_SEAL);
+	}
+	count(what.session, GRAFT_NO_KEYS);
+	return drop(what.is_behind);
+}
+
+#define PACE_TRIES 8 /* attempts, when other CPUs send at the same time */
+
+/* Reserves the time at which the packet leaves: not before the previous packet's time plus its interval. */
+static __noinline int draw_time(struct graft_work *work)
+{
+	struct graft_shared *shared = graft_shared(work);
+	__u64 now_ns = bpf_ktime_get_ns(), least_ns = 0, next_ns, at_ns;
+
+	if (!shared)
+		return 0;
+	if (now_ns > work->spare_ns)
+		least_ns = now_ns - work->spare_ns;
+	for (int i = 0; i < PACE_TRIES; i++) {
+		next_ns = *(volatile __u64 *)&shared->leaves_ns;
+		at_ns = next_ns > least_ns ? next_ns : least_ns;
+		if (__sync_val_compare_and_swap(&shared->leaves_ns, next_ns, at_ns + work->takes_ns) ==
+		    next_ns)
+			break;
+	}
+	/* If all attempts failed, the packet leaves together with the previous one. */
+	work->leaves_ns = at_ns > now_ns ? at_ns : now_ns;
+	return 0;
+}
+
+static __always_inline void put_time(struct __sk_buff *skb, const struct graft_work *work)
+{
+	if (work->leaves_ns)
+		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
+}
+
+/* Brings a packet into its form on the wire, and sends it by a path if the session has several. Returns the
+ * verdict, and sets `reason` if the packet is dropped.
+ */
+static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work,
+				 const struct seal_call *what, __u32 *reason)
+{
+	int verdict = PASS_ON;
+
+	if (what->has_paths)
+		verdict = what->path ? path_leave(skb, work, what->session, what->path - 1,
+						  config.path_mark + PACKET_PATHS)
+				     : path_out(skb, work, what->session, config.path_mark);
+	if (verdict == TC_ACT_SHOT)
+		*reason = GRAFT_NO_PATH;
+	else if (what->protocol != IPPROTO_UDP && wire_out(skb, work)) {
+		*reason = GRAFT_NO_ROOM;
+		verdict = TC_ACT_SHOT;
+	}
+	return verdict;
+}
+
+#define MARKS 8 /* number of marks of one kind; the lowest bits are the path */
+
+static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
+{
+	return (skb->mark & ~(MARKS - 1)) == mark;
+}
+
+/* Sends a packet of a function or of the daemon, which has a frame already. `works` belongs to the packet
+ * during whose run a function sends this one.
+ */
+static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_session *session,
+				    const struct udp_packet *packet)
+{
+	const struct graft_work *work = graft_work(GRAFT_TX);
+	__u32 mark = skb->mark, reason = GRAFT_SENT_BY_US;
+	struct seal_call what = {
+		.session = session->index,
+		.bytes = packet->udp_bytes - UDP_BYTES,
+		.reason = reason,
+		.protocol = session->protocol,
+		.has_paths = session->paths,
+		.path = mark == config.mark ? 0 : 1 + (mark & (MARKS - 1)),
+	};
+	int verdict;
+
+	if (!work)
+		return TC_ACT_SHOT;
+	skb->mark = 0;
+	/* A function's packet leaves at the same time as the packet that it was made from. */
+	put_time(skb, work);
+	if (session->is_sealed)
+		return seal(skb, what);
+	verdict = leave(skb, work, &what, &reason);
+	count(session->index, reason);
+	return verdict;
+}
+
+/* Sends the copy of a framed and sealed packet by one of the session's paths, for redundant paths. */
+static __always_inline int pass_copy(struct __sk_buff *skb, const struct packet_session *session)
+{
+	const struct graft_work *work = graft_work(GRAFT_TX);
+	struct seal_call what = {
+		.session = session->index,
+		.protocol = session->protocol,
+		.has_paths = session->paths,
+		.path = 1 + (skb->mark & (MARKS - 1)),
+	};
+	__u32 reason = GRAFT_NO_PATH;
+	int verdict = TC_ACT_SHOT;
+
+	skb->mark = 0;
+	if (work && session->paths)
+		verdict = leave(skb, work, &what, &reason);
+	if (verdict == TC_ACT_SHOT)
+		count(session->index, reason);
+	return verdict;
+}
+
+static __always_inline int is_too_long(struct __sk_buff *skb, const struct graft_work *work)
+{
+	__u32 mtu = 0, more = graft_more_bytes(work);
+
+	if (work->is_sealed && work->payload_bytes + GRAFT_FRAME_BYTES > QUIC_TEXT_MAX)
+		return 1;
+	if (work->has_paths && path_is_too_narrow(skb, work->session, more))
+		return 1;
+	return bpf_check_mtu(skb, 0, &mtu, more, 0) != 0;
+}
+
+SEC("tcx/egress")
+int packet_tx(struct __sk_buff *skb)
+{
+	struct net_scratch scratch;
+	struct net_cursor cursor = {.source = NET_SKB, .skb = skb, .scratch = &scratch};
+	struct graft_work *work = graft_work(GRAFT_TX);
+	struct udp_packet packet = {};
+	struct packet_session *session;
+	enum found found;
+
+	if (!work)
+		goto other;
+	/* The packet was handled before, and was redirected to the interface of its path. */
+	if (skb->mark == config.path_mark + PACKET_PATHS) {
+		skb->mark = 0;
+		return PASS_ON;
+	}
+	found = find_udp_in(&cursor, &packet, work);
+	if (found == FOUND_ODD && is_dropped(&packet, 1))
+		return TC_ACT_SHOT;
+	if (found || work->protocol != IPPROTO_UDP)
+		goto other;
+	session = find_session(&packet, 1);
+	if (!session)
+		goto other;
+	if (is_marked(skb, config.path_mark))
+		return pass_copy(skb, session);
+	if (skb->mark == config.mark || is_marked(skb, config.word_mark))
+		return pass_own(skb, session, &packet);
+	begin(work, session, GRAFT_TX, session->epoch);
+	start_time(work, GRAFT_TX);
+	work->payload_bytes = packet.udp_bytes - UDP_BYTES;
+	work->kind = GRAFT_DATA;
+	if (session->is_paused)
+		return graft_done(skb, tx, work, GRAFT_PAUSED);
+	/* A buffer with several datagrams (GSO) would get one frame only. */
+	if (skb->gso_segs > 1)
+		return graft_done(skb, tx, work, GRAFT_MERGED);
+	/* The length is checked before functions see the packet: a packet that has a number must be sent. */
+	if (is_too_long(skb, work))
+		return graft_done(skb, tx, work, GRAFT_TOO_LONG);
+	work->reason = GRAFT_SENT;
+	return graft_next(skb, tx, work);
+other:
+	count_other();
+	return PASS_ON;
+}
+
+static __always_inline void put_own_context(struct __sk_buff *skb, const struct graft_work *work,
+					    struct frame_context *context)
+{
+	__u32 at = work->ip_at + (work->family == 4 ? __builtin_offsetof(struct iphdr, saddr)
+						    : __builtin_offsetof(struct ipv6hdr, saddr));
+
+	if (work->family == 4)
+		bpf_skb_load_bytes(skb, at, context->source, 4);
+	else
+		bpf_skb_load_bytes(skb, at, context->source, 16);
+	bpf_skb_load_bytes(skb, work->udp_at, &context->source_port, 2 * sizeof(__be16));
+	context->payload_bytes = work->payload_bytes;
+}
+
+static __always_inline enum graft_reason send_framed(struct __sk_buff *skb, const struct graft_work *work)
+{
+	struct frame_context context = {};
+	struct graft_frame frame;
+
+	put_own_context(skb, work, &context);
+	frame_make(&frame, work, work->kind, work->number, &context);
+	return frame_put(skb, work, &frame) ? GRAFT_NO_ROOM : work->reason;
+}
+
+/* --- Verdicts --- */
+
+static __always_inline int goes_on(__u32 reason)
+{
+	return reason <= GRAFT_NO_FUNCTION;
+}
+
+static __always_inline void take_time(const struct graft_work *work, __u32 hook)
+{
+	struct packet_time *time;
+	__u64 ns;
+
+	if (!work->start_ns)
+		return;
+	ns = bpf_ktime_get_ns() - work->start_ns;
+	time = time_of(work, hook);
+	if (!time)
+		return;
+	time->samples++;
+	time->total_ns += ns;
+	if (ns > time->most_ns)
+		time->most_ns = ns;
+	if (work->budget_ns && ns > work->budget_ns)
+		time->over++;
+}
+
+static __always_inline void conclude(const struct graft_work *work, __u32 hook, __u32 reason)
+{
+	count(work->session, reason < GRAFT_REASONS ? reason : GRAFT_MALFORMED);
+	take_time(work, hook);
+}
+
+/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. The
+ * original buffer then runs that function again, which turns it into its own packet.
+ */
+static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
+{
+	__u32 again = work->again;
+	long failed;
+
+	work->again = 0;
+	work->start_ns = 0;
+	/* The mark makes packet_tx pass the copy as a packet that has its frame. */
+	skb->mark = work->mark;
+	/* The copy runs packet_tx within this call, and leaves. */
+	failed = bpf_clone_redirect(skb, skb->ifindex, 0) < 0;
+	work->leaves_ns = 0;
+	if (failed)
+		return TC_ACT_SHOT;
+	skb->mark = 0;
+	work->behind++;
+	work->current = again;
+	work->list = 0;
+	/* The function sees `behind`, and makes its own packet. */
+	bpf_tail_call(skb, &programs_tx, again);
+	return drop(1);
+}
+
+SEC("tcx/egress")
+int packet_tx_done(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_TX);
+	int verdict = PASS_ON;
+	__u32 reason;
+
+	if (!work)
+		return PASS_ON;
+	reason = work->reason;
+	/* The frame is added after all functions, whatever they did to the packet. */
+	if (goes_on(reason))
+		reason = send_framed(skb, work);
+	/* Something was sent, so its acknowledgement may be lost: the clock has to run. */
+	if (goes_on(reason))
+		wind(work);
+	if (goes_on(reason) && work->takes_ns) {
+		draw_time(work);
+		put_time(skb, work);
+	}
+	if (!work->again || !goes_on(reason))
+		work->leaves_ns = 0;
+	if (goes_on(reason) && work->is_sealed && !work->again) {
+		take_time(work, GRAFT_TX);
+		return seal(skb, (struct seal_call){.session = work->session,
+						    .bytes = work->payload_bytes + GRAFT_FRAME_BYTES,
+						    .reason = reason,
+						    .is_behind = work->behind,
+						    .protocol = work->wire,
+						    .has_paths = work->has_paths});
+	}
+	if (goes_on(reason) && !work->again)
+		verdict = leave(skb, work,
+				&(struct seal_call){.session = work->session,
+						    .protocol = work->wire,
+						    .has_paths = work->has_paths},
+				&reason);
+	conclude(work, GRAFT_TX, reason);
+	if (work->again && goes_on(reason))
+		return follow(skb, work);
+	return goes_on(reason) ? verdict : drop(work->behind);
+}
+
+/* Sends a packet that packet_seal has sealed. */
+SEC("tcx/egress")
+int packet_tx_out(struct __sk_buff *skb)
+{
+	const struct graft_work *work = graft_work(GRAFT_TX);
+	struct seal_call *call = seal_call(), what;
+	int verdict = PASS_ON;
+
+	if (!call || !work)
+		return TC_ACT_SHOT;
+	/* leave() sends copies by other paths, which run these programs again and may overwrite the call. */
+	what = *call;
+	if (goes_on(what.reason))
+		verdict = leave(skb, work, &what, &what.reason);
+	count(what.session, what.reason < GRAFT_REASONS ? what.reason : GRAFT_MALFORMED);
+	return goes_on(what.reason) ? verdict : drop(what.is_behind);
+}
+
+/* Returns whether a packet proves that its path works: it is new, or a late or duplicate one of a sealed
+ * session. Without sealing a duplicate may be a replay; packet_open drops replays of sealed packets.
+ */
+static __always_inline int is_new_and_true(const struct graft_work *work, __u32 reason)
+{
+	return goes_on(reason) || (work->is_sealed && (reason == GRAFT_DUPLICATE || reason == GRAFT_OLD ||
+						       reason == GRAFT_LATE));
+}
+
+SEC("xdp.frags")
+int packet_rx_done(struct xdp_md *ctx)
+{
+	struct graft_work *work = graft_work(GRAFT_RX);
+	__u32 reason;
+
+	if (!work)
+		return XDP_PASS;
+	reason = work->reason;
+	if (work->has_paths && is_new_and_true(work, reason))
+		path_came(work);
+	conclude(work, GRAFT_RX, reason);
+	return goes_on(reason) ? XDP_PASS : XDP_DROP;
+}
+
+SEC("tcx/ingress")
+int packet_repair_done(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_REPAIR);
+	__u32 reason;
+
+	if (!work)
+		return PASS_ON;
+	reason = work->reason;
+	if (goes_on(reason) && work->kind != GRAFT_DATA)
+		reason = GRAFT_ANSWERED;
+	else if (goes_on(reason) && frame_take(skb, work))
+		reason = GRAFT_NO_ROOM;
+	if (reason == GRAFT_ANSWERED && work->kind == GRAFT_ACK && takes_sign(work)) {
+		work->kind = PACKET_ROOM;
+		hear(work);
+	}
+	conclude(work, GRAFT_REPAIR, reason);
+	/* The function has turned the request around; it leaves by the interface that it came from. */
+	if (reason == GRAFT_RESENT)
+		return bpf_redirect(skb->ifindex, 0);
+	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
+}
+
+/* --- XDP --- */
+
+static __always_inline int copy_head(struct xdp_md *ctx, struct net_head *head)
+{
+	__u32 bytes = bpf_xdp_get_buff_len(ctx);
+
+	head->frame_bytes = bytes;
+	if (bytes > 128)
+		bytes = 128;
+	head->have = bytes;
+	OPAQUE(bytes);
+	if (bytes < ETHERNET_BYTES || bytes > 128)
+		return -1;
+	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
+}
+
+static __always_inline enum graft_reason prove_xdp(struct xdp_md *ctx, struct graft_work *work,
+						   const struct packet_session *session,
+						   const struct udp_packet *packet)
+{
+	struct graft_frame frame;
+
+	work->payload_bytes = packet->udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
+	if (packet->udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
+	    bpf_xdp_load_bytes(ctx, work->udp_at + packet->udp_bytes - GRAFT_FRAME_BYTES, &frame,
+			       sizeof(frame)))
+		return GRAFT_MALFORMED;
+	return prove(work, session, &frame, packet);
+}
+
+static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
+{
+	__u32 zero = 0;
+	struct net_head *head = bpf_map_lookup_elem(&heads, &zero);
+	struct graft_work *work = graft_work(GRAFT_RX);
+	struct net_cursor cursor = {.source = NET_HEAD, .head = head};
+	struct udp_packet packet = {};
+	struct packet_session *session;
+	enum graft_reason wrong;
+	int is_new;
+
+	/* The headers are copied, since packet memory may be in fragments. */
+	if (!work || !head || copy_head(ctx, head) || find_udp_in(&cursor, &packet, work))
+		goto other;
+	if (!is_opened)
+		work->path = 0;
+	session = find_session(&packet, 0);
+	if (!session && !is_opened && path_in(ctx, work, &packet))
+		session = find_session(&packet, 0);
+	if (!session)
+		goto other;
+	/* The epoch is known only after the frame was authenticated. */
+	begin(work, session, GRAFT_RX, 0);
+	if (!session->is_sealed || is_opened)
+		start_time(work, GRAFT_RX);
+	wrong = prove_xdp(ctx, work, session, &packet);
+	/* In generic mode, XDP also sees packets that this host injected (GRAFT_RETURNED). They are plain
+	 * UDP and opened.
+	 */
+	is_new = !is_opened && (wrong || work->kind != GRAFT_RETURNED);
+	if (is_new && work->protocol != session->protocol)
+		return graft_done(ctx, rx, work, GRAFT_OTHER_PROTOCOL);
+	if (work->protocol != IPPROTO_UDP && wire_in_xdp(ctx, work, packet.udp_bytes))
+		return graft_done(ctx, rx, work, GRAFT_NO_ROOM);
+	if (session->is_sealed && is_new) {
+		work->payload_bytes = packet.udp_bytes - UDP_BYTES;
+		bpf_tail_call(ctx, &stages_rx, STAGE_OPEN);
+		return graft_done(ctx, rx, work, GRAFT_NO_KEYS);
+	}
+	if (wrong)
+		return graft_done(ctx, rx, work, wrong);
+	work->list = session->lists[work->epoch & 1][GRAFT_RX];
+	work->reason = GRAFT_LET_IN;
+	/* Messages of daemons and recovered packets run no functions at XDP. */
+	if (work->kind >= GRAFT_SAYS || work->kind == GRAFT_RETURNED)
+		work->list = 0;
+	return graft_next(ctx, rx, work);
+other:
+	count_other();
+	return XDP_PASS;
+}
+
+SEC("xdp.frags")
+int packet_rx(struct xdp_md *ctx)
+{
+	return receive(ctx, 0);
+}
+
+/* Receives a packet that packet_open has opened. */
+SEC("xdp.frags")
+int packet_rx_opened(struct xdp_md *ctx)
+{
+	return receive(ctx, 1);
+}
+
+/* --- TC ingress --- */
+
+/* Replaces a complete checksum by the pseudo header's, since the interface is to complete it
+ * (CHECKSUM_PARTIAL). Opening a sealed packet or restoring UDP has left a complete one.
+ */
+static __always_inline int put_partial_checksum(struct __sk_buff *skb, const struct graft_work *work,
+						const struct udp_packet *packet)
+{
+	__u64 sum = csum_pseudo(packet->source, 2 * sizeof(packet->source), packet->udp_bytes);
+	__u16 check = csum_fold(sum);
+
+	return bpf_skb_store_bytes(skb, CHECK_AT(work), &check, sizeof(check), 0);
+}
+
+/* Accepts a packet that this host has recovered and injected. Only its mark proves that; no other sender
+ * can set it.
+ */
+static __always_inline int take_returned(struct __sk_buff *skb, struct graft_work *work)
+{
+	if (skb->mark != config.mark)
+		return -1;
+	skb->mark = 0;
+	work->kind = GRAFT_DATA;
+	work->is_returned = 1;
+	return 0;
+}
+
+SEC("tcx/ingress")
+int packet_repair(struct __sk_buff *skb)
+{
+	struct net_scratch scratch;
+	struct net_cursor cursor = {.source = NET_SKB, .skb = skb, .scratch = &scratch};
+	struct graft_work *work = graft_work(GRAFT_REPAIR);
+	struct udp_packet packet = {};
+	struct packet_session *session;
+	struct graft_frame frame;
+	enum graft_reason wrong;
+	enum found found;
+
+	if (!work || have_link(skb))
+		goto other;
+	found = find_udp_in(&cursor, &packet, work);
+	if (found == FOUND_ODD && is_dropped(&packet, 0))
+		return TC_ACT_SHOT;
+	if (found)
+		goto other;
+	session = find_session(&packet, 0);
+	if (!session)
+		goto other;
+	begin(work, session, GRAFT_REPAIR, 0);
+	start_time(work, GRAFT_REPAIR);
+	/* GRO has merged several datagrams, whose frames are now within the payload. */
+	if (skb->gso_segs > 1)
+		return graft_done(skb, repair, work, GRAFT_MERGED);
+	/* XDP may have changed protocol 253 to UDP, so UDP is accepted for such a session. */
+	if (work->protocol != IPPROTO_UDP && session->protocol == IPPROTO_UDP)
+		return graft_done(skb, repair, work, GRAFT_OTHER_PROTOCOL);
+	if (work->protocol != IPPROTO_UDP && wire_in_skb(skb, work, packet.udp_bytes))
+		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
+	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
+	if (packet.udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
+	    bpf_skb_load_bytes(skb, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
+			       sizeof(frame)))
+		return graft_done(skb, repair, work, GRAFT_MALFORMED);
+	/* The frame is authenticated again: XDP's result is not passed on to TC, and the XDP program may
+	 * not have been attached.
+	 */
+	wrong = prove(work, session, &frame, &packet);
+	if (wrong)
+		return graft_done(skb, repair, work, wrong);
+	/* Packets of the same host (veth) arrive with a checksum that is still to be completed. */
+	work->is_partial = IP_SUMMED(skb) == CHECKSUM_PARTIAL;
+	if (work->is_partial && (work->is_sealed || session->protocol != IPPROTO_UDP || session->paths) &&
+	    put_partial_checksum(skb, work, &packet))
+		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
+	if (work->kind >= GRAFT_SAYS) {
+		hear(work);
+		return graft_done(skb, repair, work, GRAFT_ANSWERED);
+	}
+	if (work->kind == GRAFT_RETURNED && take_returned(skb, work))
+		return graft_done(skb, repair, work, GRAFT_MALFORMED);
+	work->list = session->lists[work->epoch & 1][GRAFT_REPAIR];
+	work->list_id = frame.list;
+	work->reason = work->is_returned ? GRAFT_RECOVERED : GRAFT_DELIVERED;
+	return graft_next(skb, repair, work);
+other:
+	count_other();
+	return PASS_ON;
+}
+
+/* --- Events of clocks --- */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 << 10);
+} ticks SEC(".maps");
+
+static __noinline int put_tick(struct packet_tick *event, const struct graft_shared *state, __u32 session)
+{
+	*event = (struct packet_tick){.time_ns = bpf_ktime_get_ns(), .session = session};
+	if (!state)
+		return 0;
+	event->sent_ns = state->sent_ns;
+	event->next = state->next;
+	event->newest = state->newest;
+	event->acked = state->acked;
+	event->srtt_us = state->srtt_us;
+	return 0;
+}
+
+/* Returns the next pace of a session's clock. Only silent sessions are reported to the daemon. A session
+ * that was silent for PACKET_SILENT_NS needs no clock if the peer has acknowledged everything, and a slow
+ * one otherwise.
+ */
+static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 silent_ns)
+{
+	if (!state->sent_ns)
+		return STANDS;
+	if (silent_ns < PACKET_SILENT_NS)
+		return FAST;
+	return state->acked == state->next ? STANDS : SLOW;
+}
+
+/* Runs at each tick of a session's clock. The kernel stops the timers when the last descriptor of their map
+ * is closed, also after a kill.
+ */
+static int tick(void *map, __u32 *session, struct packet_clock *clock)
+{
+	__u32 key = *session;
+	struct graft_shared *state = bpf_map_lookup_elem(&shared, &key);
+	struct packet_tick *event = NULL;
+	__u64 sent_ns, silent_ns, pace;
+
+	/* The daemon has stopped the clock. */
+	if (!clock->period_ns || !state)
+		return 0;
+	sent_ns = READ_ONCE(state->sent_ns);
+	silent_ns = bpf_ktime_get_ns() - sent_ns;
+	pace = pace_of(state, silent_ns);
+	if (sent_ns && silent_ns >= clock->period_ns)
+		event = bpf_ringbuf_reserve(&ticks, sizeof(*event), 0);
+	if (event) {
+		put_tick(event, state, key);
+		bpf_ringbuf_submit(event, 0);
+	}
+	__sync_lock_test_and_set(&clock->pace, pace);
+	/* A packet that was sent meanwhile may have seen the previous pace FAST and not started the timer. */
+	if (READ_ONCE(state->sent_ns) != sent_ns)
+		clock->pace = pace = FAST;
+	if (pace != STANDS)
+		bpf_timer_start(&clock->timer, pace == FAST ? clock->period_ns : PACKET_SLOW_NS, 0);
+	return 0;
+}
+
+#define MONOTONIC 1
+#define EBUSY	  16
+
+/* Sets a session's clock; userspace runs it. `error` is the kernel's. Since Linux 6.18 a timer's memory is
+ * allocated without waiting for locks, so ENOMEM may be temporary.
+ */
+SEC("syscall")
+int packet_clock(struct packet_clock_call *call)
+{
+	__u32 session = call->session;
+	struct packet_clock *clock = bpf_map_lookup_elem(&clocks, &session);
+
+	call->error = -1;
+	if (!clock)
+		return 0;
+	clock->period_ns = call->period_ns;
+	if (!call->period_ns) {
+		call->error = bpf_timer_cancel(&clock->timer) < 0;
+		return 0;
+	}
+	call->error = bpf_timer_init(&clock->timer, &clocks, MONOTONIC);
+	if (call->error && call->error != -EBUSY) /* EBUSY: the timer exists already */
+		return 0;
+	clock->pace = FAST;
+	call->error = bpf_timer_set_callback(&clock->timer, tick);
+	if (!call->error)
+		call->error = bpf_timer_start(&clock->timer, call->period_ns, 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

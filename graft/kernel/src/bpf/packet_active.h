@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Counts activity of sessions in memory that the daemon maps. A daemon with thousands of sessions thus
+ * looks only at active ones, without a system call.
+ */
+#ifndef MILLRACE_PACKET_ACTIVE_H
+#define MILLRACE_PACKET_ACTIVE_H
+
+#include "graft_packet.h"
+
+/* Activity counter of each session. It grows with every timed packet and with every datagram that could not
+ * be opened. Two CPUs may write at the same time and lose a count, so only a change of the value has a
+ * meaning.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} active SEC(".maps");
+
+static __always_inline void mark_active(__u32 session)
+{
+	__u64 *of = bpf_map_lookup_elem(&active, &session);
+
+	if (of)
+		(*of)++;
+}
+
+#endif

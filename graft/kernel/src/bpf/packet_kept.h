@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Keeps the latest sent packets of each session, for functions that send them again or compute parities.
+ * All functions share one ring, so that a packet sent by one list can be sent again by the next list.
+ */
+#ifndef MILLRACE_PACKET_KEPT_H
+#define MILLRACE_PACKET_KEPT_H
+
+#include "graft_packet.h"
+#include "skb_udp.h"
+
+#define KEPT_EACH  GRAFT_WINDOW /* kept packets of a session */
+#define KEPT_BYTES 2048		/* a power of two; payloads to be kept are shorter */
+
+/* Bounds the length of a payload, for the verifier. */
+#define KEPT_BOUNDED(bytes) BOUNDED(bytes, KEPT_BYTES)
+
+struct kept {
+	__u32 session;
+	__u32 number;
+	__u32 bytes;		      /* length of the payload; 0: the entry is empty */
+	__u32 birth;		      /* start number of the session: packet numbers repeat */
+	__u8 payload[KEPT_BYTES + 8]; /* with space for the zeroes that checksums read behind the payload */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_KEEPERS *KEPT_EACH);
+	__type(key, __u32);
+	__type(value, struct kept);
+} kept_packets SEC(".maps");
+
+/* Returns the index of a packet's entry. For sessions that may not keep packets the index is beyond the
+ * map's end, so look-ups find nothing.
+ */
+static __always_inline __u32 kept_at(const struct graft_work *work, __u32 number)
+{
+	return work->session * KEPT_EACH + number % KEPT_EACH;
+}
+
+/* Returns whether an entry holds the packet of this number, of this session's current start. */
+static __always_inline int kept_is(const struct kept *kept, const struct graft_work *work, __u32 number)
+{
+	const struct graft_shared *shared = graft_shared(work);
+
+	return shared && kept->bytes && kept->session == work->session && kept->number == number &&
+	       kept->birth == shared->birth;
+}
+
+/* Returns the kept packet of this number; NULL if it was overwritten or never kept. */
+static __always_inline struct kept *kept_find(const struct graft_work *work, __u32 number)
+{
+	__u32 at = kept_at(work, number);
+	struct kept *kept = bpf_map_lookup_elem(&kept_packets, &at);
+
+	return kept && kept_is(kept, work, number) ? kept : NULL;
+}
+
+/* Copies a packet's payload to an entry. Returns not 0 if the payload is too long, and the entry is then
+ * empty.
+ */
+static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, struct kept *kept)
+{
+	const struct graft_shared *shared = graft_shared(work);
+	__u32 bytes = work->payload_bytes;
+
+	/* The entry counts as empty while another CPU may read it half written. */
+	kept->bytes = 0;
+	if (!shared || !bytes || bytes >= KEPT_BYTES)
+		return -1;
+	bytes = KEPT_BOUNDED(bytes);
+	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes))
+		return -1;
+	kept->session = work->session;
+	kept->number = work->number;
+	kept->birth = shared->birth;
+	kept->bytes = bytes;
+	return 0;
+}
+
+/* Keeps an outgoing packet once, even if several functions of the list ask for it. */
+static __always_inline void keep(struct __sk_buff *skb, struct graft_work *work)
+{
+	__u32 at = kept_at(work, work->number);
+	struct kept *kept = bpf_map_lookup_elem(&kept_packets, &at);
+
+	/* Packets without a number cannot be requested. */
+	if (!kept || !work->is_numbered || work->is_kept)
+		return;
+	work->is_kept = 1;
+	kept_put(skb, work, kept);
+}
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Notifies a sender that a full window has refused: once, when acknowledgements free a quarter of its
+ * window or nothing is in flight any more. Thus there is not an event for each packet.
+ */
+#ifndef MILLRACE_PACKET_ROOM_H
+#define MILLRACE_PACKET_ROOM_H
+
+#include "graft_packet.h"
+
+/* Returns how many packets the sender may send now. */
+static __always_inline __u32 free_packets(const struct graft_shared *shared, __u32 packets)
+{
+	__u32 next = shared->next, under_way = next - shared->delivered, free;
+
+	/* The same bounds as in `window`: packets in flight, and numbers that an acknowledgement covers. */
+	if (under_way >= packets || next - shared->acked >= GRAFT_WINDOW / 2)
+		return 0;
+	free = packets - under_way;
+	if (!shared->room)
+		return free;
+	if (graft_not_before(next, shared->room))
+		return 0;
+	return shared->room - next < free ? shared->room - next : free;
+}
+
+/* Returns whether the sender has to be notified, and clears the request: `refused` is set by `window` and
+ * cleared by the CPU that notifies.
+ */
+static __always_inline int takes_sign(const struct graft_work *work)
+{
+	struct graft_shared *shared = work->tells_room ? graft_shared(work) : NULL;
+	__u32 packets, free;
+
+	if (!shared)
+		return 0;
+	packets = shared->refused;
+	if (!packets)
+		return 0;
+	free = free_packets(shared, packets);
+	if (!free || (free < (packets + 3) / 4 && shared->next != shared->delivered))
+		return 0;
+	return __sync_lock_test_and_set(&shared->refused, 0) != 0;
+}
+
+#endif

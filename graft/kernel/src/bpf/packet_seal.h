@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Maps that the dispatcher (packet.bpf.c) and the sealing programs (seal.bpf.c) share, and the calls between
+ * them. Sealing is an object of its own, since verifying its cryptography takes long; it is loaded with the
+ * first sealed session.
+ */
+#ifndef MILLRACE_PACKET_SEAL_H
+#define MILLRACE_PACKET_SEAL_H
+
+#include "graft_packet.h"
+#include "packet_active.h"
+#include "packet_intf.h"
+#include "seal_intf.h"
+
+/* Programs for outgoing packets: packet_seal, then packet_tx_out. */
+enum stage_tx {
+	STAGE_SEAL,
+	STAGE_OUT,
+	STAGES_TX,
+};
+
+/* Programs for incoming packets: packet_open, then packet_rx_opened, which handles the packet as if it had
+ * arrived unsealed.
+ */
+enum stage_rx {
+	STAGE_OPEN,
+	STAGE_OPENED,
+	STAGES_RX,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, STAGES_TX);
+	__type(key, __u32);
+	__type(value, __u32);
+} stages_tx SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, STAGES_RX);
+	__type(key, __u32);
+	__type(value, __u32);
+} stages_rx SEC(".maps");
+
+/* The datagram that is being sealed, from an application or from a function. It is separate from `works`,
+ * which may belong to another packet of this CPU.
+ */
+struct seal_call {
+	__u32 session;
+	__u32 bytes;	 /* bytes behind the UDP header */
+	__u32 reason;	 /* reason to be counted, changed if sealing fails */
+	__u32 is_behind; /* copied from graft_work.behind */
+	__u32 protocol;	 /* the session's IP protocol on the wire */
+	__u32 has_paths; /* number of the session's paths */
+	__u32 path;	 /* 1 + the path to leave by; 0: any path */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct seal_call);
+} seal_calls SEC(".maps");
+
+static __always_inline struct seal_call *seal_call(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&seal_calls, &zero);
+}
+
+/* Ring buffer of the daemons' messages, struct packet_word. Daemons repeat messages that were not answered,
+ * so a full buffer may lose them.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 16 << 10);
+} words SEC(".maps");
+
+#endif

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The header of sessions over IP protocol 253 (RFC 3692) on the wire. Everywhere else their packets are
+ * UDP: the header is replaced last on the way out and restored first on the way in.
+ *
+ * Some interfaces complete checksums of UDP and TCP only, or claim to have done so for others. Therefore
+ * the checksum is completed in software, and stored where UDP has its length, which IP states as well.
+ * Whatever the interface writes at the place of UDP's checksum does no harm.
+ */
+#ifndef MILLRACE_PACKET_WIRE_H
+#define MILLRACE_PACKET_WIRE_H
+
+#include "skb_udp.h"
+
+/* The header on the wire, as long as UDP's. */
+struct wire_header {
+	__be16 source;
+	__be16 destination;
+	__be16 check; /* UDP's checksum of the datagram; 0: none */
+	__u16 spare;  /* ignored by the receiver */
+};
+
+_Static_assert(sizeof(struct wire_header) == sizeof(struct udphdr), "nothing moves");
+
+static __always_inline void wire_of_udp(struct wire_header *wire, const struct udphdr *udp)
+{
+	*wire = (struct wire_header){.source = udp->source, .destination = udp->dest, .check = udp->check};
+}
+
+static __always_inline void udp_of_wire(struct udphdr *udp, const struct wire_header *wire, __u32 udp_bytes)
+{
+	*udp = (struct udphdr){.source = wire->source,
+			       .dest = wire->destination,
+			       .len = bpf_htons(udp_bytes),
+			       .check = wire->check};
+}
+
+/* Returns the checksum of an IPv4 header whose protocol changes from `from` to `to` (RFC 1624). */
+static __always_inline __u16 ip_check_after(__u16 check, __u8 from, __u8 to)
+{
+	return ~csum_fold((__u64)(__u16)~check + (__u16)~bpf_htons(from) + bpf_htons(to));
+}
+
+/* Reads the header at the cursor as the UDP header that it replaces, with the length from IP. Returns not 0
+ * if the packet is too short.
+ */
+static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_carried *carried,
+				     struct net_udp *udp)
+{
+	__u32 begin = cursor->at;
+
+	if (take_udp(cursor, udp) || carried->end < begin + UDP_BYTES || carried->end - begin > 0xffff)
+		return -1;
+	/* IP states the length of the datagram, since the header on the wire does not. */
+	udp->bytes = carried->end - begin;
+	return 0;
+}
+
+#ifdef __bpf__
+
+#include "graft_packet.h"
+#include "sk_buff.h"
+
+/* --- Outgoing packets --- */
+
+#define SUM_STEP  512 /* most bytes for one bpf_csum_diff before Linux 6.13 */
+#define SUM_PARTS (65536 / SUM_STEP)
+
+struct wire_part {
+	__u8 bytes[SUM_STEP + 8];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct wire_part);
+} wire_parts SEC(".maps");
+
+struct wire_summing {
+	struct __sk_buff *skb;
+	__u32 at;
+	__u32 bytes;
+	__u32 sum;
+	__u32 failed;
+};
+
+static long sum_part(__u32 index, struct wire_summing *summing)
+{
+	__u32 zero = 0, at = index * SUM_STEP, bytes = summing->bytes - at;
+	struct wire_part *part = bpf_map_lookup_elem(&wire_parts, &zero);
+
+	if (at >= summing->bytes || !part)
+		return 1;
+	if (bytes > SUM_STEP)
+		bytes = SUM_STEP;
+	bytes = BOUNDED(bytes, SUM_STEP);
+	/* bpf_csum_diff sums multiples of 4 bytes, so the rest is zero. */
+	store32(part->bytes + bytes, 0);
+	if (bpf_skb_load_bytes(summing->skb, summing->at + at, part->bytes, bytes)) {
+		summing->failed = 1;
+		return 1;
+	}
+	summing->sum =
+		bpf_csum_diff(NULL, 0, (__be32 *)part->bytes, (bytes + 3) & (2 * SUM_STEP - 4), summing->sum);
+	return 0;
+}
+
+/* Completes the checksum that the interface was to complete (CHECKSUM_PARTIAL). The header has the pseudo
+ * header's sum already.
+ */
+static __always_inline int complete_checksum(struct __sk_buff *skb, const struct graft_work *work,
+					     struct udphdr *udp)
+{
+	struct wire_summing summing = {.skb = skb, .at = work->udp_at, .bytes = bpf_ntohs(udp->len)};
+
+	bpf_loop(SUM_PARTS, sum_part, &summing, 0);
+	put_udp_checksum(udp, summing.sum);
+	return summing.failed;
+}
+
+/* Replaces the UDP header of a framed packet by the one on the wire. Returns not 0 if the kernel had no
+ * memory.
+ */
+static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *work)
+{
+	const __u8 protocol = IPPROTO_EXPERIMENT;
+	struct wire_header wire;
+	struct udphdr udp;
+
+	if (bpf_skb_load_bytes(skb, work->udp_at, &udp, sizeof(udp)))
+		return -1;
+	/* The interface would complete a checksum at UDP's place, which the header on the wire does not
+	 * have.
+	 */
+	if (IP_SUMMED(skb) == CHECKSUM_PARTIAL && complete_checksum(skb, work, &udp))
+		return -1;
+	wire_of_udp(&wire, &udp);
+	if (bpf_skb_store_bytes(skb, work->udp_at, &wire, sizeof(wire), 0) ||
+	    bpf_skb_store_bytes(skb, work->protocol_at, &protocol, sizeof(protocol), 0))
+		return -1;
+	return work->family == 6
+		       ? 0
+		       : bpf_l3_csum_replace(skb, work->ip_at + __builtin_offsetof(struct iphdr, check),
+					     bpf_htons(IPPROTO_UDP), bpf_htons(protocol), 2);
+}
+
+/* --- Incoming packets --- */
+
+/* Returns the offset of the checksum, for the form in which the packet arrived. */
+static __always_inline __u32 wire_check_at(const struct graft_work *work)
+{
+	return work->udp_at + (work->protocol == IPPROTO_UDP ? __builtin_offsetof(struct udphdr, check)
+							     : __builtin_offsetof(struct wire_header, check));
+}
+
+static __noinline int wire_in_xdp(struct xdp_md *ctx, const struct graft_work *work, __u32 udp_bytes)
+{
+	__u32 check_at = work->ip_at + __builtin_offsetof(struct iphdr, check);
+	const __u8 protocol = IPPROTO_UDP;
+	struct wire_header wire;
+	struct udphdr udp;
+	__u16 check;
+
+	if (bpf_xdp_load_bytes(ctx, work->udp_at, &wire, sizeof(wire)))
+		return -1;
+	udp_of_wire(&udp, &wire, udp_bytes);
+	if (bpf_xdp_store_bytes(ctx, work->udp_at, &udp, sizeof(udp)) ||
+	    bpf_xdp_store_bytes(ctx, work->protocol_at, (void *)&protocol, sizeof(protocol)))
+		return -1;
+	if (work->family == 6)
+		return 0;
+	if (bpf_xdp_load_bytes(ctx, check_at, &check, sizeof(check)))
+		return -1;
+	/* XDP has no bpf_l3_csum_replace, so the checksum is updated by hand. */
+	check = ip_check_after(check, IPPROTO_EXPERIMENT, IPPROTO_UDP);
+	return bpf_xdp_store_bytes(ctx, check_at, &check, sizeof(check));
+}
+
+/* Restores the UDP header at TC. BPF_F_RECOMPUTE_CSUM also updates the sum that the interface may have
+ * computed over the whole packet. The protocol byte of IPv4 does not change that sum, since the header's
+ * own checksum compensates.
+ */
+static __noinline int wire_in_skb(struct __sk_buff *skb, const struct graft_work *work, __u32 udp_bytes)
+{
+	const __u8 protocol = IPPROTO_UDP;
+	struct wire_header wire;
+	struct udphdr udp;
+
+	if (bpf_skb_load_bytes(skb, work->udp_at, &wire, sizeof(wire)))
+		return -1;
+	udp_of_wire(&udp, &wire, udp_bytes);
+	if (bpf_skb_store_bytes(skb, work->udp_at, &udp, sizeof(udp), BPF_F_RECOMPUTE_CSUM))
+		return -1;
+	if (work->family == 6)
+		return bpf_skb_store_bytes(skb, work->protocol_at, &protocol, sizeof(protocol),
+					   BPF_F_RECOMPUTE_CSUM);
+	if (bpf_skb_store_bytes(skb, work->protocol_at, &protocol, sizeof(protocol), 0))
+		return -1;
+	return bpf_l3_csum_replace(skb, work->ip_at + __builtin_offsetof(struct iphdr, check),
+				   bpf_htons(IPPROTO_EXPERIMENT), bpf_htons(protocol), 2);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,31 @@
+//! Finds the sessions that had packets, without a system call (`bpf/packet_active.h`).
+
+use std::sync::atomic::Ordering;
+
+use super::{PacketHooks, SessionEnds};
+
+/// A session's activity counter, as it was read last.
+///
+/// The kernel does not increment the counter atomically, so two CPUs may count once. A session that had packets still
+/// has a different value than before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct SeenPackets(u64);
+
+impl PacketHooks {
+    /// Returns the sessions that were active since the last call or since they were opened: a hook timed a packet, or
+    /// a datagram could not be opened. Other sessions have no news in [`times`](Self::times) and
+    /// [`wear`](Self::wear), except up to 63 untimed packets for each hook and CPU. Reads shared memory, without a
+    /// system call.
+    pub fn active(&mut self) -> Vec<SessionEnds> {
+        let active = &self.active;
+        let changed = self.sessions.iter_mut().filter_map(|(ends, open)| {
+            let now = SeenPackets(active.get(open.raw.index).load(Ordering::Relaxed));
+            (std::mem::replace(&mut open.seen, now) != now).then_some(*ends)
+        });
+        changed.collect()
+    }
+
+    pub(super) fn seen(&self, index: u32) -> SeenPackets {
+        SeenPackets(self.active.get(index).load(Ordering::Relaxed))
+    }
+}

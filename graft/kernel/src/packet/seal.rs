@@ -1,0 +1,213 @@
+//! Sealed sessions: installs keys for the BPF programs that seal and open datagrams (`bpf/seal.bpf.c`). The daemons
+//! agree on the keys.
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
+use millrace_kernel::object::{Embedded, LoadedObject, embedded, write};
+use std::os::fd::{AsFd, AsRawFd};
+
+use super::super::Error;
+use super::intf::{SealKey as Key, generated};
+use super::{FunctionSession, PacketHooks, SessionEnds};
+
+/// Bytes that sealing adds to a datagram, in addition to its frame.
+pub const SEAL_BYTES: usize = TAIL + TAG_LEN;
+/// Longest datagram that can be sealed, in bytes, frame included.
+pub const SEALED_MAX: usize = TEXT_MAX;
+
+const TAIL: usize = size_of::<generated::SealTail>();
+/// Entries of each session in the kernel's map of keys.
+const PLACES: u32 = generated::SEAL_PLACES;
+const SEALS: u32 = generated::SEAL_SEALS;
+/// Maps that the sealing programs share with the dispatcher.
+pub(super) const SHARED: [&str; 10] = [
+    "works",
+    "shared",
+    "programs_tx",
+    "programs_rx",
+    "programs_repair",
+    "stages_tx",
+    "stages_rx",
+    "seal_calls",
+    "words",
+    "active",
+];
+/// Indices in `stages_tx` and `stages_rx`: FIRST is the sealing program, SECOND the dispatcher's program after it.
+const FIRST: u32 = 0;
+const SECOND: u32 = 1;
+
+/// Bytes of a key in the kernel, with its counters and its replay window.
+pub(super) const KEY_BYTES: usize = size_of::<Key>();
+
+/// The key phase, 0 or 1, which each sealed datagram states. Two keys are valid while a new one replaces the old, as
+/// in QUIC.
+pub type KeyPhase = u8;
+
+/// The keys of both directions of a session. They must not be used for any other session or process, since datagram
+/// numbers restart.
+#[derive(Clone)]
+pub struct SealKeys {
+    /// Key and IV that seal outgoing datagrams.
+    pub seals: QuicKeys,
+    /// Key and IV that open incoming datagrams.
+    pub opens: QuicKeys,
+    /// Most datagrams that may be sealed with the key.
+    pub limit: u64,
+}
+
+/// How much a key was used, for the decision to replace it (RFC 9001, section 6.6).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wear {
+    /// Datagrams that were sealed with the key.
+    pub sealed: u64,
+    /// Datagrams that could not be opened with the key.
+    pub failures: u64,
+}
+
+/// The keys of a sealed session.
+#[derive(Default)]
+pub(super) struct Sealed {
+    /// Map of each key, by phase.
+    keys: [Option<MapHandle>; 2],
+    /// Phase of the key that seals outgoing datagrams; `None` before [`PacketHooks::seal_with`].
+    phase: Option<KeyPhase>,
+}
+
+/// The loaded programs that seal and open datagrams.
+pub(super) struct Stages {
+    _object: LoadedObject,
+    keys: MapHandle,
+}
+
+pub(super) fn object() -> Embedded {
+    embedded!("seal.bpf.o")
+}
+
+impl PacketHooks {
+    /// Opens a session whose datagrams are all sealed. Nothing passes in either direction until it has keys. The
+    /// session's own key ([`FunctionSession::key`]) authenticates only the frames.
+    pub fn open_sealed(&mut self, session: FunctionSession) -> Result<(), Error> {
+        if self.stages.is_none() {
+            self.stages = Some(self.load_stages()?);
+        }
+        self.open_with(session, Some(Sealed::default()))
+    }
+
+    fn load_stages(&mut self) -> Result<Stages, Error> {
+        let mut open = object().open()?;
+        self.room.fit(open.object_mut())?;
+        for name in SHARED {
+            let shared = self.object.handle(name)?;
+            open.map(name)?.reuse_fd(shared.as_fd()).map_err(Error::Open)?;
+        }
+        let mut object = open.load()?;
+        for (table, entry, program) in
+            [("stages_tx", FIRST, "packet_seal"), ("stages_rx", FIRST, "packet_open")]
+        {
+            let fd = object.program(program)?.as_fd().as_raw_fd().to_ne_bytes();
+            write(&self.object.handle(table)?, table, &entry.to_ne_bytes(), &fd)?;
+        }
+        // The sealing programs and the dispatcher call each other by tail calls: entry 0 leads to sealing, entry 1
+        // back.
+        for (table, program) in [("stages_tx", "packet_tx_out"), ("stages_rx", "packet_rx_opened")] {
+            let fd = self.object.program(program)?.as_fd().as_raw_fd().to_ne_bytes();
+            write(&self.object.handle(table)?, table, &SECOND.to_ne_bytes(), &fd)?;
+        }
+        let keys = object.handle("seal_keys")?;
+        Ok(Stages { _object: object, keys })
+    }
+
+    fn stages(&self) -> Result<&Stages, Error> {
+        self.stages.as_ref().ok_or(Error::Clear)
+    }
+
+    /// Installs keys of a phase, which open incoming datagrams from now on. Keys that had the phase before are
+    /// replaced; those of the other phase stay.
+    pub fn install(&mut self, ends: &SessionEnds, phase: KeyPhase, keys: &SealKeys) -> Result<(), Error> {
+        let phase = phase & 1;
+        let map = make(phase, keys)?;
+        self.put_key(ends, u32::from(phase), &map)?;
+        self.sealed_mut(ends)?.keys[usize::from(phase)] = Some(map);
+        Ok(())
+    }
+
+    /// Seals outgoing datagrams with the keys of this phase from now on. The change is one write.
+    pub fn seal_with(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
+        let phase = phase & 1;
+        let sealed = self.sealed(ends)?;
+        let map = sealed.keys[usize::from(phase)].as_ref().ok_or(Error::NoKeys)?;
+        // The map of the key is shared by both entries, so sealing and opening update the same counters.
+        self.put_key(ends, SEALS, map)?;
+        self.sealed_mut(ends)?.phase = Some(phase);
+        Ok(())
+    }
+
+    /// Removes the keys of this phase, so that they open no datagram any more.
+    pub fn discard(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
+        let phase = phase & 1;
+        if self.sealed_mut(ends)?.keys[usize::from(phase)].take().is_some() {
+            let place = self.find(ends)?.raw.index * PLACES + u32::from(phase);
+            self.stages()?.keys.delete(&place.to_ne_bytes()).map_err(Error::State)?;
+        }
+        Ok(())
+    }
+
+    /// Returns how much the key for outgoing datagrams was used; `None` if no key is selected.
+    pub fn wear(&self, ends: &SessionEnds) -> Result<Option<Wear>, Error> {
+        let sealed = self.sealed(ends)?;
+        let map = sealed.phase.and_then(|phase| sealed.keys[usize::from(phase)].as_ref());
+        let Some(map) = map else { return Ok(None) };
+        let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(Error::State)?.unwrap_or_default();
+        let word = |at: usize| {
+            value
+                .get(8 * at..8 * at + 8)
+                .and_then(|bytes| bytes.try_into().ok())
+                .map_or(0, u64::from_ne_bytes)
+        };
+        Ok(Some(Wear { sealed: word(0), failures: word(2) }))
+    }
+
+    /// Removes a session's keys from the kernel, since another session may get its index.
+    pub(super) fn end_sealed(&self, index: u32) {
+        let Some(stages) = &self.stages else { return };
+        for place in 0..PLACES {
+            // The session may not have had a key of this phase.
+            let _ = stages.keys.delete(&(index * PLACES + place).to_ne_bytes());
+        }
+    }
+
+    fn put_key(&self, ends: &SessionEnds, place: u32, map: &MapHandle) -> Result<(), Error> {
+        let place = self.find(ends)?.raw.index * PLACES + place;
+        let fd = map.as_fd().as_raw_fd().to_ne_bytes();
+        Ok(write(&self.stages()?.keys, "seal_keys", &place.to_ne_bytes(), &fd)?)
+    }
+
+    fn sealed(&self, ends: &SessionEnds) -> Result<&Sealed, Error> {
+        self.find(ends)?.sealed.as_ref().ok_or(Error::Clear)
+    }
+
+    fn sealed_mut(&mut self, ends: &SessionEnds) -> Result<&mut Sealed, Error> {
+        let missing = Error::NoSession { local: ends.local, remote: ends.remote };
+        self.sessions.get_mut(ends).ok_or(missing)?.sealed.as_mut().ok_or(Error::Clear)
+    }
+}
+
+/// Makes a map with one key, whose datagram numbers begin at 0. Only the kernel writes the map from now on, so no
+/// number is used twice.
+fn make(phase: KeyPhase, keys: &SealKeys) -> Result<MapHandle, Error> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    let key = size_of::<u32>() as u32;
+    let value = size_of::<Key>() as u32;
+    let map =
+        MapHandle::create(MapType::Array, Some("seal_key"), key, value, 1, &options).map_err(Error::State)?;
+    // `struct seal_key` begins with the next number, the limit, the failures and the phase.
+    let numbers = [0, keys.limit, 0, u64::from(phase)].map(u64::to_ne_bytes).concat();
+    let mut bytes = [&numbers[..], keys.seals.as_bytes(), keys.opens.as_bytes()].concat();
+    // The replay window behind the keys begins empty.
+    bytes.resize(size_of::<Key>(), 0);
+    map.update(&0u32.to_ne_bytes(), &bytes, MapFlags::ANY).map_err(Error::State)?;
+    Ok(map)
+}

@@ -1,0 +1,205 @@
+//! Messages between the daemons at both ends, sent as frames without data, and events of the BPF programs.
+
+use std::time::Duration;
+
+use millrace_kernel::intf::Plain;
+use millrace_kernel::raw;
+use millrace_kernel::siphash::siphash128;
+
+use super::known::micros;
+use super::{FRAME_BYTES, ListEpoch, PacketHooks, SessionEnds, intf, key, word};
+use crate::Error;
+
+const MAGIC: u8 = 0x67;
+const VERSION: u8 = 2;
+/// The first frame kind of the daemons' messages, and the number of their kinds (`GRAFT_SAYS`, `enum graft_kind`).
+const SAYS: u8 = 8;
+const SAYINGS: u8 = 8;
+/// Kind of an event that this host's own programs make: a refused sender may send again (`PACKET_ROOM`).
+const ROOM: u8 = 255;
+
+/// A frame without data that one end sends to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TalkMessage {
+    /// Requests the packet of this number.
+    Request(u32),
+    /// States the number that the next packet will have. The peer thus notices that the latest packets were lost.
+    Last(u32),
+    /// Message between the daemons: one of eight kinds, and its value. [`PacketHooks::words`] returns it.
+    Says(u8, u32),
+}
+
+/// A message from the daemon at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceivedMessage {
+    /// The session that the message belongs to.
+    pub ends: SessionEnds,
+    /// The kind of message, whose meaning the daemons define.
+    pub kind: u8,
+    /// The value of the message.
+    pub number: u32,
+    /// The epoch in which the message was sent.
+    pub epoch: ListEpoch,
+}
+
+/// An event of a session's clock: the session has sent nothing for a period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tick {
+    /// The session that the clock belongs to.
+    pub ends: SessionEnds,
+    /// Time of the event, ns (`CLOCK_MONOTONIC`).
+    pub time_ns: u64,
+    /// Time at which the latest packet was sent, ns (`CLOCK_MONOTONIC`).
+    pub sent_ns: u64,
+    /// Number of the next outgoing packet.
+    pub next: u32,
+    /// One more than the newest packet number received.
+    pub newest: u32,
+    /// The peer has received or given up all packets below this number, if a function of the list reports it.
+    pub acked: u32,
+    /// Smoothed round-trip time, if known.
+    pub round_trip: Option<Duration>,
+}
+
+impl PacketHooks {
+    // --- Messages ---
+
+    /// Returns the frame of a message for a session. BPF functions make the same bytes.
+    pub fn word(&self, ends: &SessionEnds, word: TalkMessage) -> Result<[u8; FRAME_BYTES], Error> {
+        let raw = &self.find(ends)?.raw;
+        let (kind, number) = match word {
+            TalkMessage::Request(number) => (1, number),
+            TalkMessage::Last(next) => (2, next),
+            TalkMessage::Says(kind, number) => (SAYS + kind % SAYINGS, number),
+        };
+        let mut frame = [0; FRAME_BYTES];
+        frame[0] = MAGIC;
+        frame[1] = VERSION << 5 | kind << 1 | raw.epoch;
+        frame[2..4].copy_from_slice(&raw.list_ids[usize::from(raw.epoch)]);
+        frame[4..8].copy_from_slice(&number.to_be_bytes());
+        let key = key(ends)?;
+        // The same fields as `struct frame_context`: local address, both ports, and a payload length of 0.
+        let empty = [0; 4];
+        let message = [&frame[..8], &key.local, &key.local_port, &key.remote_port, &empty].concat();
+        frame[8..].copy_from_slice(&siphash128(raw.key, &message)[..8]);
+        Ok(frame)
+    }
+
+    /// Sends a message of a session by each of its paths, from the calling thread's network namespace.
+    pub fn say(&self, ends: &SessionEnds, word: TalkMessage) -> Result<(), Error> {
+        let paths = self.find(ends)?.raw.paths;
+        let payload = self.word(ends, word)?;
+        word::send_by_all(ends, paths, word::word_mark(self.mark), &payload).map_err(Error::Say)
+    }
+
+    // --- Clocks, and received messages ---
+
+    /// Sets a session's clock, which reports an event each time that the session has sent nothing for `period`;
+    /// `ZERO` stops it.
+    pub fn set_clock(&self, ends: &SessionEnds, period: Duration) -> Result<(), Error> {
+        self.set_clock_of(self.find(ends)?.raw.index, period)
+    }
+
+    pub(super) fn set_clock_of(&self, session: u32, period: Duration) -> Result<(), Error> {
+        let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
+        with_memory(|| {
+            let program = self.object.program("packet_clock")?;
+            let mut call = intf::ClockCall { period_ns, session, error: 0 };
+            raw::run(program, &mut call).map_err(Error::Descriptor)?;
+            // Stopping a clock that was never set fails in the kernel, and is no error here.
+            match nix::Error::from_raw(-call.error) {
+                _ if call.error == 0 || period.is_zero() => Ok(()),
+                source => Err(Error::Clock(source)),
+            }
+        })
+    }
+
+    /// Returns the clock events of all sessions since the last call.
+    pub fn ticks(&mut self) -> Result<Vec<Tick>, Error> {
+        let mut raws = Vec::<intf::Tick>::new();
+        self.ticks.drain(|bytes| raws.extend(intf::Tick::from_bytes(bytes)));
+        let tick = |raw: intf::Tick| {
+            let intf::Tick { time_ns, sent_ns, next, newest, acked, srtt_us, .. } = raw;
+            let ends = self.ends_of(raw.session)?;
+            let round_trip = micros(srtt_us);
+            Some(Tick { ends, time_ns, sent_ns, next, newest, acked, round_trip })
+        };
+        Ok(raws.into_iter().filter_map(tick).collect())
+    }
+
+    /// Waits up to `patience` for messages of the daemons at the other ends, and returns all that have arrived.
+    pub fn words(&mut self, patience: Duration) -> Result<Vec<ReceivedMessage>, Error> {
+        let mut raws = Vec::<intf::Word>::new();
+        self.words.wait(patience)?;
+        self.words.drain(|bytes| raws.extend(intf::Word::from_bytes(bytes)));
+        // The ring buffer carries the daemons' messages and this host's own signs that a sender may send again.
+        let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
+        let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
+        self.room_for.extend(signs);
+        let heard = |raw: intf::Word| {
+            let intf::Word { number, epoch, .. } = raw;
+            Some(ReceivedMessage {
+                ends: self.ends_of(raw.session)?,
+                kind: raw.kind.checked_sub(SAYS)?,
+                number,
+                epoch,
+            })
+        };
+        Ok(raws.into_iter().filter_map(heard).collect())
+    }
+
+    /// Makes [`room_for`](Self::room_for) report this session from now on.
+    pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
+        self.change(ends, |raw| raw.tells_room = 1)
+    }
+
+    /// Returns the sessions that may send again after a full window refused a datagram, as of the last
+    /// [`words`](Self::words). Each refusal is reported once, when a quarter of the window is free.
+    pub fn room_for(&mut self) -> Vec<SessionEnds> {
+        std::mem::take(&mut self.room_for)
+    }
+
+    pub(super) fn ends_of(&self, session: u32) -> Option<SessionEnds> {
+        *self.by_index.get(session as usize)?
+    }
+}
+
+/// Repeats a call that fails for lack of memory, at most 100 times with pauses of 1 ms.
+fn with_memory(mut call: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    const TRIES: u32 = 100;
+    const PAUSE: Duration = Duration::from_millis(1);
+    for _ in 1..TRIES {
+        match call() {
+            Err(Error::Clock(nix::Error::ENOMEM)) => std::thread::sleep(PAUSE),
+            other => return other,
+        }
+    }
+    call()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_call_without_memory_is_retried() {
+        let mut answers = [nix::Error::ENOMEM, nix::Error::ENOMEM].into_iter();
+        assert!(with_memory(|| answers.next().map_or(Ok(()), |error| Err(Error::Clock(error)))).is_ok());
+        let mut calls = 0;
+        let never = with_memory(|| {
+            calls += 1;
+            Err(Error::Clock(nix::Error::ENOMEM))
+        });
+        assert!(matches!(never, Err(Error::Clock(nix::Error::ENOMEM))) && calls == 100, "{calls}");
+    }
+
+    #[test]
+    fn kernel_call_with_another_error_is_not_retried() {
+        let mut calls = 0;
+        let refused = with_memory(|| {
+            calls += 1;
+            Err(Error::Clock(nix::Error::EPERM))
+        });
+        assert!(refused.is_err() && calls == 1, "{calls}");
+    }
+}

@@ -1,0 +1,694 @@
+//! Tests of functions with one frame at a time: which packets they pass, and which packets they send. Sent packets
+//! are captured on the loopback interface of a namespace, where test runs take place.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millrace_graft_kernel::packet::{
+    FRAME_BYTES, FunctionHook, PacketHooks, PacketReason, SessionEnds, SessionProgress, TalkMessage,
+};
+use millrace_testkit::{wait_for, wait_until};
+
+use crate::datagrams::{ETHERNET, PASS_ON, SHOT, XDP_DROP, datagram, v4, v6};
+use crate::net::{PacketCapture, RawSender, check_frame, inside, ip, root, stay_on_this_cpu};
+use crate::traffic::PARTIAL;
+use crate::{counted, hooks_of, list, open, other_side};
+
+/// Frame kinds (`enum graft_kind` in C).
+pub const DATA: u8 = 0;
+const REQUEST: u8 = 1;
+const ACK: u8 = 3;
+const GONE: u8 = 4;
+pub const RETURNED: u8 = 6;
+const ACK_BYTES: usize = 88;
+
+/// A marker frame of an experimental Ethernet type, which no protocol handles.
+const MARKER: [u8; 60] = {
+    let mut frame = [0; 60];
+    (frame[12], frame[13]) = (0x88, 0xb5);
+    frame
+};
+
+/// A sender and a receiver of a session, and a capture of the packets that their functions send.
+pub struct FunctionPair {
+    pub namespace: String,
+    pub capture: PacketCapture,
+    /// Captures the frames that a function sends, which arrive on the loopback interface.
+    arriving: PacketCapture,
+    /// Sends the marker frame. When it arrives, all earlier frames have arrived.
+    marker: RawSender,
+    pub sender: PacketHooks,
+    pub receiver: PacketHooks,
+    pub ends: SessionEnds,
+}
+
+impl Drop for FunctionPair {
+    fn drop(&mut self) {
+        ip(&format!("netns del {}", self.namespace));
+    }
+}
+
+/// The result of a packet at the receiver.
+#[derive(Debug)]
+pub struct FunctionArrival {
+    pub reason: PacketReason,
+    pub frame: Vec<u8>,
+    /// Kinds and frames of the packets that the receiver's functions sent.
+    pub sent: Vec<(u8, Vec<u8>)>,
+}
+
+impl FunctionPair {
+    pub fn new(name: &str, ends: SessionEnds, functions: &[&str], parameters: &[(&str, &str, u64)]) -> Self {
+        Self::with(name, ends, functions, functions, parameters)
+    }
+
+    /// Loads further functions, so that lists can be changed to them.
+    pub fn with(
+        name: &str,
+        ends: SessionEnds,
+        functions: &[&str],
+        loaded: &[&str],
+        parameters: &[(&str, &str, u64)],
+    ) -> Self {
+        let namespace = format!("mr-{}-{name}", std::process::id());
+        ip(&format!("netns add {namespace}"));
+        ip(&format!("-n {namespace} link set lo mtu 1500 up"));
+        let [mut sender, mut receiver] = [0, 1].map(|_| hooks_of(loaded, parameters));
+        open(&mut sender, ends, functions);
+        open(&mut receiver, other_side(&ends), functions);
+        let capture = PacketCapture::on(&namespace, "lo");
+        capture.only_outgoing();
+        let arriving = PacketCapture::on(&namespace, "lo");
+        arriving.only_incoming();
+        let marker = RawSender::new(&namespace, "lo");
+        Self { capture, arriving, marker, namespace, sender, receiver, ends }
+    }
+
+    /// Makes both ends accept another list and send with it. Returns the new epoch.
+    pub fn swap(&mut self, functions: &[&str]) -> u8 {
+        let here = self.ends;
+        let there = other_side(&self.ends);
+        let [epoch, _] = [(&mut self.sender, here), (&mut self.receiver, there)].map(|(hooks, ends)| {
+            let epoch = hooks.accept(&ends, &list(functions)).expect("accepted");
+            hooks.switch(&ends, epoch).expect("switched");
+            epoch
+        });
+        epoch
+    }
+
+    /// Sends a payload as an application does. Returns the reason, the verdict, and all packets that left.
+    pub fn send(&mut self, payload: &[u8]) -> (PacketReason, i32, Vec<(u8, Vec<u8>)>) {
+        let before = counted(&mut self.sender, &self.ends);
+        let frame = datagram(&self.ends, payload);
+        let run = inside(&self.namespace, || self.sender.run(FunctionHook::Tx, &frame)).expect("a run");
+        let now = counted(&mut self.sender, &self.ends);
+        let reason =
+            now.iter().find(|it| !before.contains(it) && it.0 != PacketReason::SentByUs).expect("a reason").0;
+        let mut sent = caught(&self.capture);
+        if run.verdict == PASS_ON {
+            sent.push((kind(&run.frame), run.frame));
+        }
+        (reason, run.verdict, sent)
+    }
+
+    /// Sends a payload, checks that no other packet leaves with it, and returns its frame.
+    pub fn frame(&mut self, payload: &[u8]) -> Vec<u8> {
+        let (reason, verdict, mut sent) = self.send(payload);
+        assert_eq!((reason, verdict, sent.len()), (PacketReason::Sent, PASS_ON, 1));
+        sent.remove(0).1
+    }
+
+    pub fn at_receiver(&mut self, frame: &[u8]) -> FunctionArrival {
+        self.arriving.frames();
+        let there = other_side(&self.ends);
+        let mut arrival = std::thread::scope(|scope| {
+            let run = || {
+                stay_on_this_cpu();
+                let arrival = arrive(&self.namespace, &mut self.receiver, &there, frame, &self.capture);
+                self.marker.send(&MARKER);
+                arrival
+            };
+            scope.spawn(run).join().expect("an arrival")
+        });
+        // Injected packets wait in this CPU's backlog queue. The marker is queued behind them.
+        let mut arrived = Vec::new();
+        wait_for("the marker", || {
+            arrived.extend(self.arriving.frames());
+            arrived.iter().any(|frame| frame[12..14] == MARKER[12..14])
+        });
+        arrival.sent.extend(datagrams(arrived).into_iter().filter(|(kind, _)| *kind == RETURNED));
+        arrival
+    }
+
+    /// Runs a frame at one hook of the receiver only, as if packets waited between XDP and TC.
+    fn at(&mut self, hook: FunctionHook, frame: &[u8]) -> FunctionArrival {
+        let there = other_side(&self.ends);
+        let before = counted(&mut self.receiver, &other_side(&self.ends));
+        let run = inside(&self.namespace, || self.receiver.run(hook, frame)).expect("a run");
+        let now = counted(&mut self.receiver, &there);
+        let reason = now.iter().find(|it| !before.contains(it)).expect("a reason").0;
+        FunctionArrival { reason, frame: run.frame, sent: caught(&self.capture) }
+    }
+
+    pub fn at_sender(&mut self, frame: &[u8]) -> FunctionArrival {
+        arrive(&self.namespace, &mut self.sender, &self.ends, frame, &self.capture)
+    }
+
+    /// Returns the message GRAFT_LAST of the sender's daemon.
+    pub fn last(&self, next: u32) -> Vec<u8> {
+        datagram(&self.ends, &self.sender.word(&self.ends, TalkMessage::Last(next)).expect("a word"))
+    }
+
+    pub fn known(&self) -> SessionProgress {
+        self.sender.progress(&self.ends).expect("progress")
+    }
+
+    fn come(&self) -> SessionProgress {
+        self.receiver.progress(&other_side(&self.ends)).expect("progress")
+    }
+}
+
+fn arrive(
+    namespace: &str,
+    hooks: &mut PacketHooks,
+    ends: &SessionEnds,
+    frame: &[u8],
+    capture: &PacketCapture,
+) -> FunctionArrival {
+    let before = counted(hooks, ends);
+    let rx = inside(namespace, || hooks.run(FunctionHook::Rx, frame)).expect("a run");
+    let run = match rx.verdict {
+        XDP_DROP => rx,
+        _ => inside(namespace, || hooks.run(FunctionHook::Repair, frame)).expect("a run"),
+    };
+    let now = counted(hooks, ends);
+    let is_new = |it: &&(PacketReason, u64)| !before.contains(it) && it.0 != PacketReason::LetIn;
+    let reason = now.iter().find(is_new).expect("a reason").0;
+    FunctionArrival { reason, frame: run.frame, sent: caught(capture) }
+}
+
+fn caught(capture: &PacketCapture) -> Vec<(u8, Vec<u8>)> {
+    datagrams(capture.frames())
+}
+
+fn datagrams(frames: Vec<Vec<u8>>) -> Vec<(u8, Vec<u8>)> {
+    frames.into_iter().filter(|frame| check_frame(frame)).map(|frame| (kind(&frame), frame)).collect()
+}
+
+fn udp_at(frame: &[u8]) -> usize {
+    ETHERNET + if frame[12..14] == [8, 0] { 20 } else { 40 }
+}
+
+pub fn payload(frame: &[u8]) -> &[u8] {
+    let at = udp_at(frame);
+    let bytes = usize::from(u16::from_be_bytes([frame[at + 4], frame[at + 5]]));
+    &frame[at + 8..at + bytes]
+}
+
+pub fn kind(frame: &[u8]) -> u8 {
+    let payload = payload(frame);
+    payload[payload.len() - FRAME_BYTES + 1] >> 1 & 15
+}
+
+pub fn number(frame: &[u8]) -> u32 {
+    let payload = payload(frame);
+    let at = payload.len() - FRAME_BYTES + 4;
+    u32::from_be_bytes(*payload[at..].first_chunk().expect("a number"))
+}
+
+pub fn kinds(sent: &[(u8, Vec<u8>)]) -> Vec<(u8, u32)> {
+    sent.iter().map(|(kind, frame)| (*kind, number(frame))).collect()
+}
+
+const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
+const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+
+/// No more packets are in flight than the window allows. A refused packet has no number, and acknowledgements free
+/// the window.
+#[test]
+fn window_bounds_packets_in_flight() {
+    if !root("window_bounds_packets_in_flight") {
+        return;
+    }
+    for (ends, size) in [(v4(), 1), (v4(), 4), (v6(), 4), (v4(), 256)] {
+        let mut pair = FunctionPair::new("window", ends, SELECTIVE, &[("window", "packets", size)]);
+        let frames: Vec<_> = (0..size).map(|at| pair.frame(&[at as u8; 100])).collect();
+        let (reason, verdict, sent) = pair.send(b"one too many");
+        assert_eq!((reason, verdict, sent.len()), (PacketReason::WindowFull, SHOT, 0));
+        assert_eq!(pair.known().next, size as u32);
+        let arrival = pair.at_receiver(&frames[0]);
+        assert_eq!(arrival.reason, PacketReason::Delivered);
+        assert_eq!(kinds(&arrival.sent), [(ACK, 1)]);
+        let plain = datagram(&ends, &[0; 100]);
+        assert_eq!(arrival.frame[..plain.len()], plain);
+        let heard = pair.at_sender(&arrival.sent[0].1);
+        assert_eq!((heard.reason, heard.sent.len()), (PacketReason::Answered, 0));
+        let known = pair.known();
+        assert_eq!((known.acked, known.delivered, known.losses), (1, 1, 0));
+        assert!(known.round_trip.is_some() && known.round_trip == known.least_round_trip);
+        pair.frame(b"room for one");
+        assert_eq!(pair.send(b"one too many").0, PacketReason::WindowFull);
+    }
+}
+
+/// A refused sender is notified once, when a quarter of its window is free or nothing is in flight. A session without
+/// `tell_room` is not notified.
+#[test]
+fn refused_sender_is_notified_of_room_once() {
+    if !root("refused_sender_is_notified_of_room_once") {
+        return;
+    }
+    for (ends, is_asked) in [(v4(), true), (v6(), true), (v4(), false)] {
+        let mut pair = FunctionPair::new("sign", ends, SELECTIVE, &[("window", "packets", 8)]);
+        if is_asked {
+            pair.sender.tell_room(&ends).expect("told");
+        }
+        let mut frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
+        let acknowledge = |pair: &mut FunctionPair, frame: &[u8]| {
+            let arrival = pair.at_receiver(frame);
+            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, PacketReason::Answered);
+            pair.sender.words(Duration::ZERO).expect("words");
+            pair.sender.room_for()
+        };
+        // No notification yet, since no packet was refused.
+        assert!(acknowledge(&mut pair, &frames.remove(0)).is_empty());
+        frames.push(pair.frame(b"another one"));
+        for _ in 0..3 {
+            assert_eq!(pair.send(b"one too many").0, PacketReason::WindowFull);
+        }
+        let signs: Vec<_> =
+            frames.drain(..).map(|frame| acknowledge(&mut pair, &frame).contains(&ends)).collect();
+        let want = [false, is_asked, false, false, false, false, false, false];
+        assert_eq!(signs, want, "{ends:?}");
+    }
+}
+
+/// Acknowledgements report packets that were received, are missing, or arrived late. Repeated and forged ones change
+/// nothing.
+#[test]
+fn only_acknowledgements_report_received_packets() {
+    if !root("only_acknowledgements_report_received_packets") {
+        return;
+    }
+    for ends in [v4(), v6()] {
+        let mut pair = FunctionPair::new("ack", ends, SELECTIVE, &[]);
+        let frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
+        // Columns: the packet that arrives, the acknowledged number after it, and the number of packets known to be
+        // received.
+        let table = [(0, 1, 1), (2, 1, 2), (3, 1, 3), (1, 4, 4), (7, 4, 5), (6, 4, 6)];
+        let mut acks = Vec::new();
+        for (which, acked, delivered) in table {
+            let arrival = pair.at_receiver(&frames[which]);
+            assert_eq!(arrival.reason, PacketReason::Delivered);
+            let (_, ack) = arrival.sent.iter().find(|(kind, _)| *kind == ACK).expect("an acknowledgement");
+            assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
+            let known = pair.known();
+            assert_eq!((known.acked, known.delivered), (acked, delivered), "behind {which}");
+            acks.push(ack.clone());
+        }
+        let known = pair.known();
+        for ack in &acks {
+            assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
+            assert_eq!(pair.known(), known, "an old one says nothing new");
+        }
+        // A changed bit is found in the contents, the tag, and the frame.
+        let ack = acks.last().expect("one");
+        let from = ack.len() - FRAME_BYTES - ACK_BYTES;
+        for at in from..ack.len() {
+            let mut forged = ack.clone();
+            forged[at] ^= 1 << (at % 8);
+            let reason = pair.at_sender(&forged).reason;
+            assert!(matches!(reason, PacketReason::Forged | PacketReason::Malformed), "{at}: {reason:?}");
+        }
+        // Contents of one acknowledgement in the frame of another, and an acknowledgement that is reflected to its
+        // sender.
+        let mut mixed = acks[0].clone();
+        mixed[from..from + ACK_BYTES].copy_from_slice(&ack[from..from + ACK_BYTES]);
+        assert_eq!(pair.at_sender(&mixed).reason, PacketReason::Forged);
+        let mut back = datagram(&ends, &[0; ACK_BYTES + FRAME_BYTES]);
+        let head = back.len() - ACK_BYTES - FRAME_BYTES;
+        back[head..].copy_from_slice(&ack[from..]);
+        let progress = pair.come();
+        assert_eq!(pair.at_receiver(&back).reason, PacketReason::Forged);
+        assert_eq!((pair.known(), pair.come()), (known, progress));
+    }
+}
+
+/// A packet that XDP has accepted and TC has not seen is not acknowledged: it may wait in a batch, or be lost there.
+#[test]
+fn packet_between_xdp_and_tc_is_not_acknowledged() {
+    if !root("packet_between_xdp_and_tc_is_not_acknowledged") {
+        return;
+    }
+    for ends in [v4(), v6()] {
+        let mut pair = FunctionPair::new("between", ends, SELECTIVE, &[]);
+        let frames: Vec<_> = (0..6).map(|at| pair.frame(&[at; 33])).collect();
+        // A batch waits at XDP. Each packet is acknowledged when TC sees it.
+        frames[..3]
+            .iter()
+            .for_each(|frame| assert_eq!(pair.at(FunctionHook::Rx, frame).reason, PacketReason::LetIn));
+        for (frame, acked) in frames[..3].iter().zip(1..) {
+            let arrival = pair.at(FunctionHook::Repair, frame);
+            assert_eq!((arrival.reason, kinds(&arrival.sent)), (PacketReason::Delivered, vec![(ACK, acked)]));
+            assert_eq!(pair.at_sender(&arrival.sent[0].1).reason, PacketReason::Answered);
+            let known = pair.known();
+            assert_eq!((known.acked, known.delivered, known.losses), (acked, acked, 0));
+        }
+        // The first of two packets is lost between XDP and TC: it is requested, and accepted when it arrives again.
+        assert_eq!(pair.at(FunctionHook::Rx, &frames[3]).reason, PacketReason::LetIn);
+        let behind = pair.at_receiver(&frames[4]);
+        let (_, ack) = behind.sent.iter().find(|(kind, _)| *kind == ACK).expect("an acknowledgement");
+        assert_eq!((behind.reason, number(ack)), (PacketReason::Delivered, 3));
+        assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
+        assert_eq!((pair.known().acked, pair.known().delivered), (3, 4));
+        let next = pair.at_receiver(&frames[5]);
+        assert_eq!(kinds(&next.sent), [(REQUEST, 3), (ACK, 3)]);
+        let again = pair.at_sender(&next.sent[0].1);
+        assert_eq!(again.reason, PacketReason::Resent);
+        let repaired = pair.at_receiver(&again.frame);
+        assert_eq!((repaired.reason, kinds(&repaired.sent)), (PacketReason::Delivered, vec![(ACK, 6)]));
+        assert_eq!(pair.at_receiver(&frames[3]).reason, PacketReason::Duplicate);
+    }
+}
+
+#[test]
+fn acknowledgement_covers_a_bounded_number_of_packets() {
+    if !root("acknowledgement_covers_a_bounded_number_of_packets") {
+        return;
+    }
+    let mut pair = FunctionPair::new("every", v4(), SELECTIVE, &[("acknowledge", "every", 4)]);
+    let frames: Vec<_> = (0..9).map(|at| pair.frame(&[at; 33])).collect();
+    let acked: Vec<_> = frames[..8].iter().map(|frame| kinds(&pair.at_receiver(frame).sent)).collect();
+    assert_eq!(acked.concat(), [(ACK, 4), (ACK, 8)]);
+    assert_eq!(acked[3].len() + acked[7].len(), 2);
+    assert_eq!(pair.at_receiver(&frames[8]).sent.len(), 0);
+    // A message of the sender's daemon asks for an acknowledgement.
+    let last = pair.last(9);
+    assert_eq!(kinds(&pair.at_receiver(&last).sent), [(ACK, 9)]);
+}
+
+/// The receiver accepts only the next packet. The sender repeats all packets from a missing one on.
+#[test]
+fn go_back_n_repeats_everything_from_a_gap_on() {
+    if !root("go_back_n_repeats_everything_from_a_gap_on") {
+        return;
+    }
+    for ends in [v4(), v6()] {
+        let mut pair = FunctionPair::new("gobackn", ends, GO_BACK, &[]);
+        let payloads: Vec<_> = (0..6u8).map(|at| vec![at; 20 + 211 * usize::from(at)]).collect();
+        let frames: Vec<_> = payloads.iter().map(|payload| pair.frame(payload)).collect();
+        let taken = pair.at_receiver(&frames[0]);
+        assert_eq!((taken.reason, kinds(&taken.sent)), (PacketReason::Delivered, vec![(ACK, 1)]));
+        let gap = pair.at_receiver(&frames[2]);
+        assert_eq!((gap.reason, kinds(&gap.sent)), (PacketReason::OutOfTurn, vec![(REQUEST, 1)]));
+        // Only one request is sent, although more packets arrive out of order: they were in flight already.
+        for frame in &frames[3..] {
+            let gap = pair.at_receiver(frame);
+            assert_eq!((gap.reason, gap.sent.len()), (PacketReason::OutOfTurn, 0));
+        }
+        let request = gap.sent[0].1.clone();
+        let mut repeated = pair.at_sender(&request);
+        assert_eq!(repeated.reason, PacketReason::Resent);
+        let last = (DATA, repeated.frame.clone());
+        repeated.sent.push(last);
+        assert_eq!(kinds(&repeated.sent), (1..6).map(|at| (DATA, at)).collect::<Vec<_>>());
+        for (at, (_, frame)) in (1..).zip(&repeated.sent) {
+            assert!(check_frame(frame));
+            assert_eq!(payload(frame)[..payloads[at].len()], payloads[at]);
+        }
+        // The first repeated packet is lost, and requested again at once.
+        let again = pair.at_receiver(&repeated.sent[1].1);
+        assert_eq!((again.reason, kinds(&again.sent)), (PacketReason::OutOfTurn, vec![(REQUEST, 1)]));
+        for (at, (_, frame)) in (1..).zip(&repeated.sent) {
+            let taken = pair.at_receiver(frame);
+            assert_eq!((taken.reason, kinds(&taken.sent)), (PacketReason::Delivered, vec![(ACK, at + 1)]));
+            // A packet is delivered only once.
+            assert_eq!(pair.at_receiver(frame).reason, PacketReason::Duplicate);
+        }
+        // Requests for acknowledged or unsent packets have no effect.
+        let ack = pair.last(6);
+        let ack = pair.at_receiver(&ack).sent.remove(0).1;
+        assert_eq!(pair.at_sender(&ack).reason, PacketReason::Answered);
+        for request in [request, ask(&pair, 6), ask(&pair, 1 << 31)] {
+            let answer = pair.at_sender(&request);
+            assert_eq!((answer.reason, answer.sent.len()), (PacketReason::Answered, 0));
+        }
+    }
+}
+
+fn ask(pair: &FunctionPair, number: u32) -> Vec<u8> {
+    let there = other_side(&pair.ends);
+    datagram(&there, &pair.receiver.word(&there, TalkMessage::Request(number)).expect("a word"))
+}
+
+/// A replayed request for an acknowledged packet has no effect.
+#[test]
+fn acknowledged_packet_is_not_sent_again() {
+    if !root("acknowledged_packet_is_not_sent_again") {
+        return;
+    }
+    for (ends, functions) in [(v4(), SELECTIVE), (v6(), SELECTIVE), (v4(), PARTIAL), (v4(), GO_BACK)] {
+        let mut pair = FunctionPair::new("nack", ends, functions, &[]);
+        let frames: Vec<_> = (0..4).map(|at| pair.frame(&[at; 33])).collect();
+        pair.at_receiver(&frames[0]);
+        let asked = pair.at_receiver(&frames[2]).sent;
+        let (_, request) = asked.iter().find(|(kind, _)| *kind == REQUEST).expect("a request").clone();
+        let resent = pair.at_sender(&request);
+        assert_eq!(resent.reason, PacketReason::Resent);
+        let mut acks = Vec::new();
+        for frame in [&frames[1], &frames[2], &frames[3]] {
+            acks.extend(pair.at_receiver(frame).sent);
+        }
+        for (_, ack) in acks.iter().filter(|(kind, _)| *kind == ACK) {
+            assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
+        }
+        let known = pair.known();
+        let come = pair.come();
+        assert_eq!(known.acked, 4, "{functions:?}");
+        let replayed = pair.at_sender(&request);
+        assert_eq!((replayed.reason, replayed.sent.len()), (PacketReason::Answered, 0), "{functions:?}");
+        assert_eq!((pair.known(), pair.come()), (known, come));
+    }
+}
+
+/// If a packet is no longer kept, the sender answers so, and the receiver does not wait for it.
+#[test]
+fn packet_that_the_sender_no_longer_keeps_is_not_waited_for() {
+    if !root("packet_that_the_sender_no_longer_keeps_is_not_waited_for") {
+        return;
+    }
+    for functions in [SELECTIVE, GO_BACK] {
+        let mut pair = FunctionPair::new("gone", v4(), functions, &[]);
+        let here = pair.ends;
+        let there = other_side(&pair.ends);
+        for (hooks, ends) in [(&mut pair.sender, here), (&mut pair.receiver, there)] {
+            hooks.close(&ends).expect("closed");
+            open(hooks, ends, &["number"]);
+        }
+        // The first packet is sent by a list that keeps none, and then both ends switch to a list that does.
+        let lost = pair.frame(b"lost");
+        let next = list(functions);
+        pair.receiver.accept(&there, &next).expect("ready");
+        pair.sender.accept(&here, &next).expect("ready");
+        pair.sender.switch(&here, 1).expect("switched");
+        let frame = pair.frame(b"second");
+        let asked = pair.at_receiver(&frame).sent;
+        assert_eq!(kinds(&asked)[0], (REQUEST, 0));
+        let answer = pair.at_sender(&asked[0].1);
+        assert_eq!(
+            (answer.reason, kind(&answer.frame), number(&answer.frame)),
+            (PacketReason::Resent, GONE, 0)
+        );
+        let heard = pair.at_receiver(&answer.frame);
+        assert_eq!(heard.reason, PacketReason::Answered);
+        let complete = if functions == SELECTIVE { 2 } else { 1 };
+        assert_eq!(kinds(&heard.sent), [(ACK, complete)]);
+        // The lost packet was only late: its epoch is still accepted.
+        assert_eq!(pair.at_receiver(&lost).reason, PacketReason::Delivered);
+    }
+}
+
+/// Packet numbers repeat when a session restarts, but packets kept before it are not sent.
+#[test]
+fn restarted_session_keeps_no_old_state() {
+    if !root("restarted_session_keeps_no_old_state") {
+        return;
+    }
+    for functions in [SELECTIVE, GO_BACK] {
+        let mut pair = FunctionPair::new("anew", v4(), functions, &[]);
+        pair.frame(b"before");
+        pair.frame(b"before, too");
+        let here = pair.ends;
+        let there = other_side(&pair.ends);
+        pair.sender.replace(&here, &list(functions), 0).expect("anew");
+        pair.receiver.replace(&there, &list(functions), 0).expect("anew");
+        pair.frame(b"afterwards");
+        let again = pair.at_sender(&ask(&pair, 0));
+        assert_eq!((again.reason, &payload(&again.frame)[..10]), (PacketReason::Resent, &b"afterwards"[..]));
+        let again = pair.at_sender(&ask(&pair, 1));
+        assert_eq!((again.reason, again.sent.len()), (PacketReason::Answered, 0));
+    }
+}
+
+/// A missing packet is requested again when packets arrive in order, not only when new gaps appear.
+#[test]
+fn packets_in_order_trigger_repeated_requests() {
+    // The interval is longer than a tick of the coarse clock that functions read.
+    const RETRY: Duration = Duration::from_millis(12);
+    if !root("packets_in_order_trigger_repeated_requests") {
+        return;
+    }
+    let parameters = [("repair", "retry_us", 1000), ("repair", "tries", 0)];
+    let mut pair = FunctionPair::new("retry", v4(), SELECTIVE, &parameters);
+    let frames: Vec<_> = (0..30).map(|at| pair.frame(&[at; 33])).collect();
+    pair.at_receiver(&frames[0]);
+    for frame in &frames[2..] {
+        let asked = pair.at_receiver(frame).sent;
+        assert_eq!(kinds(&asked)[0], (REQUEST, 1));
+        std::thread::sleep(RETRY); // exact: longer than `retry_us`, so a request is due
+    }
+}
+
+/// No more than the permitted share of packets is given up after the deadline. The others are requested without end.
+#[test]
+fn number_of_packets_given_up_is_bounded() {
+    const MORE_THAN_A_RETRY: Duration = Duration::from_millis(2);
+    if !root("number_of_packets_given_up_is_bounded") {
+        return;
+    }
+    let partial: &[&str] = &["window", "number", "partial", "acknowledge"];
+    let parameters = [
+        ("partial", "retry_us", 1000),
+        ("partial", "deadline_ms", 5),
+        ("partial", "give_up_permille", 50),
+        ("window", "packets", 256),
+    ];
+    let mut pair = FunctionPair::new("partial", v4(), partial, &parameters);
+    let frames: Vec<_> = (0..101).map(|at| pair.frame(&[at; 33])).collect();
+    for frame in frames.iter().enumerate().filter(|(at, _)| at % 10 != 9).map(|(_, frame)| frame) {
+        assert_eq!(pair.at_receiver(frame).reason, PacketReason::Delivered);
+    }
+    // Ten packets are missing: five may be given up (5 of 100), and the other five are requested on and on.
+    let last = pair.last(101);
+    let mut asked = || {
+        let mut numbers = BTreeSet::new();
+        for _ in 0..20 {
+            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than `retry_us`, so a request is due
+            let sent = kinds(&pair.at_receiver(&last).sent);
+            numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
+        }
+        numbers
+    };
+    wait_until("as many given up as may be", &mut asked, |numbers| numbers.len() == 5);
+    let owed = asked();
+    assert_eq!(owed.len(), 5, "more than the bound was given up, or the others are not asked for");
+    for number in (9..100_u32).step_by(10) {
+        // A packet that arrives after it was given up is late. Requested ones can still be delivered.
+        let wanted = if owed.contains(&number) { PacketReason::Delivered } else { PacketReason::Late };
+        let copy = pair.at_sender(&ask(&pair, number)).frame;
+        assert_eq!((kind(&copy), pair.at_receiver(&copy).reason), (DATA, wanted), "{number}");
+    }
+    assert_eq!(pair.come().complete, 101);
+}
+
+/// Packets of the previous list are repaired as that list promised, even if the list after a swap may give packets
+/// up. The same holds for the next list's packets after another swap.
+#[test]
+fn list_gives_up_only_its_own_packets_after_a_swap() {
+    const LATER: Duration = Duration::from_millis(3);
+    const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+    if !root("list_gives_up_only_its_own_packets_after_a_swap") {
+        return;
+    }
+    let parameters = [
+        ("partial", "retry_us", 1000),
+        ("partial", "deadline_ms", 2),
+        ("partial", "give_up_permille", 1000),
+        ("window", "packets", 256),
+    ];
+    let all = ["window", "gobackn", "number", "partial", "acknowledge"];
+    let mut pair = FunctionPair::with("owed", v4(), GO_BACK, &all, &parameters);
+    let frames =
+        |pair: &mut FunctionPair, count: u8| (0..count).map(|at| pair.frame(&[at; 33])).collect::<Vec<_>>();
+    // Packets 0 to 9 by Go-Back-N: packets 3, 8 and 9 are lost, and 4 to 7 are out of order.
+    let first = frames(&mut pair, 10);
+    for (at, frame) in first.iter().enumerate().filter(|(at, _)| *at != 3 && *at < 8) {
+        let wanted = if at < 3 { PacketReason::Delivered } else { PacketReason::OutOfTurn };
+        assert_eq!(pair.at_receiver(frame).reason, wanted, "{at}");
+    }
+    // Packets 10 to 19 by a list that gives up: 10 and 14 are lost. The receiver cannot know whether packet 10 was
+    // sent by the old list.
+    pair.swap(PARTIAL);
+    let second = frames(&mut pair, 10);
+    for frame in second.iter().enumerate().filter(|(at, _)| ![0, 4].contains(at)).map(|(_, frame)| frame) {
+        assert_eq!(pair.at_receiver(frame).reason, PacketReason::Delivered);
+    }
+    let last = pair.last(20);
+    let asked = |pair: &mut FunctionPair, word: &[u8]| {
+        let mut numbers = BTreeSet::new();
+        for _ in 0..20 {
+            std::thread::sleep(LATER); // exact: longer than `deadline_ms`, so packets may be given up
+            let sent = kinds(&pair.at_receiver(word).sent);
+            numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
+        }
+        numbers
+    };
+    // In this round packet 14 is requested until its deadline has passed.
+    asked(&mut pair, &last);
+    let owed: BTreeSet<u32> = (3..=10).collect();
+    assert_eq!(asked(&mut pair, &last), owed);
+    for number in owed {
+        let copy = pair.at_sender(&ask(&pair, number)).frame;
+        assert_eq!(pair.at_receiver(&copy).reason, PacketReason::Delivered, "{number}");
+    }
+    assert_eq!(pair.come().complete, 20);
+    // Packets 20 to 22 by Go-Back-N again: 20 is lost. A message that was sent before the swap must not give it up.
+    let word = pair.last(20);
+    pair.swap(GO_BACK);
+    let third = frames(&mut pair, 3);
+    assert_eq!(pair.at_receiver(&third[1]).reason, PacketReason::OutOfTurn);
+    for _ in 0..5 {
+        std::thread::sleep(LATER); // exact: longer than `deadline_ms`, so packets may be given up
+        pair.at_receiver(&word);
+    }
+    assert_eq!(pair.come().complete, 20);
+    for frame in &third {
+        assert_eq!(pair.at_receiver(frame).reason, PacketReason::Delivered);
+    }
+    assert_eq!(pair.come().complete, 23);
+}
+
+/// The window starts with a few packets, and grows with deliveries. Other properties are tested natively in
+/// tests/parsers.rs.
+#[test]
+fn congestion_control_bounds_the_window() {
+    if !root("congestion_control_bounds_the_window") {
+        return;
+    }
+    let functions: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
+    let mut pair = FunctionPair::new("cc", v4(), functions, &[("window", "packets", 256)]);
+    let frames = fill(&mut pair);
+    assert_eq!(frames.len(), 10);
+    deliver(&mut pair, &frames);
+    assert_eq!(fill(&mut pair).len(), 20);
+}
+
+/// Sends packets until the window is full. Returns their frames.
+fn fill(pair: &mut FunctionPair) -> Vec<Vec<u8>> {
+    let plain = datagram(&pair.ends, b"payload");
+    let runs = || {
+        let sent = std::iter::repeat_with(|| pair.sender.run(FunctionHook::Tx, &plain).expect("a run"));
+        sent.take_while(|run| run.verdict == PASS_ON).map(|run| run.frame).collect()
+    };
+    inside(&pair.namespace, runs)
+}
+
+/// Delivers frames to the receiver, and its acknowledgements to the sender.
+fn deliver(pair: &mut FunctionPair, frames: &[Vec<u8>]) {
+    for frame in frames {
+        let sent = pair.at_receiver(frame).sent;
+        for (_, ack) in sent.iter().filter(|(kind, _)| *kind == ACK) {
+            assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
+        }
+    }
+}

@@ -1,0 +1,754 @@
+//! Tests of functions on a path that loses, duplicates and reorders packets: two hosts with a scripted wire between
+//! them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_graft_kernel::packet::{
+    FunctionList, PacketHooks, PacketReason, SessionEnds, TalkMessage, WireProtocol,
+};
+use millrace_kernel::xdp::XdpMode;
+use millrace_testkit::{wait_for, wait_until};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::net::{
+    NamespaceNetwork, PacketCapture, RawSender, ifindex, inside, ip, link_address, root,
+    set_checksum_offload, socket, stay_on_this_cpu,
+};
+use crate::{count, ends, hooks, hooks_of, list, open_over, other_side};
+
+/// Time limit of a wait for an arrival, or for room in the window.
+pub const LONG: Duration = millrace_testkit::BOUND;
+
+/// Sets a flag when it is dropped, so that a failing test stops the threads that it waits for.
+pub struct AtEnd<'a>(pub &'a AtomicBool, pub bool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(self.1, Ordering::Relaxed);
+    }
+}
+
+/// A script of the wire: the fate of a datagram, by the number of datagrams before it in its direction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum DatagramFate {
+    Pass,
+    Lose,
+    Double,
+    /// The datagram is delivered after the next one.
+    Hold,
+}
+
+pub struct PacketHook {
+    pub network: NamespaceNetwork,
+    pub ends: SessionEnds,
+    pub protocol: WireProtocol,
+    pub mode: XdpMode,
+    pub family: u8,
+}
+
+impl PacketHook {
+    pub fn new(name: &str, family: u8) -> Self {
+        Self::over(name, family, WireProtocol::Udp)
+    }
+
+    pub fn over(name: &str, family: u8, protocol: WireProtocol) -> Self {
+        let network = NamespaceNetwork::new(name);
+        for (namespace, host) in [(&network.publisher, 1), (&network.subscriber, 2)] {
+            let address =
+                if family == 4 { format!("10.99.0.{host}/24") } else { format!("fd99::{host}/64 nodad") };
+            ip(&format!("-n {namespace} addr add {address} dev eth"));
+            // The wire forwards frames through packet sockets, which need complete checksums. For protocol 253 the
+            // dispatcher completes them.
+            if protocol == WireProtocol::Udp {
+                set_checksum_offload(namespace, "eth", false);
+            }
+        }
+        // Link addresses are set by hand, so no packet is dropped while a neighbour is being resolved.
+        for (namespace, other, host) in
+            [(&network.publisher, &network.subscriber, 2), (&network.subscriber, &network.publisher, 1)]
+        {
+            let address = if family == 4 { format!("10.99.0.{host}") } else { format!("fd99::{host}") };
+            let link = link_address(other, "eth").map(|byte| format!("{byte:02x}")).join(":");
+            ip(&format!("-n {namespace} neigh replace {address} lladdr {link} dev eth nud permanent"));
+        }
+        let ends = match family {
+            4 => ends("10.99.0.1:7000", "10.99.0.2:6000"),
+            _ => ends("[fd99::1]:7000", "[fd99::2]:6000"),
+        };
+        Self { network, ends, protocol, mode: XdpMode::Auto, family }
+    }
+
+    pub fn sockets(&self) -> (UdpSocket, UdpSocket) {
+        let SessionEnds { local, remote } = self.ends;
+        let near = socket(&self.network.publisher, local);
+        let far = socket(&self.network.subscriber, remote);
+        near.connect(remote).expect("connected");
+        far.connect(local).expect("connected");
+        setsockopt(&far, sockopt::RcvBufForce, &(64 << 20)).expect("room");
+        (near, far)
+    }
+
+    fn hooks(&self, functions: &[&str]) -> [PacketHooks; 2] {
+        self.made(functions, hooks)
+    }
+
+    /// Makes the site with these functions only.
+    pub fn hooks_of(&self, functions: &[&str], parameters: &[(&str, &str, u64)]) -> [PacketHooks; 2] {
+        self.made(functions, || hooks_of(functions, parameters))
+    }
+
+    fn made(&self, functions: &[&str], make: impl Fn() -> PacketHooks) -> [PacketHooks; 2] {
+        let sides =
+            [(&self.network.publisher, self.ends), (&self.network.subscriber, other_side(&self.ends))];
+        sides.map(|(namespace, ends)| {
+            let mut hooks = make();
+            open_over(&mut hooks, ends, functions, self.protocol);
+            self.attach(namespace, &mut hooks);
+            hooks
+        })
+    }
+
+    pub fn attach(&self, namespace: &str, hooks: &mut PacketHooks) {
+        let eth = ifindex(namespace, "eth");
+        inside(namespace, || hooks.attach(eth, self.mode).expect("attached"));
+    }
+
+    /// Returns the wire between the hosts. It forwards frames only while it runs.
+    pub fn wire(&self) -> PacketWire {
+        let relay = &self.network.relay;
+        let way = |from: &str, to: &str, host: &str| WireDirection {
+            from: PacketCapture::on(relay, from),
+            to: RawSender::new(relay, to),
+            source: link_address(host, "eth"),
+            protocol: self.protocol,
+            count: 0,
+            held: None,
+        };
+        PacketWire([
+            way("west", "east", &self.network.publisher),
+            way("east", "west", &self.network.subscriber),
+        ])
+    }
+}
+
+pub struct PacketWire([WireDirection; 2]);
+
+impl PacketWire {
+    /// Forwards frames in both directions until `is_done` is set.
+    pub fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> DatagramFate) {
+        stay_on_this_cpu();
+        while !stop.load(Ordering::Relaxed) {
+            let mut waiting: Vec<_> =
+                self.0.iter().map(|way| PollFd::new(way.from.as_fd(), PollFlags::POLLIN)).collect();
+            poll(&mut waiting, PollTimeout::from(10u8)).expect("poll");
+            drop(waiting);
+            self.0.iter_mut().for_each(|way| way.carry(&fate));
+        }
+    }
+}
+
+struct WireDirection {
+    from: PacketCapture,
+    to: RawSender,
+    source: [u8; 6],
+    protocol: WireProtocol,
+    count: u64,
+    held: Option<Vec<u8>>,
+}
+
+impl WireDirection {
+    fn carry(&mut self, fate: impl Fn(u64) -> DatagramFate) {
+        for frame in self.from.frames() {
+            // The capture also has the frames that this direction has sent itself.
+            if frame[6..12] != self.source {
+                continue;
+            }
+            let Some(protocol) = protocol_of(&frame) else {
+                // Other frames, such as neighbour discovery, are forwarded at once. A held datagram stays held.
+                self.to.send(&frame);
+                continue;
+            };
+            assert!(protocol == self.protocol, "{frame:?}");
+            let fate = fate(self.count);
+            self.count += 1;
+            match fate {
+                DatagramFate::Lose => {}
+                DatagramFate::Hold if self.held.is_none() => self.held = Some(frame),
+                DatagramFate::Double => {
+                    self.to.send(&frame);
+                    self.to.send(&frame);
+                }
+                _ => self.to.send(&frame),
+            }
+            if fate != DatagramFate::Hold
+                && let Some(held) = self.held.take()
+            {
+                self.to.send(&held);
+            }
+        }
+    }
+}
+
+/// Returns the protocol of a session's datagram; `None` for other frames.
+pub fn protocol_of(frame: &[u8]) -> Option<WireProtocol> {
+    let number = match &frame[12..14] {
+        [8, 0] => frame[23],
+        [0x86, 0xdd] => frame[20],
+        _ => return None,
+    };
+    WireProtocol::ALL.into_iter().find(|protocol| protocol.number() == number)
+}
+
+pub fn is_datagram(frame: &[u8]) -> bool {
+    protocol_of(frame).is_some()
+}
+
+fn message(number: u32) -> Vec<u8> {
+    let len = 4 + (number as usize * 37) % 1200;
+    let mut bytes = number.to_be_bytes().to_vec();
+    bytes.extend((0..len).map(|at| (at as u32 ^ number) as u8));
+    bytes
+}
+
+pub fn number_of(bytes: &[u8]) -> u32 {
+    let number = u32::from_be_bytes(*bytes.first_chunk().expect("a number"));
+    let sent = message(number);
+    let differs = bytes.iter().zip(&sent).position(|(one, other)| one != other);
+    assert!(
+        bytes == sent,
+        "message {number} is not as it was sent: {} bytes of {}, from {differs:?} on",
+        bytes.len(),
+        sent.len()
+    );
+    number
+}
+
+/// Returns received messages in the order of arrival, until there are `enough`, or none arrives within the time
+/// limit.
+pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
+    let mut buffer = [0; 2048];
+    let mut got = Vec::new();
+    let mut until = Instant::now() + LONG;
+    while got.len() < enough && Instant::now() < until {
+        if let Ok(bytes) = far.recv(&mut buffer) {
+            got.push(number_of(&buffer[..bytes]));
+            until = Instant::now() + LONG;
+        }
+    }
+    got
+}
+
+/// Sends the messages in parts, since an interface queues only some 250 packets.
+pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        near.send(&message(number)).expect("sent");
+        if number % 20 == 19 {
+            thread::sleep(Duration::from_millis(1)); // exact: limits the sending rate
+        }
+    }
+}
+
+/// A sender that stays at most `ahead` packets before the receiver, so that functions remember enough and interfaces
+/// have room, however slow this machine is.
+pub struct TrafficPace {
+    ahead: u32,
+    sent: AtomicU32,
+    received: AtomicU32,
+}
+
+impl Default for TrafficPace {
+    fn default() -> Self {
+        Self::ahead(200)
+    }
+}
+
+impl TrafficPace {
+    /// Time limit of a test. It is long, since a busy machine is no failure.
+    const LONG: Duration = Duration::from_secs(400);
+
+    pub fn ahead(ahead: u32) -> Self {
+        Self { ahead, sent: AtomicU32::default(), received: AtomicU32::default() }
+    }
+
+    /// Sends each message once; retransmission is the functions' task.
+    pub fn send(&self, near: &UdpSocket, count: u32) {
+        stay_on_this_cpu();
+        let until = Instant::now() + Self::LONG;
+        for number in 0..count {
+            while number > self.received.load(Ordering::Relaxed) + self.ahead {
+                assert!(Instant::now() < until, "what is missing does not come");
+                thread::sleep(Duration::from_millis(1)); // exact: limits the sending rate
+            }
+            near.send(&message(number)).expect("sent");
+            self.sent.store(number + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Receives messages in the order of arrival. The sender does not get ahead of the first missing one.
+    pub fn receive(&self, far: &UdpSocket, enough: u32) -> Vec<u32> {
+        let mut got = Vec::new();
+        let mut missing: BTreeSet<u32> = (0..enough).collect();
+        let until = Instant::now() + Self::LONG;
+        while !missing.is_empty() && Instant::now() < until {
+            let messages = receive(far, 1);
+            for number in &messages {
+                missing.remove(number);
+            }
+            got.extend(messages);
+            self.received.store(missing.first().copied().unwrap_or(enough), Ordering::Relaxed);
+        }
+        got
+    }
+
+    /// Receives `enough` messages in the order of arrival, when others may be lost for good. The sender does not get
+    /// ahead of the newest one.
+    pub fn receive_some(&self, far: &UdpSocket, enough: usize) -> Vec<u32> {
+        let mut got = Vec::new();
+        while got.len() < enough {
+            let messages = receive(far, 1);
+            let Some(newest) = messages.last() else { break };
+            self.received.fetch_max(newest + 1, Ordering::Relaxed);
+            got.extend(messages);
+        }
+        got
+    }
+
+    /// Returns the message GRAFT_LAST, which reveals the loss of the latest packets.
+    pub fn last(&self) -> TalkMessage {
+        TalkMessage::Last(self.sent.load(Ordering::Relaxed))
+    }
+}
+
+/// Waits until both hosts know each other's link address. Packets before that would wait, and the script could not
+/// decide about them.
+pub fn get_to_know(site: &PacketHook, sender: &PacketHooks, receiver: &mut PacketHooks) {
+    let say = || {
+        inside(&site.network.publisher, || sender.say(&site.ends, TalkMessage::Last(0)).expect("said"));
+        count(receiver, &other_side(&site.ends), PacketReason::Answered)
+    };
+    wait_until("a word", say, |answered| *answered > 0);
+}
+
+/// Sends messages, and waits while the window is full. Returns how often a datagram was refused.
+pub fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 {
+    let mut refused = 0;
+    for number in numbers {
+        let until = Instant::now() + LONG;
+        while let Err(error) = near.send(&message(number)) {
+            assert_eq!(error.raw_os_error(), Some(nix::libc::ENOBUFS), "{error}");
+            assert!(Instant::now() < until, "there is no room for message {number}");
+            refused += 1;
+            thread::sleep(Duration::from_micros(200)); // exact: limits the sending rate
+        }
+    }
+    refused
+}
+
+pub fn assert_all_once(got: &[u32], sent: u32) {
+    let mut times = BTreeMap::<u32, u32>::new();
+    got.iter().for_each(|number| *times.entry(*number).or_default() += 1);
+    let missing: Vec<_> = (0..sent).filter(|number| !times.contains_key(number)).collect();
+    assert!(
+        missing.is_empty(),
+        "{} of {sent} are missing: {:?}",
+        missing.len(),
+        &missing[..missing.len().min(9)]
+    );
+    assert!(times.values().all(|count| *count == 1), "some came twice");
+}
+
+/// Requests and retransmissions are lost as often as other packets.
+#[test]
+fn lost_packets_are_sent_again() {
+    const SENT: u32 = 3000;
+    if !root("lost_packets_are_sent_again") {
+        return;
+    }
+    for (family, protocol) in
+        [(4, WireProtocol::Udp), (6, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)]
+    {
+        let site = PacketHook::over("repair", family, protocol);
+        assert_eq!(site.family, family);
+        let (near, far) = site.sockets();
+        let [mut sender, mut receiver] = site.hooks(&["number", "repair"]);
+        let stop = AtomicBool::new(false);
+        let pace = TrafficPace::default();
+        let lossy = |count: u64| {
+            if count % 7 == 3 || count % 61 < 3 { DatagramFate::Lose } else { DatagramFate::Pass }
+        };
+        let wire = site.wire();
+        let got = thread::scope(|scope| {
+            let _end = AtEnd(&stop, true);
+            scope.spawn(|| wire.run(&stop, lossy));
+            let receiving = scope.spawn(|| pace.receive(&far, SENT));
+            scope.spawn(|| pace.send(&near, SENT));
+            while !receiving.is_finished() {
+                inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
+                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
+            }
+            stop.store(true, Ordering::Relaxed);
+            receiving.join().expect("messages")
+        });
+        assert_all_once(&got, SENT);
+        let resent = count(&mut sender, &site.ends, PacketReason::Resent);
+        assert!(resent >= u64::from(SENT) / 7, "{resent} were sent again");
+        assert_eq!(count(&mut sender, &site.ends, PacketReason::Sent), u64::from(SENT));
+        assert_eq!(count(&mut receiver, &other_side(&site.ends), PacketReason::Delivered), u64::from(SENT));
+        assert_eq!(count(&mut receiver, &other_side(&site.ends), PacketReason::Forged), 0);
+    }
+}
+
+/// The order of functions in a list matters: here late packets are dropped.
+#[test]
+fn late_packets_are_dropped() {
+    const SENT: u32 = 2000;
+    if !root("late_packets_are_dropped") {
+        return;
+    }
+    for protocol in WireProtocol::ALL {
+        what_is_late_is_dropped_over(protocol, SENT);
+    }
+}
+
+fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
+    let site = PacketHook::over("order", 4, protocol);
+    let (near, far) = site.sockets();
+    let [_sender, mut receiver] = site.hooks(&["number", "order"]);
+    let stop = AtomicBool::new(false);
+    // The last datagrams pass, so that the receiver sees the end.
+    let unruly = |count: u64| match count % 10 {
+        _ if count > u64::from(sent) - 20 => DatagramFate::Pass,
+        3 => DatagramFate::Lose,
+        5 => DatagramFate::Hold,
+        7 => DatagramFate::Double,
+        _ => DatagramFate::Pass,
+    };
+    let rounds = u64::from(sent - 20) / 10;
+    let pace = TrafficPace::ahead(20);
+    let wire = site.wire();
+    let got = thread::scope(|scope| {
+        let _end = AtEnd(&stop, true);
+        scope.spawn(|| wire.run(&stop, unruly));
+        scope.spawn(|| pace.send(&near, sent));
+        let got = pace.receive_some(&far, (u64::from(sent) - 2 * rounds) as usize);
+        stop.store(true, Ordering::Relaxed);
+        got
+    });
+    assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "out of order");
+    let there = other_side(&site.ends);
+    let late = count(&mut receiver, &there, PacketReason::Late);
+    let duplicates = count(&mut receiver, &there, PacketReason::Duplicate);
+    assert!(late >= rounds && duplicates >= rounds, "{late} late, {duplicates} twice");
+    assert_eq!(got.len() as u64 + late, u64::from(sent) - rounds, "what is not lost comes, or comes late");
+}
+
+/// Both ends swap between two lists, back and forth, while packets are sent.
+#[test]
+fn lists_are_swapped_without_loss() {
+    const SENT: u32 = 20_000;
+    if !root("lists_are_swapped_without_loss") {
+        return;
+    }
+    let site = PacketHook::new("swap", 4);
+    let (near, far) = site.sockets();
+    let [mut sender, mut receiver] = site.hooks(&["number", "order"]);
+    let stop = AtomicBool::new(false);
+    let lists: [FunctionList; 2] = [list(&["number", "repair"]), list(&["number", "order"])];
+    let there = other_side(&site.ends);
+    let pace = TrafficPace::ahead(20);
+    let wire = site.wire();
+    let got = thread::scope(|scope| {
+        let _end = AtEnd(&stop, true);
+        scope.spawn(|| wire.run(&stop, |_| DatagramFate::Pass));
+        let receiving = scope.spawn(|| pace.receive(&far, SENT));
+        let sending = scope.spawn(|| pace.send(&near, SENT));
+        let mut rounds = 0;
+        while !sending.is_finished() || rounds < 2 {
+            let next = &lists[rounds % 2];
+            let epoch = receiver.accept(&there, next).expect("ready");
+            assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
+            sender.switch(&site.ends, epoch).expect("switched");
+            receiver.switch(&there, epoch).expect("switched");
+            // Waits until no packet of the old epoch is in flight. A packet that was being sent during the swap is
+            // counted at the latest with the second one after it.
+            let mut sent = || count(&mut sender, &site.ends, PacketReason::Sent);
+            let before = sent();
+            let sent = wait_until("packets", sent, |sent| *sent >= before + 2 || sending.is_finished());
+            let delivered = || count(&mut receiver, &there, PacketReason::Delivered);
+            wait_until("what was sent", delivered, |delivered| *delivered >= sent);
+            sender.retire(&site.ends, epoch ^ 1).expect("retired");
+            receiver.retire(&there, epoch ^ 1).expect("retired");
+            rounds += 1;
+        }
+        sending.join().expect("sent");
+        let got = receiving.join().expect("messages");
+        stop.store(true, Ordering::Relaxed);
+        got
+    });
+    assert_all_once(&got, SENT);
+    for reason in [PacketReason::Stale, PacketReason::NoFunction, PacketReason::Late, PacketReason::Old] {
+        assert_eq!(count(&mut receiver, &there, reason), 0, "{reason:?}");
+    }
+}
+
+pub const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
+pub const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
+pub const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
+
+/// Every message arrives once, in order if the list promises that, and a refused sender is notified.
+#[test]
+fn windowed_lists_keep_reliability_and_order() {
+    const SENT: u32 = 1500;
+    if !root("windowed_lists_keep_reliability_and_order") {
+        return;
+    }
+    // The wire stands still until the window is full, however slow the machine is.
+    let is_still = AtomicBool::new(false);
+    let unruly = |count: u64| {
+        while is_still.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(1)); // exact: the wire forwards nothing meanwhile
+        }
+        match count % 37 {
+            3 | 4 | 20 => DatagramFate::Lose,
+            9 => DatagramFate::Hold,
+            13 => DatagramFate::Double,
+            _ => DatagramFate::Pass,
+        }
+    };
+    use WireProtocol::{Ip253, Udp};
+    for (family, protocol, functions, packets) in [
+        (4, Udp, SELECTIVE, 64),
+        (6, Udp, SELECTIVE, 256),
+        (4, Udp, GO_BACK, 64),
+        (6, Udp, GO_BACK, 16),
+        (4, Udp, GO_BACK, 1),
+        (4, Ip253, SELECTIVE, 256),
+        (6, Ip253, SELECTIVE, 64),
+        (4, Ip253, GO_BACK, 16),
+        (6, Ip253, GO_BACK, 64),
+        (6, Ip253, GO_BACK, 1),
+        (4, Ip253, PARTIAL, 64),
+    ] {
+        let site = PacketHook::over("window", family, protocol);
+        let (near, far) = site.sockets();
+        match family {
+            4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
+            _ => setsockopt(&near, sockopt::Ipv6RecvErr, &true).expect("errors"),
+        }
+        let parameters = [
+            ("window", "packets", packets),
+            ("repair", "retry_us", 20_000),
+            ("repair", "tries", 0),
+            ("gobackn", "retry_us", 20_000),
+            ("partial", "retry_us", 20_000),
+            ("partial", "give_up_permille", 0),
+        ];
+        let [mut sender, mut receiver] = site.hooks_of(functions, &parameters);
+        let stop = AtomicBool::new(false);
+        let ends = site.ends;
+        let sent = if packets == 1 { SENT / 10 } else { SENT };
+        let wire = site.wire();
+        let (got, refused) = thread::scope(|scope| {
+            let _end = (AtEnd(&stop, true), AtEnd(&is_still, false));
+            scope.spawn(|| wire.run(&stop, unruly));
+            get_to_know(&site, &sender, &mut receiver);
+            is_still.store(true, Ordering::Relaxed);
+            let receiving = scope.spawn(|| receive(&far, sent as usize));
+            let sending = scope.spawn(|| send_into_window(&near, 0..sent));
+            wait_until(
+                "a full window",
+                || count(&mut sender, &ends, PacketReason::WindowFull),
+                |full| *full > 0,
+            );
+            is_still.store(false, Ordering::Relaxed);
+            // As the daemon does when it receives nothing: GRAFT_LAST reveals that the latest packets were lost.
+            while !receiving.is_finished() || !sending.is_finished() {
+                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
+                let known = sender.progress(&ends).expect("progress");
+                assert!(known.next.wrapping_sub(known.delivered) <= packets as u32, "{known:?}");
+                assert!(known.next.wrapping_sub(known.acked) <= 512, "{known:?}");
+                inside(&site.network.publisher, || {
+                    sender.say(&ends, TalkMessage::Last(known.next)).expect("said")
+                });
+            }
+            stop.store(true, Ordering::Relaxed);
+            (receiving.join().expect("messages"), sending.join().expect("sent"))
+        });
+        assert_all_once(&got, sent);
+        assert!(functions != GO_BACK || got.is_sorted(), "out of order");
+        assert!(refused > 0 && count(&mut sender, &ends, PacketReason::WindowFull) == refused, "{refused}");
+        assert_eq!(count(&mut sender, &ends, PacketReason::Sent), u64::from(sent));
+        for reason in
+            [PacketReason::Forged, PacketReason::Malformed, PacketReason::NoRoom, PacketReason::NoFunction]
+        {
+            assert_eq!(count(&mut sender, &ends, reason), 0, "{reason:?}");
+            assert_eq!(count(&mut receiver, &other_side(&ends), reason), 0, "{reason:?}");
+        }
+        let known = sender.progress(&ends).expect("progress");
+        assert!(known.round_trip.is_some() && (known.losses > 0 || packets == 1), "{known:?}");
+    }
+}
+
+/// The next list of functions repairs the packets that the previous one has lost before a swap. Selective Repeat and Go-Back-N take
+/// turns.
+#[test]
+fn windows_are_swapped_without_loss() {
+    const SENT: u32 = 3000;
+    if !root("windows_are_swapped_without_loss") {
+        return;
+    }
+    for protocol in WireProtocol::ALL {
+        windows_are_swapped_over(protocol, SENT);
+    }
+}
+
+fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
+    const PARTS: u32 = 5;
+    let site = PacketHook::over("swapw", 4, protocol);
+    let (near, far) = site.sockets();
+    setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
+    let parameters =
+        [("repair", "retry_us", 20_000), ("repair", "tries", 0), ("gobackn", "retry_us", 20_000)];
+    let functions: Vec<_> = SELECTIVE.iter().chain(GO_BACK).copied().collect();
+    let [mut sender, mut receiver] = site.made(SELECTIVE, || hooks_of(&functions, &parameters));
+    let here = site.ends;
+    let there = other_side(&site.ends);
+    let stop = AtomicBool::new(false);
+    let wire = site.wire();
+    let swapped = AtomicU32::new(0);
+    let (got, rounds) = thread::scope(|scope| {
+        let _end = AtEnd(&stop, true);
+        scope.spawn(|| {
+            wire.run(&stop, |count| if count % 23 < 2 { DatagramFate::Lose } else { DatagramFate::Pass })
+        });
+        get_to_know(&site, &sender, &mut receiver);
+        let receiving = scope.spawn(|| receive(&far, sent_in_all as usize));
+        // A part of the messages is sent after each of the first swaps.
+        let sending = scope.spawn(|| {
+            let part = sent_in_all / PARTS;
+            for at in 0..PARTS {
+                wait_for("a swap", || swapped.load(Ordering::Relaxed) >= at);
+                send_into_window(&near, at * part..(at + 1) * part);
+            }
+        });
+        let mut rounds = 0;
+        while !receiving.is_finished() {
+            let next = list([GO_BACK, SELECTIVE][rounds % 2]);
+            let epoch = receiver.accept(&there, &next).expect("ready");
+            assert_eq!(sender.accept(&here, &next).expect("ready"), epoch);
+            sender.switch(&here, epoch).expect("switched");
+            receiver.switch(&there, epoch).expect("switched");
+            // Waits until no packet of the old epoch is in flight.
+            let sent = sender.progress(&here).expect("progress").next;
+            let known = || {
+                let last = TalkMessage::Last(sender.progress(&here).expect("progress").next);
+                inside(&site.network.publisher, || sender.say(&here, last).expect("said"));
+                sender.progress(&here).expect("progress")
+            };
+            wait_until("what was sent", known, |known| (known.acked as i32).wrapping_sub(sent as i32) >= 0);
+            sender.retire(&here, epoch ^ 1).expect("retired");
+            receiver.retire(&there, epoch ^ 1).expect("retired");
+            rounds += 1;
+            swapped.fetch_add(1, Ordering::Relaxed);
+        }
+        sending.join().expect("sent");
+        stop.store(true, Ordering::Relaxed);
+        (receiving.join().expect("messages"), rounds)
+    });
+    assert_all_once(&got, sent_in_all);
+    assert!(rounds > 3, "{rounds}");
+}
+
+/// If an application does not read, the sender stops before the socket overflows; when it reads, all messages arrive.
+#[test]
+fn sender_stops_while_the_receiver_does_not_read() {
+    const SENT: u32 = 1000;
+    if !root("sender_stops_while_the_receiver_does_not_read") {
+        return;
+    }
+    let site = PacketHook::new("room", 4);
+    let (near, far) = site.sockets();
+    setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors");
+    setsockopt(&far, sockopt::RcvBuf, &(64 << 10)).expect("a small buffer");
+    let [mut sender, mut receiver] = site.hooks_of(SELECTIVE, &[("window", "packets", 256)]);
+    let stop = AtomicBool::new(false);
+    let wire = site.wire();
+    let got = thread::scope(|scope| {
+        let _end = AtEnd(&stop, true);
+        scope.spawn(|| wire.run(&stop, |_| DatagramFate::Pass));
+        get_to_know(&site, &sender, &mut receiver);
+        let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
+        // The sender stops far below the window: it is refused again and again, and its next number stays.
+        let mut before = (0, 0);
+        let before = wait_for("its end", || {
+            let now = (next(&sender, &site.ends), count(&mut sender, &site.ends, PacketReason::WindowFull));
+            if now.0 > 0 && now.0 == before.0 && now.1 >= before.1 + 20 {
+                return Ok(now.0);
+            }
+            if now.0 != before.0 {
+                before = now;
+            }
+            Err(now)
+        });
+        assert!(before < 150, "{before} packets are more than there is room for");
+        let receiving = scope.spawn(|| receive(&far, SENT as usize));
+        while !receiving.is_finished() || !sending.is_finished() {
+            thread::sleep(Duration::from_millis(5)); // exact: the interval at which the daemon asks again
+            let last = TalkMessage::Last(next(&sender, &site.ends));
+            inside(&site.network.publisher, || sender.say(&site.ends, last)).expect("said");
+        }
+        stop.store(true, Ordering::Relaxed);
+        sending.join().expect("sent");
+        receiving.join().expect("messages")
+    });
+    assert_all_once(&got, SENT);
+}
+
+fn next(sender: &PacketHooks, ends: &SessionEnds) -> u32 {
+    sender.progress(ends).expect("progress").next
+}
+
+/// Nearly all messages arrive without a retransmission.
+#[test]
+fn parity_recovers_single_losses() {
+    const SENT: u32 = 2000;
+    if !root("parity_recovers_single_losses") {
+        return;
+    }
+    for (family, protocol) in
+        [(4, WireProtocol::Udp), (6, WireProtocol::Udp), (4, WireProtocol::Ip253), (6, WireProtocol::Ip253)]
+    {
+        let site = PacketHook::over("fec", family, protocol);
+        let (near, far) = site.sockets();
+        let [mut sender, mut receiver] = site.hooks_of(&["number", "fec"], &[("fec", "packets", 8)]);
+        let stop = AtomicBool::new(false);
+        // Loses at most one of 9 packets of a block, parity packets included.
+        let lossy =
+            |count: u64| if count % 9 == count / 9 % 9 { DatagramFate::Lose } else { DatagramFate::Pass };
+        let pace = TrafficPace::ahead(20);
+        let wire = site.wire();
+        let got = thread::scope(|scope| {
+            let _end = AtEnd(&stop, true);
+            scope.spawn(|| wire.run(&stop, lossy));
+            scope.spawn(|| pace.send(&near, SENT));
+            let got = pace.receive(&far, SENT);
+            stop.store(true, Ordering::Relaxed);
+            got
+        });
+        assert_all_once(&got, SENT);
+        let there = other_side(&site.ends);
+        assert_eq!(count(&mut sender, &site.ends, PacketReason::Protected), u64::from(SENT) / 8);
+        // The application may have a recovered packet before its reason is counted.
+        let come =
+            || [PacketReason::Delivered, PacketReason::Recovered].map(|it| count(&mut receiver, &there, it));
+        let all = u64::from(SENT);
+        let [_, recovered] = wait_until("all counts", come, |come| come.iter().sum::<u64>() == all);
+        assert!(recovered >= u64::from(SENT) / 8 * 8 / 9 - 9, "{recovered} were recovered");
+    }
+}
