@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_budget_counts_from_the_next_trial() {
+    fn new_budget_applies_from_the_next_trial() {
         let (mut choice, mut clock) = sampling();
         choice.set_budget(TimingBudget { share: 0.5, pause: S });
         assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));

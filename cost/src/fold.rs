@@ -364,7 +364,7 @@ ffffffff81000500 T end
     }
 
     #[test]
-    fn module_that_is_loaded_later_asks_for_its_symbols() {
+    fn module_loaded_later_marks_symbols_outdated() {
         let mut resolver = resolver();
         resolver.functions(&[IP], &mut Vec::new());
         assert!(!resolver.outdated);
@@ -376,7 +376,7 @@ ffffffff81000500 T end
     }
 
     #[test]
-    fn shares_add_up() {
+    fn shares_of_a_total_never_exceed_it() {
         assert_eq!(share_out(1000, 1, 4), 250);
         assert_eq!(share_out(1000, 0, 0), 0);
         assert_eq!(share_out(u64::MAX, 3, 3), u64::MAX);

@@ -301,7 +301,7 @@ mod tests {
         assert_eq!((around(0.1, 0, 1000), around(0.1, 0, 0)), (None, None), "exact");
     }
 
-    /// In mode `events`, figures that rest on samples have intervals, and timed figures beside them stay exact.
+    /// Figures that rest on samples have intervals in mode `events` too, and timed figures stay exact.
     #[test]
     fn timed_and_sampled_figures_are_added() {
         let mut report = samples::report(0);

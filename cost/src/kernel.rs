@@ -369,9 +369,9 @@ mod tests {
 
     /// The map has two halves for each CPU that can be sampled, as the kernel reports its size.
     #[test]
-    fn maps_are_as_large_as_the_cpus_that_are_online_need() {
+    fn stack_buffer_map_is_sized_by_online_cpus() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP maps_are_as_large_as_the_cpus_that_are_online_need: needs root");
+            println!("SKIP stack_buffer_map_is_sized_by_online_cpus: needs root");
             return;
         }
         let mut cost = CostPrograms::load(&Config::default()).unwrap();

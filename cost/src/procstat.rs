@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_runs_backwards_is_zero() {
+    fn cpu_time_that_runs_backwards_counts_as_zero() {
         let before = ProcStat { idle_ns: 20, user_ns: 5, ..ProcStat::default() };
         let after = ProcStat { idle_ns: 10, user_ns: 7, ..ProcStat::default() };
         assert_eq!(difference(&after, &before), ProcStat { user_ns: 2, ..ProcStat::default() });

@@ -67,7 +67,7 @@ impl CostPrograms {
                 None => self.prove(way, sockets),
             };
         }
-        let mut reason = String::from("the kernel has no function for this call to which BPF programs can be attached");
+        let mut reason = String::from("this kernel has no function of the call that BPF can attach to");
         for function in way.functions {
             let Some(number) = self.points.iter().position(|point| point.function == *function) else {
                 continue;

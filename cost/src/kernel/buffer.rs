@@ -249,7 +249,7 @@ mod tests {
 
     /// Each of the two CPUs is often at rest, but never both in consecutive checks.
     #[test]
-    fn waiting_for_cpus_looks_at_one_at_a_time() {
+    fn settle_waits_for_each_cpu_separately() {
         let looks = Cell::new(0);
         let writing = |cpu| {
             looks.set(looks.get() + 1);

@@ -54,7 +54,7 @@ pub struct Config {
     /// Whether to load the programs that time events after [`attach`](super::CostPrograms::attach). Otherwise only the
     /// sampler is loaded.
     pub events: bool,
-    /// Where calls are timed. `None` chooses functions if the kernel allows it, or else system calls.
+    /// The place where calls are timed. `None` chooses functions if the kernel allows it, or else system calls.
     pub method: Option<TimingMethod>,
     /// The buffer through which stacks reach userspace.
     pub transport: StackTransport,

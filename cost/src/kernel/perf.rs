@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interrupts_of_the_clock_are_told_from_softirqs() {
+    fn clock_interrupts_are_distinguished_from_softirqs() {
         let us = |us, count| std::iter::repeat_n(Duration::from_micros(us), count);
         // In 30 ms there are 120 interrupts of the clock. 8 gaps are longer, and many are shorter.
         let gaps = || us(2, 5000).chain(us(90, 8)).chain(us(16, 115));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn samplers_of_two_cpus_are_never_in_step() {
+    fn sampling_periods_differ_between_cpus() {
         for hz in [1, 100, 1000, 10_000, 20_000] {
             let mean = 1_000_000_000 / u64::from(hz);
             let periods: Vec<u64> = (0..64).map(|cpu| period_ns(cpu, hz)).collect();

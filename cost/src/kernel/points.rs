@@ -137,7 +137,7 @@ mod tests {
     /// Compares each socket's position with the kernel's BTF. With a wrong position, a program would read other memory
     /// as a socket.
     #[test]
-    fn every_function_has_its_socket_where_the_kernel_says() {
+    fn socket_argument_positions_match_kernel_btf() {
         let kernel = RunningKernel::read().expect("BTF");
         for point in all() {
             let Some(function) = kernel.btf.type_by_name::<Func<'_>>(point.function) else { continue };
