@@ -118,7 +118,7 @@ pub enum ReportMode {
     /// events.
     #[default]
     Events,
-    /// All times come from sampled stacks: a time is the number of samples times the sampling interval. Calls are not
+    /// Every time comes from sampled stacks: a time is the number of samples times the sampling interval. Calls are not
     /// counted.
     Sampling,
 }
@@ -405,9 +405,8 @@ pub struct FunctionCost {
     pub interval: Option<Interval>,
 }
 
-/// Time of a process in its own calls and threads. Each timed call is reduced by the observer's mean time in a call.
-/// Softirqs belong to no process. Times of events that are not [measured](Report::measures), and numbers of calls that
-/// are not [counted](Report::counts), are 0.
+/// Time of a process in its own calls and threads, without the observer's mean time in each call. Softirqs belong to no
+/// process. Figures that are not [measured](Report::measures) or [counted](Report::counts) are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TaskCost {
     /// Time in [`Event::Send`], nanoseconds.

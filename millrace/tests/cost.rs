@@ -386,7 +386,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
     let stdout = child.stdout.take().unwrap();
     fcntl(&stdout, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     let said = said(&mut child);
-    wait_for_line(&said, "standard output: it does not keep up");
+    wait_for_line(&said, "standard output: too slow, so reports are dropped");
     let logged = || {
         let reader = millrace_cost::log::ReportReader::open(&log);
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
@@ -448,7 +448,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     // There was room for fewer. Not every one of them needs to be here, too.
     sequences.find(|sequence| *sequence >= 40).unwrap();
     stdin.write_all(b"there is room\n").unwrap();
-    wait_for_line(&said, "log: goes on; ");
+    wait_for_line(&said, "log: works again; ");
     stdin.write_all(b"end\n").unwrap();
     let replayed: Vec<u64> = sequences.skip_while(|sequence| *sequence > 0).collect();
     assert!(child.wait().unwrap().success());
@@ -513,8 +513,8 @@ const DAC_READ_SEARCH: u64 = 1 << 2;
 const THREE: u64 = 1 << 34 | 1 << 38 | 1 << 39;
 const NOBODY: &str = "65534\t65534\t65534\t65534";
 
-/// An attacker who takes over the server gets a process that can observe and nothing else, in each of its threads. It goes on to observe,
-/// in both modes.
+/// An attacker who takes over the server gets a process that can observe and nothing else, in each of its threads. It
+/// goes on to observe, in both modes.
 #[test]
 fn server_keeps_no_right_that_it_does_not_need() {
     if !is_root("server_keeps_no_right_that_it_does_not_need") {
