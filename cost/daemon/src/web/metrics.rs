@@ -193,7 +193,7 @@ impl DashboardSnapshot {
                 ConstCounter::new(calls).encode(family.encode_family(&labels)?)
             })
         })?;
-        let what = "Time in events that were counted; divided by event_calls, it is the mean time of one event";
+        let what = "Time in counted events; divided by event_calls, the mean time of one event";
         counter(out, "event_counted", what, s, |family| {
             let mut counted = totals.events.iter().filter(|(_, sum)| sum.calls.is_some());
             counted.try_for_each(|((cpu, event), sum)| {
@@ -272,7 +272,7 @@ impl DashboardSnapshot {
                 ConstCounter::new(*count).encode(family.encode_family(&[("what", *what)])?)
             })
         })?;
-        plain(out, "http_skipped_reports", "Reports that the HTTP server was too slow for", None, self.skipped_reports)?;
+        plain(out, "http_skipped_reports", "Reports dropped by the busy server", None, self.skipped_reports)?;
         counter(
             out,
             "unwritten_reports",
