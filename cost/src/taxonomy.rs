@@ -97,7 +97,7 @@ struct UserRule {
 /// The rules that match a function. They are looked up once for each function, since there are hundreds of patterns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FunctionRules {
-    /// Positions of matching rules in [`Taxonomy::part`], in their order.
+    /// Positions of the matching rules among the taxonomy's parts, in their order.
     parts: Vec<usize>,
     root: CallRoot,
     program: bool,
