@@ -210,7 +210,7 @@ mod tests {
 
     /// Unused budget is not saved for later, but reports below the budget reduce an earlier excess.
     #[test]
-    fn quiet_reports_pay_back_an_exceeded_budget() {
+    fn reports_below_the_budget_reduce_an_earlier_excess() {
         let (mut choice, mut clock) = begin();
         for _ in 0..100 {
             assert_eq!(clock.report(&mut choice, 0.025), MethodStep::Stay);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn cheap_trial_of_timing_is_kept() {
+    fn cheap_trial_changes_the_mode_to_timing() {
         let (mut choice, mut clock) = sampling();
         assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
         assert_eq!(choice.poll(clock.0 + 9 * S, 0.0), MethodStep::Stay);

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_power_is_charged_to_no_process() {
+    fn networking_energy_excludes_idle_power() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         let mut meter = meter(root.path(), Some(0.3));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_energy_counter_is_not_zero() {
+    fn unreadable_energy_counter_makes_energy_absent() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         let mut meter = meter(root.path(), None);

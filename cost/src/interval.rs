@@ -222,7 +222,7 @@ mod tests {
     /// The expected figures are those of R's `prop.test(correct = FALSE)` and statsmodels'
     /// `proportion_confint(method="wilson")`.
     #[test]
-    fn confidence_intervals_match_wilsons() {
+    fn confidence_intervals_match_reference_implementations() {
         for (samples, all, want) in [
             (0, 10, [0.0, 0.2775]),
             (1, 1, [0.2065, 1.0]),
@@ -237,7 +237,7 @@ mod tests {
 
     /// The interval of drawn samples contains the true share in 95 of 100 cases, for rare parts and for frequent ones.
     #[test]
-    fn confidence_interval_covers_the_truth_as_often_as_claimed() {
+    fn confidence_interval_contains_the_true_share_in_95_percent() {
         let mut state = 1_u64;
         let mut draw = || {
             // The linear congruential generator of Knuth's MMIX.
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn timed_events_are_exact_but_for_the_observer() {
+    fn interval_of_a_timed_event_covers_the_observers_part_only() {
         let mut report = samples::report(0);
         report.cpus[1].events[0].observer_ns = 0;
         fill(&mut report);

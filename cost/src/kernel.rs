@@ -196,6 +196,7 @@ impl CostPrograms {
     /// lost.
     pub fn sample(&mut self, cpu: u32, hz: u32) -> Result<(), Error> {
         use std::os::fd::IntoRawFd;
+        // A CPU keeps its buffer, so one that goes offline and comes back uses no further one.
         let number = &self.cpus.get(cpu).buffer;
         if load(number) == 0 {
             self.buffers_given += 1;
@@ -357,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sample_buffers_exist_for_present_cpus_only() {
+    fn number_of_sample_buffers_is_twice_the_online_cpus() {
         let of = |possible, online| buffers(NonZero::new(possible).unwrap(), online).get();
         assert_eq!([of(240, 4), of(2, 2), of(8, 5), of(4096, 128)], [8, 2, 8, 256]);
         // Memory of the buffers at 1 kHz, and of the sums of each possible CPU.

@@ -475,6 +475,7 @@ impl Observer {
                 let timed = names::timed(event)
                     .filter(|_| self.mode == ReportMode::Events && self.timed.contains(&event));
                 let total = timed.map_or(0, |event| after.ns(event).saturating_sub(before.ns(event)));
+                // The event's time is exact. Samples only divide it between networking and the observer's programs.
                 let timed_observer_ns =
                     share_out(total, taken.timed_observer, taken.timed + taken.timed_observer);
                 let ns = total - timed_observer_ns + taken.sampled * distance_ns;
@@ -669,6 +670,7 @@ fn take(
     let owner = resolver.owner(functions);
     // During a trial in mode `sampling`, events are timed, but the report must not use that.
     let timed = record.event.filter(|_| mode == ReportMode::Events).map(Event::from);
+    // A call on a local socket runs the same functions as one on a network socket until it reaches the protocol.
     let told = owner.event.map(|event| match event {
         Event::Send | Event::Receive | Event::Sockets if record.local => Event::Local,
         event => event,

@@ -326,7 +326,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     /// A module loaded after the symbols were read has no names, and never gets those of the module before it in
     /// memory.
     #[test]
-    fn symbols_of_a_module_loaded_later_are_its_own() {
+    fn addresses_of_a_module_loaded_later_get_no_foreign_names() {
         const BEFORE: &str = "veth 4096 0 - Live 0xffffffffc0000000\n";
         const AFTER: &str = "dummy 8192 0 - Live 0xffffffffc0001000\nveth 4096 1 - Live 0xffffffffc0000000\n";
         let mut symbols = Symbols::default();

@@ -400,7 +400,7 @@ mod tests {
 
     /// Checks the events of contexts that no program times.
     #[test]
-    fn stack_has_the_event_of_its_context() {
+    fn stack_of_an_untimed_context_has_its_event() {
         let call =
             |inner: &[&'static str]| [inner, &["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]].concat();
         let thread = |inner: &[&'static str]| [inner, &["kthread", "ret_from_fork"]].concat();

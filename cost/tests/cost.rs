@@ -306,9 +306,9 @@ fn time_blocked_in_a_call_is_not_counted() {
 
 /// Over loopback, the receiving softirq interrupts the sending call. No nanosecond may count for both.
 #[test]
-fn events_never_take_more_than_a_cpu_has() {
-    let Some(_alone) = alone("events_never_take_more_than_a_cpu_has") else { return };
-    with_each_method("events_never_take_more_than_a_cpu_has", |cost, _| {
+fn event_times_of_a_cpu_never_exceed_elapsed_time() {
+    let Some(_alone) = alone("event_times_of_a_cpu_never_exceed_elapsed_time") else { return };
+    with_each_method("event_times_of_a_cpu_never_exceed_elapsed_time", |cost, _| {
         for cpu in 0..cpus(cost) {
             // Sampling fails for possible CPUs that are not online.
             let _ = cost.sample(u32::try_from(cpu).expect("a number"), 1000);

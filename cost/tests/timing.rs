@@ -138,8 +138,8 @@ fn beside_spinning<T>(work: impl FnOnce() -> T) -> T {
 /// A thread may be preempted anywhere, even inside the programs that time its calls. The time of other threads that run
 /// then must not count as its own.
 #[test]
-fn preempted_calls_take_what_their_thread_takes() {
-    let name = "preempted_calls_take_what_their_thread_takes";
+fn preempted_calls_count_only_their_threads_time() {
+    let name = "preempted_calls_count_only_their_threads_time";
     let length = Duration::from_millis(if is_exact() { 2000 } else { 200 });
     with_each_method(name, |cost| {
         cost.attach().expect("it attaches");

@@ -537,7 +537,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn command_lines_are_shown_if_asked_for_and_control_nothing() {
+    fn command_lines_are_shown_on_request_without_control_characters() {
         let mut example = example();
         let hidden = report(&example, usize::MAX);
         assert!(hidden.contains("server") && !hidden.contains("command line"), "{hidden}");
@@ -614,7 +614,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn parts_of_the_stack_are_summed_over_cpus() {
+    fn times_of_parts_are_summed_over_cpus() {
         let table = parts(&example());
         assert_eq!(
             table.rows[0][..2],

@@ -239,8 +239,8 @@ static __always_inline void make_room(const struct cost_cpu *cpu)
 
 /* Closes the task's word and opens it again with these low bits and the present time.
  *
- * The caller may be preempted between reading the clock and storing the word, and the time of the tasks that run
- * meanwhile must not count as its own. So the word that is stored first starts far in the future, and closing it counts
+ * The caller may be preempted between reading the clock and storing the word. The time of other tasks that run then
+ * must not count as its own. So the word that is stored first starts far in the future, and closing it counts
  * nothing. A task switch and the sampler close it and open it again with the right time. The compare-and-swap stores
  * the time read here only if neither did.
  */

@@ -338,6 +338,7 @@ impl GuardState {
             self.gate = Some(RunningGuard { gate, watch: GateWatch::default() });
             return Ok(failed);
         };
+        // New interfaces first, old ones last: the ports stay guarded during the change.
         let mut failed = attach(&running.gate, names, config.gate, must)?;
         running.gate.set_policy(&policy)?;
         let before = running.gate.interfaces().into_iter().map(|interface| interface.name);

@@ -1,5 +1,5 @@
-//! Measures the share of the media that the kernel sent in the last ten seconds, for each session and each interface,
-//! and finds the reason and the remedy for the rest.
+//! Measures the share of the media that the kernel sent in the last ten seconds, for each session and each interface.
+//! Finds the reason and the remedy for the rest.
 //!
 //! [`ShareMeter::take`] gets the relay's status every [`PERIOD`]. Shares are computed from the difference to two
 //! periods ago.
@@ -195,12 +195,14 @@ impl ReportedShares {
         let now = ShareMoment::from_engine(engine, sessions);
         let empty = ShareMoment::default();
         let before = self.moments.front().unwrap_or(&empty);
+        // Outcomes of publishers' packets have no session, so they may be the reason for any of them.
         let (upstream, came) = now.upstream_since(before);
         let mut names = sessions
             .iter()
             .map(|one| name_of(one.remote.ip().to_canonical()))
             .collect::<Vec<_>>()
             .into_iter();
+        // Remedies name the interface on which media arrives: that of the first session that publishes.
         let publishes = |one: &RelaySessionStatus| one.publisher || one.upstream;
         let arrives = sessions.iter().zip(names.as_slice()).find(|(one, _)| publishes(one));
         let arrives = arrives.and_then(|(_, name)| name.clone()).unwrap_or_else(|| "INTERFACE".to_owned());
@@ -220,6 +222,8 @@ impl ReportedShares {
                 let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
+                // A session that the kernel refuses or has no record for gets nothing from the kernel, whatever it
+                // counts.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
                 share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);

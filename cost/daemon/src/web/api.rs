@@ -131,6 +131,7 @@ async fn aside<T: Send + 'static>(
     let Ok(Ok(turn)) = turn else { return Err(Unsummed::Busy) };
     let done = tokio::task::spawn_blocking(move || {
         let done = sum(&shared);
+        // Released here and not by the request, which may have been cancelled long before.
         drop(turn);
         done
     });

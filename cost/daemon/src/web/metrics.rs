@@ -389,7 +389,7 @@ mod tests {
 
     /// The mean time of an event uses only time in which events were counted, not sampled time before and after.
     #[test]
-    fn sampled_time_is_in_no_mean_of_counted_events() {
+    fn mean_event_time_excludes_sampled_time() {
         let mut sampled = Report { mode: millrace_cost::report::ReportMode::Sampling, ..report() };
         sampled.cpus.iter_mut().flat_map(|cpu| &mut cpu.events).for_each(|event| event.calls = None);
         assert!(!scrape(std::slice::from_ref(&sampled)).contains("event_counted_seconds_total{"));
@@ -425,7 +425,7 @@ mod tests {
 
     /// The dashboard for Grafana queries only metrics and labels that exist.
     #[test]
-    fn grafana_shows_metrics_that_exist() {
+    fn grafana_dashboard_queries_existing_metrics() {
         let dashboard = include_str!("../../../../contrib/grafana/millrace-cost.json");
         let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
         let text = scrape(&[report()]);

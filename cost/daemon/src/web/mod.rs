@@ -229,6 +229,7 @@ impl DashboardShared {
 
     /// Stores a report, which is the sum of `reports` reports. With `live`, it is sent to viewers.
     fn take(&self, mut report: Arc<Report>, reports: usize, live: bool) {
+        // Command lines are removed before the report is stored, so no later request can show them.
         if !self.arguments && report.has_arguments() {
             let processes = &mut Arc::make_mut(&mut report).processes;
             processes.iter_mut().for_each(|process| process.arguments = None);
@@ -279,6 +280,7 @@ impl DashboardState {
 
 impl DashboardViewer {
     fn send(&mut self, report: &Bytes) -> bool {
+        // The notice of drops needs room for the report behind it, or it would cause the next drop itself.
         if self.dropped > 0
             && self.frames.capacity() >= 2
             && self.frames.try_send(frame("dropped", &self.dropped.to_string())).is_ok()

@@ -220,7 +220,7 @@ fn dashboard_memory_for_reports_is_bounded() {
 
 /// A log that exceeds the memory is stored from its beginning to its end, in sums of several reports.
 #[test]
-fn log_that_is_longer_than_memory_is_shown_whole() {
+fn log_larger_than_memory_is_served_as_sums() {
     let dashboard = start(false, 20_000);
     for at in 0..100 {
         dashboard.load(report(at));
