@@ -164,7 +164,7 @@ pub fn lost(report: &Report) -> Option<String> {
     let lost = &report.lost;
     (!lost.is_nothing()).then(|| {
         format!(
-            "lost: {} samples, {} stacks, {} process charges, {} preempted calls, {} program runs",
+            "lost: {} samples, {} stacks, {} process charges, {} task switches in calls, {} program runs",
             lost.samples, lost.stacks, lost.processes, lost.tasks, lost.skipped_runs
         )
     })
