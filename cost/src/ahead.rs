@@ -1,4 +1,4 @@
-//! Reads a log on threads of its own, and adds up reports there if their reader wants sums only.
+//! Reads a report log ahead of its reader on background threads, which can also add up consecutive reports.
 
 use std::mem;
 use std::num::NonZero;
@@ -11,40 +11,44 @@ use crate::log::{Error, ReportLine, ReportReader};
 use crate::merge::Merge;
 use crate::report::{self, Report, ReportMode};
 
-/// Consecutive reports that may become one before they are handed over. Batches end at multiples of it.
+/// Largest number of consecutive reports that the threads may add up into one. Batches end at multiples of it.
 pub const TOGETHER: usize = 16;
-/// Lines that are read before they are wanted: so many bytes and up to [`TOGETHER`] lines more, for each of [`PARSERS`] so many times.
+/// Size in bytes at which a batch of lines is full. A batch is completed to a multiple of [`TOGETHER`] lines.
 pub(crate) const BATCH_BYTES: usize = 256 << 10;
+/// Batches that wait for each parser, and parsed batches that wait for the reader.
 pub(crate) const BATCHES: usize = 2;
+/// Largest number of threads that parse lines.
 pub(crate) const PARSERS: usize = 4;
 
-/// A report, or the sum of some that follow one another and are of one mode.
+/// A report, or the sum of consecutive reports of one mode.
 #[derive(Debug)]
 pub struct Summed {
-    /// The report, or the sum.
+    /// The report, or the sum of several reports.
     pub report: Report,
-    /// Reports that it is made of.
+    /// Number of reports in the sum.
     pub reports: usize,
 }
 
-/// The reports of a file, in order, as [`ReportReader::ahead`] reads them.
+/// Iterator over the reports of a log file, in file order. [`ReportReader::ahead`] returns it.
 pub struct ReportsAhead {
+    /// The parsers' results. Batches go to the parsers in turn, so reading from them in turn keeps the file's order.
     parsed: Vec<mpsc::Receiver<Vec<Result<Summed, Error>>>>,
+    /// Index in `parsed` of the receiver that has the next batch.
     turn: usize,
     batch: vec::IntoIter<Result<Summed, Error>>,
     torn: Arc<AtomicBool>,
     together: Arc<AtomicUsize>,
 }
 
-/// Lines, with the position of the first one among all reports.
+/// Consecutive lines of a log, with the position of the first line among all reports.
 struct LineBatch {
     first: usize,
     lines: Vec<Result<ReportLine, Error>>,
 }
 
 impl ReportReader {
-    /// Starts the threads: one takes lines out of the file, others make reports of them. `before` is the number of reports that came before,
-    /// also of other files. Sums begin at multiples of their length.
+    /// Starts one thread that reads lines from the file and up to four threads that parse them. `before` is the
+    /// number of reports read before this file. Each sum begins at a position that is a multiple of its length.
     pub fn ahead(mut self, before: usize) -> ReportsAhead {
         let parsers = thread::available_parallelism().map_or(1, NonZero::get).min(PARSERS);
         let together = Arc::new(AtomicUsize::new(1));
@@ -57,7 +61,7 @@ impl ReportReader {
             let together = Arc::clone(&together);
             thread::spawn(move || {
                 let parse = |batch: LineBatch| batch.parse(&path, together.load(Ordering::Relaxed));
-                // The reader may have stopped.
+                // Sending fails once the reader dropped `ReportsAhead`: this thread ends then.
                 incoming.into_iter().map_while(|batch| reports.send(parse(batch)).ok()).for_each(drop);
             });
             to_parsers.push(lines);
@@ -69,6 +73,7 @@ impl ReportReader {
             let mut first = before;
             for parser in to_parsers.iter().cycle() {
                 let lines = self.batch(first);
+                // Relaxed is enough: the channels order this store before the reader sees the end of the log.
                 told.store(self.torn(), Ordering::Relaxed);
                 let is_last = lines.last().is_none_or(Result::is_err);
                 let next = first + lines.len();
@@ -81,10 +86,11 @@ impl ReportReader {
         ReportsAhead { parsed, turn: 0, batch: Vec::new().into_iter(), torn, together }
     }
 
-    /// Returns the next lines, or none at the end. An error is the last of them.
+    /// Returns the next lines, or none at the end of the log. A line that cannot be read ends the batch.
     fn batch(&mut self, first: usize) -> Vec<Result<ReportLine, Error>> {
         let mut batch = Vec::new();
         let mut bytes = 0;
+        // The second limit bounds memory if a log has huge lines.
         while (bytes < BATCH_BYTES || !(first + batch.len()).is_multiple_of(TOGETHER))
             && bytes < BATCH_BYTES * TOGETHER
             && let Some(line) = self.next_report().transpose()
@@ -101,12 +107,13 @@ impl ReportReader {
 }
 
 impl ReportsAhead {
-    /// Returns [`ReportReader::torn`], which is known once the end was reached.
+    /// Returns [`ReportReader::torn`] of the file. The result is valid once the iterator has reached the end.
     pub fn torn(&self) -> bool {
         self.torn.load(Ordering::Relaxed)
     }
 
-    /// Lets the threads add up to so many consecutive reports, at most [`TOGETHER`]. Those that are parsed already come as they are.
+    /// Lets the threads add up as many as `reports` consecutive reports, at most [`TOGETHER`]. Batches that are parsed
+    /// already stay unchanged.
     pub fn add_up(&self, reports: usize) {
         self.together.store(reports.clamp(1, TOGETHER), Ordering::Relaxed);
     }
@@ -154,11 +161,12 @@ impl LineBatch {
     }
 }
 
+/// The running sum over a batch of lines, and the finished sums before it.
 struct LogSums {
     path: PathBuf,
     done: Vec<Result<Summed, Error>>,
     sum: Merge,
-    /// The mode of the reports in `sum`, if there are some.
+    /// The mode of the reports in `sum`; `None` while `sum` is empty.
     mode: Option<ReportMode>,
     reports: usize,
 }
@@ -181,7 +189,8 @@ impl LogSums {
         Ok(())
     }
 
-    /// Calls are counted in one mode alone: a sum over both would have none.
+    /// Ends the current sum if `mode` differs from the mode of its reports. Calls are counted in one mode only, so a
+    /// sum over both modes would have no number of calls.
     fn follow(&mut self, mode: ReportMode) {
         if self.mode.replace(mode).is_some_and(|before| before != mode) {
             self.end();
@@ -199,8 +208,8 @@ impl LogSums {
 }
 
 impl ReportLine {
-    /// Returns the report without its stacks, and the JSON of these, if they come last. No string has these bytes in it: its quotes would be
-    /// escaped.
+    /// Returns the report without its stacks, and the JSON text of the stacks. `None` if the stacks are not the last
+    /// field or the version is another. The searched text cannot occur inside a JSON string, where quotes are escaped.
     fn split(&mut self) -> Option<(Report, &str)> {
         const STACKS: &str = ",\"stacks\":";
         const BEGIN: &str = "{\"functions\":[";
@@ -254,7 +263,7 @@ mod tests {
                 let range = first + at..=first + at + sum.reports - 1;
                 assert_eq!(range.start() / together, range.end() / together, "{range:?}");
                 assert!(of.iter().all(|report| report.mode == of[0].mode), "{range:?}");
-                // With one and with several, parsed as a whole or in two parts: the same.
+                // The sum is the same whether a line is parsed whole or its stacks are parsed separately.
                 assert_eq!(sum.report, if together == 1 { of[0].clone() } else { merge(of).expect("a sum") });
                 at += sum.reports;
             }
@@ -263,7 +272,7 @@ mod tests {
         }
     }
 
-    /// The same lines with another order of fields, without stacks, and with what is no report.
+    /// Reads reports with fields in another order and without stacks, a damaged line, and a line of a newer version.
     #[test]
     fn log_lines_in_other_json_layouts_are_read() {
         let reports = [report(0), Report { stacks: None, ..report(1) }];

@@ -5,29 +5,30 @@ use std::io::Read as _;
 
 use crate::report::ProcessCost;
 
-/// Characters of a command line that are kept: more than a table has room for.
+/// Largest number of characters kept of a command line. A terminal's table shows fewer.
 const MOST: usize = 512;
-/// Processes of a report whose command lines are read.
+/// Largest number of processes of a report whose command lines are read.
 const PROCESSES: usize = 200;
 
-/// Adds [`arguments`](ProcessCost::arguments) to the first processes, which have the largest figures. Arguments can hold secrets, and reading
-/// them waits for other writers of the process's memory. Call it only if the user wants them.
+/// Adds [`arguments`](ProcessCost::arguments) to the first processes, which have the largest figures. Arguments can
+/// contain secrets, and reading them waits for locks on the process's memory. Call this only if the user asks for them.
 pub fn read(processes: &mut [ProcessCost]) {
     for process in processes.iter_mut().take(PROCESSES).filter(|process| process.pid != 0) {
         process.arguments = read_arguments(process.pid, &process.name);
     }
 }
 
-/// `None`: it is gone.
+/// Returns the command line of a process, or `None` if it cannot be read: the process has probably exited.
 fn read_arguments(pid: u32, name: &str) -> Option<String> {
     let mut raw = Vec::new();
     let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
-    // Four bytes are the longest character.
+    // A UTF-8 character has at most four bytes.
     file.take(4 * (MOST as u64 + 1)).read_to_end(&mut raw).ok()?;
     Some(command_line(&raw, name))
 }
 
-/// Joins arguments that end in a zero byte each. Kernel threads have none; their name is returned in brackets, as usual.
+/// Joins zero-terminated arguments with spaces. Kernel threads have no arguments: their name is returned in brackets,
+/// as `ps` does.
 fn command_line(raw: &[u8], name: &str) -> String {
     let text = String::from_utf8_lossy(raw).replace('\0', " ");
     let text = printable(text.trim_end());
@@ -40,8 +41,8 @@ fn command_line(raw: &[u8], name: &str) -> String {
     }
 }
 
-/// `text` with `?` in place of characters that do something in place of being seen: they control terminals, turn the direction
-/// of what follows, or are not allowed in XML. Processes and cgroups choose their names themselves.
+/// Returns `text` with `?` in place of characters that control terminals, change the direction of text, are invisible,
+/// or are not allowed in XML. Processes choose their names themselves, so names are not trusted.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if is_visible(c) { c } else { '?' }).collect()
 }
@@ -90,8 +91,8 @@ mod tests {
         read(&mut processes);
         let own = std::env::args().next().expect("a name");
         assert!(processes[0].arguments.as_ref().is_some_and(|arguments| arguments.contains(&own)));
-        assert_eq!(processes[1].arguments, None, "of another namespace");
-        assert_eq!(processes[2].arguments, None, "gone");
+        assert_eq!(processes[1].arguments, None, "PID 0 stands for processes of other namespaces");
+        assert_eq!(processes[2].arguments, None, "no process has this PID");
         assert!(processes[PROCESSES - 1].arguments.is_some() && processes[PROCESSES].arguments.is_none());
     }
 }

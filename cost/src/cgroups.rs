@@ -1,4 +1,4 @@
-//! Paths of cgroups (v2) by the kernel's IDs, which are the inode numbers of their directories.
+//! Finds the paths of cgroups (v2) by their kernel IDs, which are the inode numbers of their directories.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 pub struct Cgroups {
     mount: Option<PathBuf>,
     paths: HashMap<u64, String>,
-    /// Looked for and not found: not looked for again.
+    /// IDs that the last scan did not find. They are not searched for again.
     unknown: HashSet<u64>,
 }
 
-/// How many unknown IDs are remembered.
+/// Largest number of unknown IDs that are remembered.
 const UNKNOWN: usize = 4096;
-/// Deeper ones are nobody's services.
+/// Levels of directories below the mount that are searched. Service managers nest cgroups less deeply.
 const MAX_DEPTH: usize = 16;
 
 impl Cgroups {
@@ -27,7 +27,8 @@ impl Cgroups {
         Self { mount, paths: HashMap::new(), unknown: HashSet::new() }
     }
 
-    /// `/` for the root. `None`: it is gone, or there is no mount.
+    /// Returns the path of a cgroup below the mount, `/` for the root. `None` if the cgroup was removed or no cgroup2
+    /// file system is mounted.
     pub fn path(&mut self, id: u64) -> Option<&str> {
         if !self.paths.contains_key(&id) && self.unknown.insert(id) {
             self.scan();
@@ -37,7 +38,7 @@ impl Cgroups {
 
     fn scan(&mut self) {
         let Some(mount) = self.mount.clone() else { return };
-        // Cgroups that are gone are forgotten, so that a machine that makes many of them does not fill the memory.
+        // Removed cgroups are forgotten, so memory stays bounded on machines that create many of them.
         self.paths.clear();
         if self.unknown.len() > UNKNOWN {
             self.unknown.clear();
@@ -60,7 +61,7 @@ fn children(directory: &Path) -> impl Iterator<Item = PathBuf> {
     entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }
 
-/// The first cgroup2 mount, in whatever place.
+/// Returns the mount point of the first cgroup2 file system, wherever it is mounted.
 pub fn mount() -> Option<PathBuf> {
     first(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
 }

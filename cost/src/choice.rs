@@ -1,13 +1,14 @@
-//! Decides whether events are timed or only sampled. Timing costs something in each call, so the decision depends on their rate.
+//! Decides whether events are timed or only sampled. Timing adds a cost to each call, so the decision depends on the
+//! rate of calls.
 //!
-//! The type is pure: the observer reports how much timing took, and executes the returned step.
+//! [`MethodChoice`] does no I/O: the observer reports how much CPU time timing took, and executes the returned step.
 
 use std::time::{Duration, Instant};
 
-/// The limit of what timing events may cost.
+/// The CPU time that timing events may take, and the pause after it took more.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimingBudget {
-    /// A share of each CPU: 0.01 is 1 %.
+    /// Largest share of each CPU's time: 0.01 is 1 %.
     pub share: f64,
     /// How long events are only sampled before timing is tried again. Each failed trial doubles it, up to 320 s.
     pub pause: Duration,
@@ -20,9 +21,9 @@ impl Default for TimingBudget {
 }
 
 const MAX_PAUSE: Duration = Duration::from_secs(320);
-/// Time of a CPU that may be taken beyond the budget: two seconds of twice the budget of 1 %.
+/// CPU time beyond the budget that is tolerated. Twice the default budget of 1 % exceeds it after two seconds.
 const DEBT: Duration = Duration::from_millis(20);
-/// A trial has to stay below this part of the budget, or timing would not last.
+/// Fraction of the budget that a trial may use. A trial near the whole budget would soon be followed by a switch back.
 const MARGIN: f64 = 0.5;
 /// The shortest trial of timing.
 pub(crate) const TRIAL: Duration = Duration::from_millis(100);
@@ -30,7 +31,7 @@ pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 /// The observer's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MethodStep {
-    /// Go on.
+    /// Go on without a change.
     Stay,
     /// Stop timing, and find events in samples from here on.
     Sample,
@@ -47,23 +48,27 @@ enum MethodState {
     Trying { since: Instant },
 }
 
-/// The choice is *timing* at first. Too much time beyond the budget, summed over reports, moves it to *sampling* until its pause is over. [`Self::poll`]
-/// then returns [`MethodStep::Try`], and [`Self::tried`] moves it to *trying*, or back to *sampling* if timing could not be attached. A trial that is
-/// too expensive ends at the next `poll`. A trial that is not ends with the next report, which moves to *timing*. Reports change their mode only
-/// in [`Self::report`], so no report mixes both.
+/// The state machine that chooses between timing and sampling.
+///
+/// The first state is *timing*. When the time beyond the budget, summed over reports, exceeds [`DEBT`], the state
+/// becomes *sampling* until the pause is over. [`Self::poll`] then returns [`MethodStep::Try`], and the observer
+/// answers with [`Self::tried`]. The state becomes *trying*, or *sampling* again if the programs could not be attached.
+/// An expensive trial ends at the next `poll`. A cheap trial ends with the next report, and the state becomes *timing*.
+/// Reports change their mode only in [`Self::report`], so no report mixes both modes.
 #[derive(Debug)]
 pub(crate) struct MethodChoice {
     budget: TimingBudget,
     state: MethodState,
-    /// Time taken beyond the budget, ns of the CPU where timing takes most.
+    /// Time taken beyond the budget, in nanoseconds, on the CPU where timing takes most.
     debt_ns: f64,
-    /// The next pause.
+    /// Length of the next pause.
     pause: Duration,
+    /// Number of times that reports changed their mode.
     changes: u64,
 }
 
 impl MethodChoice {
-    /// Starts with events timed.
+    /// Creates a choice in the state *timing*.
     pub fn new(budget: TimingBudget, now: Instant) -> Self {
         Self {
             budget,
@@ -78,19 +83,19 @@ impl MethodChoice {
         self.budget
     }
 
-    /// Replaces the budget from here on. A running pause still ends at its time.
+    /// Replaces the budget. A running pause still ends at its scheduled time.
     pub fn set_budget(&mut self, budget: TimingBudget) {
         self.budget = budget;
         self.pause = budget.pause;
         self.debt_ns = 0.0;
     }
 
-    /// Returns how often reports went from one mode to the other.
+    /// Returns how often reports changed their mode.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Returns how long until timing is tried again; `None` while events are timed.
+    /// Returns the time until timing is tried again; `None` while events are timed.
     pub fn remaining(&self, now: Instant) -> Option<Duration> {
         match self.state {
             MethodState::Timing { .. } => None,
@@ -99,7 +104,8 @@ impl MethodChoice {
         }
     }
 
-    /// Returns the next step, at any time. `share` is the fraction of a CPU that timing has taken since the trial began.
+    /// Returns the next step. May be called at any time. `share` is the fraction of a CPU that timing has taken since
+    /// the trial began.
     pub fn poll(&mut self, now: Instant, share: f64) -> MethodStep {
         match self.state {
             MethodState::Sampling { until } if now >= until => MethodStep::Try,
@@ -111,8 +117,8 @@ impl MethodChoice {
         }
     }
 
-    /// Returns the next step at the end of a report's period, after [`poll`](Self::poll). `share` is the fraction of a CPU that timing took
-    /// in it.
+    /// Returns the next step at the end of a report's period, after [`poll`](Self::poll). `share` is the fraction of a
+    /// CPU that timing took in this period.
     pub fn report(&mut self, now: Instant, period: Duration, share: f64) -> MethodStep {
         match self.state {
             MethodState::Sampling { .. } => MethodStep::Stay,
@@ -129,7 +135,7 @@ impl MethodChoice {
                 if self.debt_ns <= DEBT.as_nanos() as f64 {
                     return MethodStep::Stay;
                 }
-                // It has held for longer than the pause that would come: no flapping.
+                // Timing lasted longer than the next pause, so the modes do not alternate quickly: reset the backoff.
                 if now - since >= self.pause {
                     self.pause = self.budget.pause;
                 }
@@ -140,7 +146,7 @@ impl MethodChoice {
         }
     }
 
-    /// The answer to [`MethodStep::Try`]: whether events are timed now, too.
+    /// Records the result of [`MethodStep::Try`]. `done` is true if events are now timed in addition to sampling.
     pub fn tried(&mut self, now: Instant, done: bool) {
         match done {
             true => self.state = MethodState::Trying { since: now },
@@ -202,9 +208,9 @@ mod tests {
         }
     }
 
-    /// Time below the budget is not saved for later, but an excess is paid back slowly.
+    /// Unused budget is not saved for later, but reports below the budget reduce an earlier excess.
     #[test]
-    fn quiet_reports_pay_back_an_exceeded_budget() {
+    fn reports_below_the_budget_reduce_an_earlier_excess() {
         let (mut choice, mut clock) = begin();
         for _ in 0..100 {
             assert_eq!(clock.report(&mut choice, 0.025), MethodStep::Stay);
@@ -216,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn cheap_trial_of_timing_is_kept() {
+    fn cheap_trial_changes_the_mode_to_timing() {
         let (mut choice, mut clock) = sampling();
         assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
         assert_eq!(choice.poll(clock.0 + 9 * S, 0.0), MethodStep::Stay);
@@ -224,7 +230,7 @@ mod tests {
         clock.0 += 9 * S;
         assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
         choice.tried(clock.0, true);
-        // Too short to tell, either way.
+        // A trial shorter than `TRIAL` decides nothing, whatever it costs.
         assert_eq!(choice.poll(clock.0 + TRIAL / 2, 0.5), MethodStep::Stay);
         assert_eq!(choice.report(clock.0 + TRIAL / 2, S, 0.0), MethodStep::Stay);
         assert_eq!(choice.poll(clock.0 + TRIAL, 0.005), MethodStep::Stay);
@@ -250,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_budget_counts_from_the_next_trial() {
+    fn new_budget_applies_from_the_next_trial() {
         let (mut choice, mut clock) = sampling();
         choice.set_budget(TimingBudget { share: 0.5, pause: S });
         assert_eq!(choice.remaining(clock.0), Some(BUDGET.pause));
@@ -274,7 +280,7 @@ mod tests {
         assert_eq!(choice.remaining(clock.0), Some(2 * BUDGET.pause));
     }
 
-    /// Frequent changes make each pause longer. Timing that lasted long resets it.
+    /// Frequent changes double the pause. Timing that lasted longer than the pause resets it.
     #[test]
     fn pause_between_trials_is_reset_after_a_long_time() {
         let (mut choice, mut clock) = sampling();

@@ -1,4 +1,4 @@
-//! Energy by RAPL: through powercap, else through perf. And networking's part of it.
+//! Reads the machine's energy from RAPL, through powercap or else perf, and estimates networking's part of it.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,10 +12,10 @@ use crate::report::{Energy, EnergyDomain};
 
 const POWERCAP: &str = "/sys/class/powercap";
 const PERF: &str = "/sys/bus/event_source/devices/power";
-/// The domains' names in perf and in powercap.
+/// Names of RAPL domains: the perf event and the name that powercap uses.
 const PERF_DOMAINS: [(&str, &str); 2] = [("energy-pkg", "package"), ("energy-ram", "dram")];
 
-/// Reads joules from one reading to the next.
+/// Measures the energy, in joules, between two readings of the RAPL counters.
 #[derive(Debug)]
 pub struct EnergyMeter {
     source: Result<(&'static str, Vec<Domain>), String>,
@@ -27,21 +27,21 @@ struct Domain {
     name: String,
     kind: EnergyDomainKind,
     reader: EnergyReader,
-    /// Absent after a failure: then the next difference would be of more than one period.
+    /// The previous reading. `None` after a failed one, since the next difference would cover more than one period.
     last: Option<u64>,
 }
 
-/// The kind of a domain. Packages and memory do not contain each other, so they add up.
+/// The kind of a RAPL domain. Package and memory domains do not overlap, so their energy can be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EnergyDomainKind {
     Package,
     Memory,
-    /// A part of a package, or a sum that packages are part of.
+    /// A part of a package (`core`), or a domain that contains packages (`psys`).
     Other,
 }
 
 impl EnergyDomainKind {
-    /// `package-0`, `dram`, `core`, `uncore`, `psys`.
+    /// Returns the kind of a domain by its powercap name: `package-0`, `dram`, `core`, `uncore`, `psys`.
     fn from_domain_name(name: &str) -> Self {
         match name {
             _ if name.starts_with("package") => Self::Package,
@@ -53,23 +53,23 @@ impl EnergyDomainKind {
 
 #[derive(Debug)]
 enum EnergyReader {
-    /// A counter of microjoules that goes back to 0 after `range`.
+    /// A counter in microjoules that restarts at 0 after `range`.
     Powercap { file: File, range: u64 },
-    /// A counter of `joules` each, 64 bits wide.
+    /// A 64-bit perf counter whose unit is `joules`.
     Perf { counter: EnergyCounter, joules: f64 },
 }
 
 impl EnergyMeter {
-    /// `idle_watts`: what all packages and memory together take when nothing runs.
+    /// Opens the counters. `idle_watts` is the power of all packages and memory together on an idle machine.
     pub fn new(idle_watts: Option<f64>) -> Self {
         Self { source: open(Path::new(POWERCAP), Path::new(PERF)), idle_watts }
     }
 
-    /// Measures the energy since the last call. `networking_ns` is the reported CPUs' time, and `busy_ns` that of all CPUs, which the
-    /// counters cover.
+    /// Measures the energy since the last call. `networking_ns` is the networking time on the reported CPUs. `busy_ns`
+    /// is the busy time of all CPUs, since the counters cover all of them.
     pub fn read(&mut self, period: Duration, networking_ns: u64, busy_ns: u64) -> Energy {
         let read = |(source, domains): &mut (&'static str, Vec<Domain>)| {
-            // All of them, also behind one that fails: the next period begins here.
+            // Reads every domain even if one fails, so that each domain's next period begins now.
             let read: Vec<Result<_, String>> = domains.iter_mut().map(|domain| domain.read(period)).collect();
             Ok((*source, read.into_iter().collect::<Result<Vec<_>, _>>()?))
         };
@@ -94,12 +94,12 @@ impl EnergyMeter {
     }
 }
 
-/// Above what the machine takes idle.
+/// Returns the energy beyond what an idle machine would have used in the same period.
 fn active_joules(joules: f64, idle_watts: f64, period: Duration) -> f64 {
     (joules - idle_watts * period.as_secs_f64()).max(0.0)
 }
 
-/// CPUs take energy for as long as they are busy: networking's part of it is its part of that time.
+/// Returns networking's energy, in proportion to its part of the CPUs' busy time.
 fn networking_joules(joules: f64, networking_ns: u64, busy_ns: u64) -> f64 {
     if busy_ns == 0 {
         return 0.0;
@@ -127,7 +127,7 @@ impl EnergyReader {
     fn count(&self) -> io::Result<u64> {
         match self {
             Self::Powercap { file, .. } => {
-                // Opened once: later this process may have given away the right to.
+                // Reads the file opened at start-up: the process may have dropped the privilege to open it again.
                 let mut text = [0; 32];
                 let read = file.read_at(&mut text, 0)?;
                 parsed(&String::from_utf8_lossy(text.get(..read).unwrap_or_default()))
@@ -144,7 +144,7 @@ impl EnergyReader {
     }
 }
 
-/// The difference of two readings of a counter that follows `range` with 0, once at most.
+/// Returns the difference of two readings of a counter that wraps to 0 after `range`. At most one wrap is assumed.
 fn wrapped(before: u64, after: u64, range: u64) -> u64 {
     match after.checked_sub(before) {
         Some(difference) => difference,
@@ -164,8 +164,8 @@ fn open(powercap: &Path, perf: &Path) -> Result<(&'static str, Vec<Domain>), Str
     }
 }
 
-/// Directories like `intel-rapl:0` (a package) and `intel-rapl:0:1` (a part of it); also on AMD. `intel-rapl-mmio`
-/// is the same hardware once more.
+/// Returns the domains below `/sys/class/powercap`: `intel-rapl:0` is a package, `intel-rapl:0:1` a part of it, also on
+/// AMD. `intel-rapl-mmio` is skipped: its counters repeat those of the same hardware.
 fn powercap_domains(root: &Path) -> io::Result<Vec<Domain>> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
@@ -211,13 +211,13 @@ fn perf_domains(root: &Path) -> io::Result<Vec<Domain>> {
     Ok(domains)
 }
 
-/// `event=0x02`.
+/// Returns the number in a perf event file such as `event=0x02`.
 fn event_config(path: &Path) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     u64::from_str_radix(text.trim().strip_prefix("event=0x")?, 16).ok()
 }
 
-/// `0,4-5`.
+/// Returns the CPUs of a kernel list such as `0,4-5`.
 fn cpu_list(text: &str) -> Vec<u32> {
     let range = |item: &str| {
         let (first, last) = item.split_once('-').unwrap_or((item, item));
@@ -269,20 +269,20 @@ mod tests {
         let Energy::Measured { source, domains, total_joules, active_joules, networking_joules, .. } =
             meter.read(SECOND, 1, 4)
         else {
-            panic!("it is there")
+            panic!("energy was not measured")
         };
         assert_eq!(source, "powercap");
         let joules: Vec<_> = domains.iter().map(|domain| (domain.name.as_str(), domain.joules)).collect();
-        // 1001 to the end and to 0, 500999 on.
+        // 1001 microjoules up to the wrap to 0, then 500999.
         assert_eq!(joules, [("package-0", 0.502), ("dram", 0.0005)]);
-        // The package and its memory; nothing is known of what they take idle.
+        // The total adds package and memory. Without `idle_watts` there is no active energy.
         assert!((total_joules - 0.5025).abs() < 1e-9, "{total_joules}");
         assert_eq!(active_joules, None);
         assert!((networking_joules - 0.125_625).abs() < 1e-9, "{networking_joules}");
     }
 
     #[test]
-    fn idle_power_is_charged_to_no_process() {
+    fn networking_energy_excludes_idle_power() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         let mut meter = meter(root.path(), Some(0.3));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_energy_counter_is_not_zero() {
+    fn unreadable_energy_counter_makes_energy_absent() {
         let root = tempfile::tempdir().expect("a directory");
         tree(root.path());
         let mut meter = meter(root.path(), None);
@@ -349,14 +349,14 @@ mod tests {
         let root = tempfile::tempdir().expect("a directory");
         match meter(root.path(), None).read(SECOND, 1, 2) {
             Energy::Absent { reason } => assert!(reason.contains("no RAPL"), "{reason}"),
-            Energy::Measured { .. } => panic!("there is nothing"),
+            Energy::Measured { .. } => panic!("energy was measured without counters"),
         }
     }
 
     #[test]
     fn idle_machine_has_no_networking_energy() {
         assert_eq!(networking_joules(1.0, 0, 0), 0.0);
-        // Ticks are coarser than nanoseconds: never more than all.
+        // Busy time is counted in coarse ticks, so networking may seem longer. Its part never exceeds the whole.
         assert_eq!(networking_joules(1.0, 3, 2), 1.0);
         assert_eq!(active_joules(1.0, 2.0, SECOND), 0.0);
     }

@@ -1,14 +1,14 @@
-// Zoom and search in the flame graph that this is part of: `millrace cost --flame` writes it into the file.
+// Zoom and search in a flame graph. `millrace cost --flame` embeds this script in the SVG file.
 (() => {
   "use strict";
   const svg = document.currentScript.closest("svg");
   const WIDTH = svg.viewBox.baseVal.width;
-  /* Width of a character, and of the narrowest frame that is drawn, in the same units. */
+  /* Width of a character, and of the narrowest frame that is drawn, in units of the viewBox. */
   const [CHARACTER, NARROWEST] = [6.65, 0.1];
   const detail = svg.getElementById("detail");
   const hint = "Click or Enter zooms in, Escape out; arrow keys go from frame to frame; / searches.";
   const parents = [];
-  // Callers stand before what they call.
+  // Callers precede their callees in the file, so the last frame one level up is a frame's caller.
   const frames = Array.from(svg.querySelectorAll("#frames > g"), (element) => {
     const [start, ns, depth] = element.dataset.at.split(" ").map(Number);
     const title = element.querySelector("title").textContent;
@@ -66,7 +66,7 @@
     text.textContent = room < 3 ? "" : letters.length > room ? `${letters.slice(0, room - 1).join("")}…` : name;
   }
 
-  /** Highlights what matches; of frames above each other, time counts once. */
+  /** Highlights frames that match the search. The time of a match inside another match counts once. */
   function find() {
     let pattern = null;
     search.setCustomValidity("");

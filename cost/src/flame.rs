@@ -1,4 +1,4 @@
-//! Flame graphs as files: for documents, and to look at without a server.
+//! Draws flame graphs as SVG files, for documents and for a browser without a server.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,19 +10,20 @@ use crate::arguments::printable;
 use crate::fold::UNKNOWN;
 use crate::report::{Report, Stacks};
 
-/// Pixels.
+/// Width of the picture in pixels.
 const WIDTH: f64 = 1200.0;
+/// Height of a frame in pixels.
 const ROW: f64 = 17.0;
-/// Height of the heading, the description and the selected frame.
+/// Height in pixels of the lines above the graph: heading, description and selected frame.
 const HEAD: f64 = 66.0;
-/// The narrowest frame that is drawn, a ten-thousandth of the graph: zooming in makes it visible.
+/// Width in pixels of the narrowest frame that is drawn, a ten-thousandth of the graph. Zooming in makes it visible.
 const NARROWEST: f64 = 0.12;
-/// The width of a character in `STYLE`.
+/// Width in pixels of a character in the font of `STYLE`.
 const CHARACTER: f64 = 6.65;
 const STYLE: &str = include_str!("flame.css");
-/// Zoom and search, for a file that is opened in a browser. A picture in a document stays as it is drawn here.
+/// Script for zoom and search, which runs when the file is opened in a browser. In a document the picture is static.
 const SCRIPT: &str = include_str!("flame.js");
-/// The dashboard's colors.
+/// Colors of the events, as in the dashboard.
 const COLORS: [(&str, &str); 5] = [
     ("net_rx", "#56a0d0"),
     ("net_tx", "#8fd0f7"),
@@ -33,14 +34,15 @@ const COLORS: [(&str, &str); 5] = [
 /// Largest number of processes that are named in the heading.
 const NAMED: usize = 2;
 
-/// Draws an SVG of a report's [stacks](Report::stacks), all CPUs together, callers above their callees. Widths are time. Below the root are
-/// events, and chosen processes with all their work, inside and outside of events. The file needs no other files.
+/// Returns an SVG of a report's [stacks](Report::stacks), all CPUs together, with callers above their callees. A
+/// frame's width is its time. Below the root are events, and profiled processes with their work inside and outside of
+/// events. The SVG refers to no other files.
 pub fn svg(report: &Report) -> String {
     let nothing = Stacks::default();
     let stacks = report.stacks.as_ref().unwrap_or(&nothing);
     let tree = FlameNode::new(stacks);
     let period_ns = report.period_ns.max(1);
-    // Stacks of a chosen process inside events are in the graph twice.
+    // Stacks of a profiled process inside events are in the graph twice: below the event and below the process.
     let once = stacks.stacks.iter().filter(|stack| stack.pid.is_none() || stack.event.is_none());
     let taken_ns = once.map(|stack| stack.ns).sum();
     let whole_ns = tree.ns.max(1);
@@ -63,7 +65,7 @@ pub fn svg(report: &Report) -> String {
     )
 }
 
-/// Names the subject of the graph: networking, chosen processes, or both.
+/// Names the subject of the graph: networking, profiled processes, or both.
 fn describe_counts(report: &Report, stacks: &Stacks) -> String {
     let pids: BTreeSet<u32> = stacks.stacks.iter().filter_map(|stack| stack.pid).collect();
     let mut what = Vec::new();
@@ -89,7 +91,7 @@ fn cpus(report: &Report) -> Cow<'static, str> {
     }
 }
 
-/// Describes the host, the end of the period and its length. The period may have gaps, so that its begin is not known.
+/// Describes the host, the end of the period and its length. A merged period may have gaps, so its start is not known.
 fn describe_report(report: &Report) -> String {
     let until = match OffsetDateTime::from_unix_timestamp((report.time_unix_ms / 1000) as i64) {
         Ok(t) => format!(
@@ -126,7 +128,7 @@ impl FlameNode {
             let mut names: Vec<String> = std::iter::once(stack.root().into_owned())
                 .chain(stack.frames.iter().filter_map(name))
                 .collect();
-            // Programs without frame pointers give any number of them.
+            // Programs without frame pointers yield many unknown frames in a row: one is enough.
             names.dedup_by(|name, before| name == before && name == UNKNOWN);
             tree.ns += stack.ns;
             let mut node = &mut tree;
@@ -140,17 +142,19 @@ impl FlameNode {
 }
 
 struct Drawing {
+    /// SVG text of the frames drawn so far.
     frames: String,
-    /// The width of the picture.
+    /// Time that the whole width of the picture stands for.
     whole_ns: u64,
-    /// The time of all frames, each stack counted once.
+    /// Time of all frames, each stack counted once.
     taken_ns: u64,
     period_ns: u64,
+    /// Number of rows drawn so far.
     rows: usize,
 }
 
 impl Drawing {
-    /// Draws a function that begins `start_ns` from the left, and its callees, most time first.
+    /// Draws a function's frame that begins `start_ns` from the left, and its callees below it, most time first.
     fn frame(&mut self, name: &str, node: &FlameNode, start_ns: u64, depth: usize) {
         self.draw(name, node.ns, start_ns, depth);
         self.rows = self.rows.max(depth + 1);
@@ -158,7 +162,7 @@ impl Drawing {
         children.sort_by_key(|(_, child)| std::cmp::Reverse(child.ns));
         let mut start_ns = start_ns;
         for (name, child) in children {
-            // The rest are no wider.
+            // Children are sorted by time, so the remaining ones are no wider.
             if self.pixels(child.ns) < NARROWEST {
                 break;
             }
@@ -198,7 +202,7 @@ impl Drawing {
     }
 }
 
-/// BPF programs stand out; a function always looks the same.
+/// Returns a frame's color. A function always has the same color, and BPF programs have a hue of their own.
 fn color(name: &str, depth: usize) -> String {
     if depth == 0 {
         return "#d8dde3".to_owned();
@@ -227,7 +231,7 @@ mod tests {
         svg(&Report { stacks: Some(samples::stacks(of)), ..samples::report(0) })
     }
 
-    /// Name, x, y and width of each frame.
+    /// Returns the name, x, y and width of each frame.
     fn frames(svg: &str) -> Vec<(&str, &str, &str, &str)> {
         let between = |line: &'_ str, before: &str, after: &str| -> Option<(usize, usize)> {
             let from = line.find(before)? + before.len();
@@ -285,7 +289,7 @@ mod tests {
         assert_eq!(names(&svg), ["networking, 2 CPUs", "net_rx", "rx", "wide"]);
     }
 
-    /// Their calls are in the events as well.
+    /// The stacks of a profiled process are drawn below the process as well as below the event.
     #[test]
     fn flame_graph_separates_profiled_processes() {
         let mut stacks = samples::stacks(&[("a", 0, 1), ("a", 0, 1)]);

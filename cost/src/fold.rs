@@ -1,4 +1,4 @@
-//! Counts of sampled stacks: by CPU, event and part, and whole stacks for flame graphs.
+//! Counts sampled stacks by CPU, event and part of the network stack, and keeps whole stacks for flame graphs.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,10 +10,10 @@ use crate::report::{Event, FunctionCost, OTHER, OtherFunctions, ProfiledStack, S
 use crate::symbols::Symbols;
 use crate::taxonomy::{FunctionRules, StackOwner, Taxonomy};
 
-/// A part of an event, by its number among [`NameTable`].
+/// The number of a name in a [`NameTable`].
 pub type PartNumber = u32;
 
-/// Names, each once.
+/// Names of parts and functions, each stored once.
 #[derive(Debug, Default)]
 pub struct NameTable {
     numbers: HashMap<Box<str>, PartNumber>,
@@ -36,19 +36,21 @@ impl NameTable {
     }
 }
 
-/// Symbols and rules, looked up once per address and per function.
+/// Finds the function of an address and the taxonomy's rules for it. Both are cached.
 #[derive(Debug)]
 pub struct Resolver {
     symbols: Symbols,
     programs: ProgramFunctions,
     taxonomy: Taxonomy,
+    /// Rules by the number of the function, filled at the first use.
     rules: Vec<Option<FunctionRules>>,
+    /// Function numbers by address. `None` is an address without a symbol.
     addresses: HashMap<u64, Option<usize>>,
-    /// An address had no symbol: there may be new ones.
+    /// True if an address had no symbol: a module may have been loaded since the symbols were read.
     pub outdated: bool,
 }
 
-/// Addresses that are remembered; a kernel has many more, networking uses few of them.
+/// Largest number of cached addresses. Networking uses a small part of the kernel's addresses.
 const ADDRESSES: usize = 1 << 16;
 pub(crate) const UNKNOWN: &str = "[unknown]";
 
@@ -59,10 +61,10 @@ impl Resolver {
         Self { symbols, programs, taxonomy, rules, addresses: HashMap::new(), outdated: false }
     }
 
-    /// Looks whether modules or BPF programs came, which costs a few system calls if none did.
+    /// Reads the lists of modules and BPF programs again. Takes a few system calls if neither list has changed.
     ///
     /// # Errors
-    /// One of them cannot be listed.
+    /// Fails if the modules or the BPF programs cannot be listed.
     pub fn refresh(&mut self) -> io::Result<()> {
         let modules = self.symbols.refresh_modules();
         if *modules.as_ref().unwrap_or(&false) {
@@ -75,7 +77,7 @@ impl Resolver {
             }
             Ok(false) => {}
             Err(error) => {
-                // The kernel's symbols know those that are there when these are read.
+                // Fall back to `/proc/kallsyms`, which has the programs that were loaded when it was read.
                 if self.symbols.forget_programs() {
                     self.forget();
                 }
@@ -85,10 +87,10 @@ impl Resolver {
         modules.map(drop)
     }
 
-    /// Replaces the symbols, and keeps the rules.
+    /// Replaces the symbols with those that `read` stores, and keeps the taxonomy.
     ///
     /// # Errors
-    /// The errors of `read`.
+    /// Returns the error of `read`.
     pub fn renew(&mut self, read: impl FnOnce(&mut Symbols) -> io::Result<()>) -> io::Result<()> {
         let done = read(&mut self.symbols);
         self.forget();
@@ -96,7 +98,8 @@ impl Resolver {
         done
     }
 
-    /// Forgets functions, but keeps addresses that still have no symbol: those are no reason to read symbols again.
+    /// Clears the caches except for addresses that still have no symbol. Such an address must not set `outdated` again,
+    /// or the symbols would be read at every report.
     fn forget(&mut self) {
         let Self { symbols, rules, addresses, .. } = self;
         rules.clear();
@@ -108,11 +111,12 @@ impl Resolver {
         &self.taxonomy
     }
 
-    /// Numbers of the functions of a stack of addresses, innermost first.
+    /// Writes the numbers of the functions of a stack to `into`, innermost function first.
     pub fn functions(&mut self, stack: &[u64], into: &mut Vec<Option<usize>>) {
         into.clear();
         for (at, address) in stack.iter().enumerate() {
-            // Further out are return addresses, which may be behind the end of a function that ends in a call.
+            // Outer frames are return addresses. If a function ends in a call, its return address is in the next
+            // function.
             let address = address.saturating_sub(u64::from(at > 0));
             into.push(self.find(address));
         }
@@ -159,13 +163,14 @@ impl Resolver {
     }
 }
 
-/// Counts of one period.
+/// Counts of sampled stacks in one period.
 #[derive(Debug, Default)]
 pub struct Fold {
     names: NameTable,
     parts: HashMap<(u32, Event), HashMap<PartNumber, u64>>,
+    /// Samples that no rule assigns to a part, by event and innermost function.
     others: HashMap<(Event, PartNumber), u64>,
-    /// Samples by CPU, event, chosen process, and functions from the outermost on.
+    /// Samples by CPU, event, profiled process, and functions from the outermost on. `None` if stacks are not kept.
     stacks: Option<HashMap<StackKey, u64>>,
 }
 
@@ -176,7 +181,7 @@ impl Fold {
         Self { stacks: keep_stacks.then(HashMap::new), ..Self::default() }
     }
 
-    /// Counts a stack of the kernel, innermost function first.
+    /// Counts a kernel stack, given innermost function first.
     pub fn add(&mut self, resolver: &Resolver, cpu: u32, event: Event, functions: &[Option<usize>]) {
         let part = resolver.part(event, functions);
         let part_number = self.names.number(part);
@@ -188,7 +193,7 @@ impl Fold {
         }
     }
 
-    /// Keeps the whole stack, innermost function first, if stacks are kept.
+    /// Stores a whole stack, given innermost function first. Does nothing if stacks are not kept.
     pub fn add_stack<'a>(
         &mut self,
         cpu: u32,
@@ -202,7 +207,7 @@ impl Fold {
         count(stacks, (cpu, event, pid, frames.into()));
     }
 
-    /// Names and samples of an event's parts on a CPU, most first.
+    /// Returns the names and samples of an event's parts on a CPU, most samples first.
     pub fn parts(&self, cpu: u32, event: Event) -> Vec<(&str, u64)> {
         let parts = self.parts.get(&(cpu, event)).into_iter().flatten();
         let mut parts: Vec<_> = parts.map(|(name, samples)| (self.names.name(*name), *samples)).collect();
@@ -210,7 +215,8 @@ impl Fold {
         parts
     }
 
-    /// `ns_per_sample`: of an event, over all CPUs.
+    /// Returns, for each event, the `top` innermost functions that no rule assigns to a part. `ns_per_sample` is the
+    /// time that one sample of an event stands for, averaged over all CPUs.
     pub fn other_functions(&self, top: usize, ns_per_sample: impl Fn(Event) -> f64) -> Vec<OtherFunctions> {
         let of_event = |event: Event| {
             let mut functions: Vec<FunctionCost> = self
@@ -231,7 +237,8 @@ impl Fold {
         Event::ALL.into_iter().filter_map(of_event).collect()
     }
 
-    /// `ns_per_sample`: on a CPU, of an event or of a chosen process outside of all.
+    /// Returns the kept stacks, most time first, or `None` if stacks are not kept. `ns_per_sample` is the time that one
+    /// sample on a CPU stands for, in an event or, with `None`, outside of all events.
     pub fn stacks(&self, ns_per_sample: impl Fn(u32, Option<Event>) -> f64) -> Option<Stacks> {
         let kept = self.stacks.as_ref()?;
         let mut used: HashMap<PartNumber, u32> = HashMap::new();
@@ -262,7 +269,8 @@ fn count<K: Eq + Hash>(counts: &mut HashMap<K, u64>, key: K) {
     *counts.entry(key).or_default() += 1;
 }
 
-/// Shares out `total` in proportion to `samples`, most exactly: the results add up to it but for rounding down.
+/// Returns `total * samples / of`, rounded down, without overflow. The shares of a total add up to it except for
+/// rounding.
 pub fn share_out(total: u64, samples: u64, of: u64) -> u64 {
     if of == 0 {
         return 0;
@@ -326,7 +334,7 @@ ffffffff81000500 T end
         assert_eq!((stacks.stacks[0].samples, stacks.stacks[0].ns), (2, 200));
     }
 
-    /// The return address of a call at the end of a function is the beginning of the next one.
+    /// If a function ends in a call, its return address is the first address of the next function.
     #[test]
     fn return_addresses_belong_to_the_caller() {
         let mut functions = Vec::new();
@@ -350,13 +358,13 @@ ffffffff81000500 T end
         };
         resolver.renew(read).expect("symbols");
         resolver.functions(&[7], &mut Vec::new());
-        assert!(!resolver.outdated, "new ones had none for it either");
+        assert!(!resolver.outdated, "the new symbols have none for this address either");
         resolver.functions(&[8], &mut Vec::new());
         assert!(resolver.outdated);
     }
 
     #[test]
-    fn module_that_is_loaded_later_asks_for_its_symbols() {
+    fn module_loaded_later_marks_symbols_outdated() {
         let mut resolver = resolver();
         resolver.functions(&[IP], &mut Vec::new());
         assert!(!resolver.outdated);
@@ -368,7 +376,7 @@ ffffffff81000500 T end
     }
 
     #[test]
-    fn shares_add_up() {
+    fn shares_of_a_total_never_exceed_it() {
         assert_eq!(share_out(1000, 1, 4), 250);
         assert_eq!(share_out(1000, 0, 0), 0);
         assert_eq!(share_out(u64::MAX, 3, 3), u64::MAX);

@@ -1,29 +1,29 @@
-//! Confidence intervals of figures that rest on samples.
+//! Computes confidence intervals of figures that rest on samples.
 
 use std::collections::BTreeMap;
 
 use crate::report::{Event, EventCost, EventPart, FunctionCost, Interval, Report};
 use crate::share::rounded;
 
-/// Distance from 0 that a standard normal variable does not exceed, with 95 % confidence.
+/// Quantile of the standard normal distribution for a two-sided interval of 95 %.
 const Z: f64 = 1.959_964;
 
-/// The least number of samples for a useful figure. Fewer only show that it is not 0.
+/// The least number of samples for a useful figure. Fewer samples only show that the figure is not 0.
 pub const FEW: u64 = 4;
 
-/// A figure that rests on samples, or a sum of such figures: their errors are independent.
+/// A share with its confidence interval, or a sum of such shares with independent errors.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SampledFigure {
-    /// The figure, a share.
+    /// The figure, as a share of one CPU.
     pub share: f64,
-    /// Samples that it rests on.
+    /// Number of samples that the figure rests on.
     pub samples: u64,
-    /// Squares of the distances to both ends of the interval, downwards and upwards; `None` if the figure is exact.
+    /// Squared distances to the lower and the upper end of the interval; `None` if the figure is exact.
     errors: Option<[f64; 2]>,
 }
 
 impl SampledFigure {
-    /// Makes the estimate of a figure in a report. Without an interval, the figure is exact.
+    /// Creates a figure from a report's share, samples and interval. Without an interval, the figure is exact.
     pub fn new(share: f64, samples: u64, interval: Option<Interval>) -> Self {
         Self {
             share,
@@ -32,7 +32,7 @@ impl SampledFigure {
         }
     }
 
-    /// Returns the sum of two figures.
+    /// Returns the sum of two figures. Independent errors add up as squares.
     #[must_use]
     pub fn and(self, more: Self) -> Self {
         let errors = match (self.errors, more.errors) {
@@ -48,12 +48,12 @@ impl SampledFigure {
         Some([rounded((self.share - below).max(0.0)), rounded(self.share + above)])
     }
 
-    /// Returns the larger of both distances; `None` if the figure is exact.
+    /// Returns the larger distance from the figure to an end of its interval; `None` if the figure is exact.
     pub fn error(&self) -> Option<f64> {
         self.errors.map(|[below, above]| below.max(above).sqrt())
     }
 
-    /// Reports whether it rests on fewer than [`FEW`] samples, but for a small part of what was timed.
+    /// Reports whether the figure rests on fewer than [`FEW`] samples and its error is at least a third of it.
     pub fn is_poor(&self) -> bool {
         self.share > 0.0 && self.samples < FEW && self.error().is_some_and(|error| error * 3.0 >= self.share)
     }
@@ -83,10 +83,12 @@ fn around(share: f64, samples: u64, all: u64) -> Option<Interval> {
     }
 }
 
-/// Returns the interval of an event that was timed. Samples tell only the observer's part of it.
+/// Returns the interval of a timed event's share. The sum of both times is exact. Only how much of it was the
+/// observer's own programs rests on samples.
 fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Interval> {
     let all_ns = (ns + observer_ns) as f64;
-    // If all of its samples were the observer's, there was one at least.
+    // Samples in the event and the observer together, estimated from their times. If every sample was the observer's,
+    // there was at least one.
     let all = match samples {
         0 if ns > 0 => return None,
         0 => 1,
@@ -95,19 +97,20 @@ fn timed(ns: u64, observer_ns: u64, samples: u64, period_ns: u64) -> Option<Inte
     (observer_ns > 0).then(|| wilson(samples, all).map(|of| rounded(of * all_ns / period_ns.max(1) as f64)))
 }
 
-/// A figure by where it comes from: programs that timed it, and samples that each add their distance. The errors of both are
-/// independent; samples are of one draw, so that those of several figures are added before their interval is taken.
+/// A figure split by its source: programs that timed it, and samples that each add one sampling interval. The errors of
+/// both parts are independent. Samples of several figures are one draw, so they are added before their interval is
+/// taken.
 #[derive(Debug, Clone, Copy, Default)]
 struct FigureSplit {
     timed: SampledFigure,
-    /// The share that rests on samples, and their number. `None` if none of it does.
+    /// The share that rests on samples, and their number. `None` if the whole figure was timed.
     sampled: Option<(f64, u64)>,
 }
 
 impl FigureSplit {
-    /// `each`: the share that a sample adds.
+    /// Splits an event's cost. `each` is the share of one CPU that a sample adds.
     fn from_event(cost: &EventCost, each: f64, period_ns: u64) -> Self {
-        // Reports of older logs do not say that events were sampled, but these have no calls.
+        // Reports in older logs have no `sampled` field. Their sampled events are those without calls.
         if cost.calls.is_none() && (cost.sampled == cost.samples || cost.sampled == 0) {
             return Self { timed: SampledFigure::default(), sampled: Some((cost.share, cost.samples)) };
         }
@@ -121,7 +124,8 @@ impl FigureSplit {
         }
     }
 
-    /// `sampled`: whether events were, so that no samples are no time.
+    /// Splits the cost of a process or cgroup. `each` is the share that a sample adds. `sampled` is true if events were
+    /// sampled in this period, so that 0 samples still have an interval.
     fn from_task(share: f64, samples: u64, each: f64, sampled: bool) -> Self {
         let by_samples = (samples as f64 * each).min(share);
         Self {
@@ -138,14 +142,14 @@ impl FigureSplit {
         Self { timed: self.timed.and(more.timed), sampled }
     }
 
-    /// `all`: samples of whatever was done.
+    /// Returns the interval of the whole figure. `all` is the number of samples in the period, of all kinds of work.
     fn interval(&self, all: u64) -> Option<Interval> {
         let Some((share, samples)) = self.sampled else { return self.timed.interval() };
         self.timed.and(SampledFigure::new(share, samples, around(share, samples, all))).interval()
     }
 
-    /// Returns what its parts are counted of: samples of the event where that was timed, and the more of all samples the more of
-    /// it was sampled.
+    /// Returns the number of samples that the parts of the event are fractions of. For a timed event these are its own
+    /// samples, for a sampled one `all`, and for a mixture a number in between.
     fn base(&self, all: u64) -> u64 {
         match self.sampled {
             Some((_, sampled)) => {
@@ -157,7 +161,7 @@ impl FigureSplit {
     }
 }
 
-/// Says of every figure of a report that rests on samples where it is with 95 % confidence.
+/// Sets the 95 % confidence interval of every figure of a report that rests on samples.
 pub(crate) fn fill(report: &mut Report) {
     let period_ns = report.period_ns;
     let sampled = report.sampled_ns > 0;
@@ -215,9 +219,10 @@ mod tests {
         a.iter().zip(b).all(|(a, b)| (a - b).abs() < 5e-4)
     }
 
-    /// Figures of Wilson's interval as R's `prop.test(correct = FALSE)` and statsmodels' `proportion_confint(method="wilson")` give them.
+    /// The expected figures are those of R's `prop.test(correct = FALSE)` and statsmodels'
+    /// `proportion_confint(method="wilson")`.
     #[test]
-    fn confidence_intervals_match_wilsons() {
+    fn confidence_intervals_match_reference_implementations() {
         for (samples, all, want) in [
             (0, 10, [0.0, 0.2775]),
             (1, 1, [0.2065, 1.0]),
@@ -232,10 +237,10 @@ mod tests {
 
     /// The interval of drawn samples contains the true share in 95 of 100 cases, for rare parts and for frequent ones.
     #[test]
-    fn confidence_interval_covers_the_truth_as_often_as_claimed() {
+    fn confidence_interval_contains_the_true_share_in_95_percent() {
         let mut state = 1_u64;
         let mut draw = || {
-            // Knuth's MMIX.
+            // The linear congruential generator of Knuth's MMIX.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 11) as f64 / (1_u64 << 53) as f64
         };
@@ -252,12 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn timed_events_are_exact_but_for_the_observer() {
+    fn interval_of_a_timed_event_covers_the_observers_part_only() {
         let mut report = samples::report(0);
         report.cpus[1].events[0].observer_ns = 0;
         fill(&mut report);
         let [with, without] = &report.cpus[..] else { panic!("two CPUs") };
-        // 250 samples of networking and 20 of the observer, in 0.27 of the CPU.
+        // 250 samples were networking and 20 the observer's, together 0.27 of the CPU.
         let [low, high] = with.events[0].interval.expect("an interval");
         assert!(near([low / 0.27, high / 0.27], wilson(250, 270)), "{low} {high}");
         assert!(low < 0.25 && 0.25 < high && high < 0.27);
@@ -266,9 +271,9 @@ mod tests {
         let [low, high] = timed(0, with.events[0].observer_ns, 0, report.period_ns).expect("an interval");
         assert!(
             low == 0.0 && (0.01..0.02).contains(&high),
-            "all of 0.02 may have been the observer, or not: {high}"
+            "some of the 0.02 may have been networking: {high}"
         );
-        // Parts are shares of what is known: 150 and 100 of 250 samples.
+        // Parts are fractions of the event's own samples: 150 and 100 of 250.
         let part = &without.events[0].parts[0];
         assert!(near(part.interval.expect("one"), wilson(150, 250).map(|of| of * 0.25)), "{part:?}");
         assert_eq!((report.processes[0].interval, report.cgroups[0].interval), (None, None));
@@ -291,12 +296,12 @@ mod tests {
         let process = &report.processes[0];
         assert!(near(process.interval.expect("one"), wilson(3, 2000).map(|of| of * 2.0)), "{process:?}");
         assert!(SampledFigure::new(process.share, process.cost.samples, process.interval).is_poor());
-        // None was taken: it may be a little all the same.
+        // Without a hit among 1000 samples, the share may still be a little above 0.
         assert_eq!(around(0.0, 0, 1000), Some([0.0, rounded(wilson(0, 1000)[1])]));
         assert_eq!((around(0.1, 0, 1000), around(0.1, 0, 0)), (None, None), "exact");
     }
 
-    /// Mode `events`: a figure of samples alone is as uncertain as they are, and leaves timed figures exact.
+    /// Figures that rest on samples have intervals in mode `events` too, and timed figures stay exact.
     #[test]
     fn timed_and_sampled_figures_are_added() {
         let mut report = samples::report(0);
@@ -320,7 +325,7 @@ mod tests {
             of(Event::Local, 300),
         ]);
         cpu.networking_share = 0.3;
-        // Five samples found timed work that was not timed: they add 0.005.
+        // Five samples hit the event's work outside of timed calls: they add 0.005.
         report.cpus[1].events[0].observer_ns = 0;
         report.cpus[1].events[0].sampled = 5;
         report.processes[0].share = 0.253;
@@ -332,7 +337,7 @@ mod tests {
             let interval = one.events[at].interval.expect("one");
             assert!(near(interval, wilson(samples, 1000)), "{at}: {interval:?}");
         }
-        // One draw of 50 samples, and neither what was timed nor AF_UNIX.
+        // Timers and polls are one draw of 50 samples. Timed work and AF_UNIX calls are not in the draw.
         let around_all = wilson(50, 1000).map(|of| of + 0.25);
         assert!(near(one.networking_interval.expect("one"), around_all), "{:?}", one.networking_interval);
         let around_few = wilson(5, 1000).map(|of| of + 0.245);

@@ -1,6 +1,7 @@
-//! Networking's cost on each CPU: events timed exactly, and the stacks sampled inside them.
+//! Loads and reads the BPF programs that time networking events on each CPU and sample the stacks inside them.
 //!
-//! This is the mechanism, and `millrace-cost` makes reports of it. `docs/notes/design/0005-cost.md` has the reasons for the design.
+//! [`Observer`](crate::Observer) makes reports from these figures. `docs/notes/design/0005-cost.md` has the reasons for
+//! the design.
 
 mod aio;
 mod attach;
@@ -44,37 +45,40 @@ pub use ways::{SocketCall, WAYS};
 
 const OBJECT: &str = "cost.bpf.o";
 
-/// The programs, loaded. Dropping it detaches them, as does the end of the process, however it comes.
+/// The loaded BPF programs. Dropping this detaches them, and so does the end of the process, even by a signal.
 ///
 /// # Order of calls
 ///
-/// [`Self::load`], then [`Self::attach`] to time events, and [`Self::sample`] for each CPU to take stacks. [`Self::detach`] and `attach` may
-/// alternate. Each `attach` begins an epoch: calls that were under way before it count as nothing. [`Self::drain`] has to be called often enough
-/// that buffers do not fill. [`Self::totals`] may be read at any time. Sums only grow, so two reads differ by the time and the calls in between.
+/// [`Self::load`], then [`Self::attach`] to time events, and [`Self::sample`] for each CPU to take stacks.
+/// [`Self::detach`] and `attach` may alternate. Each `attach` begins an epoch: calls that began before it are not
+/// counted. Call [`Self::drain`] often enough that the buffers do not fill. [`Self::totals`] may be called at any time.
+/// Sums only grow, so the difference of two calls is the time and the number of calls in between.
 pub struct CostPrograms {
     cpus: MappedArray<intf::Cpu>,
     buffer: Buffer,
-    /// CPUs that have one.
+    /// Number of CPUs that have a stack buffer. Buffers are assigned when a CPU is first sampled.
     buffers_given: u64,
     method: Option<TimingMethod>,
+    /// Why the kernel refused programs on functions, if they were tried first.
     refused: Option<String>,
     tracepoints: Vec<Tracepoint>,
     points: Vec<TimedFunction>,
-    /// The functions that were tried: attached, or the reason why they cannot be.
+    /// Functions that were tried: `Ok` if programs are attached, or the reason why that failed.
     attached: HashMap<&'static str, Result<(), String>>,
-    /// Programs that time events, ends before beginnings.
+    /// Links of the programs that time events, in the order of attaching: programs at an end precede those at a start.
     probes: Vec<Link>,
     samplers: BTreeMap<u32, Link>,
-    /// Last, so that it outlives the links.
+    /// The last field, since fields are dropped in order and the object must outlive the links.
     object: LoadedObject,
 }
 
 const SAMPLER: &str = "cost_sample";
 
 impl CostPrograms {
-    /// Loads the programs, which time nothing before [`Self::attach`].
+    /// Loads the programs. They time nothing before [`Self::attach`].
     ///
-    /// Without a method in `config`, functions are tried first, and system calls where the kernel refuses that.
+    /// Without a method in `config`, programs on functions are tried first, then programs on system calls if the kernel
+    /// refuses the former.
     pub fn load(config: &Config) -> Result<Self, Error> {
         let methods: &[Option<TimingMethod>] = match (config.events, config.method) {
             (false, _) => &[None],
@@ -95,6 +99,7 @@ impl CostPrograms {
             }
         }
         let refused = refused.unwrap_or(Error::Config("no method to time calls"));
+        // Tells lockdown mode from missing privileges: there, programs on system calls load.
         let only_functions = config.method == Some(TimingMethod::Functions)
             && refused.is_denied()
             && Self::load_with(config, Some(TimingMethod::SystemCalls), &kernel).is_ok();
@@ -107,6 +112,7 @@ impl CostPrograms {
         kernel: &RunningKernel,
     ) -> Result<Self, Error> {
         let cpus = cpus()?;
+        // Halves are mapped into this process, so they are whole pages.
         let half_bytes = config.buffer_bytes.clamp(1 << 13, 1 << 24).next_multiple_of(4096);
         let buffers = buffers(cpus, online()?);
         let points = if method == Some(TimingMethod::Functions) { kernel.points() } else { Vec::new() };
@@ -160,49 +166,52 @@ impl CostPrograms {
         })
     }
 
-    /// `None`: events are not timed.
+    /// Returns how events are timed, or `None` if they are not.
     pub fn method(&self) -> Option<TimingMethod> {
         self.method
     }
 
-    /// Returns why functions could not be used, if that was tried.
+    /// Returns why the kernel refused programs on functions, if these were tried and refused.
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 
-    /// Chooses whether [processes](Self::processes) include the work on this CPU. They do if this is never called.
+    /// Chooses whether [`Self::processes`] includes the work on this CPU. The default is yes.
     pub fn show_processes(&self, cpu: u32, shown: bool) {
         self.cpus.get(cpu).hidden.store(u64::from(!shown), Ordering::Relaxed);
     }
 
-    /// CPUs whose stacks are sampled.
+    /// Returns the CPUs whose stacks are sampled.
     pub fn sampled(&self) -> BTreeSet<u32> {
         self.samplers.keys().copied().collect()
     }
 
-    /// Ends sampling on a CPU: one that went offline has lost its sampler, and needs another when it comes back.
+    /// Ends sampling on a CPU. A CPU that went offline has lost its sampler and needs a new one when it comes back.
     pub fn stop_sampling(&mut self, cpu: u32) {
         self.samplers.remove(&cpu);
     }
 
-    /// Samples stacks of whatever runs on a CPU, `hz` times a second, until this is dropped. There are buffers for twice the CPUs
-    /// that were online when this was loaded; samples of more are counted as lost.
+    /// Samples the stacks on a CPU `hz` times a second, until the programs are dropped or [`Self::stop_sampling`] is
+    /// called. There are buffers for twice as many CPUs as were online at loading. Samples of further CPUs count as
+    /// lost.
     pub fn sample(&mut self, cpu: u32, hz: u32) -> Result<(), Error> {
         use std::os::fd::IntoRawFd;
+        // A CPU keeps its buffer, so one that goes offline and comes back uses no further one.
         let number = &self.cpus.get(cpu).buffer;
         if load(number) == 0 {
             self.buffers_given += 1;
             number.store(self.buffers_given, Ordering::Relaxed);
         }
         let clock = perf::clock(cpu, hz).map_err(|source| Error::Sampler { cpu, source })?;
-        // The link owns the descriptor from here on.
+        // libbpf's link takes ownership of the descriptor.
         let link = self.object.program(SAMPLER)?.attach_perf_event(clock.into_raw_fd());
         let link = link.map_err(|source| Error::Sampler { cpu, source: io::Error::other(source) })?;
         self.samplers.insert(cpu, link);
         Ok(())
     }
 
-    /// Samples all of a process, or no longer; by its number in this process' PID namespace. Only if [configured](Config::watch).
+    /// Begins or ends sampling a process in user mode too. `pid` is its number in this process's PID namespace. Takes
+    /// effect only if [`Config::watch`] is set.
     pub fn watch(&mut self, pid: u32, watch: bool) -> Result<(), Error> {
         let map = self.object.map("watched")?;
         let key = pid.to_ne_bytes();
@@ -213,7 +222,8 @@ impl CostPrograms {
         done.map_err(|source| Error::Write { what: "watched", source })
     }
 
-    /// Returns sums by CPU number. The sampler brings them up to date; without it, running events are not included yet.
+    /// Returns the sums of each CPU, by CPU number. Each sample adds the running event's time. Without sampling, an
+    /// event counts when it ends.
     pub fn totals(&self) -> Vec<CpuSums> {
         self.all_cpus()
             .map(|cpu| CpuSums {
@@ -235,7 +245,7 @@ impl CostPrograms {
         (0..self.cpus.len()).map(|cpu| self.cpus.get(cpu))
     }
 
-    /// Every process that has sent, received or used io_uring's threads since it was last
+    /// Returns the sums of every process that has sent, received or used io_uring's threads since it was last
     /// [forgotten](Self::forget).
     pub fn processes(&mut self) -> Result<Vec<ProcessSums>, Error> {
         let map = self.object.map("processes")?;
@@ -259,10 +269,11 @@ impl CostPrograms {
         Ok(processes)
     }
 
-    /// Forgets a process, to make room. If it still runs, it begins again with sums of 0.
+    /// Removes a process from the kernel's table, to make room. If the process still runs, its sums restart at 0.
     pub fn forget(&mut self, id: ProcessId) -> Result<(), Error> {
         let key = intf::ProcessKey { cgroup: id.cgroup, pid: id.pid, pad: 0 };
         match self.object.map("processes")?.delete(key.as_bytes()) {
+            // A missing entry is no error: the caller wants it to be gone.
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
                 Err(Error::Write { what: "processes", source: error })
             }
@@ -270,34 +281,34 @@ impl CostPrograms {
         }
     }
 
-    /// Hands over the stacks that were sampled since the last time.
+    /// Calls `read` for each stack that was sampled since the last call.
     pub fn drain(&mut self, read: impl FnMut(StackRecord<'_>)) {
         let cpus = &self.cpus;
         self.buffer.drain(|cpu| cpus.get(cpu).writing.load(Ordering::SeqCst) != 0, read);
     }
 
-    /// Returns the number of possible CPUs. The CPUs' own numbers are smaller.
+    /// Returns the number of possible CPUs. Every CPU's number is below it.
     pub fn cpus(&self) -> u32 {
         self.cpus.len()
     }
 
-    /// Descriptors of the programs that were loaded.
+    /// Returns descriptors of the loaded programs.
     pub fn program_fds(&self) -> io::Result<Vec<OwnedFd>> {
         self.object.program_fds()
     }
 
-    /// IDs of the programs that were loaded.
+    /// Returns the kernel's IDs of the loaded programs.
     pub fn program_ids(&self) -> Vec<u32> {
         self.object.program_ids()
     }
 }
 
-/// Names of all programs that may be loaded, as they are in stacks.
+/// Returns the names of all programs in the object, as stacks show them.
 pub fn programs() -> Result<Vec<String>, Error> {
     Ok(embedded!("cost.bpf.o").open()?.programs())
 }
 
-/// The error for a kernel that allows programs, but none on functions.
+/// Returns the error for a kernel that allows BPF programs, but none on functions.
 fn no_functions(error: Error) -> Error {
     if error.is_denied() { Error::NoFunctions } else { error }
 }
@@ -320,12 +331,13 @@ fn count(range: &str) -> Option<u32> {
     last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
 }
 
-/// CPUs that can be sampled: those that are online, and as many that may come. Of virtual machines, most that are possible never do.
+/// Returns the number of CPUs that can be sampled: twice those online, at most all possible ones. In virtual machines,
+/// most possible CPUs never come online, and a buffer for each would waste memory.
 fn buffers(possible: NonZero<u32>, online: u32) -> NonZero<u32> {
     NonZero::new(online.saturating_mul(2)).map_or(possible, |most| most.min(possible))
 }
 
-/// Inode of this process' PID namespace.
+/// Returns the inode number of this process's PID namespace.
 fn pid_namespace() -> Result<u32, Error> {
     let error = |source| Error::Prepare { what: "the PID namespace", source };
     let namespace = std::fs::metadata("/proc/self/ns/pid").map_err(error)?;
@@ -336,7 +348,7 @@ fn load(sum: &AtomicU64) -> u64 {
     sum.load(Ordering::Relaxed)
 }
 
-/// Up to the first zero byte.
+/// Returns the text up to the first zero byte.
 pub fn name(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
@@ -346,21 +358,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sample_buffers_exist_for_present_cpus_only() {
+    fn number_of_sample_buffers_is_twice_the_online_cpus() {
         let of = |possible, online| buffers(NonZero::new(possible).unwrap(), online).get();
         assert_eq!([of(240, 4), of(2, 2), of(8, 5), of(4096, 128)], [8, 2, 8, 256]);
-        // With what one buffer takes at 1 kHz, and the sums of each possible CPU.
+        // Memory of the buffers at 1 kHz, and of the sums of each possible CPU.
         let bytes = of(240, 4) as usize * 2 * (256 << 10) + 240 * size_of::<intf::Cpu>();
         assert!(bytes <= 16 << 20, "{bytes}");
         assert_eq!("0-3,8,10-11\n".trim().split(',').filter_map(count).sum::<u32>(), 7);
         assert_eq!([count("x"), count("3-1"), count("0-4294967295")], [None; 3]);
     }
 
-    /// The maps use as much memory as the kernel reports.
+    /// The map has two halves for each CPU that can be sampled, as the kernel reports its size.
     #[test]
-    fn maps_are_as_large_as_the_cpus_that_are_online_need() {
+    fn stack_buffer_map_is_sized_by_online_cpus() {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIP maps_are_as_large_as_the_cpus_that_are_online_need: needs root");
+            println!("SKIP stack_buffer_map_is_sized_by_online_cpus: needs root");
             return;
         }
         let mut cost = CostPrograms::load(&Config::default()).unwrap();
@@ -377,7 +389,7 @@ mod tests {
         assert_eq!((load(&cost.cpus.get(cpu).buffer), cost.buffers_given), (1, 1), "one for each CPU");
     }
 
-    /// `sched_switch` holds the run queue's lock: there kernels before 6.4 must not allocate.
+    /// Kernels before 6.4 must not allocate in `sched_switch`, which runs under the run queue's lock.
     #[test]
     fn task_switch_allocates_nothing() {
         const TASK_STORAGE_GET: i32 = 156;
@@ -385,6 +397,6 @@ mod tests {
         let open = embedded!("cost.bpf.o").open().unwrap();
         let flags = |program| open.fourth_arguments(program, TASK_STORAGE_GET);
         assert_eq!(flags("cost_sched_switch"), [Some(0), Some(0)]);
-        assert_eq!(flags("cost_sys_enter"), [Some(CREATE)], "it is made where a call begins");
+        assert_eq!(flags("cost_sys_enter"), [Some(CREATE)], "the storage is created when a call begins");
     }
 }

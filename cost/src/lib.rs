@@ -12,7 +12,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The figures are [`report::Report`]s. `docs/notes/design/0005-cost.md` says how they are made.
+//! Each period's figures are a [`report::Report`]. `docs/notes/design/0005-cost.md` says how they are measured.
 #![deny(missing_docs)]
 
 pub mod ahead;

@@ -1,4 +1,4 @@
-//! The sum of several reports: one report of all their periods.
+//! Adds up several reports into one report of all their periods.
 
 mod text;
 
@@ -15,8 +15,8 @@ use crate::report::{
 
 /// Adds up reports of one host, in the order of time.
 ///
-/// Times and counts are sums, shares are of all periods together, and what is not a figure (mode, host, names) is
-/// that of the last report. Gaps between the periods count for nothing.
+/// Times and counts are added. Shares refer to the sum of all periods, without the gaps between them. The mode, the
+/// host and names are those of the last report.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -42,24 +42,26 @@ pub struct Merge {
     no_stacks: bool,
 }
 
-/// Functions of the part `other` for each event, as many as a report has.
+/// Largest number of functions in the part `other` of each event, the same as in a single report.
 const TOP_OTHERS: usize = 20;
-/// A sum of more processes, as over days, has no command lines: they would be most of it.
+/// Largest number of processes with which a sum keeps command lines. With more, they would take most of its memory.
 const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
-/// Entries of a table of a sum, since processes, cgroups and programs come and go without end. Of more, the smaller half becomes one
-/// entry, which is named [`FURTHER`].
+/// Largest number of entries in a table of processes, cgroups or programs, which come and go without end. Beyond it,
+/// the smaller half becomes one entry with the name [`FURTHER`].
 const MOST: usize = 20_000;
-/// Largest number of different stacks, and of an event's parts, which BPF programs name.
+/// Largest number of different stacks in a sum.
 const MOST_STACKS: usize = 50_000;
+/// Largest number of an event's parts. BPF programs name parts, so their number has no natural limit.
 const MOST_PARTS: usize = 200;
-/// Largest number of functions of the part `other` in a sum, of functions of a process, and of figures that cannot be measured.
+/// Largest number of functions in the parts `other` of a sum, and of functions of one process.
 const MOST_FUNCTIONS: usize = 2000;
+/// Largest number of figures in a sum that could not be measured.
 const MOST_MISSING: usize = 200;
-/// The name of what a sum has no entries of their own for.
+/// The name of the entry that holds the sum of all entries for which a table had no room.
 pub const FURTHER: &str = "[further]";
 
 impl Merge {
-    /// Adds a report, which has to be of the same host and later than those before.
+    /// Adds a report. It must be of the same host, and later than the reports added before.
     pub fn add(&mut self, report: &Report) {
         self.add_tables(report);
         if let Some(stacks) = &report.stacks
@@ -69,7 +71,7 @@ impl Merge {
         }
     }
 
-    /// Adds a report whose stacks are still JSON. After an error the sum is of no use.
+    /// Adds a report whose stacks are still JSON text. After an error the sum is incomplete and must not be used.
     pub(crate) fn add_with_text(&mut self, report: &Report, stacks: &str) -> Result<(), serde_json::Error> {
         self.add_tables(report);
         text::add(self.stacks.get_or_insert_default(), stacks)
@@ -103,8 +105,9 @@ impl Merge {
         self.bound();
     }
 
-    /// Keeps what a sum takes independent of how much is added.
+    /// Bounds the tables, so that a sum's memory does not depend on the number of reports.
     fn bound(&mut self) {
+        // A process with a profile was chosen by the user, so it always keeps its entry.
         let weight = |process: &ProcessCost| match process.profile {
             Some(_) => u64::MAX,
             None => process.cost.ns(),
@@ -180,7 +183,7 @@ impl Merge {
         Some(report)
     }
 
-    /// Everything that is one value, not a table.
+    /// Adds the fields of a report that are single values, not tables.
     fn add_totals(&mut self, report: &Report) {
         let Some(sum) = &mut self.sum else {
             self.sum = Some(report.without_tables());
@@ -213,7 +216,7 @@ impl Merge {
     }
 }
 
-/// `None` of no reports.
+/// Returns the sum of reports, or `None` if there are none.
 pub fn merge<'a>(reports: impl IntoIterator<Item = &'a Report>) -> Option<Report> {
     let mut merge = Merge::default();
     for report in reports {
@@ -222,7 +225,7 @@ pub fn merge<'a>(reports: impl IntoIterator<Item = &'a Report>) -> Option<Report
     merge.finish()
 }
 
-/// Merges without stacks, which cost most.
+/// Returns the sum of reports without their stacks, which would take most of the time.
 pub fn merge_tables<'a>(reports: impl IntoIterator<Item = &'a Report>) -> Option<Report> {
     let mut merge = Merge { no_stacks: true, ..Merge::default() };
     for report in reports {
@@ -231,7 +234,7 @@ pub fn merge_tables<'a>(reports: impl IntoIterator<Item = &'a Report>) -> Option
     merge.finish()
 }
 
-/// Stacks of the CPUs that are kept, each once; their `cpu` is 0.
+/// Adds up the stacks of the CPUs for which `keep` is true. Each stack occurs once, with 0 as its CPU.
 pub fn stacks<'a>(of: impl IntoIterator<Item = &'a Stacks>, keep: impl Fn(u32) -> bool) -> Stacks {
     let mut merge = MergeStacks::default();
     for stacks in of {
@@ -240,6 +243,7 @@ pub fn stacks<'a>(of: impl IntoIterator<Item = &'a Stacks>, keep: impl Fn(u32) -
     merge.finish()
 }
 
+/// Adds `more` to the entry of `key`, or inserts it.
 fn sum_up<K: Ord, T: Clone>(sums: &mut BTreeMap<K, T>, key: K, more: &T, add: impl FnOnce(&mut T, &T)) {
     match sums.entry(key) {
         Entry::Vacant(entry) => {
@@ -249,7 +253,8 @@ fn sum_up<K: Ord, T: Clone>(sums: &mut BTreeMap<K, T>, key: K, more: &T, add: im
     }
 }
 
-/// Keeps the half with the largest weights if there are more than `most`. The others become one entry, whose key `rename` gives.
+/// Halves a table that has more than `most` entries: those with the largest weights stay. The others become one entry,
+/// which `rename` names and whose key it returns.
 fn bound<K: Ord, T>(
     sums: &mut BTreeMap<K, T>,
     most: usize,
@@ -273,7 +278,7 @@ fn bound<K: Ord, T>(
     }
 }
 
-/// Most first; `set` computes an item's share.
+/// Sorts items by their share, largest first. `set` stores and returns an item's share.
 fn sort_by_share<K, T>(items: BTreeMap<K, T>, set: impl Fn(&mut T) -> f64) -> Vec<T> {
     let mut shares: Vec<(f64, T)> = items.into_values().map(|mut item| (set(&mut item), item)).collect();
     shares.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -425,7 +430,7 @@ fn add_observer(sum: &mut ObserverCost, more: &ObserverCost) {
     sum.program_runs = both(sum.program_runs, more.program_runs);
 }
 
-/// Adds the energy of two periods. If it was absent in one, the sum is not known.
+/// Adds the energy of two periods. If it is absent in one of them, the sum is absent too.
 fn add_energy(before: Energy, last: Energy) -> Energy {
     match (before, last) {
         (
@@ -493,26 +498,28 @@ fn watts(energy: Energy, period_ns: u64) -> Energy {
     }
 }
 
+/// The sum of stacks. Functions are numbered in the order in which they first occur.
 #[derive(Debug, Default)]
 struct MergeStacks {
     functions: Vec<String>,
     numbers: FxHashMap<String, u32>,
+    /// Samples and nanoseconds of each stack.
     sums: FxHashMap<StackKey, (u64, u64)>,
 }
 
-/// CPU, event, process, functions.
+/// The identity of a stack: CPU, event, process, and the functions' numbers from the outermost on.
 type StackKey = (u32, Option<Event>, Option<u32>, Vec<u32>);
 
 impl MergeStacks {
     fn add(&mut self, stacks: &Stacks, cpu: impl Fn(u32) -> Option<u32>) {
         let numbers: Vec<u32> = stacks.functions.iter().map(|name| self.number(name)).collect();
-        // Most stacks have been there before.
+        // One key is reused for all lookups: most stacks are known already and need no allocation.
         let mut key = StackKey::default();
         for stack in &stacks.stacks {
             let Some(cpu) = cpu(stack.cpu) else { continue };
             (key.0, key.1, key.2) = (cpu, stack.event, stack.pid);
             key.3.clear();
-            // A number that names nothing can only come from a file.
+            // A frame without a function can only come from a damaged file.
             key.3.extend(stack.frames.iter().filter_map(|at| numbers.get(*at as usize).copied()));
             self.count(&key, stack.samples, stack.ns);
         }
@@ -532,7 +539,7 @@ impl MergeStacks {
         }
     }
 
-    /// Keeps the half of the stacks that took most, and of each CPU, event and process what the others took together.
+    /// Keeps the half of the stacks with most time. The others become one stack for each CPU, event and process.
     fn bound(&mut self) {
         let Self { functions, sums, .. } = std::mem::take(self);
         let mut all: Vec<_> = sums.into_iter().collect();
@@ -571,7 +578,7 @@ impl MergeStacks {
             ns,
         };
         let mut stacks: Vec<ProfiledStack> = self.sums.into_iter().map(stack).collect();
-        // The rest of the order makes equal input give equal output.
+        // Ties are broken by the whole key, so equal input gives equal output in spite of the hash map's order.
         stacks.sort_unstable_by(|a, b| {
             b.ns.cmp(&a.ns)
                 .then_with(|| (a.cpu, a.event, a.pid, &a.frames).cmp(&(b.cpu, b.event, b.pid, &b.frames)))
@@ -644,7 +651,7 @@ mod tests {
         assert_eq!(merge([]), None);
     }
 
-    /// Two reports number their functions independently.
+    /// Each report numbers its functions independently, so stacks are matched by names.
     #[test]
     fn stacks_are_merged_by_function_names() {
         let a = Report { stacks: Some(stacks(&[("a;b;c", 0, 3), ("a;b", 1, 1)])), ..report(0) };
@@ -659,7 +666,7 @@ mod tests {
         assert_eq!(named(&super::stacks([&merged], |cpu| cpu == 1)), [("a;b", 0, 1)].map(owned));
     }
 
-    /// However many reports are added, as over days: a sum stays as large as it is, and loses no time.
+    /// A sum of many reports, as over days, stays within its bounds and loses no time.
     #[test]
     fn merged_report_is_bounded_and_complete() {
         let mut merge = Merge::default();

@@ -1,4 +1,4 @@
-//! Makes a report per period from counters and stacks.
+//! Makes a report for each period from the kernel's counters and sampled stacks.
 
 mod adapt;
 mod config;
@@ -31,23 +31,24 @@ use adapt::{AdaptiveSampling, CallPrices, Frequency};
 pub use config::{Config, Error, MAX_FREQUENCY_HZ};
 use tables::{ObserverUsage, Processes, ProgramTable, Skipped};
 
-/// How long stacks may stay in the buffer: the longest pause between calls of [`Observer::poll`].
+/// The longest allowed time between calls of [`Observer::poll`]. After a longer one, the buffers may be full.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Room for [`POLL_INTERVAL`] at worst, and twice that for usual stacks.
+/// Buffer size in bytes for each sample a second. It lasts for [`POLL_INTERVAL`] with the deepest stacks, and for twice
+/// as long with usual ones.
 const BUFFER_BYTES_PER_HZ: u32 = 256;
-/// Reading all symbols takes tens of milliseconds: not more often than this.
+/// Shortest time between two readings of all symbols. A reading takes tens of milliseconds.
 const SYMBOLS_INTERVAL: Duration = Duration::from_secs(5);
 const TOP_OTHERS: usize = 20;
 const NS_PER_S: f64 = 1e9;
 
-/// Observes from [`start`](Self::start) until it is dropped. Needs root.
+/// The observer of the kernel's networking, from [`start`](Self::start) until it is dropped. Needs root.
 ///
 /// # Order of calls
 ///
-/// [`Self::start`] loads the programs and begins the first period. [`Self::next`] waits for its end and makes the report. A program that has a
-/// loop of its own calls [`Self::poll`] at least every [`POLL_INTERVAL`], and [`Self::report`] when it wants a report, which begins the next
-/// period. With a [budget](Config::budget), the mode changes between two reports and never within one: while events are sampled, `poll` tries
-/// now and then whether timing has become cheap enough.
+/// [`Self::start`] loads the programs and begins the first period. [`Self::next`] waits for the period's end and makes
+/// the report. A program with its own loop calls [`Self::poll`] at least every [`POLL_INTERVAL`], and [`Self::report`]
+/// for a report, which begins the next period. With a [budget](Config::budget), the mode changes between two reports
+/// and never within one. While events are sampled, `poll` sometimes tries whether timing has become cheap enough.
 ///
 /// ```no_run
 /// use std::time::{Duration, Instant};
@@ -67,13 +68,13 @@ const NS_PER_S: f64 = 1e9;
 /// ```
 pub struct Observer {
     config: Config,
-    /// The present mode; [`Config::mode`] is the first one.
+    /// The present mode, which begins as [`Config::mode`].
     mode: ReportMode,
     adaptive: Option<AdaptiveSampling>,
     cost: CostPrograms,
     resolver: Resolver,
     symbols_read: Instant,
-    /// Events with at least one timed way. Samples alone find the others.
+    /// Events for which at least one way to send or receive is timed. The others are only sampled.
     timed: Vec<Event>,
     missing: Vec<MissingMeasurement>,
     host: ReportHost,
@@ -85,7 +86,7 @@ pub struct Observer {
     skipped: Skipped,
     processes: Processes,
     usage: ObserverUsage,
-    /// Observed now: those that are online, of [`Config::cpus`] if some were asked for.
+    /// CPUs that are observed now: those online, restricted to [`Config::cpus`] if set.
     cpus: BTreeSet<u32>,
     last: Instant,
     last_totals: Vec<CpuSums>,
@@ -94,12 +95,13 @@ pub struct Observer {
     sequence: u64,
 }
 
-/// A process as samples identify it.
+/// The identity of a process in samples.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct SampledTask {
     pid: u32,
     cgroup: u64,
-    /// Only if it has no number in this namespace: others have their names in `/proc`, and threads with names of their own.
+    /// The thread's name, only if the process has no number in this PID namespace. Other processes are identified by
+    /// their number, since their threads may have different names.
     name: Option<[u8; 16]>,
 }
 
@@ -109,12 +111,12 @@ struct Samples {
     /// Samples by CPU and event.
     counts: HashMap<(u32, Event), EventCount>,
     profiles: HashMap<u32, ProfileFold>,
-    /// Time of processes by samples, where no program timed it.
+    /// Time of processes in untimed events, by samples, with a thread's name.
     tasks: HashMap<SampledTask, (TaskCost, [u8; 16])>,
 }
 
-/// Samples inside of an event. Those that found it timed share out its exact time; each other one adds its distance from the
-/// next. None is both, so that nothing counts twice.
+/// Numbers of samples inside an event. Samples of the timed event divide its exact time into parts. Each other sample
+/// adds one sampling interval. No sample is both, so no time counts twice.
 #[derive(Debug, Clone, Copy, Default)]
 struct EventCount {
     timed: u64,
@@ -153,7 +155,7 @@ impl Observer {
     /// Loads the programs, attaches them, and begins the first period.
     ///
     /// # Errors
-    /// The settings contradict each other, a CPU, process or cgroup does not exist, or the kernel refuses the
+    /// Fails if the settings contradict each other, a CPU, process or cgroup does not exist, or the kernel refuses the
     /// programs. See [`Error`].
     pub fn start(mut config: Config) -> Result<Self, Error> {
         config.budget = config.budget.filter(|_| config.mode == ReportMode::Events);
@@ -176,6 +178,7 @@ impl Observer {
         };
         config.frequency_hz = frequency.hz;
         let mut cost = load(&config)?;
+        // Trial calls before and after attaching: their difference is the price of timing.
         let bare = config.budget.map(|_| CallTimes::measure()).transpose().map_err(Error::Price)?;
         let mut timed = Vec::new();
         if config.mode == ReportMode::Events {
@@ -244,18 +247,18 @@ impl Observer {
         &self.missing
     }
 
-    /// Notes which figures are missing from now on, after this process has dropped rights. Call it then.
+    /// Checks which figures are missing with the process's present privileges. Call it after privileges were dropped.
     pub fn look_at_rights(&mut self) {
         let new = missing_names(&mut self.resolver).filter(|new| !self.missing.contains(new));
         self.missing.extend(new);
     }
 
-    /// Kernel functions at which calls are timed.
+    /// Returns the kernel functions at which calls are timed.
     pub fn functions(&self) -> Vec<&'static str> {
         self.cost.functions()
     }
 
-    /// Replaces the limit of what timing events may cost.
+    /// Replaces the limit of the CPU time that timing events may take.
     pub fn set_budget(&mut self, budget: TimingBudget) -> Result<(), Error> {
         config::check_budget(budget)?;
         self.adaptive.as_mut().ok_or(Error::NoBudget)?.set_budget(budget);
@@ -263,7 +266,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Waits until `period` after the last report, or the start, and reports.
+    /// Waits until `period` has passed since the last report, or the start, and returns a report.
     pub fn next(&mut self, period: Duration) -> Result<Report, Error> {
         loop {
             let left = period.saturating_sub(self.last.elapsed());
@@ -275,15 +278,15 @@ impl Observer {
         }
     }
 
-    /// Takes the stacks that wait. At least every [`POLL_INTERVAL`], or some may be lost; that is counted.
+    /// Reads the sampled stacks. Call it at least every [`POLL_INTERVAL`], or stacks may be lost, which reports count.
     pub fn poll(&mut self) {
         let Self { cost, resolver, samples, users, config, mode, .. } = self;
         let mut functions = Vec::new();
         let mut refreshed = false;
         cost.drain(|record| {
-            // Now the buffer is taken: the list has all programs that are in it.
+            // Refresh after the buffer was taken: then the list has every program that may be in its stacks.
             if !std::mem::replace(&mut refreshed, true) {
-                // A failed refresh needs no report: its reason is in `missing` since the start.
+                // A failure needs no report here: `missing` has its reason since the start.
                 let _ = resolver.refresh();
                 users.refresh();
             }
@@ -295,8 +298,8 @@ impl Observer {
         self.try_timing();
     }
 
-    /// Tries to time events from time to time, in mode `sampling` with a budget. Reports do not use a trial before it turns out to be
-    /// cheap.
+    /// Runs a trial of timing from time to time, in mode `sampling` with a budget. Reports use timed events only after
+    /// the trial has turned out to be cheap.
     fn try_timing(&mut self) {
         let Some(adaptive) = &mut self.adaptive else { return };
         match adaptive.poll(Instant::now(), || self.cost.totals()) {
@@ -312,14 +315,14 @@ impl Observer {
         }
     }
 
-    /// Changes the mode between two reports, so that each mode sees the whole period on its side.
+    /// Changes the mode between two reports, so that each report's whole period has one mode.
     fn change(&mut self, step: MethodStep) {
         match step {
             MethodStep::Sample => {
                 self.mode = ReportMode::Sampling;
                 self.cost.detach();
             }
-            // Since the trial began, sums have all that the next report needs.
+            // The programs are attached since the trial, so their sums cover the whole next period.
             MethodStep::Time => self.mode = ReportMode::Events,
             MethodStep::Stay | MethodStep::Try => {}
         }
@@ -329,7 +332,7 @@ impl Observer {
     pub fn report(&mut self) -> Result<Report, Error> {
         let times = procstat::read().map_err(Error::ProcStat)?;
         let spent = procstat::since(&times, &self.last_times);
-        // The moment in which the period ends: at once the sums of events, and the samples.
+        // The period ends here: read the clock and the sums without anything in between, then the samples.
         let now = Instant::now();
         let totals = self.cost.totals();
         let period = now - self.last;
@@ -340,6 +343,7 @@ impl Observer {
             self.cost.forget(id)?;
         }
         let samples = std::mem::replace(&mut self.samples, Samples::new(&self.config));
+        // In mode `sampling`, the kernel's sums may come from a trial and must not be mixed with samples.
         let mut processes = if self.mode == ReportMode::Events { processes } else { Vec::new() };
         tables::add_sampled(&mut processes, samples.sampled_processes());
         let (auto, step) = match &mut self.adaptive {
@@ -403,7 +407,8 @@ impl Observer {
         Ok(report)
     }
 
-    /// CPUs come and go. One that came back has lost its sampler, as the kernel closes the clocks of a CPU that goes.
+    /// Starts and stops sampling as CPUs go online and offline. A CPU that comes back needs a new sampler, since the
+    /// kernel closes the clocks of a CPU that goes offline.
     fn follow(&mut self, online: &CpuClocks) {
         let asked = |cpu: &u32| self.config.cpus.as_ref().is_none_or(|asked| asked.contains(cpu));
         let now: BTreeSet<u32> = online.keys().copied().filter(asked).collect();
@@ -415,7 +420,7 @@ impl Observer {
         }
         if self.config.frequency_hz > 0 {
             for cpu in now.difference(&self.cpus) {
-                // If it has gone again, it will not be online the next time.
+                // An error means that the CPU is offline again, which the next report will notice.
                 let _ = self.cost.sample(*cpu, self.config.frequency_hz);
             }
         }
@@ -425,14 +430,14 @@ impl Observer {
         self.cpus = now;
     }
 
-    /// Everything counts from now on.
+    /// Makes a report and discards it, so that all counters start from now.
     fn begin(&mut self) -> Result<(), Error> {
         self.report()?;
         self.sequence = 0;
         Ok(())
     }
 
-    /// If it fails, names are missing, and the next time comes.
+    /// Reads the kernel's symbols again. After a failure, names are missing until the next attempt.
     fn read_symbols(&mut self) {
         self.symbols_read = Instant::now();
         let _ = self.resolver.renew(Symbols::read_again);
@@ -442,7 +447,7 @@ impl Observer {
         self.cpus.iter().copied()
     }
 
-    /// Events that reports have: all of them that samples tell, or those that are timed.
+    /// Returns the events that reports contain: with sampling all of them, otherwise those that are timed.
     fn measured(&self) -> impl Iterator<Item = Event> {
         let sampled = self.config.frequency_hz > 0;
         Event::ALL.into_iter().filter(move |event| match event {
@@ -470,6 +475,7 @@ impl Observer {
                 let timed = names::timed(event)
                     .filter(|_| self.mode == ReportMode::Events && self.timed.contains(&event));
                 let total = timed.map_or(0, |event| after.ns(event).saturating_sub(before.ns(event)));
+                // The event's time is exact. Samples only divide it between networking and the observer's programs.
                 let timed_observer_ns =
                     share_out(total, taken.timed_observer, taken.timed + taken.timed_observer);
                 let ns = total - timed_observer_ns + taken.sampled * distance_ns;
@@ -500,7 +506,7 @@ impl Observer {
         }
     }
 
-    /// The time that a sample of a CPU stands for.
+    /// Returns the time in ns that one sample of a CPU stands for.
     fn distance_ns(&self, cpu: u32) -> u64 {
         kernel::period_ns(cpu, self.config.frequency_hz)
     }
@@ -522,7 +528,7 @@ impl Observer {
             let profile = profile.finish(NS_PER_S / f64::from(self.config.frequency_hz.max(1)), period);
             match processes.iter_mut().find(|process| process.pid == *pid) {
                 Some(process) => process.profile = Some(profile),
-                // It was running without any call.
+                // The process ran but made no socket call.
                 None => processes.push(tables::idle(*pid, profile)),
             }
         }
@@ -532,7 +538,7 @@ impl Observer {
 
 fn load(config: &Config) -> Result<CostPrograms, Error> {
     let watch = !config.profile.is_empty();
-    // User stacks come on top.
+    // Stacks of profiled processes contain user-mode frames too.
     let bytes_per_hz = if watch { 2 * BUFFER_BYTES_PER_HZ } else { BUFFER_BYTES_PER_HZ };
     let loaded = CostPrograms::load(&kernel::Config {
         events: config.mode == ReportMode::Events,
@@ -542,7 +548,7 @@ fn load(config: &Config) -> Result<CostPrograms, Error> {
         watch,
     });
     loaded.map_err(|error| {
-        // Of a process without privileges the kernel refuses these, too.
+        // Without privileges, the probes of features fail as well, and their result would mean nothing.
         let features = if error.is_denied() { Vec::new() } else { kernel::missing_features() };
         if features.is_empty() { error.into() } else { Error::Old { kernel: host().kernel, features } }
     })
@@ -560,7 +566,7 @@ fn statistics(config: &Config, missing: &mut Vec<MissingMeasurement>) -> Option<
         .ok()
 }
 
-/// Reads BPF programs, and returns an entry for `missing` if they cannot be named.
+/// Reads the list of BPF programs, and returns an entry for `missing` if that fails.
 fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
     let what = "names of BPF programs that are loaded later".to_owned();
     resolver.refresh().err().map(|error| MissingMeasurement {
@@ -571,13 +577,13 @@ fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
     })
 }
 
-/// Returns whether at least one way of the event is timed. Events without ways are always timed.
+/// Reports whether at least one way of the event is timed. Events without ways, such as softirqs, are always timed.
 fn is_timed(event: kernel::KernelEvent, missing: &[kernel::MissingPoint]) -> bool {
     let mut ways = kernel::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
 }
 
-/// Returns what timing at system calls misses, and why functions are not timed.
+/// Returns the figures that timing at system calls misses, and the reason why functions are not timed.
 fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
     if cost.method() != Some(kernel::TimingMethod::SystemCalls) {
         return Vec::new();
@@ -591,16 +597,16 @@ fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
     let of_calls = [Event::Send, Event::Receive].into_iter().flat_map(|event| {
         [
             (
-                "calls on sockets of the kernel itself",
-                "timing at system calls does not see them: samples tell their time, and they are not counted",
+                "calls on the kernel's own sockets",
+                "timing at system calls does not see them: their time is sampled, and they are not counted",
             ),
             (
-                "calls of io_uring requests that had to wait, and its splice",
-                "timing at system calls sees what is done in the call; the rest is time of io_uring's threads",
+                "io_uring requests that had to wait, and io_uring's splice",
+                "timing at system calls sees only the work inside the call: the rest counts for io_uring's threads",
             ),
             (
                 "io_uring's requests for registered sockets",
-                "timing at system calls does not know these: reads and writes are sampled, not counted, and AF_UNIX counts as networking",
+                "timing at system calls cannot look them up: reads and writes are sampled, not counted, and AF_UNIX counts as networking",
             ),
         ]
         .map(|(what, reason)| MissingMeasurement {
@@ -613,7 +619,7 @@ fn missing_by_method(cost: &CostPrograms) -> Vec<MissingMeasurement> {
     refused.into_iter().chain(of_calls).collect()
 }
 
-/// Returns what samples alone cannot show.
+/// Returns the figures that are missing in mode `sampling`.
 fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
     (mode == ReportMode::Sampling).then(|| MissingMeasurement {
         event: None,
@@ -623,7 +629,7 @@ fn missing_by_mode(mode: ReportMode) -> Option<MissingMeasurement> {
     })
 }
 
-/// Returns the events that rest on samples alone, if none are taken.
+/// Returns the events that are only sampled, if the frequency is 0.
 fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
     let is_sampled_only = |event: &Event| names::timed(*event).is_none() && event.is_networking();
     let events: Vec<&str> =
@@ -631,23 +637,23 @@ fn missing_by_frequency(hz: u32) -> Option<MissingMeasurement> {
     (hz == 0).then(|| MissingMeasurement {
         event: None,
         what: events.join(", "),
-        reason: "samples alone tell them, and a frequency of 0 takes none".to_owned(),
+        reason: "these events are only sampled, and a frequency of 0 takes no samples".to_owned(),
         ns: None,
     })
 }
 
-/// Returns the figures that neither timing nor samples give.
+/// Returns the time that neither timing nor sampling measures.
 fn unsampled(cpus: &[CpuCost]) -> MissingMeasurement {
     MissingMeasurement {
         event: None,
         what: "hard interrupts".to_owned(),
-        reason: "the clock that samples waits until they are over, so they count for what they interrupted"
+        reason: "the sampling clock's interrupt waits until they end, so they count for the work that they interrupted"
             .to_owned(),
         ns: Some(cpus.iter().map(|cpu| cpu.procstat.irq_ns).sum()),
     }
 }
 
-/// Counts one record.
+/// Counts one sampled stack.
 fn take(
     record: &StackRecord<'_>,
     mode: ReportMode,
@@ -662,8 +668,9 @@ fn take(
     }
     resolver.functions(record.kernel, functions);
     let owner = resolver.owner(functions);
-    // While timing is tried, reports rest on samples alone.
+    // During a trial in mode `sampling`, events are timed, but the report must not use that.
     let timed = record.event.filter(|_| mode == ReportMode::Events).map(Event::from);
+    // A call on a local socket runs the same functions as one on a network socket until it reaches the protocol.
     let told = owner.event.map(|event| match event {
         Event::Send | Event::Receive | Event::Sockets if record.local => Event::Local,
         event => event,
@@ -682,7 +689,7 @@ fn take(
             if let Some(sum) = cost.event_mut(event) {
                 *sum = kernel::period_ns(record.cpu, config.frequency_hz);
                 cost.samples = u64::from(event.is_networking());
-                // A process that ends meanwhile has no name in `/proc`.
+                // Keep the name: a process that ends before the report has none in `/proc`.
                 samples.tasks.entry(task).or_insert((TaskCost::default(), record.name)).0.add(&cost);
             }
         }
@@ -708,7 +715,7 @@ fn take(
     }
 }
 
-/// The observer's time in each call, on average over all CPUs.
+/// The observer's mean time in each call in ns, over all CPUs.
 #[derive(Debug, Clone, Copy, Default)]
 struct PerCall {
     send_ns: f64,
@@ -726,6 +733,7 @@ impl PerCall {
         Self { send_ns: mean(Event::Send), receive_ns: mean(Event::Receive), local_ns: mean(Event::Local) }
     }
 
+    /// Returns the cost without the observer's mean time in each call.
     fn without(self, cost: &TaskCost) -> TaskCost {
         let less = |ns: u64, calls: u64, each: f64| ns.saturating_sub((calls as f64 * each) as u64);
         TaskCost {
@@ -745,7 +753,7 @@ fn parts(fold: &Fold, cpu: u32, event: Event, total: u64, samples: u64, period: 
     fold.parts(cpu, event).into_iter().map(part).collect()
 }
 
-/// Nanoseconds per sample, over all CPUs.
+/// Returns the nanoseconds for each sample of an event, over all CPUs.
 fn sum_by_event(cpus: &[CpuCost]) -> HashMap<Event, f64> {
     let mut sums: BTreeMap<Event, (u64, u64)> = BTreeMap::new();
     for event in cpus.iter().flat_map(|cpu| &cpu.events).filter(|event| event.samples > 0) {
@@ -800,7 +808,7 @@ mod tests {
     }
 
     #[test]
-    fn event_that_the_kernel_cannot_time_is_not_timed() {
+    fn event_without_a_timed_way_is_not_timed() {
         let sends = || kernel::WAYS.iter().filter(|way| way.event == kernel::KernelEvent::Send);
         let all = missing(sends());
         let but_one = missing(sends().skip(1));
@@ -824,7 +832,7 @@ mod tests {
         root
     }
 
-    /// A CPU that is not known yet is one that was offline until now.
+    /// The test removes a CPU from the observer's list, as if it had been offline, and the next report finds it online.
     #[test]
     fn cpu_that_comes_online_is_sampled() {
         if !is_root("cpu_that_comes_online_is_sampled") {
@@ -842,7 +850,7 @@ mod tests {
         let cpus = |report: &Report| report.cpus.iter().map(|cpu| cpu.cpu).collect::<BTreeSet<_>>();
         let gone = observer.report().expect("a report");
         assert!(!cpus(&gone).contains(&last));
-        // The report has read which CPUs are online.
+        // Making the report has read which CPUs are online.
         assert_eq!(observer.cost.sampled(), online);
         millrace_testkit::wait_for("samples of the CPU that came", || {
             let report = observer.next(Duration::from_millis(100)).expect("a report");
@@ -851,7 +859,7 @@ mod tests {
         });
     }
 
-    /// Skipped runs are counted without statistics of programs.
+    /// The kernel counts skipped runs even if it keeps no run-time statistics of programs.
     #[test]
     fn skipped_runs_are_counted_without_statistics() {
         if !is_root("skipped_runs_are_counted_without_statistics") {
@@ -883,7 +891,7 @@ mod tests {
             ..TaskCost::default()
         };
         assert_eq!(per_call.without(&cost), TaskCost { send_ns: 600, ..cost });
-        // A call that began in this period and ends in the next one.
+        // A call that began in this period and ends in the next one has less time than the mean: the result is 0.
         let begun = TaskCost { send_ns: 20, send_calls: 1, ..TaskCost::default() };
         assert_eq!(per_call.without(&begun), TaskCost { send_ns: 0, ..begun });
         assert_eq!(PerCall::new(&[]).without(&cost), cost);

@@ -1,4 +1,4 @@
-//! The kernel's own accounting of CPU time: `/proc/stat`, `proc_stat(5)`.
+//! Reads the kernel's own accounting of CPU time from `/proc/stat`, see `proc_stat(5)`.
 
 use std::collections::BTreeMap;
 use std::{fs, io};
@@ -7,7 +7,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::report::ProcStat;
 
-/// Times of each CPU since boot.
+/// Times of each CPU since boot, by its number.
 pub type CpuClocks = BTreeMap<u32, ProcStat>;
 
 const NS_PER_S: u64 = 1_000_000_000;
@@ -21,7 +21,8 @@ fn parse(text: &str, ns_per_tick: u64) -> CpuClocks {
     text.lines().filter_map(|line| cpu(line, ns_per_tick)).collect()
 }
 
-/// Guests are contained in user and nice. The line of all CPUs together has no number.
+/// Parses the line of one CPU. The fields for guests are ignored: `user` and `nice` contain them. Returns `None` for
+/// other lines, also for the sum of all CPUs, which has no number.
 fn cpu(line: &str, ns_per_tick: u64) -> Option<(u32, ProcStat)> {
     let (cpu, times) = line.strip_prefix("cpu")?.split_once(' ')?;
     let cpu = cpu.parse().ok()?;
@@ -46,7 +47,7 @@ fn cpu(line: &str, ns_per_tick: u64) -> Option<(u32, ProcStat)> {
     Some((cpu, times))
 }
 
-/// Returns the differences between two readings, for all CPUs.
+/// Returns the time of each CPU between two readings.
 pub fn since(after: &CpuClocks, before: &CpuClocks) -> CpuClocks {
     let before = |cpu| before.get(cpu).copied().unwrap_or_default();
     after.iter().map(|(cpu, times)| (*cpu, difference(times, &before(cpu)))).collect()
@@ -57,7 +58,7 @@ pub fn busy_ns(times: &CpuClocks) -> u64 {
     times.values().map(ProcStat::busy_ns).sum()
 }
 
-/// Idle time is known to run backwards at times.
+/// Returns `after - before`, at least 0: `proc_stat(5)` warns that some times may decrease.
 fn difference(after: &ProcStat, before: &ProcStat) -> ProcStat {
     ProcStat {
         user_ns: after.user_ns.saturating_sub(before.user_ns),
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_runs_backwards_is_zero() {
+    fn cpu_time_that_runs_backwards_counts_as_zero() {
         let before = ProcStat { idle_ns: 20, user_ns: 5, ..ProcStat::default() };
         let after = ProcStat { idle_ns: 10, user_ns: 7, ..ProcStat::default() };
         assert_eq!(difference(&after, &before), ProcStat { user_ns: 2, ..ProcStat::default() });

@@ -1,9 +1,9 @@
-//! The data model: one [`Report`] per period. Its JSON is what `millrace cost --json` prints, one per line.
+//! The data model: one [`Report`] for each period. `millrace cost --json` prints reports as JSON, one in each line.
 //!
-//! * Times are nanoseconds on CPU within the period; shares are of one CPU (1.0 is one CPU, all of the period).
-//! * Parts, processes and stacks that did not occur are absent. What could not be measured is in
-//!   [`Report::missing`], what was measured but lost in [`Report::lost`].
-//! * Fields may be added within a [`VERSION`]; a change of meaning or a removal raises it.
+//! * Times are nanoseconds on a CPU within the period. Shares are of one CPU: 1.0 is one CPU for the whole period.
+//! * Parts, processes and stacks that did not occur are absent. [`Report::missing`] has the figures that could not be
+//!   measured, [`Report::lost`] counts the observations that were lost.
+//! * Fields may be added within a [`VERSION`]. A change of meaning or a removal raises it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,10 +11,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the reports' format. It rises when a field changes its meaning or goes.
+/// The version of the reports' format. It rises when a field changes its meaning or is removed.
 pub const VERSION: u32 = 3;
 
-/// A context in which the kernel works. Every nanosecond belongs to one event or to none: what is innermost wins.
+/// A context in which the kernel works. Every nanosecond belongs to at most one event, the innermost one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -22,30 +22,31 @@ pub enum Event {
     NetRx,
     /// The NET_TX softirq.
     NetTx,
-    /// Calls that send on a socket, by whatever system call or io_uring request, and the kernel's own.
+    /// Calls that send on a socket: every system call and io_uring request that does, and calls on the kernel's own
+    /// sockets.
     Send,
-    /// Calls that receive from a socket, likewise.
+    /// Calls that receive from a socket: every system call and io_uring request, and calls on the kernel's own sockets.
     Receive,
     /// io_uring's own threads (workers, SQPOLL) outside of socket calls.
     IoUring,
-    /// Other softirqs, while they run networking: pacing, retransmission, small queues, what is freed after a grace period.
+    /// Other softirqs while they run networking: pacing, retransmission, TCP small queues, and memory freed by RCU.
     Timers,
-    /// Calls that neither send nor receive and run networking: connect, accept, close, setsockopt and the like.
+    /// Calls that run networking but neither send nor receive: connect, accept, close, setsockopt and the like.
     Sockets,
-    /// poll, select and epoll, while they ask sockets or poll a NIC.
+    /// The calls poll, select and epoll, while they query sockets or poll a NIC.
     Poll,
     /// Reads and writes of TUN and TAP devices, and vhost's threads.
     Devices,
-    /// Other kernel threads, while they run networking: WireGuard, MPTCP, XDP's cpumap.
+    /// Other kernel threads while they run networking: WireGuard, MPTCP, XDP's cpumap.
     Workers,
-    /// Calls on AF_UNIX and netlink sockets. They reach no network, and are no networking.
+    /// Calls on AF_UNIX and netlink sockets. They use no network, so they do not count as networking.
     Local,
-    /// The kernel's other work. It is not networking, and reports contain it only on request.
+    /// The kernel's other work, which is not networking. Reports contain it only on request.
     Kernel,
 }
 
 impl Event {
-    /// The events, in the order in which reports have them.
+    /// The list of events, in the order in which reports have them.
     pub const ALL: [Self; 12] = [
         Self::NetRx,
         Self::NetTx,
@@ -60,15 +61,15 @@ impl Event {
         Self::Local,
         Self::Kernel,
     ];
-    /// How many of [`ALL`](Self::ALL), from the first one on, are networking.
+    /// Number of events in [`ALL`](Self::ALL) that are networking. They come first.
     pub const NETWORKING: usize = Self::Local as usize;
 
-    /// Returns whether its share is in [`CpuCost::networking_share`].
+    /// Reports whether [`CpuCost::networking_share`] includes the event's share.
     pub const fn is_networking(self) -> bool {
         self.index() < Self::NETWORKING
     }
 
-    /// The name in JSON, metrics and flags.
+    /// Returns the event's name in JSON, metrics and command-line options.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NetRx => "net_rx",
@@ -86,7 +87,7 @@ impl Event {
         }
     }
 
-    /// Position in [`ALL`](Self::ALL).
+    /// Returns the event's position in [`ALL`](Self::ALL).
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -113,40 +114,43 @@ impl FromStr for Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportMode {
-    /// Events that programs can time are timed exactly, stacks split them into parts and tell the others.
+    /// Events that programs can time are timed exactly. Sampled stacks split them into parts, and measure the other
+    /// events.
     #[default]
     Events,
-    /// Stacks alone, always: a time is the number of samples times their distance. There are no `calls`.
+    /// Every time comes from sampled stacks: a time is the number of samples times the sampling interval. Calls are not
+    /// counted.
     Sampling,
 }
 
-/// The places where calls that send or receive are timed.
+/// The place where calls that send or receive are timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportMethod {
     /// The kernel's functions.
     Functions,
-    /// System calls and io_uring requests, since the kernel allows no programs on functions.
+    /// System calls and io_uring requests, for kernels that allow no programs on functions.
     SystemCalls,
 }
 
 /// The state of the automatic choice between timing and sampling (`--mode auto`).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Auto {
-    /// The share of each CPU that timing events may take.
+    /// Share of each CPU that timing events may take.
     pub budget_share: f64,
-    /// The share that it takes on the CPU where it takes most: runs of the programs, times the measured cost of one. In mode `sampling`,
-    /// the share when it was last in use or tried.
+    /// Share that timing takes on the CPU where it takes most: the number of program runs times the measured cost of
+    /// one. In mode `sampling`, the share when timing was last used or tried.
     pub timing_share: f64,
     /// Milliseconds from the end of the period until timing is tried again, in mode `sampling`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_ms: Option<u64>,
-    /// How often the mode has changed since the start.
+    /// Number of changes of the mode since the start.
     pub changes: u64,
-    /// Duration of a sample's interrupt; absent if it could not be measured.
+    /// Duration of a sample's interrupt, nanoseconds; absent if it could not be measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupt_ns: Option<u64>,
-    /// [`Report::frequency_hz`] was this, and was lowered since interrupts take so much.
+    /// The configured frequency, if [`Report::frequency_hz`] was lowered because interrupts are expensive; otherwise
+    /// absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lowered_from_hz: Option<u32>,
 }
@@ -154,55 +158,56 @@ pub struct Auto {
 /// The figures of one period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`VERSION`].
+    /// The format's [`VERSION`].
     pub version: u32,
-    /// Counts the observer's reports from 0.
+    /// Number of the report, counted from 0 since the observer's start.
     pub sequence: u64,
-    /// The end of the period, milliseconds since 1970.
+    /// End of the period, milliseconds since 1970 (UTC).
     pub time_unix_ms: u64,
     /// Length of the period, nanoseconds.
     pub period_ns: u64,
-    /// How the figures came about; of a sum of reports, those of the last one.
+    /// How times were measured; in a sum of reports, the mode of the last one.
     pub mode: ReportMode,
-    /// The part of `period_ns` in mode `sampling`: all or nothing, but for a sum of reports. There are no `calls` of it.
+    /// Part of `period_ns` in mode `sampling`, in which no calls are counted. In a single report, it is 0 or the whole
+    /// period.
     #[serde(default)]
     pub sampled_ns: u64,
-    /// Why the mode is what it is; absent if it was given.
+    /// State of the automatic choice of the mode; absent if the mode is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto: Option<Auto>,
-    /// Absent in mode `sampling`.
+    /// The place where calls are timed; absent in mode `sampling`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<ReportMethod>,
-    /// Samples per second and CPU; 0 when no stacks are sampled, and there are no parts then.
+    /// Samples a second on each CPU. With 0 no stacks are sampled, and events have no parts.
     pub frequency_hz: u32,
     /// The machine.
     pub host: ReportHost,
     /// The observed CPUs, in the order of their numbers.
     pub cpus: Vec<CpuCost>,
-    /// The innermost functions of the parts called [`OTHER`], most time first, over all CPUs.
+    /// The innermost functions of the parts named [`OTHER`], most time first, over all CPUs.
     pub other: Vec<OtherFunctions>,
-    /// Most time first.
+    /// Processes with networking, most time first.
     pub processes: Vec<ProcessCost>,
-    /// Sums of `processes`, most time first.
+    /// Sums of `processes` by cgroup, most time first.
     pub cgroups: Vec<CgroupCost>,
-    /// Every BPF program that ran in the period, most time first; absent if that was not asked for.
+    /// Every BPF program that ran in the period, most time first; absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Vec<ProgramCost>>,
-    /// The energy that the machine has used, and networking's part in it.
+    /// The energy that the machine used in the period, and networking's part of it.
     pub energy: Energy,
     /// The observer's own cost.
     pub observer: ObserverCost,
-    /// Counts of what the figures miss. All are 0 in a report that is complete.
+    /// Numbers of observations that the figures lack. All are 0 in a complete report.
     pub lost: LostObservations,
-    /// Figures that cannot be measured here, the same in every report of a mode.
+    /// Figures that cannot be measured on this machine, the same in every report of a mode.
     pub missing: Vec<MissingMeasurement>,
-    /// Sampled stacks, for flame graphs; only on request.
+    /// Sampled stacks, for flame graphs; absent unless requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stacks: Option<Stacks>,
 }
 
 impl Report {
-    /// Copies everything but the tables, which are empty.
+    /// Returns a copy whose tables are empty.
     pub(crate) fn without_tables(&self) -> Self {
         Self {
             version: self.version,
@@ -228,33 +233,33 @@ impl Report {
         }
     }
 
-    /// An event's share, over all CPUs.
+    /// Returns an event's share, summed over all CPUs.
     pub fn share_of(&self, event: Event) -> f64 {
         self.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.event == event).map(|of| of.share).sum()
     }
 
-    /// Returns whether at least one way of an event is measured.
+    /// Reports whether the report has figures of an event.
     pub fn measures(&self, event: Event) -> bool {
         self.cpus.iter().flat_map(|cpu| &cpu.events).any(|of| of.event == event)
     }
 
-    /// Returns whether the event's calls are counted, in all of the period.
+    /// Reports whether the event's calls were counted in the whole period.
     pub fn counts(&self, event: Event) -> bool {
         let mut costs = self.cpus.iter().flat_map(|cpu| &cpu.events);
         self.sampled_ns == 0 && costs.any(|of| of.event == event && of.calls.is_some())
     }
 
-    /// The time that one sample stands for; 0 when none are taken.
+    /// Returns the time in ns that one sample stands for, or 0 without samples.
     pub fn sample_ns(&self) -> u64 {
         1_000_000_000_u64.checked_div(self.frequency_hz.into()).unwrap_or(0)
     }
 
-    /// Returns whether any process has its command line.
+    /// Reports whether any process has its command line.
     pub fn has_arguments(&self) -> bool {
         self.processes.iter().any(|process| process.arguments.is_some())
     }
 
-    /// Stacks are larger than all the rest.
+    /// Returns a copy without stacks, which are larger than the rest of a report.
     #[must_use]
     pub fn without_stacks(&self) -> Self {
         Self {
@@ -268,10 +273,11 @@ impl Report {
     }
 }
 
-/// The name of the part that no rule of the taxonomy knows.
+/// The name of the part for stacks that no rule of the taxonomy matches.
 pub const OTHER: &str = "other";
 
-/// Shares of one CPU between which a figure is with 95 % confidence: by the number of its samples, as if these were independent.
+/// The lowest and the highest share of one CPU that a figure may have, with 95 % confidence. The interval assumes that
+/// samples are independent.
 pub type Interval = [f64; 2];
 
 /// The machine that was observed.
@@ -279,7 +285,7 @@ pub type Interval = [f64; 2];
 pub struct ReportHost {
     /// The host's name.
     pub name: String,
-    /// `uname -r`.
+    /// The kernel's release, as `uname -r` prints it.
     pub kernel: String,
 }
 
@@ -288,20 +294,21 @@ pub struct ReportHost {
 pub struct CpuCost {
     /// The CPU's number, from 0.
     pub cpu: u32,
-    /// Sum of the shares of those `events` that [are networking](Event::is_networking).
+    /// Sum of the shares of the `events` that [are networking](Event::is_networking).
     pub networking_share: f64,
     /// Interval of `networking_share` with 95 % confidence; absent if it is exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub networking_interval: Option<Interval>,
-    /// Time that the observer used inside of all `events`: the sum of their `observer_ns`. It is in none of their shares.
+    /// Share that the observer used inside all `events`, the sum of their `observer_ns`. The events' shares do not
+    /// include it.
     pub observer_share: f64,
-    /// Each of [`Event::ALL`] that is measured here, also if it did not occur; [`Event::Kernel`] only on request.
+    /// Every event that is measured on this machine, also if it did not occur; [`Event::Kernel`] only on request.
     pub events: Vec<EventCost>,
-    /// The kernel's own accounting of the same CPU, from `/proc/stat`; in steps of a clock tick (10 ms).
+    /// The kernel's own accounting of the same CPU, from `/proc/stat`, in steps of a clock tick (10 ms).
     pub procstat: ProcStat,
-    /// Samples taken, of whatever the CPU was doing.
+    /// Number of samples taken, whatever the CPU was doing.
     pub samples: u64,
-    /// Samples for which the buffer had no room; in [`Report::lost`] too.
+    /// Samples that were lost because the buffer was full. [`Report::lost`] includes them.
     pub lost_samples: u64,
 }
 
@@ -310,37 +317,39 @@ pub struct CpuCost {
 pub struct EventCost {
     /// The event.
     pub event: Event,
-    /// Without `observer_ns`.
+    /// Time in the event without `observer_ns`, nanoseconds.
     pub ns: u64,
     /// `ns` as a share of the period, 0 to 1.
     pub share: f64,
-    /// How often it began: softirqs, socket calls, threads that were switched to. Absent in mode `sampling`, and of events
-    /// that no program times.
+    /// Number of times that the event began: softirqs, socket calls, switches to a thread. Absent in mode `sampling`,
+    /// and for events that no program times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calls: Option<u64>,
-    /// Time of the observer's programs inside the event, and of the kernel to call programs. It is a share of the time from the event's
-    /// beginnings to its ends, by samples. Both together are that time, which is exact; 0 without samples.
+    /// Time inside the event that the observer's programs took, and the kernel to call programs, nanoseconds. Samples
+    /// estimate it as a part of the event's exact time, which is `ns` and `observer_ns` together. 0 without samples.
     pub observer_ns: u64,
-    /// Samples that `parts` rest on, and in mode `sampling` the event too.
+    /// Number of samples that `parts` rest on. In mode `sampling`, `ns` rests on them too.
     pub samples: u64,
-    /// Number of `samples` that no program timed. Each adds its distance in time to `ns`.
+    /// Number of `samples` in work that no program timed. Each adds one sampling interval to `ns`.
     #[serde(default)]
     pub sampled: u64,
-    /// Interval of the share with 95 % confidence; absent if the share is exact. The interval of `observer_ns` has the same width.
+    /// Interval of the share with 95 % confidence; absent if the share is exact. The interval of `observer_ns` has the
+    /// same width.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
-    /// Most time first. Their `ns` add up to the event's, but for rounding; empty without samples.
+    /// Parts of the event, most time first. Their `ns` add up to the event's `ns` except for rounding. Empty without
+    /// samples.
     pub parts: Vec<EventPart>,
 }
 
-/// A part of an event, by the taxonomy.
+/// A part of an event, as the taxonomy's rules divide it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventPart {
-    /// The taxonomy's name; `bpf:NAME` for a BPF program; [`OTHER`].
+    /// The part's name in the taxonomy, `bpf:NAME` for a BPF program, or [`OTHER`].
     pub name: String,
     /// Time in the part, nanoseconds.
     pub ns: u64,
-    /// The share of the CPU, not of the event.
+    /// Share of the CPU, not of the event.
     pub share: f64,
     /// Samples that the part rests on.
     pub samples: u64,
@@ -349,25 +358,25 @@ pub struct EventPart {
     pub interval: Option<Interval>,
 }
 
-/// `/proc/stat`, nanoseconds within the period.
+/// The times of `/proc/stat` within the period, nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ProcStat {
-    /// Includes `nice` and guests.
+    /// Time in user mode, including `nice` and guests.
     pub user_ns: u64,
-    /// Time in kernel mode, apart from interrupts.
+    /// Time in kernel mode, without interrupts and softirqs.
     pub system_ns: u64,
     /// Time in softirqs.
     pub softirq_ns: u64,
     /// Time in hardware interrupts.
     pub irq_ns: u64,
-    /// Time that the hypervisor gave to others.
+    /// Time that the hypervisor gave to other virtual machines.
     pub steal_ns: u64,
-    /// Includes `iowait`.
+    /// Idle time, including `iowait`.
     pub idle_ns: u64,
 }
 
 impl ProcStat {
-    /// Returns the time in which the CPU worked: all but idle and stolen time.
+    /// Returns the time in which the CPU worked, which excludes idle and stolen time.
     pub const fn busy_ns(&self) -> u64 {
         self.user_ns + self.system_ns + self.softirq_ns + self.irq_ns
     }
@@ -396,9 +405,8 @@ pub struct FunctionCost {
     pub interval: Option<Interval>,
 }
 
-/// Time of a process in its own calls and threads, without the observer: each timed call without what the observer took in a
-/// call on average. Softirqs are nobody's. What belongs to an event that is not [measured](Report::measures) or
-/// [counted](Report::counts) is 0.
+/// Time of a process in its own calls and threads, without the observer's mean time in each call. Softirqs belong to no
+/// process. Figures that are not [measured](Report::measures) or [counted](Report::counts) are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TaskCost {
     /// Time in [`Event::Send`], nanoseconds.
@@ -410,7 +418,7 @@ pub struct TaskCost {
     /// Time in [`Event::Sockets`], [`Event::Poll`], [`Event::Devices`] and [`Event::Workers`] together, by samples.
     #[serde(default)]
     pub other_ns: u64,
-    /// Time in [`Event::Local`]. It is in no share.
+    /// Time in [`Event::Local`], nanoseconds. No share includes it.
     #[serde(default)]
     pub local_ns: u64,
     /// Calls that send.
@@ -420,7 +428,7 @@ pub struct TaskCost {
     /// Calls on AF_UNIX and netlink sockets.
     #[serde(default)]
     pub local_calls: u64,
-    /// Samples that networking's time rests on where no program timed it: each adds its distance in time.
+    /// Samples of networking that no program timed. Each adds one sampling interval to a time.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub samples: u64,
 }
@@ -431,12 +439,12 @@ fn is_zero(samples: &u64) -> bool {
 }
 
 impl TaskCost {
-    /// Networking's.
+    /// Returns the time in networking, nanoseconds.
     pub const fn ns(&self) -> u64 {
         self.send_ns + self.receive_ns + self.io_uring_ns + self.other_ns
     }
 
-    /// The sum of an event that is a process' own.
+    /// Returns the time that an event counts for, or `None` if the event belongs to no process.
     pub(crate) fn event_mut(&mut self, event: Event) -> Option<&mut u64> {
         match event {
             Event::Send => Some(&mut self.send_ns),
@@ -465,17 +473,19 @@ impl TaskCost {
 /// The networking of one process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessCost {
-    /// The number in the observer's PID namespace. 0: outside of it, as for an observer in a container.
+    /// The process's number in the observer's PID namespace. 0 if the process is outside, as for an observer in a
+    /// container.
     pub pid: u32,
-    /// The name that the kernel keeps, at most 15 bytes.
+    /// The process's name in the kernel, at most 15 bytes.
     pub name: String,
-    /// The command line, printable and cut. Only on request, for the processes with the largest figures, while they live.
+    /// The command line, printable and shortened. Only on request, and for the running processes with the largest
+    /// figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arguments: Option<String>,
-    /// Path below the mount of cgroup v2; absent if it has none any more.
+    /// Path of the cgroup below the mount of cgroup v2; absent if the cgroup was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// The share of one CPU; a process with many threads can have more than 1.
+    /// Share of one CPU. A process with several threads can have more than 1.
     pub share: f64,
     /// Interval of the share with 95 % confidence; absent if it rests on no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -483,7 +493,7 @@ pub struct ProcessCost {
     /// Times and calls of the process.
     #[serde(flatten)]
     pub cost: TaskCost,
-    /// The breakdown of all its CPU time, for chosen processes.
+    /// The breakdown of all the process's CPU time, only for processes to profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProcessProfile>,
 }
@@ -495,21 +505,21 @@ pub struct ProcessProfile {
     pub samples: u64,
     /// Samples in user mode.
     pub user_samples: u64,
-    /// Parts by the taxonomy of user space, most time first. Kernel mode is `system call`, and stacks without any name are `unknown`.
-    /// Shares are of one CPU.
+    /// Parts by the taxonomy's rules for user mode, most time first. Kernel mode is the part `system call`, and stacks
+    /// without any known function are `unknown`. Shares are of one CPU.
     pub parts: Vec<EventPart>,
-    /// Innermost functions with the most samples.
+    /// The innermost functions with most samples.
     pub functions: Vec<FunctionCost>,
-    /// Samples in user mode whose stack had no function that could be named.
+    /// Samples in user mode whose stack has no known function.
     pub unknown_samples: u64,
 }
 
-/// The networking of one cgroup, without that of the cgroups below.
+/// The networking of one cgroup, without the cgroups below it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CgroupCost {
     /// The kernel's ID, which is the directory's inode number.
     pub id: u64,
-    /// The path below the mount of cgroup v2. Absent if the cgroup is gone or not visible.
+    /// Path below the mount of cgroup v2; absent if the cgroup was removed or is not visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Networking's share of one CPU.
@@ -517,60 +527,60 @@ pub struct CgroupCost {
     /// Interval of the share with 95 % confidence; absent if it rests on no samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
-    /// Processes of the cgroup in the report.
+    /// Number of the cgroup's processes in the report.
     pub processes: u32,
     /// Times and calls of these processes.
     #[serde(flatten)]
     pub cost: TaskCost,
 }
 
-/// A BPF program, by the kernel's run-time statistics.
+/// A BPF program's figures from the kernel's run-time statistics.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProgramCost {
-    /// The kernel's number of the program.
+    /// The program's ID in the kernel.
     pub id: u32,
     /// The program's name, which the kernel cuts after 15 characters.
     pub name: String,
-    /// `tracing`, `sched_cls`, `xdp`, ...
+    /// The program's type: `tracing`, `sched_cls`, `xdp`, ...
     pub kind: String,
     /// Time in the program, nanoseconds.
     pub run_ns: u64,
-    /// Times that it ran.
+    /// Number of runs.
     pub runs: u64,
     /// Runs that the kernel skipped because the program was running on that CPU already.
     pub skipped: u64,
-    /// The share of one CPU, summed over all CPUs.
+    /// Share of one CPU, summed over all CPUs.
     pub share: f64,
-    /// The program is one of the observer's own.
+    /// True if the program is the observer's own.
     pub own: bool,
 }
 
-/// The energy in the period.
+/// The energy that the machine used in the period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Energy {
-    /// The energy cannot be read here.
+    /// The energy cannot be read on this machine.
     Absent {
-        /// The reason why not.
+        /// The reason why it cannot be read.
         reason: String,
     },
-    /// The hardware has counted the energy.
+    /// The hardware counted the energy.
     Measured {
-        /// `powercap` or `perf`.
+        /// The interface to the counters: `powercap` or `perf`.
         source: String,
         /// Parts of the hardware whose energy is counted separately.
         domains: Vec<EnergyDomain>,
         /// The energy of all packages and their memory.
         total_joules: f64,
-        /// The part of it above `idle_watts`; absent if those are not known.
+        /// The part of `total_joules` above `idle_watts`; absent if the idle power is not known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         active_joules: Option<f64>,
-        /// Networking's part of `active_joules`, else of `total_joules`: as its time on the CPUs of this report is to the busy time
-        /// of all.
+        /// Networking's part of `active_joules`, or of `total_joules` if the former is absent. The part is networking's
+        /// time on the reported CPUs, divided by the busy time of all CPUs.
         networking_joules: f64,
-        /// `networking_joules` by the length of the period, watts.
+        /// `networking_joules` divided by the length of the period, watts.
         networking_watts: f64,
-        /// The configured idle power of packages and memory.
+        /// The configured idle power of packages and memory, watts.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_watts: Option<f64>,
     },
@@ -579,7 +589,7 @@ pub enum Energy {
 /// A part of the hardware whose energy is counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EnergyDomain {
-    /// `package-0`, `dram`, ... as the hardware's driver calls it.
+    /// The domain's name in the driver: `package-0`, `dram`, ...
     pub name: String,
     /// Energy in the period, joules.
     pub joules: f64,
@@ -587,7 +597,8 @@ pub struct EnergyDomain {
     pub watts: f64,
 }
 
-/// The observer's own cost. None of it is in the events, but for the interrupts that sample: no sample sees them.
+/// The observer's own cost. The events' times do not include it, except for the sampling interrupts, which no sample
+/// sees.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct ObserverCost {
     /// Time of the observer's process in user mode, nanoseconds.
@@ -596,33 +607,34 @@ pub struct ObserverCost {
     pub system_ns: u64,
     /// The sum of [`EventCost::observer_ns`] over all CPUs.
     pub events_ns: u64,
-    /// Run time of its BPF programs, over all CPUs; absent without [`Report::programs`].
+    /// Run time of the observer's BPF programs, over all CPUs, nanoseconds; absent without [`Report::programs`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_ns: Option<u64>,
-    /// Runs of the observer's programs.
+    /// Number of runs of the observer's programs; absent without [`Report::programs`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_runs: Option<u64>,
-    /// The share of one CPU: its process, and its programs by the larger of both figures.
+    /// Share of one CPU: the observer's process, and the larger of `events_ns` and `program_ns` for its programs.
     pub share: f64,
 }
 
 impl ObserverCost {
-    /// Returns the time of its process and of its programs, nanoseconds.
+    /// Returns the time of the observer's process and programs, nanoseconds.
     pub fn ns(&self) -> u64 {
         self.user_ns + self.system_ns + self.events_ns.max(self.program_ns.unwrap_or(0))
     }
 }
 
-/// Observations that are not in the figures.
+/// Numbers of observations that were lost, so the figures lack them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LostObservations {
-    /// Stacks for which the buffer had no room.
+    /// Samples that were lost because the buffer was full.
     pub samples: u64,
     /// Stacks that the kernel could not walk.
     pub stacks: u64,
-    /// Times a process' cost found no room in the table of processes.
+    /// Times that a process was not charged because the table of processes was full.
     pub processes: u64,
-    /// Times a task's place inside a call could not be kept while it was off the CPU.
+    /// Task switches inside a call after which the call was no longer timed, since no memory was free to save its
+    /// state.
     pub tasks: u64,
     /// Runs of the observer's programs that the kernel skipped.
     pub skipped_runs: u64,
@@ -639,27 +651,27 @@ impl LostObservations {
     }
 }
 
-/// Something that cannot be measured on this kernel.
+/// A figure that cannot be measured on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingMeasurement {
-    /// The event whose time is incomplete by it; absent if it concerns none of them.
+    /// The event whose time lacks the figure; absent if no single event does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<Event>,
-    /// `sendfile and splice`, `BPF program statistics`, ...
+    /// The figure's name: `sendfile`, `run times of BPF programs`, ...
     pub what: String,
     /// The reason why it cannot be measured.
     pub reason: String,
-    /// How much time it is, where something else measures that.
+    /// The missing time, nanoseconds, if another source such as `/proc/stat` has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ns: Option<u64>,
 }
 
-/// Stacks with shared function names.
+/// Sampled stacks. Their functions' names are stored once.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Stacks {
     /// Names of functions, each once.
     pub functions: Vec<String>,
-    /// The stacks, which name functions by position.
+    /// The stacks, which refer to functions by position.
     pub stacks: Vec<ProfiledStack>,
 }
 
@@ -668,13 +680,13 @@ pub struct Stacks {
 pub struct ProfiledStack {
     /// The CPU of the samples.
     pub cpu: u32,
-    /// Absent for stacks of a chosen process outside of all events.
+    /// The event of the samples; absent for stacks of a profiled process outside all events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<Event>,
-    /// Set for stacks of a chosen process, which begin with its user-mode functions.
+    /// The profiled process, whose stacks begin with its user-mode functions; absent for stacks of the kernel only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Outermost first: positions in [`Stacks::functions`].
+    /// Positions in [`Stacks::functions`], outermost function first.
     pub frames: Vec<u32>,
     /// Samples with this stack.
     pub samples: u64,
@@ -683,8 +695,8 @@ pub struct ProfiledStack {
 }
 
 impl ProfiledStack {
-    /// The outermost frame: the event, or the chosen process, whose stacks inside of events are among those of the events
-    /// already.
+    /// Returns the name of the outermost frame: the profiled process, or else the event. A profiled process's stacks
+    /// inside an event also exist without `pid`, below the event.
     pub(crate) fn root(&self) -> Cow<'static, str> {
         match (self.pid, self.event) {
             (Some(pid), _) => format!("process {pid}").into(),
@@ -708,9 +720,9 @@ mod tests {
         assert!("net".parse::<Event>().is_err());
     }
 
-    /// A reader of logs meets reports of older versions of the same `VERSION`: what was added has a default.
+    /// Logs may have reports of older releases with the same `VERSION`, so every added field has a default.
     #[test]
-    fn optional_fields_may_be_absent() {
+    fn report_without_optional_fields_is_read() {
         let process = r#"{"pid":1,"name":"init","share":0.5,"send_ns":1,"receive_ns":2,"io_uring_ns":3,
             "send_calls":4,"receive_calls":5}"#;
         let process: ProcessCost = serde_json::from_str(process).expect("a process");

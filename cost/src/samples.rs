@@ -1,4 +1,4 @@
-//! Reports for tests.
+//! Makes reports and stacks for tests.
 
 use crate::report::{
     CgroupCost, CpuCost, Energy, Event, EventCost, EventPart, LostObservations, MissingMeasurement,
@@ -6,7 +6,7 @@ use crate::report::{
     VERSION,
 };
 
-/// Returns a report of one second; reports differ in their number and time.
+/// Returns a report of a period of one second. Reports differ only in their number and time.
 pub fn report(sequence: u64) -> Report {
     let mut report = bare(sequence);
     crate::interval::fill(&mut report);
@@ -99,7 +99,7 @@ fn process() -> ProcessCost {
     }
 }
 
-/// Makes stacks from `("outer;inner", cpu, samples)`, 1 ms for each sample, in the NET_RX softirq.
+/// Returns stacks made from `("outer;inner", cpu, samples)`, in the NET_RX softirq, with 1 ms for each sample.
 pub fn stacks(of: &[(&str, u32, u64)]) -> Stacks {
     let mut functions: Vec<String> = Vec::new();
     let stacks = of

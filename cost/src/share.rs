@@ -1,13 +1,13 @@
-//! Shares of one CPU, as reports have them.
+//! Computes shares of one CPU for reports.
 
 use std::time::Duration;
 
-/// Returns the fraction that a part of a period has of it.
+/// Returns `part_ns` as a fraction of the period, rounded.
 pub fn share(part_ns: u64, period: Duration) -> f64 {
     rounded(part_ns as f64 / ns(period).max(1) as f64)
 }
 
-/// Rounds to a millionth, which is finer than the clocks, to keep reports short.
+/// Rounds to a millionth, which keeps reports short and is finer than the clocks.
 pub fn rounded(share: f64) -> f64 {
     (share * 1e6).round() / 1e6
 }

@@ -1,4 +1,4 @@
-//! The kernel's symbols, those of modules and BPF programs included: `/proc/kallsyms`.
+//! Reads the symbols of the kernel, its modules and BPF programs from `/proc/kallsyms`.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
@@ -11,37 +11,40 @@ use crate::taxonomy::PROGRAM;
 const KALLSYMS: &str = "/proc/kallsyms";
 const MODULES: &str = "/proc/modules";
 const READ_BYTES: usize = 1 << 16;
-/// The prefix of BPF programs in kallsyms. The 16 hexadecimal digits of the tag and `_NAME` follow.
+/// The prefix of BPF programs in kallsyms. The 16 hexadecimal digits of the program's tag and `_NAME` follow.
 const JITTED: &str = "bpf_prog_";
 const TAG_DIGITS: usize = 16;
-/// The module that kallsyms gives for compiled programs and the code that leads to them.
+/// The module name in kallsyms of compiled BPF programs, trampolines and dispatchers.
 const JIT: &str = "[bpf]";
-/// The largest size of a function that no other symbol follows: code behind it may have been loaded since.
+/// Size in bytes that a function is assumed to have if no other symbol follows soon: kallsyms has no sizes.
 const MAX_BYTES: u32 = 1 << 16;
-/// Trampolines and dispatchers have no sizes either; the kernel makes each on a page.
+/// Size in bytes of trampolines and dispatchers: the kernel allocates one page for each.
 const IMAGE_BYTES: u32 = 4096;
 
-/// Functions by address. The number of one stays the same until others are read.
+/// The kernel's functions by address. A function's number is valid until symbols or programs are read again.
 #[derive(Debug, Default)]
 pub struct Symbols {
     kernel: SymbolTable,
     /// Modules that were loaded when `kernel` was read.
     modules: Vec<Module>,
-    /// Places of modules that were loaded since: `kernel` would take their functions for those of a neighbour.
+    /// Addresses of modules that were loaded later. Without this list, `kernel` would take their code for the module
+    /// before.
     strange: Vec<Range<u64>>,
-    /// Absent: they cannot be listed, and the kernel's symbols have those that were loaded when these were read.
+    /// Functions of the loaded BPF programs. `None` if these cannot be listed: then `kernel` has the programs that were
+    /// loaded when it was read.
     programs: Option<SymbolTable>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Module {
     name: Box<str>,
-    /// Addresses of its code. From Linux 6.4 on the range is too long, by the size of its data, which lie elsewhere.
+    /// Addresses of the module's code. From Linux 6.4 on, the range is too long by the size of its data, which is
+    /// elsewhere.
     range: Range<u64>,
 }
 
-/// Ascending, none overlaps another. Names stand one behind the other: a kernel has 200,000, and they are read into the same
-/// memory again and again.
+/// Functions in the order of their addresses, without overlaps. A kernel has 200,000 names: they are in one string,
+/// whose memory is reused at each reading.
 #[derive(Debug, Default)]
 struct SymbolTable {
     functions: Vec<PlacedSymbol>,
@@ -76,7 +79,7 @@ impl SymbolTable {
         self.names.clear();
     }
 
-    /// Adds a function. Lookups find it once the table is [settled](Self::settle).
+    /// Adds a function. Lookups find it after [`settle`](Self::settle).
     fn push(&mut self, start: u64, bytes: u32, name: &str) {
         let length = |text: &str| u32::try_from(text.len()).unwrap_or(u32::MAX);
         let name_at = length(&self.names);
@@ -85,8 +88,9 @@ impl SymbolTable {
         self.functions.push(PlacedSymbol { start, bytes, name_at, name_bytes });
     }
 
+    /// Sorts the functions, removes aliases, and ends each function where the next one begins.
     fn settle(&mut self) {
-        // The first of several aliases counts.
+        // The first name of an address counts, and its aliases are removed.
         self.functions.sort_unstable_by_key(|function| (function.start, function.name_at));
         self.functions.dedup_by_key(|function| function.start);
         let mut next = u64::MAX;
@@ -99,19 +103,20 @@ impl SymbolTable {
 }
 
 impl Symbols {
-    /// Fails also if addresses are hidden from this process (`kernel.kptr_restrict`, no CAP_SYSLOG).
+    /// Reads the kernel's symbols. Also fails if the kernel hides addresses (`kernel.kptr_restrict`, no CAP_SYSLOG).
     pub fn read() -> io::Result<Self> {
         let mut symbols = Self::default();
         symbols.read_again()?;
         Ok(symbols)
     }
 
-    /// Reads the kernel's symbols once more, in place of those that are there: both at once would be twice the memory.
+    /// Reads the kernel's symbols again, into the memory of the old ones. Keeping both would take twice the memory.
     ///
     /// # Errors
-    /// As [`read`](Self::read). There are no symbols then.
+    /// Fails like [`read`](Self::read). After an error there are no symbols.
     pub fn read_again(&mut self) -> io::Result<()> {
-        // Before the symbols: one that comes meanwhile is strange afterwards, and its symbols are read once more.
+        // Modules are listed before the symbols. A module loaded in between is then unknown, and the symbols are read
+        // again.
         let modules = modules()?;
         let file = BufReader::with_capacity(READ_BYTES, File::open(KALLSYMS)?);
         self.parse(file, &modules)?;
@@ -146,11 +151,11 @@ impl Symbols {
         symbols
     }
 
-    /// Looks which modules are loaded: those that came since the symbols were read have none. Reports whether others are
-    /// strange than before.
+    /// Lists the loaded modules again. Modules loaded after the symbols were read have no symbols. Reports whether the
+    /// set of such modules has changed.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// Fails if the modules cannot be listed.
     pub fn refresh_modules(&mut self) -> io::Result<bool> {
         Ok(self.see_modules(&modules()?))
     }
@@ -163,7 +168,7 @@ impl Symbols {
         changed
     }
 
-    /// Replaces the list of loaded programs.
+    /// Replaces the functions of BPF programs.
     pub fn set_programs<'a>(&mut self, functions: impl Iterator<Item = &'a ProgramFunction>) {
         let table = self.programs.get_or_insert_default();
         table.clear();
@@ -173,12 +178,12 @@ impl Symbols {
         table.settle();
     }
 
-    /// Drops the list, as programs cannot be listed any more. Reports whether they could before.
+    /// Removes the list of BPF programs, because they can no longer be listed. Reports whether there was a list.
     pub fn forget_programs(&mut self) -> bool {
         self.programs.take().is_some()
     }
 
-    /// The function that an address is in: its number.
+    /// Returns the number of the function that contains an address.
     pub fn find(&self, address: u64) -> Option<usize> {
         let of_kernel = || match self.strange.iter().any(|range| range.contains(&address)) {
             true => None,
@@ -186,7 +191,7 @@ impl Symbols {
         };
         let Some(programs) = &self.programs else { return of_kernel() };
         let of_program = programs.find(address).map(|number| self.kernel.functions.len() + number);
-        // A program that only the kernel's symbols know has gone since they were read.
+        // A program that is in the kernel's symbols but not in the list was unloaded since the symbols were read.
         let lives = |number: &usize| !self.kernel.name(*number).starts_with(PROGRAM);
         of_program.or_else(|| of_kernel().filter(lives))
     }
@@ -204,7 +209,7 @@ impl Symbols {
     }
 }
 
-/// Returns the modules as the kernel lists them; nothing on a kernel without.
+/// Returns the text of `/proc/modules`, or nothing on a kernel without modules.
 fn modules() -> io::Result<String> {
     match fs::read_to_string(MODULES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
@@ -212,7 +217,7 @@ fn modules() -> io::Result<String> {
     }
 }
 
-/// Reads a line of `/proc/modules`: `veth 36864 0 - Live 0xffffffffc0000000`.
+/// Parses a line of `/proc/modules`, such as `veth 36864 0 - Live 0xffffffffc0000000`.
 fn module(line: &str) -> Option<Module> {
     let mut fields = line.split_ascii_whitespace();
     let name = fields.next()?;
@@ -221,7 +226,7 @@ fn module(line: &str) -> Option<Module> {
     Some(Module { name: name.into(), range: start..start.saturating_add(bytes) })
 }
 
-/// Returns a function's start, its largest possible size and its name, if the line is about code.
+/// Parses a line of kallsyms: returns a function's start, largest possible size and name, or `None` for other symbols.
 fn function(line: &str) -> Option<(u64, u32, Box<str>)> {
     let mut fields = line.split_ascii_whitespace();
     let start = u64::from_str_radix(fields.next()?, 16).ok().filter(|start| *start != 0)?;
@@ -233,7 +238,8 @@ fn function(line: &str) -> Option<(u64, u32, Box<str>)> {
     Some((start, bytes, plain(name)))
 }
 
-/// `bpf_prog_0123456789abcdef_relay_ingress` is `bpf:relay_ingress`; suffixes that compilers add are cut off.
+/// Returns the name of a function in reports. `bpf_prog_0123456789abcdef_relay_ingress` becomes `bpf:relay_ingress`,
+/// and suffixes that compilers add, such as `.isra.0`, are removed.
 pub fn plain(name: &str) -> Box<str> {
     let program = name.strip_prefix(JITTED).and_then(|rest| rest.split_at_checked(TAG_DIGITS));
     match program {
@@ -271,7 +277,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     }
 
     #[test]
-    fn addresses_are_inside_of_the_function_before() {
+    fn address_belongs_to_the_preceding_symbol() {
         assert_eq!(name(0xffff_ffff_8100_0300).as_deref(), Some("ip_rcv"));
         assert_eq!(name(0xffff_ffff_8100_0000).as_deref(), Some("_stext"));
         assert_eq!(name(0xffff_ffff_8100_0234).as_deref(), Some("nf_hook"));
@@ -280,7 +286,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     }
 
     #[test]
-    fn programs_are_called_by_their_names() {
+    fn bpf_program_symbols_become_program_names() {
         assert_eq!(name(0xffff_ffff_c010_0004).as_deref(), Some("bpf:relay_ingress"));
         assert_eq!(name(0xffff_ffff_c010_1004).as_deref(), Some("bpf:6deef7357e7b4530"));
     }
@@ -295,7 +301,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
     }
 
     #[test]
-    fn the_list_of_programs_is_right_about_programs() {
+    fn program_list_precedes_kallsyms_for_bpf_programs() {
         let mut symbols = Symbols::parse_for_tests(TEXT);
         let function = |start, bytes, name: &str| ProgramFunction { start, bytes, name: name.to_owned() };
         let programs = [
@@ -309,7 +315,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
         assert_eq!(name(0xffff_ffff_c010_1010), None);
         assert_eq!(name(0xffff_ffff_c000_0800), Some("bpf:in the gap"));
         assert_eq!(name(0xffff_ffff_c020_0008), Some("bpf:where a trampoline was"));
-        // In the kernel's symbols, and gone.
+        // This program is in the kernel's symbols but not in the list: it was unloaded.
         assert_eq!(name(0xffff_ffff_c010_0004), None);
         assert_eq!(name(0xffff_ffff_8100_0300), Some("ip_rcv"));
         assert!(symbols.forget_programs() && !symbols.forget_programs());
@@ -317,9 +323,10 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
         assert_eq!(symbols.name(number), "bpf:relay_ingress");
     }
 
-    /// A module whose symbols were not read has no names, and never those of the module in front of it.
+    /// A module loaded after the symbols were read has no names, and never gets those of the module before it in
+    /// memory.
     #[test]
-    fn symbols_of_a_module_loaded_later_are_its_own() {
+    fn addresses_of_a_module_loaded_later_get_no_foreign_names() {
         const BEFORE: &str = "veth 4096 0 - Live 0xffffffffc0000000\n";
         const AFTER: &str = "dummy 8192 0 - Live 0xffffffffc0001000\nveth 4096 1 - Live 0xffffffffc0000000\n";
         let mut symbols = Symbols::default();
@@ -337,12 +344,12 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
         symbols.parse(text.as_bytes(), AFTER).expect("text");
         assert!(!symbols.see_modules(AFTER));
         assert_eq!(name(&symbols, inside).as_deref(), Some("dummy_xmit"));
-        // Another one in its place.
+        // Another module was loaded at the same address.
         assert!(symbols.see_modules(&AFTER.replace("dummy", "other")));
         assert_eq!(name(&symbols, inside), None);
     }
 
-    /// The kernel's own, read twice: what is read again takes no memory of its own.
+    /// Reads the running kernel's symbols twice. The second reading must not allocate.
     #[test]
     fn symbols_are_read_again_into_the_same_memory() {
         let Ok(mut symbols) = Symbols::read() else {
@@ -355,7 +362,7 @@ ffffffffc0200000 t bpf_trampoline_6442540000\t[bpf]
         let before = memory(&symbols);
         let at = place(&symbols);
         symbols.read_again().expect("symbols");
-        // Other tests load and remove programs at the same time: there may be some more.
+        // Other tests load programs at the same time. If there are more symbols than before, an allocation is allowed.
         assert!(
             memory(&symbols) == before && place(&symbols) == at || symbols.len() > before.0,
             "{before:?}"

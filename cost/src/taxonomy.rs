@@ -1,4 +1,4 @@
-//! Maps function names to parts of events. The rules are data: `taxonomy.toml`, and the operator's own file.
+//! Maps function names to parts of events. The rules are data in `taxonomy.toml` and in the operator's own file.
 
 use std::path::Path;
 use std::{fs, io};
@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use crate::report::{Event, OTHER};
 
-/// How far outwards [`callers`](TaxonomyRule::callers) are looked for: compilers put a helper in between, or do not.
+/// Number of outer frames in which [`callers`](TaxonomyRule::callers) are searched. Two, since a compiler may or may
+/// not inline a helper in between.
 const CALLERS_WITHIN: usize = 2;
 
 /// The reason why a file with rules cannot be used.
@@ -16,30 +17,30 @@ const CALLERS_WITHIN: usize = 2;
 pub enum Error {
     #[error("cannot read {path}: {source}")]
     Read { path: String, source: io::Error },
-    /// Says line and column.
+    /// The file is no valid TOML. The message has the line and column.
     #[error("{path}: {source}")]
     Syntax { path: String, source: Box<toml::de::Error> },
 }
 
-/// Rules that name the event of a stack, and the part of the event, by the functions in it.
+/// Rules that determine the event of a stack, and the part of the event, by the stack's functions.
 ///
-/// The first rule that fits holds. `taxonomy.toml` is built in, with a comment on each table.
+/// The first rule that matches counts. `taxonomy.toml` is built in and documents each table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Taxonomy {
-    /// Rules that name the event of a stack.
+    /// Rules that determine the event of a stack.
     #[serde(default)]
     event: Vec<EventRule>,
     /// Functions of the observer itself.
     #[serde(default)]
     observer: Vec<FunctionsRule>,
-    /// Functions that are networking, whatever called them.
+    /// Functions that are networking, whichever function calls them.
     #[serde(default)]
     networking: Vec<FunctionsRule>,
-    /// Rules that name the part of an event.
+    /// Rules that determine the part of an event.
     #[serde(default)]
     part: Vec<TaxonomyRule>,
-    /// Rules for functions of processes.
+    /// Rules that determine the part of a user-mode stack.
     #[serde(default)]
     user: Vec<UserRule>,
 }
@@ -49,18 +50,18 @@ pub struct Taxonomy {
 struct TaxonomyRule {
     /// Name of the part.
     name: String,
-    /// Patterns of functions that the rule fits.
+    /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
-    /// Patterns of callers: one of them has to have called the function.
+    /// Name patterns of callers. If there are any, one of the next two outer frames must match.
     #[serde(default)]
     callers: Vec<NamePattern>,
-    /// Events in which the rule holds. Default: all.
+    /// Events in which the rule applies; all if empty.
     #[serde(default)]
     events: Vec<Event>,
-    /// The functions are not networking by themselves.
+    /// True if the functions are not networking by themselves.
     #[serde(default)]
     generic: bool,
-    /// The functions are of AF_UNIX or netlink.
+    /// True if the functions belong to AF_UNIX or netlink sockets.
     #[serde(default)]
     local: bool,
 }
@@ -68,11 +69,11 @@ struct TaxonomyRule {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventRule {
-    /// Absent: not even [`Event::Kernel`].
+    /// The stack's event. `None` if the stack belongs to no event, not even [`Event::Kernel`].
     event: Option<Event>,
-    /// Patterns of functions that the rule fits.
+    /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
-    /// The event is [`Event::Kernel`] unless the function has called something that is networking.
+    /// True if the rule needs a networking function among the callees. Without one, the event is [`Event::Kernel`].
     #[serde(default)]
     networking: bool,
 }
@@ -80,7 +81,7 @@ struct EventRule {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FunctionsRule {
-    /// Patterns of functions that the rule fits.
+    /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
 }
 
@@ -89,14 +90,14 @@ struct FunctionsRule {
 struct UserRule {
     /// Name of the part.
     name: String,
-    /// Patterns of functions that the rule fits.
+    /// Name patterns of the functions that the rule matches.
     functions: Vec<NamePattern>,
 }
 
-/// Rules that name a function: positions in the taxonomy, first match first. Looked up once per function, since
-/// there are hundreds of patterns.
+/// The rules that match a function. They are looked up once for each function, since there are hundreds of patterns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FunctionRules {
+    /// Positions of the matching rules among the taxonomy's parts, in their order.
     parts: Vec<usize>,
     root: CallRoot,
     program: bool,
@@ -104,46 +105,48 @@ pub struct FunctionRules {
     local: bool,
 }
 
-/// The statement of a function about everything that it calls.
+/// The owner that a function determines for its callees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum CallRoot {
+    /// The function determines no owner.
     #[default]
     Nothing,
-    /// The stack belongs to this event, or to none. If `networking` is set, it must contain networking.
+    /// The callees belong to this event, or to none. If `networking` is set, a networking function must be among them.
     Event { event: Option<Event>, networking: bool },
-    /// The stack is the observer's.
+    /// The callees belong to the observer.
     Observer,
 }
 
-/// The event that a stack belongs to, and whether it is the observer's.
+/// The event that a stack belongs to, and whether the observer was running in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StackOwner {
-    /// The innermost event that it is in; [`Event::Kernel`] if nothing in it is networking. `None` in user mode, and idle.
+    /// The innermost event of the stack; [`Event::Kernel`] if no function is networking. `None` in user mode and when
+    /// idle.
     pub event: Option<Event>,
-    /// The observer was at work on top of that: its programs, or the kernel to call programs. The latter may be for other programs, which
-    /// cannot be distinguished in a stack without them.
+    /// True if the observer's programs, or the kernel's code that calls programs, ran inside the event. That code may
+    /// have served another program, which a stack without the program does not show.
     pub observer: bool,
 }
 
 impl Taxonomy {
-    /// The one that is built in.
+    /// Returns the built-in taxonomy.
     ///
     /// # Errors
-    /// None, as a test shows.
+    /// Fails only if the built-in text does not parse, which a test rules out.
     pub fn builtin() -> Result<Self, Error> {
         Self::parse("the built-in taxonomy", include_str!("taxonomy.toml"))
     }
 
-    /// Reads rules. `path` is for the error's text.
+    /// Parses rules. `path` appears in the error's text only.
     ///
     /// # Errors
-    /// The text is not TOML, or has keys that no rule has.
+    /// Fails if the text is not TOML, or has keys that no rule has.
     pub fn parse(path: &str, text: &str) -> Result<Self, Error> {
         let syntax = |source| Error::Syntax { path: path.to_owned(), source: Box::new(source) };
         toml::from_str(text).map_err(syntax)
     }
 
-    /// The rules of a file, then those that are built in.
+    /// Returns the rules of a file, followed by the built-in ones.
     pub fn extended(file: &Path) -> Result<Self, Error> {
         let path = file.display().to_string();
         let text = fs::read_to_string(file).map_err(|source| Error::Read { path: path.clone(), source })?;
@@ -181,7 +184,7 @@ impl Taxonomy {
         }
     }
 
-    /// The part of a stack within `event`, innermost function first; [`OTHER`] if no rule fits.
+    /// Returns the part of a stack within `event`, or [`OTHER`] if no rule matches. The innermost function comes first.
     pub fn part<'a>(
         &'a self,
         event: Event,
@@ -190,7 +193,7 @@ impl Taxonomy {
         let mut frames = stack;
         while let Some((function, rules)) = frames.next() {
             if function.starts_with(PROGRAM) {
-                // Its own functions are called one from the other, the outermost one is the program.
+                // Subprograms of a BPF program have names too. The outermost of adjacent ones is the program itself.
                 let callers =
                     frames.map(|(caller, _)| caller).take_while(|caller| caller.starts_with(PROGRAM));
                 return callers.last().unwrap_or(function);
@@ -203,7 +206,8 @@ impl Taxonomy {
         OTHER
     }
 
-    /// The first rule for a function that needs no caller; before that, those that do: the nearest caller decides.
+    /// Returns the rule that decides about a function. Leading rules with callers are tried first, and the nearest
+    /// caller decides among them. If none matches, the first rule without callers decides.
     fn fitting<'a>(
         &self,
         event: Event,
@@ -239,7 +243,7 @@ impl Taxonomy {
                     (event, conditional) = (root, networking);
                     break;
                 }
-                // The kernel's code that calls programs has called another owner's program.
+                // The kernel's code for calling programs has called another program here, not the observer's.
                 CallRoot::Observer if !rules.program && others_program => {}
                 CallRoot::Observer => observer = true,
                 CallRoot::Nothing => others_program |= rules.program,
@@ -248,7 +252,7 @@ impl Taxonomy {
         let event = match event {
             _ if frames == 0 => None,
             _ if conditional && !networking => Some(Event::Kernel),
-            // Work of devices, io_uring and the network's softirqs belongs to them, whatever socket it is for.
+            // Devices, io_uring and networking softirqs keep their work even if it is for a local socket.
             Event::Send | Event::Receive | Event::Sockets | Event::Poll | Event::Workers if local => {
                 Some(Event::Local)
             }
@@ -257,7 +261,7 @@ impl Taxonomy {
         StackOwner { event, observer }
     }
 
-    /// The part of a user-mode stack, innermost function first.
+    /// Returns the part of a user-mode stack, whose innermost function comes first.
     pub fn user_part<'a>(&self, mut stack: impl Iterator<Item = &'a str>) -> &str {
         let rule =
             stack.find_map(|function| self.user.iter().find(|rule| matches_any(&rule.functions, function)));
@@ -265,18 +269,18 @@ impl Taxonomy {
     }
 }
 
-/// The prefix of BPF programs' names.
+/// The prefix of BPF programs' names in stacks and parts.
 pub const PROGRAM: &str = "bpf:";
-/// User mode that no rule knows.
+/// The name of the part for user-mode stacks that no rule matches.
 pub const APPLICATION: &str = "application";
-/// Kernel mode of a chosen process.
+/// The name of the part for kernel mode of a profiled process.
 pub const SYSTEM_CALL: &str = "system call";
 
 fn matches_any(patterns: &[NamePattern], name: &str) -> bool {
     patterns.iter().any(|pattern| pattern.matches(name))
 }
 
-/// A name in which `*` stands for any characters, or none.
+/// A name in which `*` matches any number of characters.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 struct NamePattern(String);
@@ -338,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_function_with_a_rule_decides() {
+    fn innermost_function_with_a_rule_determines_the_part() {
         let receive =
             ["ip_rcv", "__netif_receive_skb_one_core", "process_backlog", "__napi_poll", "net_rx_action"];
         let with = |inner: &[&'static str]| [inner, &receive].concat();
@@ -394,9 +398,9 @@ mod tests {
         assert_eq!(event(&["vfs_write", "do_syscall_64"]), Some(Event::Kernel));
     }
 
-    /// The context of a stack that no program times.
+    /// Checks the events of contexts that no program times.
     #[test]
-    fn stack_has_the_event_of_its_context() {
+    fn stack_of_an_untimed_context_has_its_event() {
         let call =
             |inner: &[&'static str]| [inner, &["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]].concat();
         let thread = |inner: &[&'static str]| [inner, &["kthread", "ret_from_fork"]].concat();
@@ -424,7 +428,7 @@ mod tests {
                 Event::Receive,
             ),
             (call(&["schedule", "ep_poll", "do_epoll_wait"]), Event::Kernel),
-            // The woken process is not the one that polls.
+            // A wake-up of a polling process belongs to the waker, not to `poll`.
             (
                 call(&["ep_poll_callback", "sock_def_readable", "tcp_data_queue", "net_rx_action"]),
                 Event::NetRx,
@@ -458,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn directions_of_a_tunnel_are_two_parts() {
+    fn tunnel_receive_and_transmit_are_separate_parts() {
         let receives = ["vxlan_rcv", "udp_queue_rcv_one_skb", "ip_rcv", "net_rx_action"];
         assert_eq!(part(Event::NetRx, &receives), "tunnel receive");
         let sends = ["vxlan_xmit_one", "vxlan_xmit", "dev_hard_start_xmit", "__dev_queue_xmit"];
@@ -467,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn the_observer_is_on_top_of_an_event() {
+    fn observer_functions_in_an_event_are_recognized() {
         let send = ["__dev_queue_xmit", "udp_sendmsg", "__sys_sendto", "__x64_sys_sendto", "do_syscall_64"];
         let softirq = ["handle_softirqs", "do_softirq", "__local_bh_enable_ip"];
         let calls = ["bpf_trace_run2", "__bpf_trace_softirq_exit"];
@@ -476,21 +480,21 @@ mod tests {
         for (parts, want) in [
             (&[&["bpf:cost_softirq_exit"][..], &calls, &softirq, &send][..], in_send(true)),
             (&[&["ktime_get_mono_fast_ns", "bpf:cost_softirq_exit"], &calls, &softirq, &send], in_send(true)),
-            // A subprogram has a symbol of its own, which says nothing of whose it is.
+            // A subprogram has a symbol of its own, whose name does not show the program.
             (&[&["bpf:number_of", "bpf:cost_softirq_exit"], &calls, &softirq, &send], in_send(true)),
             (&[&calls, &softirq, &send], in_send(true)),
             (
                 &[&["syscall_exit_work", "do_syscall_64"]],
                 StackOwner { event: Some(Event::Kernel), observer: true },
             ),
-            // Another program, at the same tracepoint or in the stack.
+            // Another program runs at the same tracepoint, or elsewhere in the stack.
             (&[&["bpf:audit_late"], &calls, &softirq, &send], in_send(false)),
             (&[&["bpf:cost_model", "tcf_classify"], &send], in_send(false)),
             (
                 &[&["bpf:cost_softirq_entry"], &calls, &["bpf:relay_ingress", "tcf_classify"], &send],
                 in_send(true),
             ),
-            // A softirq on top of the observer is not the observer.
+            // A softirq that interrupts the observer does not belong to the observer.
             (
                 &[
                     &["ip_rcv", "net_rx_action", "handle_softirqs", "irq_exit_rcu"],
@@ -510,9 +514,9 @@ mod tests {
         }
     }
 
-    /// The rules name each of them: other programs may begin with the same word.
+    /// The rules must list each of the observer's programs, since other programs' names may begin with `cost_` too.
     #[test]
-    fn the_observers_programs_are_the_observer() {
+    fn every_observer_program_has_a_taxonomy_rule() {
         let programs = crate::kernel::programs().expect("the object opens");
         assert!(programs.len() > 64, "{programs:?}");
         for program in programs {

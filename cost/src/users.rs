@@ -1,4 +1,4 @@
-//! User-mode functions of chosen processes.
+//! Finds the names of user-mode functions of profiled processes, and counts their samples.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,26 +13,27 @@ use crate::report::{EventPart, FunctionCost, ProcessProfile};
 use crate::share::share;
 use crate::taxonomy::{SYSTEM_CALL, Taxonomy};
 
-/// A stack in which nothing has a name may be anything.
+/// The name of the part for stacks in which no function has a name.
 const UNKNOWN: &str = "unknown";
-/// Softirqs that interrupt a process are not its own doing.
+/// The name of the part for softirqs that interrupted the process, which are not its own work.
 const INTERRUPTED: &str = "interrupted by networking";
 const TOP_FUNCTIONS: usize = 20;
-/// Addresses that are remembered.
+/// Largest number of cached addresses.
 const ADDRESSES: usize = 1 << 16;
 
 pub struct Users {
     symbolizer: Symbolizer,
     processes: HashMap<u32, KnownProcess>,
-    /// Addresses of all of them.
+    /// Number of cached addresses of all processes.
     addresses: usize,
 }
 
-/// Names of a process, valid as long as its executable memory is unchanged.
+/// Cached names of a process's functions, valid as long as its executable memory is unchanged.
 #[derive(Default)]
 struct KnownProcess {
+    /// Result of [`memory`] when the names were read.
     memory: Option<u64>,
-    /// Whether it was checked since the last [`Users::refresh`].
+    /// True if the memory was checked since the last [`Users::refresh`].
     checked: bool,
     names: HashMap<u64, Option<Box<str>>>,
 }
@@ -45,14 +46,14 @@ impl Default for Users {
 }
 
 impl Users {
-    /// Checks each process again at its next stack. To be called before a buffer is read: a process in it may meanwhile run another
-    /// program, have loaded a library or compiled functions, or be another process with the same number. If a buffer has samples from
-    /// before and after such a change, all get the later names.
+    /// Makes the next stack of each process check its memory again. Call this before a buffer is read: since the last
+    /// one, a process may have run another program, loaded a library or compiled functions, or its number may have been
+    /// reused. If a buffer has samples from before and after such a change, all of them get the later names.
     pub fn refresh(&mut self) {
         self.processes.values_mut().for_each(|known| known.checked = false);
     }
 
-    /// Names of a stack's functions, innermost first; `None` where the process has no symbol.
+    /// Returns the names of a stack's functions, innermost first; `None` for a function without a symbol.
     pub fn names(&mut self, pid: u32, stack: &[u64]) -> Vec<Option<&str>> {
         if self.addresses >= ADDRESSES {
             self.processes.clear();
@@ -62,7 +63,7 @@ impl Users {
         let known = processes.entry(pid).or_default();
         if !std::mem::replace(&mut known.checked, true) {
             let memory = memory(pid);
-            // The names of a process that is gone are still right.
+            // The cached names of a process that has exited are still right.
             if memory.is_some() && memory != known.memory {
                 *addresses -= known.names.len();
                 known.names.clear();
@@ -83,7 +84,7 @@ fn look_up(symbolizer: &Symbolizer, pid: u32, addresses: &[u64], into: &mut Hash
         return;
     }
     let source = Source::Process(Process::new(Pid::from(pid)));
-    // It fails as a whole when the process is gone.
+    // The whole lookup fails if the process has exited. Its addresses are then cached without names.
     let symbols = symbolizer.symbolize(&source, Input::AbsAddr(addresses)).unwrap_or_default();
     let mut symbols = symbols.into_iter();
     for address in addresses {
@@ -94,12 +95,14 @@ fn look_up(symbolizer: &Symbolizer, pid: u32, addresses: &[u64], into: &mut Hash
     }
 }
 
-/// Returns a number that changes when a process runs another program, loads or unloads code, or announces compiled code in
-/// `/tmp/perf-PID.map`. Another process with the same PID has another number. `None`: it is gone, or belongs to another user.
+/// Returns a number that changes when a process runs another program, loads or unloads code, or writes symbols of
+/// compiled code to `/tmp/perf-PID.map`. Another process with the same PID has another number. `None` if the process
+/// has exited or its memory map cannot be read.
 fn memory(pid: u32) -> Option<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok().filter(|maps| !maps.is_empty())?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold parentheses and spaces; behind it the start is the 20th field.
+    // The process's name may contain parentheses and spaces. After it, the start time is the 20th field of
+    // proc_pid_stat(5).
     let started = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?;
     let compiled = fs::metadata(format!("/proc/{pid}/root/tmp/perf-{pid}.map")).ok();
     let mut hasher = DefaultHasher::new();
@@ -109,13 +112,14 @@ fn memory(pid: u32) -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// The place of a process when it was sampled.
+/// The context in which a process was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessPlace<'a> {
-    /// A softirq that interrupted it.
+    /// A softirq that interrupted the process.
     Softirq,
+    /// A system call or exception of the process.
     Kernel,
-    /// Functions, innermost first.
+    /// User mode, with the names of functions, innermost first.
     User(&'a [Option<&'a str>]),
 }
 
@@ -192,7 +196,7 @@ impl ProfileFold {
 mod tests {
     use super::*;
 
-    /// Names belong to the code in memory: they change after exec, and when a process ID is used again.
+    /// Names belong to the code in memory. They change after exec, and when a process ID is reused.
     #[test]
     fn user_symbols_belong_to_their_address_space() {
         let mut users = Users::default();
@@ -208,13 +212,13 @@ mod tests {
         let name = users.names(pid, &[address])[0].unwrap_or_default().to_owned();
         assert!(name.contains("users::memory"), "{name}");
         assert_eq!(users.addresses, 1);
-        // One that is gone keeps what it had.
+        // A process that has exited keeps its cached names.
         let gone = u32::MAX;
         users.processes.insert(gone, KnownProcess { memory: Some(0), checked: false, names: wrong() });
         assert_eq!(users.names(gone, &[address]), [Some("of another program")]);
     }
 
-    /// A shell becomes another program, under the same number.
+    /// A shell replaces itself by another program, which has the same process ID.
     #[test]
     fn exec_replaces_the_symbols_of_a_process() {
         let mut child = std::process::Command::new("sh")
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_this_process_have_names() {
+    fn user_mode_addresses_are_resolved_to_function_names() {
         let mut users = Users::default();
         let address = a_function_with_a_name as *const () as u64;
         let names = users.names(std::process::id(), &[address, 1]);

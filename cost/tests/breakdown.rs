@@ -1,4 +1,5 @@
-//! Each part of the stack is called what it is, for packets that go through it. Needs root, `ip` and `nft`.
+//! Sends packets through each part of the network stack and checks that reports name the part. Needs root, `ip` and
+//! `nft`.
 
 use millrace_testkit::{StopOnDrop, net};
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use net::{NamespaceNetwork, address, ifindex, inside, ip, root};
 const PERIOD: Duration = Duration::from_millis(300);
 const BOUND: Duration = millrace_testkit::BOUND;
 
-/// Samples by event and part.
+/// Number of samples by event and part.
 type PartSamples = BTreeMap<(Event, String), u64>;
 
 fn add(parts: &mut PartSamples, report: &Report) {
@@ -29,8 +30,8 @@ fn add(parts: &mut PartSamples, report: &Report) {
     }
 }
 
-/// Observes a flood from one socket to another until every part of `want` was seen often. What else is seen may be of
-/// anybody: an observer sees the whole machine.
+/// Observes a flood from one socket to another until every part in `want` has enough samples. Other parts are ignored:
+/// the observer sees the whole machine.
 fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
     const OFTEN: u64 = 2;
     let to = far.local_addr().expect("an address");
@@ -39,7 +40,7 @@ fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
         let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                // Whoever is in the way may still be about to learn the link address of the next one.
+                // A failure is fine: a router may still be resolving the next hop's link address.
                 let _ = near.send_to(&[0; 1000], to);
             }
         });
@@ -78,7 +79,8 @@ fn routed(network: &NamespaceNetwork, family: u8) -> (UdpSocket, UdpSocket) {
     (socket(&network.publisher, 1), socket(&network.subscriber, 2))
 }
 
-/// `chains`: hook and priority of each; long enough to be seen.
+/// Adds netfilter chains to a namespace. `chains` has the hook and priority of each. 60 rules make a chain slow enough
+/// that samples hit it.
 fn filter(namespace: &str, family: &str, chains: &[&str]) {
     let rules = "udp dport 1 counter drop\n".repeat(60);
     let chain = |(at, hook): (usize, &&str)| format!("chain c{at} {{ type filter hook {hook};\n{rules}}}\n");
@@ -93,7 +95,7 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }
 
-/// Each fills both CPUs.
+/// Runs one test at a time, since each uses two CPUs fully.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -186,8 +188,8 @@ fn bridged_packets_count_as_bridging() {
 
 #[test]
 #[ignore = "test-all: takes minutes until each part was sampled"]
-fn programs_at_xdp_run_generic_or_native() {
-    if !root("programs_at_xdp_run_generic_or_native") {
+fn xdp_time_is_named_by_its_mode() {
+    if !root("xdp_time_is_named_by_its_mode") {
         return;
     }
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! The cost programs on the running kernel. Needs root.
+//! Tests the cost programs on the running kernel with known loads. Needs root.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,7 +23,7 @@ use nix::time::{ClockId, clock_gettime};
 const CALLS: u64 = 100;
 const BOUND: Duration = millrace_testkit::BOUND;
 
-/// One test at a time, since each counts what the whole process does.
+/// Lock that runs one test at a time, since each counts the calls of the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
@@ -58,20 +58,20 @@ fn attached(config: &Config) -> CostPrograms {
     cost
 }
 
-/// Calls that send and that receive, of this process.
+/// Returns this process's number of calls that send, and that receive.
 fn calls(cost: &mut CostPrograms) -> (u64, u64) {
     let sums = own(cost);
     (sums(KernelEvent::Send).1, sums(KernelEvent::Receive).1)
 }
 
-/// Calls of this process on AF_UNIX and netlink sockets.
+/// Returns this process's number of calls on AF_UNIX and netlink sockets.
 fn local_calls(cost: &mut CostPrograms) -> u64 {
     own(cost)(KernelEvent::Local).1
 }
 
-/// Nanoseconds and calls of this process by event.
+/// Returns a function that gives this process's nanoseconds and calls by event.
 fn own(cost: &mut CostPrograms) -> impl Fn(KernelEvent) -> (u64, u64) + use<> {
-    // Sums reach a process when its thread leaves the CPU.
+    // A process is charged when its thread leaves the CPU.
     let before = left_cpu();
     wait_until("this thread to leave its CPU", left_cpu, |now| *now > before);
     let mut processes = cost.processes().expect("processes"); // exact: this thread has left its CPU
@@ -107,13 +107,13 @@ fn every_way_to_send_and_to_receive_counts_exactly() {
         for way in WAYS {
             let missing = missing.iter().find(|missing| missing.what == way.name);
             if cost.method() == Some(TimingMethod::SystemCalls) && way.name.starts_with("aio ") {
-                // Known to be seen at functions alone, and said.
+                // Linux AIO is timed only at functions, which the reason must say.
                 assert!(missing.is_some_and(|it| it.reason.contains("io_submit")), "{missing:?}");
                 continue;
             }
             if let Some(missing) = missing {
-                // The kernel lacks this way altogether.
-                assert!(missing.reason.contains("a call failed"), "{missing:?}");
+                // The kernel does not support this way at all, so its trial call failed.
+                assert!(missing.reason.contains("a trial call failed"), "{missing:?}");
                 println!("SKIP {test}, {}: {}", way.name, missing.reason);
                 continue;
             }
@@ -121,17 +121,17 @@ fn every_way_to_send_and_to_receive_counts_exactly() {
             for _ in 0..CALLS {
                 sockets.call(&way).expect("a call");
             }
-            // Each call is followed or preceded by its opposite. That it went the right way is seen when it is attached.
+            // Each send has a matching receive and the reverse. attach() has already checked the function of each way.
             assert_eq!(local_calls(cost) - before.1, 2 * CALLS, "{}", way.name);
-            assert_eq!(calls(cost), before.0, "AF_UNIX is no networking: {}", way.name);
+            assert_eq!(calls(cost), before.0, "AF_UNIX does not count as networking: {}", way.name);
         }
     });
 }
 
-/// Netlink reaches no network either; the same calls on a network's socket count as what they are.
+/// Calls on a netlink socket count as local, as those on AF_UNIX sockets do.
 #[test]
-fn family_of_the_socket_decides() {
-    let test = "family_of_the_socket_decides";
+fn netlink_calls_count_as_local() {
+    let test = "netlink_calls_count_as_local";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
         let netlink =
@@ -139,7 +139,7 @@ fn family_of_the_socket_decides() {
         let netlink = netlink.expect("a netlink socket");
         let before = (calls(cost), local_calls(cost));
         for _ in 0..CALLS {
-            // The kernel answers nothing to a message that is too short.
+            // The kernel does not answer a message that is too short.
             let sent = send(netlink.as_raw_fd(), &[0; 4], MsgFlags::empty());
             assert_eq!(sent, Ok(4));
         }
@@ -154,14 +154,14 @@ fn runs(cost: &CostPrograms, statistics: &Statistics, name: &str) -> u64 {
     programs
         .iter()
         .find(|program| own.contains(&program.id) && program.name == name)
-        .expect("it is there")
+        .expect("the program is loaded")
         .runs
 }
 
-/// And not only at the end of the system call, which may go on to something else.
+/// A request's time ends before the end of the system call, which may continue with other requests.
 #[test]
-fn requests_of_io_uring_end_when_they_are_done() {
-    let test = "requests_of_io_uring_end_when_they_are_done";
+fn io_uring_request_ends_when_completed_or_queued() {
+    let test = "io_uring_request_ends_when_completed_or_queued";
     let Some(_alone) = alone(test) else { return };
     let statistics = Statistics::enable().expect("statistics");
     let mut cost =
@@ -193,11 +193,11 @@ fn on_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock").into()
 }
 
-/// Attached again, the programs know nothing of calls that began before.
+/// A call that began before a detach must not be continued after the next attach.
 #[test]
-fn a_call_across_a_pause_is_not_counted() {
-    let Some(_alone) = alone("a_call_across_a_pause_is_not_counted") else { return };
-    with_each_method("a_call_across_a_pause_is_not_counted", |cost, _| {
+fn call_that_began_before_detach_is_not_counted() {
+    let Some(_alone) = alone("call_that_began_before_detach_is_not_counted") else { return };
+    with_each_method("call_that_began_before_detach_is_not_counted", |cost, _| {
         let near = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let far = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = far.local_addr().expect("an address");
@@ -208,13 +208,13 @@ fn a_call_across_a_pause_is_not_counted() {
             let waiting = scope.spawn(|| {
                 far.recv(&mut [0; 16]).expect("received");
                 has_received.store(true, Ordering::Release);
-                // In user mode, 200 ms on a CPU: this thread's word must not be open.
+                // Run for 200 ms in user mode. If the call's word were still open, this time would count for it.
                 let start = on_cpu();
                 while on_cpu() - start < Duration::from_millis(200) {}
             });
             wait_until("the call", || own(cost)(KernelEvent::Receive).1, |calls| *calls > before.1);
             cost.detach();
-            // A program that another CPU was running then may still count.
+            // A program that was running on another CPU during detach() may still count.
             let paused = wait_for("the end of the last programs", || {
                 let counted = receives(cost);
                 thread::sleep(Duration::from_millis(20)); // exact: far longer than a program runs
@@ -222,7 +222,7 @@ fn a_call_across_a_pause_is_not_counted() {
             });
             near.send_to(b"millrace", to).expect("sent");
             wait_for("the datagram", || has_received.load(Ordering::Acquire));
-            assert_eq!(receives(cost), paused, "detached, nothing is counted");
+            assert_eq!(receives(cost), paused, "detached programs count no calls");
             let attached = own(cost)(KernelEvent::Receive);
             cost.attach().expect("it attaches again");
             waiting.join().expect("it ends");
@@ -266,7 +266,7 @@ fn packets_are_counted_by_protocol() {
     });
 }
 
-/// Neither files nor other calls are networking.
+/// Reads and writes of files do not count as socket calls.
 #[test]
 fn file_reads_do_not_count_as_networking() {
     let Some(_alone) = alone("file_reads_do_not_count_as_networking") else { return };
@@ -281,7 +281,7 @@ fn file_reads_do_not_count_as_networking() {
     });
 }
 
-/// The call lasts for as long as it blocks, and costs only the time on CPU.
+/// A call that blocks counts only with its time on a CPU.
 #[test]
 fn time_blocked_in_a_call_is_not_counted() {
     const WAIT: Duration = Duration::from_millis(400);
@@ -304,13 +304,13 @@ fn time_blocked_in_a_call_is_not_counted() {
     });
 }
 
-/// Over loopback the receiving softirq interrupts the send: no nanosecond counts twice.
+/// Over loopback, the receiving softirq interrupts the sending call. No nanosecond may count for both.
 #[test]
-fn events_never_take_more_than_a_cpu_has() {
-    let Some(_alone) = alone("events_never_take_more_than_a_cpu_has") else { return };
-    with_each_method("events_never_take_more_than_a_cpu_has", |cost, _| {
+fn event_times_of_a_cpu_never_exceed_elapsed_time() {
+    let Some(_alone) = alone("event_times_of_a_cpu_never_exceed_elapsed_time") else { return };
+    with_each_method("event_times_of_a_cpu_never_exceed_elapsed_time", |cost, _| {
         for cpu in 0..cpus(cost) {
-            // Possible CPUs need not be online.
+            // Sampling fails for possible CPUs that are not online.
             let _ = cost.sample(u32::try_from(cpu).expect("a number"), 1000);
         }
         let sum = |cost: &CostPrograms| -> Vec<u64> {
@@ -320,7 +320,7 @@ fn events_never_take_more_than_a_cpu_has() {
         let before = (Instant::now(), sum(cost), own(cost)(KernelEvent::Send).0);
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = socket.local_addr().expect("an address");
-        // On a CPU, however busy that is.
+        // Measure time on a CPU, so that other load does not matter.
         let start = on_cpu();
         while on_cpu() - start < Duration::from_millis(300) {
             socket.send_to(&[0; 1000], to).expect("sent");
@@ -337,8 +337,8 @@ fn events_never_take_more_than_a_cpu_has() {
 }
 
 #[test]
-fn workers_of_io_uring_are_an_event() {
-    let test = "workers_of_io_uring_are_an_event";
+fn io_uring_worker_time_is_an_event() {
+    let test = "io_uring_worker_time_is_an_event";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
         let sockets = SocketPair::new().expect("sockets");
@@ -350,10 +350,11 @@ fn workers_of_io_uring_are_an_event() {
     });
 }
 
-/// The kernel leaves `splice` to them. Functions are timed there too, system calls are not.
+/// The kernel executes io_uring's `splice` in worker threads. Programs on functions see its calls, those on system
+/// calls do not.
 #[test]
-fn workers_of_io_uring_splice() {
-    let test = "workers_of_io_uring_splice";
+fn io_uring_worker_splice_is_counted_at_functions() {
+    let test = "io_uring_worker_splice_is_counted_at_functions";
     let Some(_alone) = alone(test) else { return };
     with_each_method(test, |cost, _| {
         let sockets = SocketPair::new().expect("sockets");
@@ -365,13 +366,13 @@ fn workers_of_io_uring_splice() {
             }
         }
         let want = if cost.method() == Some(TimingMethod::Functions) { 2 * CALLS } else { 0 };
-        // The last sums come when the worker leaves its CPU.
+        // The last sums are charged when the worker leaves its CPU.
         let counted = || (local_calls(cost) - before, own(cost)(KernelEvent::IoUring).0);
         wait_until("all calls", counted, |(moved, ns)| *moved == want && *ns > 0);
     });
 }
 
-/// Function names by address, as far as these tests need them.
+/// Returns the name of the last symbol at or before an address, which is enough for these tests.
 fn name_of(symbols: &[(u64, String)], address: u64) -> &str {
     let at = symbols.partition_point(|(start, _)| *start <= address);
     at.checked_sub(1).map_or("", |at| &symbols[at].1)
@@ -412,7 +413,7 @@ fn both_stack_transports_deliver_all_stacks() {
     let Some(_alone) = alone("both_stack_transports_deliver_all_stacks") else { return };
     let symbols = symbols();
     for transport in [StackTransport::DoubleBuffer, StackTransport::RingBuffer] {
-        // Room for all of them, whenever this thread gets to read them.
+        // The buffer has room for all stacks, even if this thread reads them late.
         let mut cost = attached(&Config { transport, buffer_bytes: 1 << 22, ..Config::default() });
         sample_all(&mut cost, 1000);
         let samples = |cost: &CostPrograms| total(cost, |totals| totals.samples);
@@ -439,15 +440,15 @@ fn both_stack_transports_deliver_all_stacks() {
             });
         }
         assert!(right >= 50, "{right} of {sends}, {transport:?}");
-        // The others fall in what leads to the programs, and in those of other observers; few on the very edges.
+        // Other samples hit the kernel's code that calls BPF programs, or programs of other observers.
         assert!(in_calls * 2 >= sends, "{in_calls} of {sends}, {transport:?}");
         assert_eq!(total(&cost, |totals| totals.lost_samples), 0, "{transport:?}");
     }
 }
 
 #[test]
-fn a_full_buffer_counts_what_it_loses() {
-    let Some(_alone) = alone("a_full_buffer_counts_what_it_loses") else { return };
+fn full_stack_buffer_counts_lost_samples() {
+    let Some(_alone) = alone("full_stack_buffer_counts_lost_samples") else { return };
     for transport in [StackTransport::DoubleBuffer, StackTransport::RingBuffer] {
         let buffer_bytes = 1 << 13;
         let mut cost = attached(&Config { events: false, transport, buffer_bytes, ..Config::default() });
@@ -468,8 +469,8 @@ fn a_full_buffer_counts_what_it_loses() {
 }
 
 #[test]
-fn a_watched_process_shows_its_own_functions() {
-    let Some(_alone) = alone("a_watched_process_shows_its_own_functions") else { return };
+fn watched_process_has_user_mode_stacks() {
+    let Some(_alone) = alone("watched_process_has_user_mode_stacks") else { return };
     let mut cost = attached(&Config { watch: true, ..Config::default() });
     let own = std::process::id();
     cost.watch(own, true).expect("watched");
@@ -493,8 +494,8 @@ fn a_watched_process_shows_its_own_functions() {
 }
 
 #[test]
-fn programs_have_run_times() {
-    let Some(_alone) = alone("programs_have_run_times") else { return };
+fn observer_programs_have_run_times() {
+    let Some(_alone) = alone("observer_programs_have_run_times") else { return };
     let statistics = Statistics::enable().expect("statistics");
     let cost = attached(&Config::default());
     let own: HashSet<u32> = cost.program_ids().into_iter().collect();
@@ -511,7 +512,7 @@ fn programs_have_run_times() {
 
 const VICTIM: &str = "MILLRACE_COST_VICTIM";
 
-/// A process for the next test to kill; it tests nothing itself.
+/// Runs an observer in a process that the next test kills. Checks nothing itself.
 #[test]
 fn process_that_the_next_test_kills() {
     if std::env::var_os(VICTIM).is_none() {
@@ -541,25 +542,25 @@ fn killed_observer_leaves_nothing_behind() {
     assert!(!ids.is_empty() && left() == ids.len(), "{attached}");
     victim.kill().expect("killed");
     victim.wait().expect("gone");
-    // Programs go after a grace period.
+    // The kernel frees programs after an RCU grace period.
     wait_until("the end of its programs", left, |left| *left == 0);
 }
 
-/// The kernel's own list, which has no lengths, agrees.
+/// Compares the functions' addresses with kallsyms, which has no lengths.
 #[test]
-fn functions_of_programs_are_where_the_kernel_has_them() {
-    let Some(_alone) = alone("functions_of_programs_are_where_the_kernel_has_them") else { return };
+fn bpf_program_addresses_match_kallsyms() {
+    let Some(_alone) = alone("bpf_program_addresses_match_kallsyms") else { return };
     let mut functions = ProgramFunctions::default();
     functions.refresh().expect("a list");
     let cost = attached(&Config::default());
-    assert!(functions.refresh().expect("a list"), "programs came");
-    // Others load programs and end meanwhile, and those of one object may get the same places twice: once nobody does, the lists agree.
+    assert!(functions.refresh().expect("a list"), "the list has the new programs");
+    // Other processes load and unload programs meanwhile, so the two lists may differ for a while.
     let wrong = || {
         let mut functions = ProgramFunctions::default();
         functions.refresh().expect("a list");
         let of_kernel: HashMap<u64, String> = symbols().into_iter().collect();
         let is_right = |function: &ProgramFunction| {
-            // One address may have several names: bpf_prog_TAG_NAME is the program's.
+            // kallsyms has the name bpf_prog_TAG_NAME.
             let name =
                 of_kernel.get(&function.start).and_then(|name| name.strip_prefix("bpf_prog_")?.get(16..));
             let name = name.map(|name| name.strip_prefix('_').unwrap_or(name));
@@ -569,7 +570,7 @@ fn functions_of_programs_are_where_the_kernel_has_them() {
     };
     wait_until("lists that agree", wrong, Vec::is_empty);
     let named = |name: &str| functions.iter().filter(|function| function.name == name).count();
-    // In full, and functions that are not programs too.
+    // Names are not cut to the 15 characters of the kernel's program names.
     assert!(named("cost_sched_switch") > 0 && named("cost_softirq_entry") > 0);
     drop(cost);
 }

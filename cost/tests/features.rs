@@ -1,9 +1,9 @@
-//! Tests that the error on a kernel before Linux 6.1 names what it lacks. They need root.
+//! Tests that the error on a kernel before Linux 6.1 names the missing BPF feature. Needs root.
 
 use millrace_cost::kernel::missing_features;
 use millrace_cost::{Config, Error, Observer};
 
-/// `scripts/kernels.sh 5.10` runs it on such a kernel.
+/// `scripts/kernels.sh 5.10` runs this test on an old kernel. On a new one it checks that no feature is missing.
 #[test]
 fn error_on_an_old_kernel_names_the_missing_feature() {
     if !nix::unistd::geteuid().is_root() {
@@ -11,7 +11,7 @@ fn error_on_an_old_kernel_names_the_missing_feature() {
     }
     let missing = missing_features();
     match Observer::start(Config::new().expect("a taxonomy")) {
-        Ok(_) => assert!(missing.is_empty(), "it runs without {missing:?}"),
+        Ok(_) => assert!(missing.is_empty(), "the observer runs without {missing:?}"),
         Err(error) => {
             println!("{error}");
             assert!(matches!(error, Error::Old { .. }) && !missing.is_empty(), "{error:?}");

@@ -1,19 +1,19 @@
-//! Tests that the observer's maps are small. They need root.
+//! Tests that the observer's BPF maps use little memory. Needs root.
 
 use millrace_cost::{Config, Observer};
 
-/// Set to the number of possible CPUs where a machine was made to have it.
+/// Environment variable with the number of possible CPUs that a virtual machine was configured to have.
 const POSSIBLE: &str = "MILLRACE_POSSIBLE_CPUS";
-/// The bound where few CPUs are online.
+/// Limit in bytes on a machine with few CPUs online.
 const MOST_BYTES: u64 = 16 << 20;
 const FEW_CPUS: usize = 4;
 
-/// Returns the bytes of all BPF maps that this process has.
+/// Returns the size in bytes of all BPF maps that this process has open.
 fn maps() -> u64 {
     let mut sum = 0;
     // exact: the observer makes all of its maps when it starts
     for entry in std::fs::read_dir("/proc/self/fdinfo").expect("descriptors") {
-        // One that the list itself had is gone.
+        // The descriptor of the listing itself is closed by now, so its file is empty.
         let text = std::fs::read_to_string(entry.expect("an entry").path()).unwrap_or_default();
         let field = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
         if field("map_id:").is_some() {
@@ -23,7 +23,7 @@ fn maps() -> u64 {
     sum
 }
 
-/// `scripts/kernels/cost.sh` runs it where 4 CPUs are online and 240 possible.
+/// `scripts/kernels/cost.sh` runs this test on a machine with 4 CPUs online and 240 possible.
 #[test]
 fn map_memory_does_not_depend_on_possible_cpus() {
     if !nix::unistd::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! The observer on the running kernel. Needs root.
+//! Tests the observer on the running kernel. Needs root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 
 static ALONE: Mutex<()> = Mutex::new(());
 const PERIOD: Duration = Duration::from_millis(700);
-/// The longest wait for something that has to happen.
+/// Longest wait for an expected event.
 const BOUND: Duration = millrace_testkit::BOUND;
 
 fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
@@ -28,11 +28,11 @@ fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
     Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Runs `work` over and over in so many threads, until `done` has returned or panicked.
+/// Runs `work` in background threads until `done` has returned or panicked.
 fn beside<T>(threads: usize, work: impl Fn(&mut dyn FnMut() -> bool) + Sync, done: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        // A scope waits for its threads, also where a check has failed.
+        // The scope waits for its threads even if `done` panics, so the flag must be set then too.
         let _stop = StopOnDrop(&stop);
         for _ in 0..threads {
             scope.spawn(|| work(&mut || !stop.load(Ordering::Relaxed)));
@@ -41,7 +41,7 @@ fn beside<T>(threads: usize, work: impl Fn(&mut dyn FnMut() -> bool) + Sync, don
     })
 }
 
-/// Sends to itself and receives while `goes_on`.
+/// Sends datagrams to a socket's own address and receives them while `goes_on` returns true.
 fn send_and_receive(goes_on: &mut dyn FnMut() -> bool, bytes: usize) {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let to = socket.local_addr().expect("an address");
@@ -56,8 +56,8 @@ fn config() -> Config {
     Config::new().expect("the taxonomy parses")
 }
 
-/// Returns the report of a period in which this process sends and receives without pause. It waits until the process gets enough of a CPU
-/// for the report to be as `wanted`.
+/// Returns a report of a period in which this process sends and receives without pause. Waits for a report that is as
+/// `wanted`, since other load may keep the process from the CPUs.
 fn observe(config: Config, wanted: impl Fn(&Report) -> bool) -> Report {
     beside(
         1,
@@ -79,13 +79,13 @@ fn any(_: &Report) -> bool {
     true
 }
 
-/// This process has sent and received in it.
+/// Reports whether this process has sent and received in the report's period.
 fn is_busy(report: &Report) -> bool {
     let own = report.processes.iter().find(|process| process.pid == std::process::id());
     own.is_some_and(|own| own.cost.send_ns > 0 && own.cost.receive_ns > 0)
 }
 
-/// Each of the events was sampled.
+/// Reports whether each of the three events has samples.
 fn is_sampled(report: &Report) -> bool {
     let is_seen = |event: &Event| sum(report, *event).1 > 0;
     [Event::Send, Event::Receive, Event::NetRx].iter().all(is_seen)
@@ -101,7 +101,7 @@ fn parts(report: &Report, event: Event) -> BTreeSet<&str> {
     events.flat_map(|of| &of.parts).map(|part| part.name.as_str()).collect()
 }
 
-/// The same process shows the same picture in both modes.
+/// Both modes find the same events, parts and functions of a process.
 #[test]
 fn report_attributes_work_to_its_process() {
     let Some(_alone) = alone("report_attributes_work_to_its_process") else { return };
@@ -130,8 +130,8 @@ fn report_attributes_work_to_its_process() {
 }
 
 #[test]
-fn events_belong_to_the_process() {
-    let Some(_alone) = alone("events_belong_to_the_process") else { return };
+fn timed_calls_belong_to_their_process() {
+    let Some(_alone) = alone("timed_calls_belong_to_their_process") else { return };
     let report = observe(Config { pids: [std::process::id()].into(), ..config() }, is_busy);
     let [own] = &report.processes[..] else { panic!("{:?}", report.processes) };
     assert_eq!(own.pid, std::process::id());
@@ -142,8 +142,8 @@ fn events_belong_to_the_process() {
 }
 
 #[test]
-fn the_observer_shows_its_own_cost() {
-    let Some(_alone) = alone("the_observer_shows_its_own_cost") else { return };
+fn observer_reports_its_own_cost() {
+    let Some(_alone) = alone("observer_reports_its_own_cost") else { return };
     let has_run = |report: &Report| {
         let programs = report.programs.iter().flatten();
         let has_run = programs.filter(|program| program.own).any(|program| program.run_ns > 0);
@@ -160,16 +160,16 @@ fn the_observer_shows_its_own_cost() {
     assert!(report.observer.user_ns + report.observer.system_ns > 0 && report.observer.share > 0.0);
 }
 
-/// The observer's programs are neither networking nor an application.
+/// The time of the observer's programs is in no event and in no part.
 #[test]
-fn the_observer_is_in_no_event() {
-    let Some(_alone) = alone("the_observer_is_in_no_event") else { return };
+fn observer_programs_are_in_no_event() {
+    let Some(_alone) = alone("observer_programs_are_in_no_event") else { return };
     let own: BTreeSet<String> = millrace_cost::kernel::programs()
         .expect("the object opens")
         .into_iter()
         .map(|program| format!("bpf:{program}"))
         .collect();
-    // So often that its programs are met in each event.
+    // The report is accepted once samples have hit the observer's programs in both events.
     let observer_ns = |report: &Report, event| -> u64 {
         let costs = report.cpus.iter().flat_map(|cpu| &cpu.events);
         costs.filter(|of| of.event == event).map(|of| of.observer_ns).sum()
@@ -196,8 +196,8 @@ fn the_observer_is_in_no_event() {
 
 /// Mode `sampling` attributes time to processes too, without numbers of calls.
 #[test]
-fn samples_belong_to_the_process() {
-    let Some(_alone) = alone("samples_belong_to_the_process") else { return };
+fn sampled_calls_belong_to_their_process() {
+    let Some(_alone) = alone("sampled_calls_belong_to_their_process") else { return };
     let config = Config { mode: ReportMode::Sampling, pids: [std::process::id()].into(), ..config() };
     let report = observe(config, is_busy);
     let [own] = &report.processes[..] else { panic!("{:?}", report.processes) };
@@ -209,12 +209,12 @@ fn samples_belong_to_the_process() {
     assert!(report.missing.iter().any(|missing| missing.what == "counts of calls"), "{:?}", report.missing);
 }
 
-/// Calls without pause, in enough threads to get a part of the CPUs despite other load, until `done` has returned.
+/// Makes calls without pause until `done` has returned, in enough threads to get CPU time despite other load.
 fn flood<T>(done: impl FnOnce() -> T) -> T {
     beside(8, |goes_on| send_and_receive(goes_on, 8), done)
 }
 
-/// The choice depends on the cost of calls and on the budget, here nothing and a whole CPU. Other processes may make calls, too.
+/// A budget of nearly 0 selects sampling, and a budget of a whole CPU selects timing.
 #[test]
 fn budget_decides_between_sampling_and_timing() {
     const SHORT: Duration = Duration::from_millis(250);
@@ -274,7 +274,7 @@ fn budget_decides_between_sampling_and_timing() {
     assert!(sampled.processes.iter().any(|process| process.pid == std::process::id()));
     observer.set_budget(all).expect("a budget");
     let timed = until(&mut observer, &times);
-    // Where nobody was sampled for longer than the pause it has tried to time in between.
+    // Trials of timing in between do not count as changes.
     assert_eq!(timed.auto.map(|auto| auto.changes), sampled.auto.map(|auto| auto.changes + 1));
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     for _ in 0..100 {
@@ -293,8 +293,8 @@ fn budget_decides_between_sampling_and_timing() {
 }
 
 #[test]
-fn a_chosen_process_is_profiled() {
-    let Some(_alone) = alone("a_chosen_process_is_profiled") else { return };
+fn process_to_profile_has_a_profile() {
+    let Some(_alone) = alone("process_to_profile_has_a_profile") else { return };
     let config = Config { profile: [std::process::id()].into(), ..config() };
     let report = observe(config, |report| {
         let profiles = report.processes.iter().filter_map(|process| process.profile.as_ref());
@@ -337,7 +337,7 @@ fn processes_are_limited_to_requested_cpus() {
             send_and_receive(goes_on, 8);
         };
         beside(1, here_only, || {
-            // Enough for it to have run, however busy that CPU is.
+            // A second observer of all CPUs shows when the thread has run, however busy its CPU is.
             let mut all = Observer::start(Config { mode, ..config() }).expect("it starts");
             wait_for("the calls", || is_busy(&all.next(PERIOD).expect("a report")));
             is_busy(&observer.report().expect("a report"))
@@ -349,10 +349,11 @@ fn processes_are_limited_to_requested_cpus() {
     }
 }
 
-/// Calls of a pair of local sockets are no networking, from the first instruction of the call on. The process has separate sums of them.
+/// Calls on a pair of AF_UNIX sockets count as local from the call's first instruction on, in separate sums of the
+/// process.
 #[test]
-fn socketpair_is_no_networking() {
-    let Some(_alone) = alone("socketpair_is_no_networking") else { return };
+fn socketpair_calls_do_not_count_as_networking() {
+    let Some(_alone) = alone("socketpair_calls_do_not_count_as_networking") else { return };
     for mode in [ReportMode::Events, ReportMode::Sampling] {
         let mut observer = Observer::start(Config { mode, ..config() }).expect("it starts");
         let calls = |goes_on: &mut dyn FnMut() -> bool| {
@@ -362,7 +363,7 @@ fn socketpair_is_no_networking() {
                 far.read_exact(&mut [0; 8]).expect("received");
             }
         };
-        // Samples say which part of the event is the observer's. A second has enough of them.
+        // Samples estimate the observer's part of the event. One second of calls gives enough samples.
         let mut own_ns = 0.0;
         let mut event_ns = 0.0;
         let own = beside(1, calls, || {
@@ -375,7 +376,7 @@ fn socketpair_is_no_networking() {
                 (own_ns > 1e9 && cost.local_ns > 100_000_000).then_some(cost)
             })
         });
-        // Others may add to the event.
+        // Other processes may add time to the event.
         assert!(event_ns > 0.9 * own_ns, "{mode:?}: {event_ns} ns, of which its calls took {own_ns}");
         assert!(own.ns() * 100 < own.local_ns, "{mode:?}: {own:?}");
         assert_eq!(own.local_calls > 0, mode == ReportMode::Events, "{own:?}");
@@ -383,10 +384,10 @@ fn socketpair_is_no_networking() {
     }
 }
 
-/// The kernel's work that is no networking is reported on request.
+/// The setting `all` adds the kernel's work that is not networking to reports.
 #[test]
-fn all_of_the_kernel_is_shown_on_request() {
-    let Some(_alone) = alone("all_of_the_kernel_is_shown_on_request") else { return };
+fn other_kernel_work_is_reported_on_request() {
+    let Some(_alone) = alone("other_kernel_work_is_reported_on_request") else { return };
     let mut observer = Observer::start(Config { all: true, stacks: true, ..config() }).expect("it starts");
     let reads = |goes_on: &mut dyn FnMut() -> bool| {
         let mut zeros = std::fs::File::open("/dev/zero").expect("zeros");
@@ -408,7 +409,7 @@ fn all_of_the_kernel_is_shown_on_request() {
                 .iter()
                 .filter(|stack| stack.frames.contains(&u32::try_from(at).expect("a number")));
             let mut kernel = of_reads.filter(|stack| stack.event == Some(Event::Kernel));
-            // It never takes part in what networking takes.
+            // The networking share never includes it.
             let networking = |cpu: &millrace_cost::report::CpuCost| -> f64 {
                 cpu.events.iter().filter(|of| of.event.is_networking()).map(|of| of.share).sum()
             };
@@ -418,10 +419,10 @@ fn all_of_the_kernel_is_shown_on_request() {
     });
 }
 
-/// Logs and other programs rely on this: printed reports can be read again.
+/// A report printed as JSON can be read again without loss, on which logs rely.
 #[test]
-fn reports_survive_json() {
-    let Some(_alone) = alone("reports_survive_json") else { return };
+fn report_is_unchanged_by_json_round_trip() {
+    let Some(_alone) = alone("report_is_unchanged_by_json_round_trip") else { return };
     let report = observe(Config { stacks: true, ..config() }, any);
     let json = serde_json::to_string(&report).expect("JSON");
     let again: Report = serde_json::from_str(&json).expect("a report");

@@ -1,10 +1,10 @@
-//! Whatever comes between a program's reading of the clock and what it does with it, no time counts twice.
+//! Tests that no time counts twice if a program is interrupted between reading the clock and storing the result.
 //!
-//! `src/bpf/tasks.native.c` runs the programs that time calls at functions, which may be preempted, in this process.
+//! `src/bpf/tasks.native.c` runs the programs on functions, which may be preempted, natively in this process.
 
 #![allow(unsafe_code)]
 
-/// `struct tasks_result`.
+/// The result of a run, in ns. Mirrors `struct tasks_result` of the C side.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct TaskSums {
@@ -21,7 +21,7 @@ unsafe extern "C" {
 
 const CALL_NS: u64 = 50_000;
 const OTHER_NS: u64 = 10_000_000;
-/// The time of a few readings of the clock.
+/// Allowed difference, which covers a few readings of the clock.
 const TOLERANCE_NS: u64 = 500;
 
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ enum Intruder {
 
 fn run(intruder: Intruder, at: i32, behind: bool, worker: bool) -> TaskSums {
     let mut sums = TaskSums::default();
-    // SAFETY: the result is as the C side has it.
+    // SAFETY: `TaskSums` has the layout of the C side's structure.
     unsafe {
         tasks_run(intruder as i32, at, behind.into(), worker.into(), CALL_NS, &raw mut sums);
     }
@@ -57,7 +57,7 @@ fn time_of_other_tasks_is_not_charged_to_a_call() {
                 let other = if matches!(intruder, Intruder::Preemption) { OTHER_NS } else { 0 };
                 assert!(sums.clock_ns >= CALL_NS + other, "the other task ran: {of}");
             }
-            // Twice for the beginning, at least once for the end.
+            // A program reads the clock twice at the start of a call, and at least once at its end.
             assert!(places >= 3, "{places} readings of the clock");
         }
     }

@@ -1,4 +1,4 @@
-//! Programs that come and go while an observer runs have their own names. Needs root.
+//! Tests that BPF programs loaded while an observer runs get their own names. Needs root.
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -21,7 +21,7 @@ fn programs(report: &Report) -> Vec<(&str, u64)> {
         .collect()
 }
 
-/// Sends packets from a socket to itself over the interface `lo`, until `until` has seen enough.
+/// Sends packets from a socket to itself over the interface `lo` until `until` accepts a report.
 fn traffic(observer: &mut Observer, mut until: impl FnMut(&Report) -> bool) {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let to = socket.local_addr().expect("an address");
@@ -35,7 +35,7 @@ fn traffic(observer: &mut Observer, mut until: impl FnMut(&Report) -> bool) {
             observer.poll();
         }
         let report = observer.report().expect("a report");
-        // Programs of anybody else may be among them: an observer sees the whole machine.
+        // Other processes' programs may be among them, since an observer sees the whole machine.
         if until(&report) { Ok(()) } else { Err(format!("{:?}", programs(&report))) }
     });
 }

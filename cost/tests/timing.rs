@@ -1,6 +1,7 @@
-//! Tests that calls take what their thread has had of a CPU, and that timing them is cheap. They need root.
+//! Tests that the time of calls equals their thread's CPU time, and that timing them is cheap. Needs root.
 //!
-//! `scripts/kernels/cost.sh` runs this on emulated machines whose clock counts instructions. There it is exact.
+//! `scripts/kernels/cost.sh` runs these tests on emulated machines whose clock counts instructions. There they are
+//! exact.
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
@@ -18,12 +19,12 @@ use nix::sys::socket::{MsgFlags, recv};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, getppid};
 
-/// Set where the machine's clock counts instructions: nothing outside of it changes what a call takes.
+/// Environment variable that is set if the machine's clock counts instructions, so other load cannot change a duration.
 const EXACT: &str = "MILLRACE_EXACT";
-/// The largest difference that is allowed, as a part of the time on CPU.
+/// Largest allowed difference, as a fraction of the time on a CPU.
 const TOLERANCE: f64 = 0.01;
 const SPINNING: usize = 4;
-/// Samples per second and CPU, as an observer takes them.
+/// Samples a second on each CPU, the observer's default.
 const HZ: u32 = 1000;
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -53,7 +54,7 @@ fn on_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock").into()
 }
 
-/// A socket with a datagram, which a call can look at over and over.
+/// Returns a socket with a received datagram, which calls can peek at repeatedly.
 fn socket() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     socket.send_to(&[0; 8], socket.local_addr().expect("an address")).expect("sent");
@@ -61,14 +62,14 @@ fn socket() -> UdpSocket {
     socket
 }
 
-/// A call that makes no softirq.
+/// Peeks at the datagram: a call that receives and causes no softirq.
 fn look(socket: &UdpSocket) -> Result<usize, Errno> {
     recv(socket.as_raw_fd(), &mut [0; 8], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)
 }
 
-/// Nanoseconds and calls of this process so far.
+/// Returns this process's nanoseconds and calls in the event `Receive`.
 fn received(cost: &mut CostPrograms) -> (u64, u64) {
-    // Sums reach a process when its thread leaves the CPU.
+    // A process is charged when its thread leaves the CPU.
     let left = || getrusage(UsageWho::RUSAGE_THREAD).expect("usage").voluntary_context_switches();
     let before = left();
     wait_until("this thread to leave its CPU", left, |now| *now > before);
@@ -79,7 +80,7 @@ fn received(cost: &mut CostPrograms) -> (u64, u64) {
     })
 }
 
-/// Calls without pause for so much time on a CPU.
+/// The figures of a stretch of calls without pause.
 #[derive(Debug)]
 struct CallStretch {
     on_cpu_ns: f64,
@@ -106,7 +107,7 @@ impl CallStretch {
         Self { on_cpu_ns, counted_ns: (after.0 - before.0) as f64, calls, counted_calls: after.1 - before.1 }
     }
 
-    /// The part of the time on CPU that was in calls.
+    /// Returns the counted time of the calls as a fraction of the thread's time on a CPU.
     fn share(&self) -> f64 {
         self.counted_ns / self.on_cpu_ns
     }
@@ -134,15 +135,16 @@ fn beside_spinning<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// A thread that is preempted anywhere, also inside of the programs that time its calls: whatever runs meanwhile is not its own.
+/// A thread may be preempted anywhere, even inside the programs that time its calls. The time of other threads that run
+/// then must not count as its own.
 #[test]
-fn preempted_calls_take_what_their_thread_takes() {
-    let name = "preempted_calls_take_what_their_thread_takes";
+fn preempted_calls_count_only_their_threads_time() {
+    let name = "preempted_calls_count_only_their_threads_time";
     let length = Duration::from_millis(if is_exact() { 2000 } else { 200 });
     with_each_method(name, |cost| {
         cost.attach().expect("it attaches");
         for cpu in 0..cost.cpus() {
-            // Possible CPUs need not be online.
+            // Sampling fails for possible CPUs that are not online.
             let _ = cost.sample(cpu, HZ);
         }
         let networking = |cost: &CostPrograms| -> Vec<u64> {
@@ -164,7 +166,7 @@ fn preempted_calls_take_what_their_thread_takes() {
             preempted.calls
         );
         for stretch in [&alone, &preempted] {
-            // Calls that waited for the datagram are counted too.
+            // The calls that waited for the datagram in `socket` are counted too.
             assert!((stretch.calls..=stretch.calls + 2).contains(&stretch.counted_calls), "{stretch:?}");
             assert!(stretch.share() <= 1.0 + TOLERANCE, "{method:?}: {stretch:?}");
         }
@@ -176,7 +178,7 @@ fn preempted_calls_take_what_their_thread_takes() {
     });
 }
 
-/// The least of many, which other load does not change; ns.
+/// Returns the shortest duration of `work` in ns, the mean of the fastest batch. Other load hardly changes a minimum.
 fn least(mut work: impl FnMut()) -> f64 {
     const BATCHES: u32 = 50;
     const CALLS: u32 = 64;
@@ -189,19 +191,19 @@ fn least(mut work: impl FnMut()) -> f64 {
     least.as_nanos() as f64 / f64::from(CALLS)
 }
 
-/// Nanoseconds that one of each takes.
+/// The durations of different calls in ns.
 #[derive(Debug, Clone, Copy)]
 struct CallPriceTable {
     call: f64,
     other_call: f64,
-    /// A datagram to oneself: a call, and a softirq inside of it.
+    /// Duration of sending a datagram to the own address: a call with a softirq inside.
     loopback: f64,
-    /// A task switch, and two calls without a socket.
+    /// Duration of a task switch together with two calls without a socket.
     switch: f64,
 }
 
 impl CallPriceTable {
-    /// Measures on one CPU.
+    /// Measures the durations on CPU 0.
     fn measure() -> Self {
         let mut first = CpuSet::new();
         first.set(0).expect("a CPU");
@@ -222,7 +224,8 @@ impl CallPriceTable {
         })
     }
 
-    /// Two threads wake each other and wait: two switches, and two calls of each.
+    /// Returns half the duration of a round in which two threads wake each other: two switches, and two calls of each
+    /// thread.
     fn switch(only: &CpuSet) -> f64 {
         let stop = AtomicBool::new(false);
         let waker = thread::current();
@@ -245,7 +248,8 @@ impl CallPriceTable {
     }
 }
 
-/// Far more than any machine takes: what is asserted is that timing costs less than what it times usually does.
+/// Limit in ns for the time that timing adds to a call. It is far more than any machine needs, so it catches gross
+/// errors only.
 const MOST_NS: f64 = 20_000.0;
 
 #[test]

@@ -392,7 +392,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
     let stdout = child.stdout.take().unwrap();
     fcntl(&stdout, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     let said = said(&mut child);
-    wait_for_line(&said, "standard output: it does not keep up");
+    wait_for_line(&said, "standard output: too slow, so reports are dropped");
     let logged = || {
         let reader = millrace_cost::log::ReportReader::open(&log);
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
@@ -454,7 +454,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     // The pipe had room for fewer than 40 reports. Single reports after that may be missing, too.
     sequences.find(|sequence| *sequence >= 40).unwrap();
     stdin.write_all(b"there is room\n").unwrap();
-    wait_for_line(&said, "log: goes on; ");
+    wait_for_line(&said, "log: works again; ");
     stdin.write_all(b"end\n").unwrap();
     let replayed: Vec<u64> = sequences.skip_while(|sequence| *sequence > 0).collect();
     assert!(child.wait().unwrap().success());

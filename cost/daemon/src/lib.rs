@@ -1,4 +1,5 @@
-//! Shows what the kernel's networking costs: live view, files, text, dashboard. `millrace-cost` makes the figures.
+//! Shows the CPU time of the kernel's networking: live view, log files, text and web dashboard. `millrace-cost`
+//! measures it.
 #![deny(missing_docs)]
 
 pub mod live;

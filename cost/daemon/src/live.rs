@@ -1,4 +1,4 @@
-//! The live view on a terminal.
+//! Draws the live view on a terminal and handles its keys.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -17,19 +17,20 @@ use super::table::{TableCell, TextTable};
 use super::text::{self, cut};
 use super::trend::{Picture, Trend};
 
-/// Whether the live view goes on.
+/// The result of a key press: whether the live view continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyAnswer {
-    /// The view goes on.
+    /// The view continues.
     Continue,
-    /// The user has asked to quit.
+    /// The user quits, or a signal ends the program.
     Quit,
 }
 
 /// The live view, on the terminal's alternate screen and without echo. Dropping it restores the terminal.
 pub struct LiveTerminal {
+    /// The terminal's settings before the view was opened.
     before: Termios,
-    /// A terminal that is left as it is would be of no use after SIGTERM.
+    /// Signals that end the view, so that the terminal is restored after SIGTERM too.
     signals: CostSignals,
     losses: Arc<ReportLosses>,
     trend: Trend,
@@ -44,7 +45,8 @@ struct LiveReports {
 }
 
 impl LiveReports {
-    /// Adds command lines for this view only, and only while they are shown. Logs and pages have them only if they were requested.
+    /// Adds command lines to this view's copy of the report, while they are shown. Logs and the dashboard have them
+    /// only if requested.
     fn read_arguments(&mut self) {
         if self.report.has_arguments() {
             return;
@@ -57,7 +59,7 @@ impl LiveReports {
 
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// Moves to the top left. The rest is overwritten line by line, so that nothing flickers.
+/// Moves the cursor to the top left. The screen is overwritten line by line instead of cleared, which would flicker.
 const HOME: &str = "\x1b[H";
 const END_OF_LINE: &str = "\x1b[K\r\n";
 const END_OF_SCREEN: &str = "\x1b[J";
@@ -66,7 +68,7 @@ const REVERSE: &str = "\x1b[7m";
 const PLAIN: &str = "\x1b[0m";
 
 impl LiveTerminal {
-    /// Opens the view. With `arguments`, processes are shown by their command lines until the user switches that off.
+    /// Opens the view. With `arguments`, processes are shown with their command lines until the user switches that off.
     pub fn open(signals: CostSignals, losses: Arc<ReportLosses>, arguments: bool) -> anyhow::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -79,7 +81,7 @@ impl LiveTerminal {
         Ok(terminal)
     }
 
-    /// Answers to keys for `time`.
+    /// Handles keys and signals for at most `time`.
     pub fn wait(&mut self, time: Duration) -> anyhow::Result<KeyAnswer> {
         let stdin = io::stdin();
         let mut ready = [
@@ -95,7 +97,7 @@ impl LiveTerminal {
             return Ok(KeyAnswer::Continue);
         }
         let mut bytes = [0; 16];
-        // Nothing to read although it is ready: the terminal is gone.
+        // A ready descriptor without data means that the terminal was closed.
         let read = nix::unistd::read(&stdin, &mut bytes)?;
         let typed = bytes.get(..read).unwrap_or_default();
         if typed.is_empty() || keys(typed).any(|key| self.view.key(key) == KeyAnswer::Quit) {
@@ -105,10 +107,10 @@ impl LiveTerminal {
         Ok(KeyAnswer::Continue)
     }
 
-    /// Shows a report.
+    /// Shows a report, unless the view is paused.
     ///
     /// # Errors
-    /// The terminal cannot be written to.
+    /// Fails if the terminal cannot be written to.
     pub fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         self.trend.add(report);
         if self.view.paused {
@@ -140,7 +142,7 @@ impl LiveTerminal {
 
 impl Drop for LiveTerminal {
     fn drop(&mut self) {
-        // Nothing is left to do if the terminal is gone.
+        // Errors are ignored: if the terminal was closed, there is nothing to restore.
         let _ = self.write(LEAVE);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
@@ -149,21 +151,23 @@ impl Drop for LiveTerminal {
 /// The selected table and how it is shown.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LiveView {
+    /// Index of the selected table.
     table: usize,
-    /// `None`: as it comes.
+    /// Index of the column to sort by; `None` for the table's own order.
     sort: Option<usize>,
     reverse: bool,
-    /// Rows above the first one that is shown.
+    /// Number of rows above the first one that is shown.
     scroll: usize,
     paused: bool,
-    /// Processes by their command lines.
+    /// True if processes are shown with their command lines.
     arguments: bool,
-    /// The numbers of tables and columns when it was drawn.
+    /// Number of tables when the view was last drawn.
     tables: usize,
+    /// Number of columns when the view was last drawn.
     columns: usize,
 }
 
-/// Positions among the tables of a report.
+/// Index of the table of CPUs among a report's tables, and below it that of the parts.
 const OVERVIEW: usize = 0;
 const PARTS: usize = 1;
 const HELP: &str = "Tab table  s sort  r reverse  a arguments  arrows scroll  space pause  q quit";
@@ -228,7 +232,7 @@ impl LiveView {
         lines
     }
 
-    /// The CPUs, and parts in the room below.
+    /// Returns the lines of the first view: the CPUs, and the parts in the rows that are left below.
     fn overview(&mut self, cpus: TextTable, parts: TextTable, width: usize, room: usize) -> Vec<String> {
         let room_of_cpus = cpus.rows.len().min(room / 2);
         let mut lines = self.rows(cpus, width, room_of_cpus);
@@ -249,14 +253,14 @@ impl LiveView {
         }
         if !report.missing.is_empty() {
             foot.push(format!(
-                "{} things cannot be measured here; --plain and --json name them",
+                "{} figures cannot be measured here; --plain and --json list them",
                 report.missing.len()
             ));
         }
         if text::is_poor(report) {
             foot.push(text::NOTE_ON_POOR.to_owned());
         }
-        foot.push(if self.paused { "paused; space goes on" } else { HELP }.to_owned());
+        foot.push(if self.paused { "paused; space continues" } else { HELP }.to_owned());
         foot.iter().map(|line| cut(line, width)).collect()
     }
 
@@ -292,7 +296,7 @@ impl LiveView {
     }
 }
 
-/// Two columns more, after the share of networking. Rows are in the order of the CPUs.
+/// Inserts two columns after the share of networking. Pictures and rows are both in the order of the CPUs.
 fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     const AT: usize = 2;
     cpus.columns.splice(AT..AT, ["last minute", "level for"]);
@@ -302,7 +306,7 @@ fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     }
 }
 
-/// Splits input into keys. A key is one byte, or a sequence that begins with ESC and `[` and ends with a letter or `~`.
+/// Splits input into keys. A key is one byte, or an escape sequence from ESC and `[` to a letter or `~`.
 fn keys(mut typed: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let sequence = typed.strip_prefix(b"\x1b[");
@@ -423,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_arrive_together_all_work() {
+    fn keys_read_together_are_split() {
         let typed: Vec<_> = keys(b"s\x1b[B\t\x1b[5~q\x1b").collect();
         assert_eq!(typed, [&b"s"[..], b"\x1b[B", b"\t", b"\x1b[5~", b"q", b"\x1b"]);
         assert_eq!(keys(b"").count(), 0);

@@ -1,28 +1,28 @@
-//! Reports that are missing in outputs.
+//! Counts the reports that outputs lost.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// Reports that outputs did not get, and why.
+/// The lost reports of each output, and the reasons.
 #[derive(Debug, Default)]
 pub struct ReportLosses {
     outputs: Mutex<BTreeMap<&'static str, ReportLoss>>,
-    /// Losses are not printed: standard error would spoil the live view, which shows them itself.
+    /// True if losses are not printed. Standard error would disturb the live view, which shows losses itself.
     silent: bool,
 }
 
-/// Reports that an output did not get.
+/// The lost reports of one output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReportLoss {
-    /// Reports that are not in the output.
+    /// Number of reports that are not in the output.
     pub reports: u64,
-    /// `None`: it goes on.
+    /// The reason of the present loss; `None` while the output works.
     pub reason: Option<String>,
 }
 
 impl ReportLosses {
-    /// Makes the counts of outputs that have lost nothing. `silent`: losses are not logged.
+    /// Creates empty counts. With `silent`, losses are not printed.
     pub fn new(silent: bool) -> Self {
         Self { outputs: Mutex::default(), silent }
     }
@@ -32,7 +32,7 @@ impl ReportLosses {
         self.outputs.lock().entry(output).or_default();
     }
 
-    /// Counts `reports` more as lost. Reports a reason once, until it changes or is over.
+    /// Counts `reports` more as lost. Prints a reason once, until it changes or the output works again.
     pub fn add(&self, output: &'static str, reports: u64, reason: &str) {
         let mut outputs = self.outputs.lock();
         let loss = outputs.entry(output).or_default();
@@ -43,12 +43,12 @@ impl ReportLosses {
         }
     }
 
-    /// The output goes on.
+    /// Records that an output works again after a loss.
     pub fn mark_over(&self, output: &'static str) {
         if let Some(loss) = self.outputs.lock().get_mut(output)
             && loss.reason.take().is_some()
         {
-            self.say(output, &format!("goes on; {} reports are not in it", loss.reports));
+            self.say(output, &format!("works again; {} reports are not in it", loss.reports));
         }
     }
 
@@ -57,7 +57,7 @@ impl ReportLosses {
         self.outputs.lock().clone()
     }
 
-    /// Reports all losses, at the end.
+    /// Prints the losses of all outputs, at the end of the program.
     pub fn tell(&self) {
         for (output, loss) in self.all().into_iter().filter(|(_, loss)| loss.reports > 0) {
             eprintln!("millrace: {output}: {} reports are not in it", loss.reports);

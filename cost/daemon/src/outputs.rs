@@ -1,4 +1,4 @@
-//! Outputs of reports, except for the live view and the dashboard.
+//! Writes reports to standard output, the log and export files.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -19,9 +19,9 @@ use super::losses::ReportLosses;
 use super::sink::ReportSink;
 use super::text;
 
-/// A report per line.
+/// Output of reports as JSON, one in each line.
 pub struct JsonOutput {
-    /// Whether lines have stacks.
+    /// Whether reports keep their stacks.
     pub stacks: bool,
 }
 
@@ -38,9 +38,9 @@ impl ReportSink for JsonOutput {
     }
 }
 
-/// Reports as text, one after the other.
+/// Output of reports as text.
 pub struct TextOutput {
-    /// There is only one.
+    /// True if there is only one report, so no empty line follows.
     pub one: bool,
 }
 
@@ -55,23 +55,23 @@ impl ReportSink for TextOutput {
     }
 }
 
-/// The log file, which goes on after errors: a disk may be full for a while.
+/// Output to the log file. It continues after errors, since a disk may be full for a while.
 pub struct LogOutput {
-    /// `None` when finished.
+    /// The log's writer; `None` when finished.
     writer: Option<ReportWriter>,
     losses: Arc<ReportLosses>,
-    /// The part of the writer's count that is already among the losses.
+    /// Skipped reports of the writer that are already counted as losses.
     skipped: u64,
 }
 
 impl LogOutput {
-    /// Name of the output in the counts of losses.
+    /// Name of the output in [`ReportLosses`].
     pub const NAME: &str = "log";
 
-    /// Creates a log, of files within these limits.
+    /// Creates a log whose files stay within `limits`.
     ///
     /// # Errors
-    /// The file cannot be created.
+    /// Fails if the file cannot be created.
     pub fn create(path: &Path, limits: LogLimits, losses: Arc<ReportLosses>) -> anyhow::Result<Self> {
         Ok(Self { writer: Some(ReportWriter::create(path, limits)?), losses, skipped: 0 })
     }
@@ -94,7 +94,7 @@ impl ReportSink for LogOutput {
     }
 }
 
-/// Files of the whole time, written at the end.
+/// Output of the sum of all reports to export files, which are written at the end.
 pub struct ExportOutput {
     merge: Merge,
     folded: Option<ExportTarget>,
@@ -103,7 +103,7 @@ pub struct ExportOutput {
 }
 
 impl ExportOutput {
-    /// Opens the given files. A file that cannot be written is an error now, not at the end.
+    /// Opens the given files: folded stacks, pprof, flame graph. Fails now, not at the end, if one cannot be written.
     pub fn create([folded, pprof, flame]: [Option<&Path>; 3]) -> anyhow::Result<Self> {
         let create = |path: Option<&Path>| {
             path.map(|path| ExportTarget::open(path).with_context(|| path.display().to_string())).transpose()
@@ -129,7 +129,7 @@ impl ReportSink for ExportOutput {
             let Some(target) = target else { return Ok(()) };
             let name = target.path.display().to_string();
             target.write(content).with_context(|| name.clone())?;
-            // Standard error may be closed, so that nobody reads this.
+            // An error is ignored, since standard error may be closed.
             let _ = writeln!(io::stderr(), "millrace: {name} is written");
             Ok(())
         };
@@ -142,22 +142,22 @@ impl ReportSink for ExportOutput {
     }
 }
 
-/// A file that is written at the end. It is replaced as a whole, or stays unchanged.
+/// A file that is written at the end. It is replaced as a whole, or stays unchanged after an error.
 struct ExportTarget {
     path: PathBuf,
-    /// Pipes and devices, which are written to as they are.
+    /// The open file if it is a pipe or a device, which cannot be replaced and is written to directly.
     special: Option<File>,
 }
 
 impl ExportTarget {
-    /// Changes nothing yet, but fails where writing would.
+    /// Checks that the file can be written, without changing it.
     fn open(path: &Path) -> io::Result<Self> {
         let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
         let special = match is_special {
             true => Some(File::options().write(true).open(path)?),
             false => None,
         };
-        // A link stays one: what it leads to is written.
+        // A symbolic link is kept, and its target is written.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if special.is_none() {
             access(&directory(&path), AccessFlags::W_OK | AccessFlags::X_OK)?;
@@ -183,7 +183,8 @@ fn fill<W: Write>(out: W, content: &dyn Fn(&mut dyn Write) -> io::Result<()>) ->
     out.into_inner().map_err(io::IntoInnerError::into_error)
 }
 
-/// The point also says that it is a directory, and is what a lone name is in.
+/// Returns the directory of a file, with `.` appended. That makes a lone file name's directory `.`, and fails later if
+/// the parent is not a directory.
 fn directory(path: &Path) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(".")
 }
@@ -222,7 +223,7 @@ mod tests {
         for wrong in [dir.path().to_owned(), dir.path().join("none/file")] {
             assert!(ExportTarget::open(&wrong).is_err(), "{}", wrong.display());
         }
-        // A pipe is written to as it is.
+        // A pipe is written to directly, not replaced.
         let pipe = dir.path().join("pipe");
         mkfifo(&pipe, Mode::S_IRWXU).expect("a pipe");
         let mut reader =

@@ -1,4 +1,5 @@
-//! Outputs that may have to wait, each in a thread of its own behind a bounded queue: they hold up nobody.
+//! Runs outputs that may block in threads of their own behind bounded queues, so that they delay neither the observer
+//! nor other outputs.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
@@ -11,20 +12,21 @@ use millrace_cost::report::Report;
 use super::losses::ReportLosses;
 use super::sink::ReportSink;
 
-/// Reports that wait for an output; seconds at the usual period.
+/// Largest number of reports that wait for an output. With the usual period of 1 s, this is the same number of seconds.
 const QUEUE: usize = 8;
 
-/// A sink in its own thread. Reports that it has no time for are dropped and counted.
+/// A sink in its own thread. If its queue is full, reports are dropped and counted.
 pub struct Queued {
     output: &'static str,
-    /// `None`: there are no more.
+    /// The queue; `None` after the last report.
     reports: Option<SyncSender<Arc<Report>>>,
+    /// Receives the sink's result when its thread ends.
     ended: Receiver<anyhow::Result<()>>,
     losses: Arc<ReportLosses>,
 }
 
 impl Queued {
-    /// Starts the thread that writes. `output` names it in the counts of losses.
+    /// Starts the thread that writes. `output` is its name in `losses`.
     pub fn start(
         output: &'static str,
         mut sink: impl ReportSink + Send + 'static,
@@ -39,14 +41,14 @@ impl Queued {
         };
         thread::Builder::new()
             .name(format!("cost-{output}"))
-            // If nobody wants to know how it ended, the process ends.
+            // Sending fails only if `Queued` was dropped, which happens at the end of the process.
             .spawn(move || drop(end.send(all())))
             .context("cannot start a thread")?;
         Ok(Self { output, reports: Some(reports), ended, losses })
     }
 }
 
-const TOO_SLOW: &str = "it does not keep up";
+const TOO_SLOW: &str = "too slow, so reports are dropped";
 
 impl ReportSink for Queued {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
@@ -56,6 +58,7 @@ impl ReportSink for Queued {
                 self.losses.add(self.output, 1, TOO_SLOW);
                 Ok(())
             }
+            // The thread has ended early: return its error.
             Some(Err(TrySendError::Disconnected(_))) | None => self.finish(None),
         }
     }
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
     use crate::text::tests::example;
 
-    /// Takes a report when it is let, and says which.
+    /// A sink that waits for a message on `enter` before each report, and sends the report's number to `taken`.
     struct Gated {
         enter: Receiver<()>,
         taken: mpsc::Sender<u64>,
@@ -118,7 +121,7 @@ mod tests {
         enter.send(()).expect("open");
         queued.report(&report(0)).expect("taken");
         assert_eq!(seen.recv(), Ok(0));
-        // One is in its hands, `QUEUE` wait; the thread has taken the first from the queue at some time.
+        // The sink holds one report and `QUEUE` reports wait. When the thread took the first one is not determined.
         let sent = 2 * QUEUE as u64;
         (1..=sent).for_each(|at| queued.report(&report(at)).expect("taken"));
         let lost = queued.losses.all()["test"].clone();

@@ -1,4 +1,4 @@
-//! Reduces the rights of the process before it answers requests over HTTP.
+//! Reduces the privileges of the process before it answers requests over HTTP.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use rustix::thread::{
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-/// Tasks that the process still has. Each needs rights.
+/// Tasks of the process that need privileges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RightsNeeds {
-    /// The kernel is observed.
+    /// Observing the kernel.
     pub observes: bool,
-    /// User space of chosen processes has names, whosever it is.
+    /// Finding the names of functions of other users' processes.
     pub profiles: bool,
-    /// BPF programs are listed.
+    /// Listing BPF programs.
     pub programs: bool,
-    /// Files are still made, where this user may make them now.
+    /// Creating files with the present user's permissions.
     pub files: bool,
 }
 
@@ -37,18 +37,19 @@ impl RightsNeeds {
     }
 }
 
-/// Drops rights that are not needed, for good: capabilities, the root user if no files are to be made, and system calls that start
-/// programs, look into processes or change the system. To be called while there is one thread: others keep their rights.
+/// Drops privileges that are not needed, for ever: capabilities, the root user if no files will be created, and system
+/// calls that start programs, read other processes or change the system. Call this while the process has one thread,
+/// since other threads would keep their privileges.
 ///
 /// # Errors
-/// The kernel does not allow it.
+/// Fails if the kernel refuses one of the steps.
 pub fn reduce(needs: RightsNeeds) -> anyhow::Result<()> {
     if geteuid().is_root() && !needs.files {
         set_keep_capabilities(true).context("cannot keep capabilities")?;
         become_nobody()
             .context("cannot become nobody: start this with CAP_SETUID and CAP_SETGID, or as another user")?;
     }
-    // As another user, fewer may be there.
+    // A process of another user may have fewer capabilities than needed. Keep those that it has.
     let kept = needs.capabilities() & capabilities(None)?.permitted;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).context("cannot drop capabilities")?;
@@ -56,7 +57,7 @@ pub fn reduce(needs: RightsNeeds) -> anyhow::Result<()> {
     apply_filter(&filter()?).context("cannot confine system calls")
 }
 
-/// Number of the user `nobody` on a machine that has no user of that name.
+/// User and group ID of `nobody` on a machine without a user of that name.
 const NOBODY: u32 = 65_534;
 
 fn become_nobody() -> nix::Result<()> {
@@ -67,7 +68,7 @@ fn become_nobody() -> nix::Result<()> {
     setresuid(uid, uid, uid)
 }
 
-/// System calls that neither the observer nor the HTTP server makes.
+/// System calls that the kernel refuses with EPERM. Neither the observer nor the HTTP server makes them.
 const REFUSED: &[libc::c_long] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_capabilities_suffice_to_observe() {
+    fn observing_needs_three_capabilities() {
         let of = |needs: RightsNeeds| needs.capabilities();
         let observes = RightsNeeds { observes: true, ..RightsNeeds::default() };
         assert_eq!(of(RightsNeeds::default()), CapabilitySet::empty());

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP as a descriptor to wait for, so that outputs can be finished.
+//! Receives SIGINT, SIGTERM and SIGHUP through a descriptor, so that the program can finish its outputs.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,23 +8,23 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// Signals that end the program, as a descriptor.
+/// The descriptor of the signals that end the program (`signalfd(2)`).
 pub struct CostSignals(SignalFd);
 
 impl CostSignals {
-    /// Blocks the signals in this thread and in those that it starts from now on.
+    /// Blocks the signals in this thread and in threads that it starts later, and opens the descriptor.
     pub fn block() -> io::Result<Self> {
         let set = set();
         set.thread_block()?;
         Ok(Self(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?))
     }
 
-    /// Unblocks the signals, which end the process again.
+    /// Unblocks the signals, so that they end the process again.
     pub fn unblock() -> io::Result<()> {
         Ok(set().thread_unblock()?)
     }
 
-    /// Waits for at most `time`, and returns whether a signal came.
+    /// Waits for at most `time`, and reports whether a signal arrived.
     pub fn wait(&self, time: Duration) -> io::Result<bool> {
         let mut ready = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {

@@ -1,4 +1,4 @@
-//! The interface of outputs.
+//! The interface of all outputs of reports.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,10 +7,10 @@ use millrace_cost::report::Report;
 
 /// An output of reports. Reports are shared, since some outputs keep them.
 pub trait ReportSink {
-    /// Takes a report.
+    /// Writes a report.
     ///
     /// # Errors
-    /// The output is gone, and takes no more.
+    /// Fails if the output was closed and accepts no more reports.
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()>;
 
     /// Ends the output after the last report. Data not written by the deadline, if there is one, may be dropped.

@@ -1,4 +1,4 @@
-//! Tables that can be sorted by any column.
+//! Formats tables as text. A table can be sorted by any column.
 
 use std::cmp::Ordering;
 
@@ -16,8 +16,9 @@ pub enum TableCell {
     Share(f64),
     /// A share of one CPU, estimated from samples.
     Estimate(SampledFigure),
+    /// A duration in nanoseconds, which is shown in microseconds.
     Microseconds(u64),
-    /// A time in seconds; `true`: at least that.
+    /// A time in seconds. `true` if the real time may be longer.
     Seconds(u64, bool),
     /// A value that is not measured.
     Unknown,
@@ -28,10 +29,10 @@ impl TableCell {
         Self::Estimate(SampledFigure::new(share, samples, interval))
     }
 
-    /// `errors`: with how far estimates may be off.
+    /// Formats the cell. With `errors`, estimates have their margin of error.
     fn text(&self, errors: bool) -> String {
         match self {
-            // Processes, cgroups and functions have names that others choose.
+            // Other users choose the names of processes, cgroups and functions, so they may have control characters.
             Self::Text(text) => printable(text),
             Self::Number(0) => "-".to_owned(),
             Self::Number(number) => number.to_string(),
@@ -64,7 +65,7 @@ impl TableCell {
     }
 }
 
-/// A figure of samples: `~` says that it rests on few.
+/// Formats a figure that rests on samples. A leading `~` marks a figure that rests on few samples.
 pub fn estimate(of: &SampledFigure, errors: bool) -> String {
     if of.share == 0.0 {
         return "-".to_owned();
@@ -76,10 +77,10 @@ pub fn estimate(of: &SampledFigure, errors: bool) -> String {
     }
 }
 
-/// Mark in front of a figure that rests on few samples.
+/// The mark before a figure that rests on few samples.
 pub const POOR: &str = "~";
 
-/// A table. Its rows begin in their most useful order.
+/// A table of text. Its rows are in their most useful order until it is sorted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextTable {
     pub title: &'static str,
@@ -88,7 +89,7 @@ pub struct TextTable {
 }
 
 impl TextTable {
-    /// Numbers from the largest on, texts from A on; the other way round if `reverse`.
+    /// Sorts the rows by a column: numbers in descending order, texts in ascending order. `reverse` inverts the order.
     pub fn sort(&mut self, column: usize, reverse: bool) {
         self.rows.sort_by(|a, b| {
             let (Some(a), Some(b)) = (a.get(column), b.get(column)) else { return Ordering::Equal };
@@ -97,12 +98,12 @@ impl TextTable {
         });
     }
 
-    /// Reports whether a figure of it rests on few samples.
+    /// Reports whether a figure in the table rests on few samples.
     pub fn is_poor(&self) -> bool {
         self.rows.iter().flatten().any(|cell| matches!(cell, TableCell::Estimate(of) if of.is_poor()))
     }
 
-    /// Returns [`lines`](Self::lines) of at most `width` characters, without the errors of figures if the lines are longer with them.
+    /// Returns [`lines`](Self::lines). If a line is longer than `width` characters, the margins of error are left out.
     pub fn lines_within(&self, width: usize) -> Vec<String> {
         let lines = self.lines();
         match lines.iter().all(|line| line.trim_end().chars().count() <= width) {
@@ -111,7 +112,7 @@ impl TextTable {
         }
     }
 
-    /// The heading, then a line for each row; texts to the left, numbers to the right.
+    /// Returns the heading, then a line for each row. Texts are aligned left, numbers right.
     pub fn lines(&self) -> Vec<String> {
         self.lines_with(true)
     }

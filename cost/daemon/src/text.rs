@@ -1,4 +1,4 @@
-//! Reports as tables of text.
+//! Formats reports as tables of text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +10,10 @@ use millrace_cost::report::{
 
 use super::table::{TableCell, TextTable, estimate};
 
-/// Rows of a table when it is one of several.
+/// Largest number of rows of each table in a text report, except for the CPUs.
 const TOP: usize = 20;
 
-/// Formats a whole report. Command lines are cut at `width`.
+/// Formats a whole report. Lines with command lines are cut at `width` characters.
 pub fn report(report: &Report, width: usize) -> String {
     let mut text = String::new();
     for line in head(report) {
@@ -55,7 +55,7 @@ pub fn cut(line: &str, width: usize) -> String {
     line.chars().take(width).collect()
 }
 
-/// Returns the lines with the observed host, the method and the sums.
+/// Returns the first lines of a report: the observed host, the method and the sums.
 pub fn head(report: &Report) -> Vec<String> {
     let how = match (report.mode, report.method) {
         (ReportMode::Sampling, _) => "sampling only".to_owned(),
@@ -127,12 +127,12 @@ fn count_of_cpus(report: &Report) -> String {
     }
 }
 
-/// Explains why part of the time is sampled and not timed, if it is.
+/// Returns a line that explains why events were only sampled, in the whole period or in a part of it.
 fn mode(report: &Report) -> Option<String> {
     let seconds = |ns: u64| ns as f64 / 1e9;
     match report.auto.as_ref() {
         Some(auto) if report.mode == ReportMode::Sampling => Some(format!(
-            "timing events would take {:.2} % of one CPU and may take {:.2} %: they are sampled; tried again in {:.0} s",
+            "timing events would take {:.2} % of one CPU and may take {:.2} %: they are only sampled; next trial in {:.0} s",
             auto.timing_share * 100.0,
             auto.budget_share * 100.0,
             auto.retry_ms.unwrap_or(0) as f64 / 1e3
@@ -146,7 +146,7 @@ fn mode(report: &Report) -> Option<String> {
     }
 }
 
-/// Returns notes on what the figures leave out.
+/// Returns notes about observations that were lost and figures that could not be measured.
 pub fn notes(report: &Report) -> Vec<String> {
     let mut notes: Vec<String> = lost(report).into_iter().collect();
     for missing in &report.missing {
@@ -159,12 +159,12 @@ pub fn notes(report: &Report) -> Vec<String> {
     notes
 }
 
-/// Returns the counts of lost observations, if there are any.
+/// Returns a line with the numbers of lost observations, or `None` if nothing was lost.
 pub fn lost(report: &Report) -> Option<String> {
     let lost = &report.lost;
     (!lost.is_nothing()).then(|| {
         format!(
-            "lost: {} samples, {} stacks, {} process sums, {} places of tasks, {} runs",
+            "lost: {} samples, {} stacks, {} process charges, {} task switches in calls, {} program runs",
             lost.samples, lost.stacks, lost.processes, lost.tasks, lost.skipped_runs
         )
     })
@@ -174,8 +174,8 @@ const CPUS: &str = "CPUs";
 const PROCESSES: &str = "processes";
 const COMMAND_LINE: &str = "command line";
 
-/// Returns all views of a report, most important first. Tables of values that were not measured are empty. With `arguments`, processes are
-/// shown by their command lines.
+/// Returns all tables of a report, most important first. Tables of values that were not measured are empty. With
+/// `arguments`, processes are shown with their command lines.
 pub fn tables(report: &Report, arguments: bool) -> Vec<TextTable> {
     vec![
         cpus(report),
@@ -188,7 +188,7 @@ pub fn tables(report: &Report, arguments: bool) -> Vec<TextTable> {
     ]
 }
 
-/// Events that have a column: those that are timed, and of the others those that occurred.
+/// Returns the events that have a column: every event that programs time, and other events if they occurred.
 fn columns(report: &Report) -> Vec<Event> {
     let occurred = |event: &Event| report.share_of(*event) > 0.0;
     Event::ALL
@@ -251,10 +251,10 @@ fn parts(report: &Report) -> TextTable {
     table
 }
 
-/// The first columns of [`task`].
+/// Headings of the first cells that [`task`] returns.
 const EVENTS_OF_TASKS: [&str; 5] = ["send", "receive", "io_uring", "other", "local"];
 
-/// Shares of [`EVENTS_OF_TASKS`], then calls a second.
+/// Returns the cells of a process or cgroup: shares of [`EVENTS_OF_TASKS`], then sends and receives a second.
 fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = TableCell> {
     let share = |ns: u64| TableCell::Share(ns as f64 / report.period_ns.max(1) as f64);
     let per_second =
@@ -294,7 +294,8 @@ fn processes(report: &Report) -> TextTable {
     }
 }
 
-/// Shows command lines in place of the widest columns, which are cgroups and names. Most command lines begin with the name anyway.
+/// Returns the table of processes with command lines in place of the widest columns, which are cgroups and names. Most
+/// command lines begin with the name anyway.
 fn command_lines(report: &Report) -> TextTable {
     let row = |process: &ProcessCost| {
         let mut row = vec![TableCell::Number(process.pid.into()), process_cell(process)];
@@ -479,7 +480,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Errors are shown in every table with sampled figures, and in the head.
+    /// The margin of error is shown in every table with sampled figures, and in the first lines.
     #[test]
     fn sampled_figures_show_their_uncertainty() {
         let mut example = example();
@@ -505,7 +506,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn change_of_mode_is_reported() {
+    fn mode_chosen_by_budget_is_explained() {
         let auto = Auto {
             budget_share: 0.01,
             timing_share: 0.142,
@@ -524,7 +525,7 @@ pub(super) mod tests {
         let text = report(&sampled, usize::MAX);
         for want in [
             "250 Hz (not 1000: an interrupt takes 15.6 us here), sampling only",
-            "timing events would take 14.20 % of one CPU and may take 1.00 %: they are sampled; tried again in 9 s",
+            "timing events would take 14.20 % of one CPU and may take 1.00 %: they are only sampled; next trial in 9 s",
         ] {
             assert!(text.contains(want), "{want} in\n{text}");
         }
@@ -536,7 +537,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn command_lines_are_shown_if_asked_for_and_control_nothing() {
+    fn command_lines_are_shown_on_request_without_control_characters() {
         let mut example = example();
         let hidden = report(&example, usize::MAX);
         assert!(hidden.contains("server") && !hidden.contains("command line"), "{hidden}");
@@ -554,7 +555,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A value that is not measured is not 0.
+    /// A value that was not measured is shown as `?`, not as 0.
     #[test]
     fn event_that_was_not_measured_is_shown_as_unknown() {
         let table = cpus(&example());
@@ -570,7 +571,7 @@ pub(super) mod tests {
         assert_eq!(of_processes.rows[0][3..10], [const { TableCell::Unknown }; 7]);
     }
 
-    /// Events other than networking have their own columns, and are in no sum.
+    /// Events that are not networking have their own columns, and no sum includes them.
     #[test]
     fn live_view_has_a_column_for_each_event_that_occurred() {
         let mut example = example();
@@ -613,7 +614,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn parts_of_the_stack_are_summed_over_cpus() {
+    fn times_of_parts_are_summed_over_cpus() {
         let table = parts(&example());
         assert_eq!(
             table.rows[0][..2],

@@ -1,4 +1,4 @@
-//! Networking's share of each CPU in the last minute, and how long it has been about the same.
+//! Tracks networking's share of each CPU in the last minute, and the time since it last changed much.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -7,29 +7,32 @@ use millrace_cost::report::Report;
 
 /// The time that one character of the picture covers, unless reports are farther apart.
 const STEP: Duration = Duration::from_secs(3);
+/// Number of characters in the picture.
 const STEPS: usize = 20;
-/// A share that is off its level for this long becomes a new level.
+/// Time after which a share that differs from its level becomes the new level.
 const SETTLED: Duration = Duration::from_secs(3);
-/// The largest distance of a share from its level, as a fraction of one CPU. [`RELATIVE_TOLERANCE`], of the level, applies if it is more.
+/// Largest distance of a share from its level, as a fraction of one CPU. The larger of this and [`RELATIVE_TOLERANCE`]
+/// applies.
 const TOLERANCE: f64 = 0.05;
+/// Largest distance of a share from its level, as a fraction of the level.
 const RELATIVE_TOLERANCE: f64 = 0.25;
 
 #[derive(Debug, Default)]
 pub struct Trend {
     cpus: BTreeMap<u32, TrendLine>,
-    /// The time of all reports so far.
+    /// Sum of the periods of all reports so far.
     observed: Duration,
 }
 
-/// The trend of one CPU, to be shown.
+/// The trend of one CPU in the form in which it is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     pub cpu: u32,
-    /// [`STEPS`] characters, the latest last.
+    /// Bars of the last minute: [`STEPS`] characters, the latest last.
     pub steps: String,
-    /// Time that the share has been near its present level.
+    /// Time for which the share has been near its present level.
     pub level: Duration,
-    /// The share was at this level when observation began.
+    /// True if the share has been at this level since the first report.
     pub from_the_start: bool,
 }
 
@@ -58,11 +61,11 @@ impl Trend {
 struct TrendLine {
     steps: VecDeque<TrendLevel>,
     level: TrendLevel,
-    /// A candidate for the next level.
+    /// The candidate for the next level, while the share differs from `level`.
     off: Option<TrendLevel>,
 }
 
-/// A time and the mean share in it.
+/// A span of time and the mean share in it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 struct TrendLevel {
     began: Duration,
@@ -102,7 +105,8 @@ impl TrendLine {
         }
     }
 
-    /// The share is off: for long enough, and always about as far, it is the new level.
+    /// Handles a share that differs from the level. After [`SETTLED`] at about the same share, that becomes the new
+    /// level.
     fn leave(&mut self, now: TrendLevel) {
         let off = match self.off.take() {
             Some(mut off) if off.is_about(now.share) => {
@@ -125,7 +129,7 @@ impl TrendLine {
     }
 }
 
-/// Eighths of a CPU, rounded up; nothing for less than half a percent.
+/// Returns the bar of a share, in eighths of a CPU rounded up. A share below 0.5 % is blank.
 fn bar(share: f64) -> char {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     if share < 0.005 {
@@ -140,7 +144,7 @@ mod tests {
     use super::*;
     use crate::text::tests::example;
 
-    /// A second each.
+    /// Returns the picture after reports of one second with these shares.
     fn after(shares: impl IntoIterator<Item = f64>) -> Picture {
         let mut trend = Trend::default();
         for share in shares {
@@ -177,7 +181,7 @@ mod tests {
         let noise = (0..30).map(|at| 0.2 + 0.04 * f64::from(at % 3 - 1));
         let picture = after(noise.clone().chain([0.9, 0.9]).chain(noise));
         assert_eq!((picture.level.as_secs(), picture.from_the_start), (62, true));
-        // Up and down is no level.
+        // A share that alternates between two values never becomes a new level.
         let picture = after(steady(0.2, 10).chain((0..10).map(|at| f64::from(at % 2))));
         assert_eq!(picture.level.as_secs(), 20);
     }

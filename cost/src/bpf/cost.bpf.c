@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Networking's cost on each CPU: the programs time events exactly and sample the stacks inside them. They change nothing.
- * docs/notes/design/0005-cost.md has the reasons for the design.
+/* Measures networking's cost on each CPU: the programs time events exactly and sample the stacks inside them. They
+ * never change packets, calls or scheduling. docs/notes/design/0005-cost.md has the reasons for the design.
  */
 #include "cost_calls.h"
 #include "cost_sample.h"
 #include "softirq.h"
 
-/* Method "functions": loaded for those that userspace names. */
+/* Timing method "functions": userspace loads one pair of programs for each kernel function that it names. */
 
 #define FUNCTION(n)                                                              \
 	SEC("?fentry")                                                           \
@@ -28,7 +28,7 @@ FUNCTION(16) FUNCTION(17) FUNCTION(18) FUNCTION(19) FUNCTION(20) FUNCTION(21) FU
 FUNCTION(24) FUNCTION(25) FUNCTION(26) FUNCTION(27) FUNCTION(28) FUNCTION(29) FUNCTION(30) FUNCTION(31)
 /* clang-format on */
 
-/* Method "system calls": for kernels that allow no programs on functions. */
+/* Timing method "system calls", for kernels that allow no programs on functions. */
 
 /* Arguments: struct pt_regs *regs, long number. */
 SEC("?tp_btf/sys_enter")
@@ -44,7 +44,7 @@ int cost_sys_enter(__u64 *ctx)
 	cpu = this_cpu();
 	if (!call.direction || !cpu)
 		return 0;
-	/* No call is inside another: the end of the last one was lost. */
+	/* System calls do not nest: if the word is still open, the end of the last call was lost. */
 	if (POINT(cpu->task))
 		cpu->task = 0;
 	return begin(SYSTEM_CALL, call.direction, is_local(call.file));
@@ -57,12 +57,13 @@ int cost_sys_exit(__u64 *ctx)
 
 	if (cpu)
 		cpu->system_calls++;
+	/* This also ends an io_uring request that was tried in the call. */
 	return end(SYSTEM_CALL, URING_REQUEST);
 }
 
-/* io_uring is about to try a request. It is done when it completes, when it has to wait, or when another one or the end
- * of the system call comes. (sock_send_length and sock_recv_length would be nearer, and cost something in every socket call
- * of the machine.)
+/* io_uring is about to try a request. The request's time ends when it completes, when it has to wait, when the next
+ * request begins, or when the system call ends. The tracepoints sock_send_length and sock_recv_length would be more
+ * exact, but they would slow down every socket call of the machine.
  */
 SEC("?tp_btf/io_uring_submit_req")
 int cost_request(__u64 *ctx)
@@ -79,21 +80,21 @@ int cost_completed(__u64 *ctx)
 	return end(URING_REQUEST, URING_REQUEST);
 }
 
-/* It waits for its socket. */
+/* The request waits until its socket is ready. */
 SEC("?tp_btf/io_uring_poll_arm")
 int cost_polled(__u64 *ctx)
 {
 	return end(URING_REQUEST, URING_REQUEST);
 }
 
-/* It goes to a worker. */
+/* The request goes to a worker thread of io_uring. */
 SEC("?tp_btf/io_uring_queue_async_work")
 int cost_queued(__u64 *ctx)
 {
 	return end(URING_REQUEST, URING_REQUEST);
 }
 
-/* Softirqs: they do not nest, nor does anything but a hardware interrupt come in between. */
+/* Softirqs. They do not nest, and only hardware interrupts interrupt them. */
 
 SEC("?tp_btf/softirq_entry")
 int cost_softirq_entry(__u64 *ctx)
@@ -112,8 +113,8 @@ int cost_softirq_entry(__u64 *ctx)
 	return 0;
 }
 
-/* Closes the softirq's word and leaves `next`. The sampler does not add to these sums meanwhile: either it is who closes,
- * or `next` has no event.
+/* Ends the running softirq's time and replaces its word with `next`. Plain additions are enough although the sampler
+ * may interrupt them: either the sampler itself is the caller, or `next` has no event, so the sampler adds nothing.
  */
 static __always_inline void close_softirq(struct cost_cpu *cpu, __u64 now, __u64 next)
 {
@@ -133,7 +134,9 @@ int cost_softirq_exit(__u64 *ctx)
 
 	if (!cpu || !cpu->softirq)
 		return 0;
-	/* Not 0 yet: the sampler must not look at the task clock before the sum is right. */
+	/* The word stays non-zero until softirq_ns is updated. Otherwise a sampler that interrupts here would read a
+	 * task clock that still contains this softirq.
+	 */
 	close_softirq(cpu, bpf_ktime_get_ns(), 1 << POINT_SHIFT);
 	cpu->softirq = 0;
 	return 0;
@@ -141,14 +144,16 @@ int cost_softirq_exit(__u64 *ctx)
 
 /* Tasks */
 
-/* A NIC's, `napi/DEVICE-ID`, or from Linux 6.10 on a CPU's, `backlog_napi/CPU`. */
+/* Reports whether a kernel thread polls a NIC (`napi/DEVICE-ID`) or, from Linux 6.10 on, a CPU's backlog
+ * (`backlog_napi/CPU`).
+ */
 static __always_inline int is_napi_thread(const struct task_struct *task)
 {
 	return !__builtin_memcmp(task->comm, "napi/", 5) ||
 	       !__builtin_memcmp(task->comm, "backlog_napi/", 13);
 }
 
-/* The low byte for a thread that is an event as a whole, or 0. */
+/* Returns the low bits of the word of a thread whose whole time is one event, or 0 for other threads. */
 static __always_inline __u64 base_of(const struct task_struct *task)
 {
 	if (task->flags & PF_IO_WORKER)
@@ -158,12 +163,12 @@ static __always_inline __u64 base_of(const struct task_struct *task)
 	return 0;
 }
 
-/* Keeps the place in a call of a task that leaves. */
+/* Saves in which call a task is when it leaves the CPU. */
 static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task, __u64 began)
 {
 	__u64 *place;
 
-	/* An SQPOLL thread is not in the request that it tried last. */
+	/* An SQPOLL thread that leaves the CPU is no longer inside the request that it tried last. */
 	if (!POINT(began) || (POINT(began) == URING_REQUEST && cpu->base))
 		return;
 	place = bpf_task_storage_get(&inside, task, 0, 0);
@@ -175,12 +180,12 @@ static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task
 	}
 }
 
-/* The low bits of the word of a task that comes. */
+/* Returns the low bits of the word of a task that enters the CPU. */
 static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct *task)
 {
 	__u64 *place, kept;
 
-	/* Most tasks have no storage at all, which is cheaper to see than to look it up. */
+	/* Most tasks have no storage at all. Testing the pointer is cheaper than a lookup. */
 	if (!task->bpf_storage)
 		return cpu->base;
 	place = bpf_task_storage_get(&inside, task, 0, 0);
@@ -188,7 +193,7 @@ static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct 
 	if (!kept)
 		return cpu->base;
 	*place = 0;
-	/* From before the programs were detached: the call may have ended unseen. */
+	/* A place saved before the programs were last detached is void: the call may have ended unseen. */
 	return kept >> TIME_SHIFT == cpu->epoch ? kept & LOW_BITS : cpu->base;
 }
 
@@ -211,6 +216,7 @@ int cost_sched_switch(__u64 *ctx)
 		count_time(cpu, began, clock);
 		leave(cpu, prev, began);
 	}
+	/* `prev` is still the current task, so its process is charged. */
 	hand_over(cpu);
 
 	cpu->base = base_of(next);
@@ -225,7 +231,7 @@ int cost_sched_switch(__u64 *ctx)
 
 /* The sampler */
 
-/* Brings the sums up to this moment, so that what runs for long shows before it ends. */
+/* Adds the time of the running event up to now, so that a long event is visible before it ends. */
 static __always_inline void bring_up_to_date(struct cost_cpu *cpu)
 {
 	__u64 now, clock, low;
@@ -254,9 +260,9 @@ int cost_sample(struct bpf_perf_event_data *ctx)
 		return 0;
 	cpu->samples++;
 	bring_up_to_date(cpu);
-	/* Both exchanges are full barriers: either userspace sees the mark, or this sees the other half. */
+	/* Both exchanges are full barriers: either userspace sees `writing`, or this program sees the flipped half. */
 	__sync_lock_test_and_set(&cpu->writing, 1);
-	/* A softirq's word has no event any more when its time is over: the rest of cost_softirq_exit is on the task's. */
+	/* After close_softirq() the softirq's word has no event: the rest of cost_softirq_exit counts for the task. */
 	event = EVENT(EVENT(cpu->softirq) ? cpu->softirq : cpu->task);
 	sample(ctx, cpu, event == COST_SOFTIRQ ? 0 : event);
 	__sync_lock_test_and_set(&cpu->writing, 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The event of a system call or an io_uring request. */
+/* Finds out whether a system call or an io_uring request sends or receives, and on which socket. */
 #ifndef MILLRACE_COST_CALLS_H
 #define MILLRACE_COST_CALLS_H
 
@@ -8,6 +8,7 @@
 
 /* --- System calls --- */
 
+/* Returns an argument of a system call, counted from 0, or -1 on an unknown architecture. */
 static __always_inline __u64 argument(void *context, int number)
 {
 	struct pt_regs___arm64 *arm64 = context;
@@ -20,7 +21,7 @@ static __always_inline __u64 argument(void *context, int number)
 	return -1;
 }
 
-/* Whether the caller is a 32-bit program, whose call numbers mean something else. */
+/* Reports whether the caller runs in 32-bit mode, where system calls have other numbers. */
 static __always_inline int is_compat(void *context)
 {
 	struct pt_regs___arm64 *arm64 = context;
@@ -33,11 +34,13 @@ static __always_inline int is_compat(void *context)
 	return 0;
 }
 
-/* The calling process' open file, or 0. It may be closed at any moment: what is read then is old, not invalid. */
+/* Returns the calling process's open file, or 0. Another thread may close the file at any moment: reads then return
+ * stale data, but never fault.
+ */
 static __always_inline struct file *file_of(__u64 fd)
 {
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
-	/* Plain loads, which fault to 0: several times as fast as a helper for each. */
+	/* Plain loads through BTF pointers return 0 on a fault. They are several times as fast as helper calls. */
 	struct fdtable *table = task->files->fdt;
 	struct file *file = 0;
 
@@ -53,7 +56,7 @@ static __always_inline int is_socket(const struct file *file)
 
 	if (!file)
 		return 0;
-	if (bpf_ksym_exists(bpf_rdonly_cast)) /* from 6.2 on: plain loads here too */
+	if (bpf_ksym_exists(bpf_rdonly_cast)) /* from Linux 6.2 on, the cast allows plain loads */
 		mode = bpf_core_cast(file, struct file)->f_inode->i_mode;
 	else
 		mode = BPF_CORE_READ(file, f_inode, i_mode);
@@ -65,7 +68,9 @@ static __always_inline int is_local_family(__u64 family)
 	return family == AF_UNIX || family == AF_NETLINK;
 }
 
-/* Whether a socket has no network. It may be closed at any moment: what is read then is old, not invalid. */
+/* Reports whether a socket is AF_UNIX or netlink. Another thread may close it at any moment: reads then return stale
+ * data, but never fault.
+ */
 static __always_inline int is_local_socket(const struct socket *socket)
 {
 	__u16 family;
@@ -79,7 +84,7 @@ static __always_inline int is_local_socket(const struct socket *socket)
 	return is_local_family(family);
 }
 
-/* Whether the file is an AF_UNIX or netlink socket. */
+/* Reports whether a file is an AF_UNIX or netlink socket. */
 static __always_inline int is_local(const struct file *file)
 {
 	if (!file)
@@ -95,11 +100,13 @@ struct call {
 	const struct file *file;
 };
 
+/* Returns a call with this direction if the file is a socket, or with direction 0. */
 static __always_inline struct call if_socket(const struct file *file, __u64 direction)
 {
 	return (struct call){is_socket(file) ? direction : 0, file};
 }
 
+/* Returns the direction and the file of a system call of this kind (enum cost_call). */
 static __always_inline struct call describe_call(void *regs, __u8 call)
 {
 	struct call moves;
@@ -124,8 +131,8 @@ static __always_inline struct call describe_call(void *regs, __u8 call)
 	}
 }
 
-/* Whether the current task is in a system call on a socket that has no network. For the sampler: a stack tells that only
- * from where the call has reached the protocol.
+/* Reports whether the current task is in a system call on an AF_UNIX or netlink socket. The sampler cannot see that in
+ * the stack before the call has reached the protocol's functions.
  */
 static __always_inline int in_local_call(void)
 {
@@ -136,6 +143,7 @@ static __always_inline int in_local_call(void)
 	__u64 number;
 	void *regs;
 
+	/* These threads make no system calls, so their saved registers mean nothing. */
 	if (task->flags & (PF_KTHREAD | PF_IO_WORKER))
 		return 0;
 	regs = (void *)bpf_task_pt_regs(task);
@@ -165,7 +173,7 @@ static __always_inline int in_local_call(void)
 
 /* --- Functions --- */
 
-/* Whether the socket of a function that is timed has no network. */
+/* Reports whether the socket of a timed function is AF_UNIX or netlink. `argument_kind` is an enum cost_argument. */
 static __always_inline int is_local_argument(__u64 *ctx, __u8 argument_kind)
 {
 	switch (argument_kind) {
@@ -190,7 +198,7 @@ static __always_inline int is_local_argument(__u64 *ctx, __u8 argument_kind)
 
 /* --- Requests of io_uring --- */
 
-/* Opcodes that the headers of Linux 6.1 do not have yet. */
+/* Opcodes that are missing in the headers of Linux 6.1. */
 enum {
 	URING_READ_MULTISHOT = 49,
 	URING_RECV_ZC = 58,
@@ -200,7 +208,9 @@ enum {
 
 #define REQ_F_FIXED_FILE 1 /* the number is one of the ring's registered files */
 
-/* io_uring has not looked its file up yet. Which file is registered at a number only the ring knows: 0 then. */
+/* Returns the file of a request that io_uring has not looked up yet. Returns 0 for a registered file: only the ring
+ * knows which file has that number.
+ */
 static __always_inline struct file *file_of_request(const struct io_kiocb *request)
 {
 	return request->flags & REQ_F_FIXED_FILE ? 0 : file_of(request->cqe.fd);

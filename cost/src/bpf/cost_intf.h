@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The interface between cost.bpf.c and userspace. The build generates Rust's types and constants from it. */
+/* The interface between cost.bpf.c and userspace. The build generates Rust types and constants from this header. */
 #ifndef MILLRACE_COST_INTF_H
 #define MILLRACE_COST_INTF_H
 
 #include "shared.h"
 #include <linux/types.h>
 
-/* 0 is no event: indexes into ns[] and calls[] are these. */
+/* Events, which are the indexes of ns[] and calls[]. 0 is no event. */
 enum cost_event {
 	COST_NET_RX = 1,
 	COST_NET_TX = 2,
@@ -15,119 +15,121 @@ enum cost_event {
 	COST_IO_URING = 5,
 	COST_LOCAL = 6,	  /* calls that send or receive on AF_UNIX and netlink sockets */
 	COST_SOFTIRQ = 7, /* a softirq that is not networking */
-	COST_EVENTS = 8,  /* a power of two */
+	COST_EVENTS = 8,  /* size of the tables; a power of two, since indexes are masked */
 };
 
-/* The use that a system call makes of a socket, and the socket's argument. The first six are timed. */
+/* How a system call uses a socket, and which argument is the socket. The first six are timed. */
 enum cost_call {
 	COST_CALL_SEND = 1, /* always a socket */
 	COST_CALL_RECEIVE = 2,
-	COST_CALL_WRITE = 3, /* sends if the first argument is a socket */
-	COST_CALL_READ = 4,
-	COST_CALL_SENDFILE = 5, /* sends if the first is, receives if the second is */
-	COST_CALL_SPLICE = 6,	/* sends if the third is, receives if the first is */
-	COST_CALL_SOCKET = 7,	/* does something else with the socket in its first argument */
-	COST_CALL_CREATE = 8,	/* makes sockets of the family in its first argument */
+	COST_CALL_WRITE = 3,	/* sends if the first argument is a socket */
+	COST_CALL_READ = 4,	/* receives if the first argument is a socket */
+	COST_CALL_SENDFILE = 5, /* sends if the first argument is a socket, receives if the second is */
+	COST_CALL_SPLICE = 6,	/* sends if the third argument is a socket, receives if the first is */
+	COST_CALL_SOCKET = 7,	/* neither sends nor receives on the socket in its first argument */
+	COST_CALL_CREATE = 8,	/* creates sockets of the family in its first argument */
 };
 
-/* Where a function has its socket. */
+/* The argument in which a kernel function gets its socket. */
 enum cost_argument {
 	COST_ARG_SOCKET = 1,  /* struct socket *, the first argument */
 	COST_ARG_FILE = 2,    /* struct file *, the first argument */
 	COST_ARG_TO = 3,      /* struct file *, the second argument */
 	COST_ARG_KIOCB = 4,   /* struct kiocb *, the first argument */
 	COST_ARG_REQUEST = 5, /* struct io_kiocb *, the first argument */
-	COST_ARG_FD = 6,      /* a number, the first argument */
-	COST_ARG_REGS = 7,    /* struct pt_regs *, the first argument, whose own first argument is a number */
+	COST_ARG_FD = 6,      /* a file descriptor, the first argument */
+	COST_ARG_REGS = 7, /* struct pt_regs * of a system call whose first argument is a file descriptor */
 };
 
 #define COST_POINTS    32   /* pairs of programs for functions that send or receive */
-#define COST_CALLS     512  /* system call numbers that are known */
-#define COST_FRAMES    127  /* of one stack; what sysctl kernel.perf_event_max_stack allows by default */
-#define COST_WATCHED   256  /* processes that are sampled always */
-#define COST_PROCESSES 8192 /* processes with calls between two readings */
+#define COST_CALLS     512  /* size of the table by system call number */
+#define COST_FRAMES    127  /* frames of one stack: the default of sysctl kernel.perf_event_max_stack */
+#define COST_WATCHED   256  /* processes that are sampled in user mode too */
+#define COST_PROCESSES 8192 /* entries in `processes`, which userspace empties */
 
 /* Load-time configuration. */
 struct cost_config {
 	__u32 pidns_ino;  /* userspace's PID namespace */
 	__u32 half_bytes; /* size of one half of a CPU's double buffer */
 	__u8 ring;	  /* stacks travel through the ring buffer */
-	__u8 watch;	  /* look at the map `watched` */
+	__u8 watch;	  /* the map `watched` is used */
 	__u8 pad[2];
 	__u8 point_events[COST_POINTS];	   /* enum cost_event of each point */
 	__u8 point_arguments[COST_POINTS]; /* enum cost_argument of each point */
-	__u8 calls[COST_CALLS];		   /* enum cost_call by number; 0: none of them */
+	__u8 calls[COST_CALLS];		   /* enum cost_call by system call number; 0: uses no socket */
 };
 
-/* One per CPU; only that CPU's programs write to it, but for check_tid and what they say about it. */
+/* The sums and the running event of one CPU. Programs on other CPUs never write to it. Userspace writes the fields
+ * marked `userspace`, and resets the words before it attaches the programs.
+ */
 struct cost_cpu {
-	/* The running event, one word per context: its begin in ns << 9, point << 3, event; 0: nothing that is timed.
-	 * The task's begins are on the task clock, the softirq's on the monotonic clock.
+	/* The running event, one word per context: start in ns << 9 | point << 3 | event; 0: no timed event.
+	 * The start of a task's event is on the task clock, that of a softirq on the monotonic clock.
 	 */
 	__u64 task;
 	__u64 softirq;
-	__u64 base;	  /* low bits of the word of a thread that is an event as a whole */
-	__u64 softirq_ns; /* in all softirqs: what the task clock leaves out */
+	__u64 base;	  /* low bits of the word of a thread whose whole time is one event, or 0 */
+	__u64 softirq_ns; /* time in all softirqs, which the task clock leaves out */
 	__u64 ns[COST_EVENTS];
 	__u64 calls[COST_EVENTS];
-	/* The part of ns[] and calls[] that was handed to processes. */
+	/* The part of ns[] and calls[] that processes were charged with. */
 	__u64 seen_ns[COST_EVENTS];
 	__u64 seen_calls[COST_EVENTS];
-	__u64 samples;		    /* all runs of the sampler */
-	__u64 user_samples;	    /* runs that found user mode, as far as it looked */
-	__u64 lost_samples;	    /* no room in the buffer */
-	__u64 lost_stacks;	    /* the kernel could not walk the stack */
-	__u64 lost_processes;	    /* no room in `processes` */
-	__u64 lost_tasks;	    /* no storage for a task's place in a call */
-	__u64 writing;		    /* the sampler may be writing to either half */
-	__u64 check_tid;	    /* userspace: count the calls of this thread of its namespace ... */
-	__u64 checked[COST_EVENTS]; /* ... here */
+	__u64 samples;	      /* all runs of the sampler */
+	__u64 user_samples;   /* runs of the sampler that found user mode; lost samples are not examined */
+	__u64 lost_samples;   /* samples without room in the buffer */
+	__u64 lost_stacks;    /* stacks that the kernel could not walk */
+	__u64 lost_processes; /* charges without room in `processes` */
+	__u64 lost_tasks;     /* task switches inside a call without storage for it */
+	__u64 writing;	      /* 1 while the sampler may be writing to either half */
+	__u64 check_tid;      /* userspace: thread whose calls are counted in checked[] */
+	__u64 checked[COST_EVENTS]; /* calls of check_tid by event */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
-	__u64 hidden;		    /* userspace: what processes do on this CPU is not asked for */
-	/* Further runs of the programs that time events, beyond ns[] and calls[]. */
-	__u64 system_calls;  /* all, also those that have nothing to do with sockets */
-	__u64 switches;	     /* of tasks */
-	__u64 other_storage; /* tasks were seen that have storage of other programs */
+	__u64 hidden;		    /* userspace: 1 if processes are not charged with work on this CPU */
+	/* Runs of the programs that time events which ns[] and calls[] do not count. */
+	__u64 system_calls;  /* all system calls, also those without sockets */
+	__u64 switches;	     /* task switches */
+	__u64 other_storage; /* 1 once a task had storage of other BPF programs but not of these */
 	__u64 buffer;	     /* userspace: number of the buffer for stacks, from 1 on; 0: none */
-	__u64 pad[6];	     /* to whole cache lines */
+	__u64 pad[6];	     /* fills the last cache line */
 } SHARED;
 _Static_assert(sizeof(struct cost_cpu) % 128 == 0, "no line is shared by two CPUs");
 
-/* The part that all CPUs read. */
+/* State that the samplers of all CPUs read. */
 struct cost_control {
 	__u32 half; /* 0 or 1: the half that samplers append to */
 	__u32 pad;
 } SHARED;
 
-/* One half of a CPU's double buffer; records follow up to half_bytes. */
+/* The header of one half of a CPU's double buffer. Records follow, up to half_bytes in all. */
 struct cost_half {
-	__u64 used_bytes; /* of records */
+	__u64 used_bytes; /* size of the records */
 };
 
-/* A sampled stack: frames follow, the kernel's first, innermost first. */
+/* The header of a sampled stack. Return addresses follow: the kernel's, then user mode's, each innermost first. */
 struct cost_record {
-	__u32 pid; /* tgid in userspace's namespace; 0: idle, or outside of it */
+	__u32 pid; /* tgid in userspace's PID namespace; 0: idle, or outside of the namespace */
 	__u32 cpu;
 	__u16 kernel_frames;
 	__u16 user_frames;
-	__u8 event; /* enum cost_event; 0: none, or not known */
-	__u8 watched;
-	__u8 local; /* in a system call on an AF_UNIX or netlink socket */
+	__u8 event;   /* enum cost_event; 0: none, or not known */
+	__u8 watched; /* 1: the process is in `watched` */
+	__u8 local;   /* 1: in a system call on an AF_UNIX or netlink socket */
 	__u8 pad;
-	__u64 cgroup; /* v2, of what was running */
+	__u64 cgroup; /* ID of the running task's cgroup v2 */
 	__u8 name[16];
 };
 
 struct cost_process_key {
-	__u64 cgroup; /* v2 */
-	__u32 pid;    /* tgid in the initial namespace, so that there is one */
+	__u64 cgroup; /* ID of the cgroup v2 */
+	__u32 pid;    /* tgid in the initial PID namespace, where every process has one */
 	__u32 pad;
 };
 
 struct cost_process {
 	__u64 ns[COST_EVENTS];
 	__u64 calls[COST_EVENTS];
-	__u32 pid; /* tgid in userspace's namespace; 0: outside of it */
+	__u32 pid; /* tgid in userspace's PID namespace; 0: outside of the namespace */
 	__u32 pad;
 	__u8 name[16];
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The kernel as far as the observer looks into it: CO-RE finds the offsets. */
+/* The fields of kernel structures that the programs read. CO-RE finds their offsets on the running kernel. */
 #ifndef MILLRACE_COST_KERNEL_H
 #define MILLRACE_COST_KERNEL_H
 
@@ -15,7 +15,7 @@ struct inode {
 
 struct file {
 	struct inode *f_inode;
-	void *private_data; /* of a socket's: struct socket */
+	void *private_data; /* struct socket, if the file is a socket */
 } KERNEL;
 
 struct sock_common {
@@ -59,7 +59,7 @@ struct upid {
 
 struct pid {
 	unsigned int level;
-	struct upid numbers[]; /* up to `level`, from the initial namespace on */
+	struct upid numbers[]; /* one for each level, from the initial namespace (0) to `level` */
 } KERNEL;
 
 struct task_struct {
@@ -76,13 +76,13 @@ struct io_cqe {
 } KERNEL;
 
 struct io_kiocb {
-	struct file *file; /* once io_uring has looked it up */
+	struct file *file; /* valid once io_uring has looked it up */
 	__u8 opcode;
-	unsigned int flags; /* of 64 bits on newer kernels, which CO-RE knows */
+	unsigned int flags; /* 64 bits wide on newer kernels; CO-RE adapts the load */
 	struct io_cqe cqe;
 } KERNEL;
 
-/* The registers of a system call: one of these exists. */
+/* The registers of a system call. Only the running architecture's structure has these fields. */
 struct pt_regs___x86 {
 	unsigned long di, si, dx, cs, orig_ax;
 } KERNEL;

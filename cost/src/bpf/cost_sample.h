@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Stacks: from the sampler into the half of a CPU's buffer that userspace does not read. */
+/* Writes sampled stacks to the half of a CPU's buffer that userspace does not read. */
 #ifndef MILLRACE_COST_SAMPLE_H
 #define MILLRACE_COST_SAMPLE_H
 
@@ -40,7 +40,7 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	shared = bpf_map_lookup_elem(&control, &zero);
 	if (!shared)
 		return;
-	/* Without a buffer it is one that there is not. */
+	/* If the CPU has no buffer (0), the index wraps and the lookup fails. */
 	index = (cpu->buffer - 1) * 2 + (*(volatile __u32 *)&shared->half & 1);
 	half = bpf_map_lookup_elem(&halves, &index);
 	if (!half) {
@@ -60,12 +60,12 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	}
 	if (!kernel) {
 		cpu->user_samples++;
-		/* No task is in a call while it is in user mode: an end was lost. */
+		/* A task in user mode is in no call: if its word is open, the end of a call was lost. */
 		if (!cpu->softirq && POINT(cpu->task))
 			cpu->task = 0;
 		event = 0;
 	}
-	if (kernel > STACK_BYTES)
+	if (kernel > STACK_BYTES) /* never true, but the verifier needs the bound */
 		return;
 	if (always_this) {
 		user = bpf_get_stack(ctx, (void *)(record + 1) + kernel, STACK_BYTES, BPF_F_USER_STACK);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The observer's state: its maps, the words with each CPU's running event and its begin, and the sums of ended events by
- * process.
+/* The observer's state: its maps, the words that hold each CPU's running event and its start, and the sums of ended
+ * events by process.
  */
 #ifndef MILLRACE_COST_STATE_H
 #define MILLRACE_COST_STATE_H
@@ -12,7 +12,7 @@
 SEC(".rodata.config")
 const volatile struct cost_config config = {};
 
-/* CPU -> its sums, and the words that say in what it is. */
+/* CPU -> its sums, and the words of its running events. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -21,7 +21,7 @@ struct {
 	__uint(max_entries, 1); /* set before loading: one per CPU */
 } cpus SEC(".maps");
 
-/* 0 -> what userspace tells all samplers. */
+/* 0 -> the state that userspace sets for all samplers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -30,22 +30,22 @@ struct {
 	__uint(max_entries, 1);
 } control SEC(".maps");
 
-/* Twice the number of a CPU's buffer (from 0 on), plus 0 or 1 -> half of the double buffer of stacks: struct cost_half. */
+/* Twice the number of a CPU's buffer (from 0 on), plus 0 or 1 -> a half of that buffer: struct cost_half, records. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(key_size, sizeof(__u32));
-	__uint(value_size, 1 << 16); /* set before loading, as the number of entries */
+	__uint(value_size, 1 << 16); /* userspace sets this and max_entries before loading */
 	__uint(max_entries, 2);
 } halves SEC(".maps");
 
-/* Stacks, if they do not travel in `halves`: struct cost_record with its frames. */
+/* Stacks as struct cost_record with frames, if the configuration uses this ring instead of `halves`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12); /* set before loading */
 } ring SEC(".maps");
 
-/* Process and cgroup -> its sums. Preallocated, since the sampler runs in interrupts. */
+/* Process and cgroup -> its sums. Preallocated, since the sampler runs in interrupts and must not allocate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct cost_process_key);
@@ -53,7 +53,7 @@ struct {
 	__uint(max_entries, COST_PROCESSES);
 } processes SEC(".maps");
 
-/* Process, as userspace's PID namespace numbers it -> anything: it is sampled always. */
+/* Process, by its number in userspace's PID namespace -> 1. Its stacks are sampled in user mode too. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);
@@ -61,7 +61,7 @@ struct {
 	__uint(max_entries, COST_WATCHED);
 } watched SEC(".maps");
 
-/* Task -> where it was in a call when it left the CPU: the low bits of its word, with cost_cpu.epoch above them. */
+/* Task -> the call that it was in when it left the CPU: the low bits of its word, with cost_cpu.epoch above them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -69,14 +69,14 @@ struct {
 	__type(value, __u64);
 } inside SEC(".maps");
 
-/* The parts of a word. */
+/* The layout of a word: bits 0 to 2 are the event, bits 3 to 8 the point, the rest is the start in ns. */
 #define POINT_SHIFT 3
 #define TIME_SHIFT  9
 #define LOW_BITS    ((1ULL << TIME_SHIFT) - 1)
 #define EVENT(word) ((word) & (COST_EVENTS - 1))
 #define POINT(word) (((word) & LOW_BITS) >> POINT_SHIFT)
 
-/* Where a call is timed. A thread that is an event as a whole has none. */
+/* The place where a call is timed. The word of a thread whose whole time is one event has NO_POINT. */
 enum point {
 	NO_POINT = 0,
 	FIRST_FUNCTION = 1,
@@ -92,13 +92,15 @@ static __always_inline struct cost_cpu *this_cpu(void)
 	return bpf_map_lookup_elem(&cpus, &cpu);
 }
 
-/* Time of this CPU without its softirqs. Not to be called inside a softirq. */
+/* Returns the time of this CPU without its softirqs, in ns. Must not be called inside a softirq, whose time is not yet
+ * in softirq_ns.
+ */
 static __always_inline __u64 task_clock(const struct cost_cpu *cpu)
 {
 	const volatile __u64 *softirq_ns = &cpu->softirq_ns;
 	__u64 before, now;
 
-	/* A softirq in between would count as the task's. A second one in a row is not worth a loop. */
+	/* A softirq between both reads would count for the task, so read again. A second one is too rare for a loop. */
 	before = *softirq_ns;
 	now = bpf_ktime_get_ns();
 	if (before != *softirq_ns) {
@@ -113,22 +115,24 @@ static __always_inline __u64 word(__u64 clock, __u64 low)
 	return clock << TIME_SHIFT | low;
 }
 
-/* Nanoseconds from the beginning of `began` to `clock`. Negative when an interrupt has reopened the word
- * after `clock` was read, which is nothing left to count. The shift keeps it right when the time overflows.
+/* Returns the nanoseconds from the start in the word `began` to `clock`. The result is negative if an interrupt
+ * reopened the word after `clock` was read: then nothing is left to count. The arithmetic shift keeps the result right
+ * when the time overflows its bits.
  */
 static __always_inline __s64 elapsed(__u64 began, __u64 clock)
 {
 	return (__s64)((clock << TIME_SHIFT) - (began & ~LOW_BITS)) >> TIME_SHIFT;
 }
 
-/* Atomic not for other CPUs, which do not write here, but for what interrupts or preempts this: a task adds like this,
- * a softirq or the sampler need not.
+/* Adds atomically. No other CPU writes these sums, but code that interrupts or preempts a task on this CPU does. A
+ * softirq and the sampler can use plain additions.
  */
 static __always_inline void add(__u64 *sum, __u64 value)
 {
 	__sync_fetch_and_add(sum, value);
 }
 
+/* Adds the time from the start in `began` to `clock` to the sum of the event in `began`. */
 static __always_inline void count_time(struct cost_cpu *cpu, __u64 began, __u64 clock)
 {
 	__s64 ns = elapsed(began, clock);
@@ -137,12 +141,12 @@ static __always_inline void count_time(struct cost_cpu *cpu, __u64 began, __u64 
 		add(&cpu->ns[EVENT(began)], ns);
 }
 
-/* The running thread and process, as userspace's PID namespace numbers them. */
+/* The numbers of the running thread and process in userspace's PID namespace. */
 
-#define INITIAL_PIDNS	 0xEFFFFFFC /* inode; fixed by the kernel */
+#define INITIAL_PIDNS	 0xEFFFFFFC /* inode of the initial namespace, which the kernel fixes */
 #define PIDNS_LEVELS_MAX 32
 
-/* 0: outside of the namespace. */
+/* Returns the number of a thread in userspace's PID namespace, or 0 if it is outside. */
 static __noinline __u32 number_of(const struct pid *pid)
 {
 	void *numbers = __builtin_preserve_access_index((void *)&pid->numbers[0]);
@@ -175,7 +179,7 @@ static __always_inline __u32 current_process(void)
 	return number_of(BPF_CORE_READ(task, group_leader, thread_pid));
 }
 
-/* Charges the current process with the counts since the last call. */
+/* Charges the current process with this CPU's time and calls since the last charge. */
 static __always_inline void hand_over(struct cost_cpu *cpu)
 {
 	struct cost_process_key key = {};
@@ -202,6 +206,7 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	}
 	if (!process && !cpu->hidden)
 		cpu->lost_processes++;
+	/* seen_* advance even without an entry: the next process must not be charged with this time. */
 #pragma unroll
 	for (event = COST_SEND; event <= COST_LOCAL; event++) {
 		ns = cpu->ns[event] - cpu->seen_ns[event];
@@ -215,10 +220,11 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	}
 }
 
-/* Calls: begin() and end() around whatever sends or receives */
+/* Calls that send or receive: begin() and end() */
 
-/* For the place in a call of a task that leaves its CPU: made here, since sched_switch runs under the run queue's lock, and
- * there kernels before 6.4 must not allocate. A task that has any storage has this, unless other programs keep theirs there.
+/* Allocates the task storage in which leave() saves the call that a task is in. leave() itself cannot allocate:
+ * sched_switch runs under the run queue's lock, where kernels before 6.4 must not. A task with any storage has this
+ * entry already, unless other BPF programs store there too.
  */
 static __always_inline void make_room(const struct cost_cpu *cpu)
 {
@@ -228,15 +234,15 @@ static __always_inline void make_room(const struct cost_cpu *cpu)
 		bpf_task_storage_get(&inside, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
-/* No clock gets there: what ends before it has begun counts as nothing. */
+/* A distance into the future that no clock reaches, in ns. An event that ends before its start counts as 0. */
 #define NOT_YET (1ULL << 53)
 
-/* Closes the task's word at this moment and leaves one that begins now and has these low bits.
+/* Closes the task's word and opens it again with these low bits and the present time.
  *
- * The caller may be preempted between reading the clock and storing it, and the time of the tasks that run meanwhile must not
- * count as its own. So the word that is stored first begins far in the future: whatever closes it counts nothing. A switch to
- * another task, and the sampler, close it and open it again with the right time. Only if nobody did is the time that was read
- * behind it still right, and then it is put in.
+ * The caller may be preempted between reading the clock and storing the word. The time of other tasks that run then
+ * must not count as its own. So the word that is stored first starts far in the future, and closing it counts
+ * nothing. A task switch and the sampler close it and open it again with the right time. The compare-and-swap stores
+ * the time read here only if neither did.
  */
 static __always_inline void reopen(struct cost_cpu *cpu, __u64 low)
 {
@@ -247,17 +253,19 @@ static __always_inline void reopen(struct cost_cpu *cpu, __u64 low)
 	__sync_val_compare_and_swap(&cpu->task, not_yet, word(task_clock(cpu), low));
 }
 
-/* Programs on functions may be preempted, those on tracepoints not. */
+/* Reports whether the program at this point may be preempted: programs on functions may, those on tracepoints may not.
+ */
 static __always_inline int is_preemptible(enum point point)
 {
 	return point < SYSTEM_CALL;
 }
 
-/* A call that sends or receives; `local`: on a socket that has no network.
+/* Begins to time a call that sends or receives. `local` is true on an AF_UNIX or netlink socket.
  *
- * The task's word is 0, or open: it has an event and the time when that began. begin() opens it for the outermost call only, so calls
- * within a call need no depth. end() closes it, and adds the time to the event's sum. In between, a switch of tasks closes it for the task
- * that leaves and notes its low bits in `inside`. The task that comes gets its own word opened again from there.
+ * The task's word is 0, or open: then it has an event and its start. begin() opens the word for the outermost call
+ * only, so nested calls need no depth. end() closes it and adds the time to the event's sum. In between, a task switch
+ * closes the word of the task that leaves the CPU and saves its low bits in `inside`. When that task returns, its word
+ * is opened again from there.
  */
 static __always_inline int begin(enum point point, __u64 direction, int local)
 {
@@ -265,7 +273,7 @@ static __always_inline int begin(enum point point, __u64 direction, int local)
 	__u64 event, low, clock;
 
 	direction &= COST_EVENTS - 1;
-	/* In a softirq the kernel's own sockets may send: that is the softirq's time. */
+	/* The kernel's own sockets may send inside a softirq: that time counts for the softirq. */
 	if (!cpu || cpu->softirq || POINT(cpu->task))
 		return 0;
 	make_room(cpu);
@@ -288,6 +296,9 @@ static __always_inline int begin(enum point point, __u64 direction, int local)
 	return 0;
 }
 
+/* Ends the running call if its point is from `first` to `last`. A thread whose whole time is one event continues that
+ * event.
+ */
 static __always_inline int end(enum point first, enum point last)
 {
 	struct cost_cpu *cpu = this_cpu();

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The programs of cost.bpf.c in a process, on a CPU of one that this file makes up: two tasks, a clock, and at one reading of
- * the clock something that comes in between. tests/preemption.rs says what must come out.
+/* Compiles cost.bpf.c natively and runs it on a simulated CPU with two tasks and a clock. At a chosen reading of the
+ * clock, a task switch or the sampler interrupts the program. tests/preemption.rs has the expected sums.
  */
 #include <stddef.h>
 #include <string.h>
 #include <linux/types.h>
 #include <linux/bpf.h>
 
-#pragma clang diagnostic ignored "-Wunknown-attributes" /* of BPF alone */
+#pragma clang diagnostic ignored "-Wunknown-attributes" /* preserve_access_index exists for BPF only */
 #pragma clang diagnostic ignored "-Wunused-function"
 
-/* In place of libbpf's. */
+/* Replacements for libbpf's macros and helpers. */
 #undef __always_inline
 #define __BPF_HELPERS__
 #define __BPF_CORE_READ_H__
@@ -85,7 +85,7 @@ struct task {
 	struct cost_process sums;
 };
 
-/* The tasks' number in userspace's namespace, which no program here reads. */
+/* The tasks' number in userspace's PID namespace. No sum in this test depends on it. */
 static struct pid_namespace namespace;
 static struct pid number = {.numbers = {{.ns = &namespace}}};
 
@@ -94,12 +94,12 @@ static struct task tasks[2];
 static struct task *current;
 static __u64 now;
 
-/* The interruption, the reading of the clock (from now on) at which it comes, and whether it comes behind that. */
+/* The kind of interruption, the number of clock readings before it, and whether it comes after that reading. */
 static enum { NOTHING, PREEMPTION, SAMPLER } intruder;
 static int reading, behind;
 
-#define OTHER_NS 10000000ULL /* for which the other task runs */
-#define STEP_NS	 10ULL	     /* from one reading of the clock to the next */
+#define OTHER_NS 10000000ULL /* time that the other task runs */
+#define STEP_NS	 10ULL	     /* time between two readings of the clock */
 
 static void switch_to(struct task *next)
 {
@@ -171,17 +171,17 @@ static void *bpf_task_storage_get(void *map, void *task, void *value, __u64 flag
 	return of->kernel.bpf_storage ? &of->place : 0;
 }
 
-/* An event's time in the first task's process and on the whole CPU. */
+/* Times of the first task's process and of the whole CPU, in ns. */
 struct tasks_result {
 	__u64 call_ns;
 	__u64 worker_ns;
 	__u64 cpu_ns;
 	__u64 clock_ns;
-	__u64 left; /* the intruder never came */
+	__u64 left; /* 1 if the clock was read too few times for the interruption */
 };
 
-/* A task makes one call that takes `call_ns`, timed at a function, and something comes in between at one reading of the clock.
- * `worker`: the task is io_uring's, which is an event as a whole.
+/* Runs a task that makes one call of `call_ns`, timed at a function, with an interruption of kind `what` at clock
+ * reading `at`. `worker` makes the task one of io_uring's threads, whose whole time is one event.
  */
 void tasks_run(int what, int at, int is_behind, int worker, __u64 call_ns, struct tasks_result *result);
 

@@ -1,4 +1,4 @@
-//! One request at a time to the older interface for asynchronous I/O (`io_submit(2)`).
+//! Makes single requests through Linux AIO (`io_submit(2)`), the interface older than io_uring.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::libc;
 
-/// `IOCB_CMD_*`.
+/// The operation of a request, with the values of `IOCB_CMD_PREAD` and `IOCB_CMD_PWRITE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum AioRequest {
@@ -15,7 +15,7 @@ pub enum AioRequest {
     Write = 1,
 }
 
-/// `struct iocb`.
+/// The kernel's `struct iocb`.
 #[repr(C)]
 #[derive(Default)]
 struct AioBlock {
@@ -32,7 +32,7 @@ struct AioBlock {
     event_fd: u32,
 }
 
-/// `struct io_event`.
+/// The kernel's `struct io_event`.
 #[repr(C)]
 #[derive(Default)]
 struct Completion {
@@ -44,18 +44,19 @@ struct Completion {
 
 const _: () = assert!(size_of::<AioBlock>() == 64 && size_of::<Completion>() == 32);
 
-/// Room for one request.
+/// An AIO context with room for one request.
 pub struct Aio(libc::c_ulong);
 
 impl Aio {
     pub fn new() -> io::Result<Self> {
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one number.
+        // SAFETY: the kernel writes one number, the context's ID, to `context`.
         done(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) })?;
         Ok(Self(context))
     }
 
-    /// Returns the number of bytes that were sent or received, when that is done: sockets are never asynchronous here.
+    /// Makes one request, waits for it, and returns the number of bytes sent or received. The kernel executes AIO on
+    /// sockets synchronously, inside `io_submit`.
     pub fn call(&self, request: AioRequest, socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
         let mut block = AioBlock {
             opcode: request as u16,
@@ -65,11 +66,11 @@ impl Aio {
             ..AioBlock::default()
         };
         let blocks = [&raw mut block];
-        // SAFETY: one request, whose block and bytes outlive it: its completion is waited for.
+        // SAFETY: the block and the bytes outlive the request, since this function waits for its completion.
         done(unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1, blocks.as_ptr()) })?;
         let mut completion = Completion::default();
         let for_ever = std::ptr::null::<libc::timespec>();
-        // SAFETY: room for one completion.
+        // SAFETY: `completion` has room for the one completion that is asked for.
         done(unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 1, 1, &raw mut completion, for_ever) })?;
         usize::try_from(completion.result)
             .map_err(|_| io::Error::from_raw_os_error(i32::try_from(-completion.result).unwrap_or(libc::EIO)))
@@ -78,7 +79,7 @@ impl Aio {
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and nothing is under way.
+        // SAFETY: `new` created the context, and no request is pending: `call` waits for each.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
     }
 }

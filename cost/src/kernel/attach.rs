@@ -1,4 +1,4 @@
-//! Attaches the programs that time events, and proves that each way to send and to receive is counted.
+//! Attaches the programs that time events, and checks with trial calls that each way to send or receive is counted.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -10,19 +10,20 @@ use super::sockets::{self, SocketPair};
 use super::ways::{SocketCall, WAYS};
 use super::{CostPrograms, load};
 
-/// A way to send or to receive, or an event, that is not timed on this kernel.
+/// A way to send or receive that is not timed on this kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingPoint {
-    /// The event that lacks the time.
+    /// The event whose time does not include this way.
     pub event: KernelEvent,
-    /// The way or event that is not timed.
+    /// The way's name: a system call or request.
     pub what: &'static str,
     /// The kernel's reason.
     pub reason: String,
 }
 
 impl CostPrograms {
-    /// Begins to time events. Makes one call of each way to send and to receive, to see that it is counted.
+    /// Attaches the programs that time events. Makes a trial call for each way to send or receive, and returns the ways
+    /// whose call was not counted.
     pub fn attach(&mut self) -> Result<Vec<MissingPoint>, Error> {
         self.forget_the_past();
         for (tracepoint, program) in self.tracepoints.iter().copied() {
@@ -38,27 +39,27 @@ impl CostPrograms {
         Ok(missing.collect())
     }
 
-    /// Stops timing events. Sums stay as they are, and [`attach`](Self::attach) goes on.
+    /// Stops timing events. Sums keep their values, and [`attach`](Self::attach) continues them.
     pub fn detach(&mut self) {
-        // Last in, first out: beginnings before ends.
+        // Last in, first out: programs at a start are detached before those at an end, so no event stays open.
         while let Some(link) = self.probes.pop() {
             drop(link);
         }
         self.attached.clear();
     }
 
-    /// Whatever was going on when the programs were detached is over.
+    /// Discards the events and charges that were open when the programs were detached: their ends were not seen.
     fn forget_the_past(&self) {
         for cpu in self.all_cpus() {
             cpu.epoch.fetch_add(1, Ordering::Relaxed);
             [&cpu.task, &cpu.softirq, &cpu.base].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-            // Sums that are not charged to a process yet never will be.
+            // Time that no process was charged with yet must not be charged to the next one.
             let charged = cpu.seen_ns.iter().zip(&cpu.ns).chain(cpu.seen_calls.iter().zip(&cpu.calls));
             charged.for_each(|(seen, sum)| seen.store(load(sum), Ordering::Relaxed));
         }
     }
 
-    /// Attaches to one function after the other until a call of this way is counted, exactly once.
+    /// Attaches to one candidate function after another until a trial call of this way is counted exactly once.
     fn attach_way(&mut self, way: &SocketCall, sockets: &SocketPair) -> Result<(), String> {
         if self.method == Some(TimingMethod::SystemCalls) {
             return match way.beyond_system_calls() {
@@ -66,7 +67,7 @@ impl CostPrograms {
                 None => self.prove(way, sockets),
             };
         }
-        let mut reason = String::from("the kernel has no function for it that programs may be attached to");
+        let mut reason = String::from("this kernel has no function of the call that BPF can attach to");
         for function in way.functions {
             let Some(number) = self.points.iter().position(|point| point.function == *function) else {
                 continue;
@@ -82,19 +83,20 @@ impl CostPrograms {
     fn prove(&self, way: &SocketCall, sockets: &SocketPair) -> Result<(), String> {
         match self.counted(way, sockets) {
             Ok(1) => Ok(()),
-            Ok(0) => Err("a call was not noticed".to_owned()),
-            Ok(calls) => Err(format!("one call was counted {calls} times")),
-            Err(error) => Err(format!("a call failed: {error}")),
+            Ok(0) => Err("a trial call was not counted".to_owned()),
+            Ok(calls) => Err(format!("one trial call was counted {calls} times")),
+            Err(error) => Err(format!("a trial call failed: {error}")),
         }
     }
 
-    /// Functions stay attached even when this way does not come through them: another one may.
+    /// Attaches both programs to a function. They stay attached even if this way does not use the function, since
+    /// another way may.
     fn attach_point(&mut self, number: usize) -> Result<(), String> {
         let Some(point) = self.points.get(number).copied() else { return Err(String::new()) };
         if let Some(known) = self.attached.get(point.function) {
             return known.clone();
         }
-        // The end first: a beginning without an end would never be closed.
+        // The program at the function's exit first: an event that began without it would never end.
         let done = ["cost_end", "cost_begin"].into_iter().try_for_each(|program| {
             let link = self.object.program_by_name(&format!("{program}_{number}"))?.attach_trace();
             self.probes.push(link.map_err(|source| Error::Function { function: point.function, source })?);
@@ -105,7 +107,8 @@ impl CostPrograms {
         done
     }
 
-    /// Makes a call of `way`, and returns how often it was counted.
+    /// Makes a trial call of `way`, and returns how often it was counted. Programs count only this thread's calls in
+    /// `checked`, so other load does not disturb the trial.
     fn counted(&self, way: &SocketCall, sockets: &SocketPair) -> io::Result<u64> {
         let event = way.event as usize;
         let thread = u64::from(sockets::thread_id());
@@ -118,7 +121,7 @@ impl CostPrograms {
         done.map(|()| checked() - before)
     }
 
-    /// Functions at which calls are timed.
+    /// Returns the names of the functions at which calls are timed.
     pub fn functions(&self) -> Vec<&'static str> {
         let mut functions: Vec<_> =
             self.attached.iter().filter(|(_, done)| done.is_ok()).map(|(function, _)| *function).collect();

@@ -1,4 +1,4 @@
-//! Sampled stacks on their way to userspace.
+//! Reads sampled stacks from the memory that the kernel's sampler writes.
 
 #![allow(unsafe_code)]
 
@@ -19,22 +19,23 @@ use super::intf;
 pub struct StackRecord<'a> {
     /// The CPU of the sample.
     pub cpu: u32,
-    /// The process that was running, whether or not the event was its own, as this process' PID namespace numbers it.
-    /// 0: the CPU was idle, or the process is outside of the namespace.
+    /// The running process, by its number in this process's PID namespace. A softirq may have interrupted a process
+    /// that has nothing to do with it. 0 if the CPU was idle, or the process is outside of the namespace.
     pub pid: u32,
-    /// ID of its cgroup (v2).
+    /// ID of the process's cgroup (v2).
     pub cgroup: u64,
-    /// The thread's name; zeroes follow.
+    /// The thread's name, padded with zeroes.
     pub name: [u8; 16],
-    /// `None`: none, or events are not timed.
+    /// The event that was being timed; `None` if there was none, or events are not timed.
     pub event: Option<KernelEvent>,
-    /// The process is watched.
+    /// True if the process is [watched](super::CostPrograms::watch).
     pub watched: bool,
-    /// A system call on an AF_UNIX or netlink socket was under way. Interrupts and softirqs may run on top of it.
+    /// True if the task was in a system call on an AF_UNIX or netlink socket. An interrupt or softirq may run on top of
+    /// it.
     pub local: bool,
-    /// Return addresses, innermost first; none in user mode.
+    /// Return addresses in the kernel, innermost first; empty in user mode.
     pub kernel: &'a [u64],
-    /// The same in user mode, for watched processes only.
+    /// Return addresses in user mode, innermost first, for watched processes only.
     pub user: &'a [u64],
 }
 
@@ -64,7 +65,7 @@ impl Buffer {
         }
     }
 
-    /// `writing`: whether the sampler of a CPU is at work at this moment.
+    /// Calls `read` for each stack since the last call. `writing` reports whether a CPU's sampler is running now.
     pub fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(StackRecord<'_>)) {
         match self {
             Self::Double(buffer) => buffer.drain(writing, read),
@@ -79,18 +80,19 @@ impl Buffer {
     }
 }
 
-/// Two halves per CPU that is sampled: samplers append to one while the other is read.
+/// A double buffer for each sampled CPU: samplers append to one half while userspace reads the other.
 ///
 /// # Protocol
 ///
-/// `control.half` says which half samplers append to. A sampler marks itself (`cost_cpu.writing`) before it reads `half`, and clears the mark when
-/// its record is complete. [`Self::drain`] empties the half that it read last time, flips `half`, and waits for each CPU until its mark is gone.
-/// From then on no sampler is in the other half, and it is read without a lock until the next flip. Samplers run in interrupts, so they never
-/// wait: without room, a sample is lost and counted.
+/// `control.half` is the half that samplers append to. A sampler sets `cost_cpu.writing` before it reads `half`, and
+/// clears it when its record is complete. [`Self::drain`] empties the half that it read last time, flips `half`, and
+/// waits for each CPU until `writing` is 0. From then on no sampler is in the filled half, and userspace reads it
+/// without a lock until the next flip. Samplers run in interrupts, so they never wait: without room, a sample is lost
+/// and counted.
 pub(super) struct DoubleBuffer {
     halves: Mapping,
     control: MappedArray<intf::Control>,
-    /// Number of possible CPUs. Most of them may have no buffer.
+    /// Number of possible CPUs. Many may have no buffer.
     cpus: u32,
     buffers: u32,
     half_bytes: usize,
@@ -117,12 +119,14 @@ impl DoubleBuffer {
     fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(StackRecord<'_>)) {
         let active = &self.control.get(0).half;
         let filled = active.load(Ordering::Relaxed) & 1;
-        // The other half was read, and no sampler has been in it since.
+        // The other half was read after the last flip, and no sampler has been in it since.
         for buffer in 0..self.buffers {
             self.used(buffer, 1 - filled).store(0, Ordering::Relaxed);
         }
+        // SeqCst pairs with the sampler's exchanges of `writing`, which are full barriers: either this thread sees
+        // `writing` set, or the sampler sees the new half.
         active.swap(1 - filled, Ordering::SeqCst);
-        // A sampler that saw the old half marked itself before it looked: it is at work until the mark is gone.
+        // A sampler that saw the old half set `writing` before. It may append until `writing` is 0.
         settle(self.cpus, writing);
         for buffer in 0..self.buffers {
             let used = self.used(buffer, filled).load(Ordering::Acquire) as usize;
@@ -139,13 +143,13 @@ impl DoubleBuffer {
     }
 
     fn used(&self, buffer: u32, half: u32) -> &AtomicU64 {
-        // SAFETY: at the start of a half inside the mapping; halves are whole pages.
+        // SAFETY: the offset is the start of a half inside the mapping, aligned since halves are whole pages.
         unsafe { self.halves.start().add(self.offset(buffer, half)).cast().as_ref() }
     }
 
     fn records(&self, buffer: u32, half: u32, used: usize) -> &[u8] {
         let used = used.min(self.half_bytes - HALF_HEADER_BYTES);
-        // SAFETY: inside the mapping; the kernel writes to this half only after the next flip.
+        // SAFETY: the range is inside the mapping, and the kernel writes to this half only after the next flip.
         unsafe {
             let start = self.halves.start().add(self.offset(buffer, half) + HALF_HEADER_BYTES);
             std::slice::from_raw_parts(start.as_ptr(), used)
@@ -153,8 +157,8 @@ impl DoubleBuffer {
     }
 }
 
-/// Returns when the sampler of each CPU has been seen to rest, each by itself: on many CPUs there may be no moment when
-/// all do. They run in interrupts, for a few microseconds.
+/// Waits until each CPU's sampler was seen at rest once, one CPU after another: with many CPUs, there may be no moment
+/// when all are at rest. Spinning is enough, since samplers run in interrupts for a few microseconds.
 fn settle(cpus: u32, writing: impl Fn(u32) -> bool) {
     for cpu in 0..cpus {
         while writing(cpu) {
@@ -163,13 +167,15 @@ fn settle(cpus: u32, writing: impl Fn(u32) -> bool) {
     }
 }
 
-/// The record at the beginning of `bytes`, which are aligned to 8, and its length.
+/// Returns the record at the start of `bytes`, which are aligned to 8, and its length. `None` if the record is
+/// incomplete.
 fn parse(bytes: &[u8]) -> Option<(StackRecord<'_>, usize)> {
     let (header, rest) = bytes.split_at_checked(size_of::<intf::Record>())?;
     let header = intf::Record::from_bytes(header)?;
     let kernel = usize::from(header.kernel_frames);
     let frames = kernel + usize::from(header.user_frames);
-    // SAFETY: any bytes are integers; what is not aligned is left out, and then frames are missing.
+    // SAFETY: any bytes are valid integers. `align_to` leaves out unaligned bytes, so frames would be missing, not
+    // wrong.
     let (_, words, _) = unsafe { rest.align_to::<u64>() };
     let (kernel, user) = words.get(..frames)?.split_at_checked(kernel)?;
     let record = StackRecord {
@@ -218,7 +224,7 @@ mod tests {
     }
 
     fn bytes(words: &[u64]) -> &[u8] {
-        // SAFETY: integers are bytes.
+        // SAFETY: integers may be read as bytes.
         unsafe { words.align_to::<u8>().1 }
     }
 
@@ -241,13 +247,13 @@ mod tests {
         assert_eq!(parse(&bytes[len + more..]), None);
     }
 
-    /// Each of two CPUs rests often, but both together never when one looks from the first to the second.
+    /// Each of the two CPUs is often at rest, but never both in consecutive checks.
     #[test]
-    fn waiting_for_cpus_looks_at_one_at_a_time() {
+    fn settle_waits_for_each_cpu_separately() {
         let looks = Cell::new(0);
         let writing = |cpu| {
             looks.set(looks.get() + 1);
-            assert!(looks.get() < 100, "it waits for all at once");
+            assert!(looks.get() < 100, "settle waits for all CPUs at once");
             looks.get() % 3 == 1 - cpu
         };
         settle(2, writing);

@@ -1,10 +1,10 @@
-//! System calls on sockets.
+//! Lists the system calls that use sockets.
 
 use nix::libc;
 
 use super::intf;
 
-/// By number.
+/// The use of a socket (`enum cost_call`) by each system call, indexed by its number; 0 for none.
 pub(crate) type CallTable = [u8; intf::CALLS];
 
 const KNOWN: [(libc::c_long, u32); 28] = [
@@ -38,7 +38,7 @@ const KNOWN: [(libc::c_long, u32); 28] = [
     (libc::SYS_close, intf::COST_CALL_SOCKET),
 ];
 
-/// Returns what each system call does with a socket, by its number.
+/// Returns how each system call uses a socket, indexed by its number.
 pub(super) fn table() -> CallTable {
     let mut table: CallTable = [0; intf::CALLS];
     for (number, call) in KNOWN {

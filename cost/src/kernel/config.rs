@@ -1,6 +1,6 @@
-//! The observed CPUs and events, and the method.
+//! The settings with which the programs are loaded.
 
-/// `enum cost_event`.
+/// An event that programs time, with the values of `enum cost_event`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum KernelEvent {
@@ -28,17 +28,17 @@ impl KernelEvent {
     }
 }
 
-/// The places where calls that send or receive are timed.
+/// The place where calls that send or receive are timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimingMethod {
-    /// The kernel's functions, which catches all callers.
+    /// Kernel functions, which all callers use.
     Functions,
-    /// System calls and io_uring requests. It costs a little in every system call of the machine, and misses the kernel's own sockets. It
-    /// serves kernels that allow no programs on functions.
+    /// System calls and io_uring requests, for kernels that allow no programs on functions. Every system call of the
+    /// machine gets a little slower, and calls on the kernel's own sockets are not timed.
     SystemCalls,
 }
 
-/// The way of stacks to userspace.
+/// The buffer through which stacks reach userspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StackTransport {
     /// A double buffer per CPU in shared memory.
@@ -48,18 +48,20 @@ pub enum StackTransport {
     RingBuffer,
 }
 
-/// The programs to load, and how they report.
+/// The programs to load, and the buffers that they use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Whether events are timed, once [attached](super::CostPrograms::attach). Otherwise nothing but the sampler is loaded.
+    /// Whether to load the programs that time events after [`attach`](super::CostPrograms::attach). Otherwise only the
+    /// sampler is loaded.
     pub events: bool,
-    /// `None` takes functions where the kernel lets it.
+    /// The place where calls are timed. `None` chooses functions if the kernel allows it, or else system calls.
     pub method: Option<TimingMethod>,
-    /// How stacks come to userspace.
+    /// The buffer through which stacks reach userspace.
     pub transport: StackTransport,
-    /// Room for stacks per CPU between two calls of [`CostPrograms::drain`](super::CostPrograms::drain). A stack of 40 functions takes 336 bytes.
+    /// Room in bytes for each CPU's stacks between two calls of [`CostPrograms::drain`](super::CostPrograms::drain). A
+    /// stack of 40 functions takes 360 bytes.
     pub buffer_bytes: u32,
-    /// Whether processes may be [watched](super::CostPrograms::watch).
+    /// Whether processes may be [watched](super::CostPrograms::watch), which samples their user-mode stacks too.
     pub watch: bool,
 }
 

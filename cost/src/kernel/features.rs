@@ -1,4 +1,4 @@
-//! Features of BPF that the programs need and kernels before Linux 6.1 may lack.
+//! Probes BPF features that the programs need and that kernels before Linux 6.1 may lack.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use libbpf_sys::{
     libbpf_probe_bpf_helper, libbpf_probe_bpf_map_type,
 };
 
-/// A feature, the version of Linux that brought it, and whether a kernel has it.
+/// A BPF feature, the Linux version that introduced it, and a probe of the running kernel.
 struct KernelFeature {
     name: &'static str,
     since: &'static str,
@@ -40,7 +40,8 @@ const FEATURES: [KernelFeature; 5] = [
     KernelFeature { name: "atomic exchanges in BPF programs", since: "5.12", is_there: has_exchange },
 ];
 
-/// Returns which of them the running kernel lacks, with the version that brought each. Needs root.
+/// Returns the needed features that the running kernel lacks, each with the Linux version that introduced it. Needs
+/// root.
 pub fn missing() -> Vec<String> {
     let missing = FEATURES.iter().filter(|feature| !(feature.is_there)());
     missing.map(|feature| format!("{} (Linux {})", feature.name, feature.since)).collect()
@@ -58,7 +59,8 @@ fn has_current_task() -> bool {
     }
 }
 
-/// Loads a program that exchanges a register and a word of its stack.
+/// Reports whether the kernel loads a program that atomically exchanges a register with a word of its stack. libbpf has
+/// no probe for instructions.
 fn has_exchange() -> bool {
     const STACK: u8 = 10;
     const WORD: i16 = -8;
@@ -78,7 +80,7 @@ fn has_exchange() -> bool {
         instruction(BPF_JMP | BPF_EXIT, 0, 0, 0, 0),
     ];
     let kind: bpf_prog_type = BPF_PROG_TYPE_SOCKET_FILTER;
-    // SAFETY: the instructions and the license outlive the call; the descriptor is owned by nobody else.
+    // SAFETY: the instructions and the license outlive the call, and nothing else owns the descriptor.
     unsafe {
         let license = c"Dual BSD/GPL".as_ptr();
         let fd = bpf_prog_load(

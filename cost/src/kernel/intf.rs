@@ -1,4 +1,4 @@
-//! Structures and constants of `bpf/cost_intf.h`, as the build writes them from the header.
+//! Structures and constants of `bpf/cost_intf.h`, which the build generates from the header.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ pub(crate) use generated::{
 };
 
 mod generated {
-    #![allow(dead_code, reason = "not all that C has is of use here")]
+    #![allow(dead_code, reason = "userspace uses only some constants of the header")]
 
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
@@ -21,10 +21,10 @@ mod generated {
 pub(crate) const EVENTS: usize = generated::COST_EVENTS as usize;
 pub(crate) const CALLS: usize = generated::COST_CALLS as usize;
 pub(crate) const POINTS: usize = generated::COST_POINTS as usize;
-/// Softirqs that are not networking.
+/// Index of softirqs that are not networking, in the tables of events.
 pub(crate) const SOFTIRQ: usize = generated::COST_SOFTIRQ as usize;
 
-// SAFETY: atomics only.
+// SAFETY: all fields are atomics, so the kernel may write them at any time.
 unsafe impl Shared for Cpu {}
 
 // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! The software clock of a CPU, which runs the sampler.
+//! Opens the perf software clock of a CPU, whose interrupts run the sampler.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,8 +9,8 @@ use millrace_kernel::energy::perf_event_open;
 use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Fires about `hz` times a second on `cpu`, whatever runs there, idle or not, until it is closed. Programs on it run in an
-/// interrupt; without one it does nothing but interrupt.
+/// Opens a clock that interrupts `cpu` about `hz` times a second, also when idle, until the descriptor is closed. A BPF
+/// program attached to the clock runs in this interrupt.
 pub fn clock(cpu: u32, hz: u32) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
@@ -22,18 +22,18 @@ pub fn clock(cpu: u32, hz: u32) -> io::Result<OwnedFd> {
     perf_event_open(&attr, cpu)
 }
 
-/// Returns the clock's period on a CPU: up to 0.5 % more or less, and another one on each. With equal periods, the interrupt of one CPU would
-/// always come at the same distance before that of another. If the first feeds the second, all samples of the second might
-/// find it without work.
+/// Returns the clock's period on a CPU in nanoseconds. It differs from CPU to CPU, by up to 0.5 % from the mean. With
+/// equal periods, the interrupts of two CPUs would always come at the same distance. If the first CPU's work feeds the
+/// second, every sample of the second might find it idle.
 pub fn period_ns(cpu: u32, hz: u32) -> u64 {
     let mean = 1_000_000_000 / u64::from(hz.max(1));
-    // Multiples of the golden ratio, modulo 1, in units of 2^-32: as far apart as they can be, however many.
+    // Multiples of the golden ratio modulo 1, in units of 2^-32, stay evenly spread for any number of CPUs.
     let phase = u64::from(cpu.wrapping_mul(0x9e37_79b9));
     mean - mean / 200 + ((mean / 100 * phase) >> 32)
 }
 
-/// Returns how long an interrupt of the clock takes here, without a program on it. `None`: other load hides it. Keeps this thread busy
-/// for at most a fifth of a second.
+/// Measures how long an interrupt of the clock takes on this machine, without a program attached. `None` if other load
+/// leaves too few measurements. Keeps this thread busy for at most 200 ms.
 pub fn interrupt_time() -> io::Result<Option<Duration>> {
     let this = Pid::from_raw(0);
     let allowed = sched_getaffinity(this)?;
@@ -48,10 +48,11 @@ pub fn interrupt_time() -> io::Result<Option<Duration>> {
 }
 
 const LISTEN_HZ: u32 = 4000;
-/// A gap this long is another task's turn.
+/// Shortest gap that counts as another task's time slice, not as an interrupt.
 const TURN: Duration = Duration::from_micros(200);
 
-/// Measures how long this thread ran, and its gaps. Reading the clock takes less than a tenth of the shortest gap that counts.
+/// Returns how long this thread ran, and the gaps in its time. Reading the clock takes less than a tenth of the
+/// shortest gap that counts.
 fn listen() -> (Duration, Vec<Duration>) {
     const ENOUGH: Duration = Duration::from_millis(30);
     const LONGEST: Duration = Duration::from_millis(200);
@@ -74,7 +75,8 @@ fn listen() -> (Duration, Vec<Duration>) {
     (on_cpu, gaps)
 }
 
-/// The median of as many of the longest gaps as there were interrupts of the clock: short ones may be softirqs.
+/// Returns the median of the N longest gaps, where N is the number of the clock's interrupts. Shorter gaps may be
+/// softirqs. `None` with fewer than 40 gaps.
 fn typical(on_cpu: Duration, mut gaps: Vec<Duration>) -> Option<Duration> {
     const LEAST: usize = 40;
     let interrupts = (on_cpu.as_secs_f64() * f64::from(LISTEN_HZ)) as usize;
@@ -90,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interrupts_of_the_clock_are_told_from_softirqs() {
+    fn clock_interrupts_are_distinguished_from_softirqs() {
         let us = |us, count| std::iter::repeat_n(Duration::from_micros(us), count);
-        // In 30 ms 120 of the clock, 8 that took longer, and a flood of others.
+        // In 30 ms there are 120 interrupts of the clock. 8 gaps are longer, and many are shorter.
         let gaps = || us(2, 5000).chain(us(90, 8)).chain(us(16, 115));
         let listened = Duration::from_millis(30);
         assert_eq!(typical(listened, gaps().collect()), Some(Duration::from_micros(16)));
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn samplers_of_two_cpus_are_never_in_step() {
+    fn sampling_periods_differ_between_cpus() {
         for hz in [1, 100, 1000, 10_000, 20_000] {
             let mean = 1_000_000_000 / u64::from(hz);
             let periods: Vec<u64> = (0..64).map(|cpu| period_ns(cpu, hz)).collect();

@@ -1,4 +1,4 @@
-//! The kernel's functions and tracepoints where calls, softirqs and task switches are timed.
+//! Lists the kernel's functions and tracepoints where calls, softirqs and task switches are timed.
 
 use std::collections::HashSet;
 use std::{fs, io};
@@ -10,17 +10,18 @@ use super::config::{KernelEvent, TimingMethod};
 use super::intf;
 use super::ways::WAYS;
 
-/// Name of the tracepoint, name of the program.
+/// The name of a tracepoint, and the name of the program for it.
 pub(super) type Tracepoint = (&'static str, &'static str);
 
-/// Ends before beginnings, in the order of attaching: a beginning without an end would stay open for ever.
+/// Tracepoints in the order of attaching. Programs at an exit come first: an event whose exit is not seen would never
+/// end.
 const TRACEPOINTS: [Tracepoint; 3] = [
     ("sched_switch", "cost_sched_switch"),
     ("softirq_exit", "cost_softirq_exit"),
     ("softirq_entry", "cost_softirq_entry"),
 ];
 const OF_SYSTEM_CALLS: [Tracepoint; 2] = [("sys_exit", "cost_sys_exit"), ("sys_enter", "cost_sys_enter")];
-/// Tracepoints that only some kernels have. The last two are one tracepoint, before and after Linux 6.5.
+/// Tracepoints of io_uring, which only some kernels have. Linux 6.5 renamed one: the last two entries are its names.
 const OF_REQUESTS: [Tracepoint; 5] = [
     ("io_uring_complete", "cost_completed"),
     ("io_uring_poll_arm", "cost_polled"),
@@ -29,7 +30,7 @@ const OF_REQUESTS: [Tracepoint; 5] = [
     ("io_uring_submit_sqe", "cost_request"),
 ];
 
-/// A function that may be timed, and the pair of programs for it: `cost_begin_N` and `cost_end_N`.
+/// A kernel function that may be timed. Its index N names its pair of programs, `cost_begin_N` and `cost_end_N`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimedFunction {
     pub function: &'static str,
@@ -39,7 +40,7 @@ pub(super) struct TimedFunction {
 /// The running kernel's types and symbols.
 pub(super) struct RunningKernel {
     btf: Btf<'static>,
-    /// The functions in question that have a symbol.
+    /// Functions of [`WAYS`] that have a symbol.
     symbols: HashSet<&'static str>,
 }
 
@@ -52,7 +53,7 @@ impl RunningKernel {
         Ok(Self { btf: Btf::from_vmlinux().map_err(io::Error::other)?, symbols })
     }
 
-    /// The functions of [`WAYS`], each once.
+    /// Returns the functions of [`WAYS`] that this kernel has, each once. A function needs both a symbol and BTF.
     pub fn points(&self) -> Vec<TimedFunction> {
         let has = |point: &TimedFunction| {
             self.symbols.contains(point.function)
@@ -89,7 +90,7 @@ fn all() -> Vec<TimedFunction> {
     points
 }
 
-/// A byte of each point, for the program.
+/// Returns a byte for each point, in the form of the programs' configuration.
 pub(super) fn bytes_of_points(
     points: &[TimedFunction],
     byte: impl Fn(&TimedFunction) -> u8,
@@ -133,14 +134,15 @@ mod tests {
         assert!(all().len() <= POINTS, "{}", all().len());
     }
 
-    /// Positions equal those in the kernel's headers. With a wrong one a program would read any memory as a socket.
+    /// Compares each socket's position with the kernel's BTF. With a wrong position, a program would read other memory
+    /// as a socket.
     #[test]
-    fn every_function_has_its_socket_where_the_kernel_says() {
+    fn socket_argument_positions_match_kernel_btf() {
         let kernel = RunningKernel::read().expect("BTF");
         for point in all() {
             let Some(function) = kernel.btf.type_by_name::<Func<'_>>(point.function) else { continue };
             let prototype = FuncProto::try_from(function.referenced_type()).expect("a prototype");
-            // Constants and other qualifiers stand between a pointer and its structure.
+            // In BTF, `const` and other qualifiers are types between a pointer and its structure.
             let name_of = |at: usize| {
                 let ty: BtfType<'_> = kernel.btf.type_by_id(prototype.get(at)?.ty)?;
                 let target = Ptr::try_from(ty).ok()?.referenced_type().skip_mods_and_typedefs();

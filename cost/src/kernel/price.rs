@@ -1,4 +1,4 @@
-//! The duration of calls, to measure what timing adds to them.
+//! Measures the duration of system calls. The difference without and with programs is what timing adds.
 
 use std::hint::black_box;
 use std::io;
@@ -8,20 +8,21 @@ use nix::unistd::getppid;
 
 use super::sockets::SocketPair;
 
-/// The least that calls of this thread take, which other load does not change; ns.
+/// The shortest durations of this thread's calls, in nanoseconds. Other load hardly changes a minimum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CallTimes {
     /// A call that sends or receives.
     pub socket_ns: f64,
-    /// A call that has nothing to do with sockets.
+    /// A call that uses no socket.
     pub other_ns: f64,
 }
 
 const BATCHES: u32 = 32;
+/// Calls in each batch.
 const CALLS: u32 = 64;
 
 impl CallTimes {
-    /// Takes some milliseconds.
+    /// Measures both durations, which takes some milliseconds.
     pub fn measure() -> io::Result<Self> {
         let sockets = SocketPair::new()?;
         let socket_ns = measure_least(|| {
@@ -36,7 +37,7 @@ impl CallTimes {
     }
 }
 
-/// Returns the shortest duration of a call, ns, as the mean of the fastest batch.
+/// Returns the shortest duration of a call in nanoseconds: the mean of the fastest batch.
 fn measure_least(call: impl Fn() -> io::Result<()>) -> io::Result<f64> {
     let mut least = Duration::MAX;
     for _ in 0..BATCHES {

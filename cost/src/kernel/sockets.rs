@@ -1,4 +1,4 @@
-//! Every way to send and to receive, once each.
+//! Makes trial calls: one for every way to send or receive on a socket.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom, Write};
@@ -19,7 +19,7 @@ use super::uring::{Uring, UringRequest};
 
 pub(super) const BYTES: [u8; 8] = *b"millrace";
 
-/// A connected pair of sockets that needs no network.
+/// A connected pair of AF_UNIX sockets for trial calls, which need no network.
 pub struct SocketPair {
     sender: UnixStream,
     receiver: UnixStream,
@@ -29,7 +29,7 @@ impl SocketPair {
     /// Opens the sockets and files that trial calls need.
     pub fn new() -> io::Result<Self> {
         let (sender, receiver) = UnixStream::pair()?;
-        // A call that fails shall return an error and never wait.
+        // A trial call that fails must return an error and never block.
         sender.set_nonblocking(true)?;
         receiver.set_nonblocking(true)?;
         Ok(Self { sender, receiver })
@@ -90,12 +90,12 @@ impl SocketPair {
         Uring::new()?.call(UringRequest::Send, self.sender.as_fd(), &mut BYTES.clone())
     }
 
-    /// Sends in a worker thread of io_uring.
+    /// Sends from a worker thread of io_uring.
     pub fn send_by_worker(&self) -> io::Result<usize> {
         Uring::new()?.call_worker(UringRequest::Send, self.sender.as_fd(), &mut BYTES.clone())
     }
 
-    /// Sends, then receives, by splicing in worker threads of io_uring.
+    /// Splices from a pipe to the sender, then from the receiver to the pipe, in worker threads of io_uring.
     pub fn splice_by_worker(&self) -> io::Result<usize> {
         let (reader, writer) = pipe()?;
         let bytes = write(&writer, &BYTES)? as u32;
@@ -161,7 +161,7 @@ impl SocketPair {
     }
 }
 
-/// The calling thread's ID.
+/// Returns the calling thread's ID.
 pub(super) fn thread_id() -> u32 {
     u32::try_from(nix::unistd::gettid().as_raw()).unwrap_or(0)
 }

@@ -1,22 +1,22 @@
-//! Sums of the kernel side, by CPU and by process.
+//! Sums that the kernel's programs keep, by CPU and by process.
 
 use super::config::KernelEvent;
 use super::intf::EVENTS;
 
-/// Sums since loading, of one CPU.
+/// Sums of one CPU since loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuSums {
     pub(super) ns: [u64; EVENTS],
     pub(super) calls: [u64; EVENTS],
     /// Runs of the sampler.
     pub samples: u64,
-    /// Samples that were lost for want of room in the buffer.
+    /// Samples that were lost because the buffer was full.
     pub lost_samples: u64,
-    /// Samples whose stack could not be walked.
+    /// Samples whose stack the kernel could not walk.
     pub lost_stacks: u64,
-    /// Entries of processes that were not made, since their table was full.
+    /// Times that a process was not charged because the table of processes was full.
     pub lost_processes: u64,
-    /// Times that a task's place inside a call could not be kept, for want of memory.
+    /// Task switches inside a call that was lost, because no memory was allocated to save it.
     pub lost_tasks: u64,
     pub(super) other_softirqs: u64,
     pub(super) system_calls: u64,
@@ -24,7 +24,7 @@ pub struct CpuSums {
 }
 
 impl CpuSums {
-    /// Returns the time spent in the event, nanoseconds.
+    /// Returns the time spent in the event, in nanoseconds.
     pub fn ns(&self, event: KernelEvent) -> u64 {
         self.ns.get(event as usize).copied().unwrap_or(0)
     }
@@ -40,45 +40,45 @@ impl CpuSums {
         let softirqs = self.calls(KernelEvent::NetRx) + self.calls(KernelEvent::NetTx) + self.other_softirqs;
         ProbedCalls {
             timed: calls + softirqs + self.switches,
-            // Requests of io_uring count as calls too.
+            // `calls` includes io_uring requests, which are no system calls, so the difference may be negative.
             other_calls: self.system_calls.saturating_sub(calls),
         }
     }
 }
 
-/// See [`CpuSums::probed`].
+/// Runs of the programs that time events, from [`CpuSums::probed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProbedCalls {
-    /// Calls that send or receive, softirqs, task switches: timing one costs about as much as timing another.
+    /// Calls that send or receive, softirqs, and task switches. Timing costs about the same for each of them.
     pub timed: u64,
-    /// System calls that were looked at and not timed.
+    /// System calls that ran the programs but were not timed.
     pub other_calls: u64,
 }
 
-/// The identity of an entry: a process in a cgroup.
+/// The key of an entry: a process in a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
-    /// The number in the initial PID namespace.
+    /// The process's number in the initial PID namespace.
     pub pid: u32,
-    /// ID of its cgroup (v2): the inode number of the directory.
+    /// ID of the cgroup (v2), which is the inode number of its directory.
     pub cgroup: u64,
 }
 
-/// Sums of a process in a cgroup, since its entry was made.
+/// Sums of a process in a cgroup, since its entry was created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessSums {
     /// The process and its cgroup.
     pub id: ProcessId,
-    /// The number in this process's PID namespace; 0: outside of it.
+    /// The process's number in the observer's PID namespace; 0 if it is outside of the namespace.
     pub pid: u32,
-    /// The name of the thread that was seen first.
+    /// Name of the process's thread for which the entry was created.
     pub name: String,
     pub(super) ns: [u64; EVENTS],
     pub(super) calls: [u64; EVENTS],
 }
 
 impl ProcessSums {
-    /// Returns the time that the process spent in the event, nanoseconds.
+    /// Returns the time that the process spent in the event, in nanoseconds.
     pub fn ns(&self, event: KernelEvent) -> u64 {
         self.ns.get(event as usize).copied().unwrap_or(0)
     }

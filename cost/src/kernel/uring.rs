@@ -1,4 +1,4 @@
-//! The part of io_uring that one request at a time needs (`io_uring(7)`).
+//! Makes single requests through io_uring (`io_uring(7)`).
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ pub enum UringRequest {
 }
 
 impl UringRequest {
-    /// `IORING_OP_*`.
+    /// Returns the request's `IORING_OP_*` code.
     const fn code(self) -> u8 {
         match self {
             Self::ReadVector => 1,
@@ -66,7 +66,7 @@ struct CompletionOffsets {
     user_addr: u64,
 }
 
-/// `struct io_uring_params`.
+/// The kernel's `struct io_uring_params`.
 #[repr(C)]
 #[derive(Default)]
 struct UringParams {
@@ -82,12 +82,12 @@ struct UringParams {
     completion: CompletionOffsets,
 }
 
-/// `IORING_OP_SPLICE`.
+/// The code `IORING_OP_SPLICE`.
 const SPLICE: u8 = 30;
-/// Pipes and sockets have no position.
+/// The offset for pipes and sockets, which have no position.
 const NO_OFFSET: u64 = u64::MAX;
 
-/// `struct io_uring_sqe`, in the fields that sockets use.
+/// The kernel's `struct io_uring_sqe`, with the names of the fields that sockets use.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Submission {
@@ -108,19 +108,21 @@ struct Submission {
 
 const _: () = assert!(size_of::<Submission>() == 64 && size_of::<UringParams>() == 120);
 
-/// `IOSQE_ASYNC`.
+/// The flag `IOSQE_ASYNC`: a worker thread executes the request.
 const FLAG_ASYNC: u8 = 1 << 4;
+/// The flag `IORING_ENTER_GETEVENTS`.
 const ENTER_GETEVENTS: libc::c_uint = 1;
+/// The mapping's offset `IORING_OFF_SQES`.
 const OFFSET_SUBMISSIONS: usize = 0x1000_0000;
-/// `struct io_uring_cqe`: user_data, then the result.
+/// Size of `struct io_uring_cqe`: 8 bytes of user data, then the result and flags.
 const COMPLETION_BYTES: usize = 16;
 const RESULT_AT: usize = 8;
 
-/// A ring with room for one request.
+/// An io_uring instance with room for one request.
 pub struct Uring {
     fd: OwnedFd,
     params: UringParams,
-    /// Both rings: kernels have had them in one mapping since 5.4.
+    /// Mapping of both rings, which share one since Linux 5.4.
     rings: Mapping,
     submissions: Mapping,
 }
@@ -128,12 +130,12 @@ pub struct Uring {
 impl Uring {
     pub fn new() -> io::Result<Self> {
         let mut params = UringParams::default();
-        // SAFETY: `params` is the kernel's structure, which it fills.
+        // SAFETY: `params` has the layout of the kernel's structure, which the kernel fills.
         let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, &raw mut params) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that was just made for us.
+        // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let array_end = params.submission.array + params.sq_entries * 4;
         let completions_end = params.completion.cqes + params.cq_entries * COMPLETION_BYTES as u32;
@@ -143,7 +145,7 @@ impl Uring {
         Ok(Self { fd, params, rings, submissions })
     }
 
-    /// Runs one request to its end and returns the number of bytes that were sent or received.
+    /// Makes one request, waits for its completion, and returns the number of bytes sent or received.
     pub fn call(
         &mut self,
         request: UringRequest,
@@ -153,7 +155,7 @@ impl Uring {
         self.run(request, 0, socket, bytes)
     }
 
-    /// Makes the request in a worker thread of io_uring.
+    /// Makes one request like [`Self::call`], executed by a worker thread of io_uring.
     pub fn call_worker(
         &mut self,
         request: UringRequest,
@@ -163,7 +165,7 @@ impl Uring {
         self.run(request, FLAG_ASYNC, socket, bytes)
     }
 
-    /// Splices from a pipe to a socket, or from a socket to a pipe. The kernel gives it to a worker.
+    /// Splices from a pipe to a socket, or from a socket to a pipe. The kernel executes splices in a worker thread.
     pub fn splice(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, bytes: u32) -> io::Result<usize> {
         self.submit(Submission {
             opcode: SPLICE,
@@ -185,7 +187,7 @@ impl Uring {
         bytes: &mut [u8],
     ) -> io::Result<usize> {
         let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: all zeroes is a message without anything.
+        // SAFETY: `msghdr` is plain data, and all zeroes is an empty message.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut slice;
         message.msg_iovlen = 1;
@@ -207,17 +209,20 @@ impl Uring {
         self.completion()
     }
 
-    /// Returns after the request has completed, so that nothing it points to is used any more.
+    /// Submits a request and waits until it has completed. After that the kernel no longer uses the memory it points
+    /// to.
     fn submit(&mut self, submission: Submission) -> io::Result<()> {
-        // SAFETY: the only entry, which the kernel does not read before the tail moves.
+        // SAFETY: this is the only entry, inside the mapping. The kernel does not read it before the tail moves.
         unsafe { self.submissions.start().cast::<Submission>().write(submission) };
         let tail = self.word(self.params.submission.tail);
         let at = tail.load(Ordering::Relaxed);
-        // The array's only slot names the only entry.
+        // The array's only slot is the index of the only entry.
         self.word(self.params.submission.array).store(0, Ordering::Relaxed);
+        // Release: the kernel must see the entry before the new tail.
         tail.store(at.wrapping_add(1), Ordering::Release);
+        // A signal may interrupt the wait, so repeat it until there is a completion.
         loop {
-            // SAFETY: no memory is passed; one request is submitted and waited for.
+            // SAFETY: no pointer is passed, and the request's memory outlives the wait.
             let done = unsafe {
                 libc::syscall(
                     libc::SYS_io_uring_enter,
@@ -239,7 +244,7 @@ impl Uring {
         }
     }
 
-    /// The number of bytes that were moved.
+    /// Takes the completion from the ring, and returns its number of bytes or its error.
     fn completion(&self) -> io::Result<usize> {
         let head = self.word(self.params.completion.head);
         let at = head.load(Ordering::Relaxed);
@@ -251,9 +256,9 @@ impl Uring {
         usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
     }
 
-    /// A word of the rings, at an offset that the kernel gave.
+    /// Returns a word of the rings at an offset that the kernel returned.
     fn word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: inside the mapping, whose size was computed from these offsets, and aligned.
+        // SAFETY: the offset is aligned and inside the mapping, whose size was computed from the kernel's offsets.
         unsafe { self.rings.start().add(offset as usize).cast().as_ref() }
     }
 }

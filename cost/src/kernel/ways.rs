@@ -1,37 +1,37 @@
-//! The ways into the socket layer, and the functions where each may be timed.
+//! Lists the ways into the socket layer, and the kernel functions where each may be timed.
 //!
-//! `writev` and `readv` stand for `pwritev2` and `preadv2`, io_uring's for its requests with registered buffers.
-//! io_uring's `splice` goes through the functions of the others, in threads of its own.
+//! `pwritev2` and `preadv2` use the functions of `writev` and `readv`, and so do io_uring's requests with registered
+//! buffers. io_uring's `splice` uses the functions of the other ways, in io_uring's own threads.
 
 use std::io;
 
 use super::config::KernelEvent;
 use super::sockets::{BYTES, SocketPair};
 
-/// A way to send or to receive.
+/// A way to send or receive on a socket.
 #[derive(Clone, Copy)]
 pub struct SocketCall {
-    /// The system call's name, or that of the request of AIO or io_uring.
+    /// Name of the system call, or of the request of AIO or io_uring.
     pub name: &'static str,
     /// The event that the way counts for.
     pub event: KernelEvent,
-    /// Functions where it may be timed, best first. Functions that several ways share come first, since they also serve the kernel's own
-    /// sockets. A trial call shows which of them the way really goes through.
+    /// Kernel functions where the way may be timed, best first. Functions that several ways share come first, since
+    /// calls on the kernel's own sockets use them too. A trial call shows which function this kernel really uses.
     pub(super) functions: &'static [&'static str],
-    /// Goes this way once; gives the number of bytes that were moved.
+    /// Makes a trial call of this way, and returns the number of bytes sent or received.
     call: fn(&SocketPair) -> io::Result<usize>,
 }
 
 impl SocketCall {
-    /// Returns why it cannot be timed at system calls, if so.
+    /// Returns the reason why this way cannot be timed at system calls, or `None` if it can.
     pub(super) fn beyond_system_calls(&self) -> Option<&'static str> {
         self.name.starts_with("aio ").then_some(
-            "io_submit takes requests for files of all kinds together, so that it is not timed as a system call",
+            "io_submit takes requests for all kinds of files together, so its time is not that of a socket call",
         )
     }
 }
 
-// A system call's entry function: called through a table or a switch, so never inlined.
+// Name of a system call's entry function. The kernel calls it through a table or a switch, so it is never inlined.
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! syscall {
@@ -70,7 +70,7 @@ const fn receive(
     SocketCall { name, event: KernelEvent::Receive, functions, call }
 }
 
-/// The known ways, in the order in which they are tried: those through shared functions first.
+/// The known ways in the order of their trial calls.
 pub const WAYS: [SocketCall; 23] = [
     send("io_uring send", &["sock_sendmsg", "io_send"], SocketPair::uring_send),
     send(
@@ -122,7 +122,7 @@ pub const WAYS: [SocketCall; 23] = [
 ];
 
 impl SocketPair {
-    /// Sends or receives once, as `way` says, and nothing else of the same event.
+    /// Makes one call of `way`, and no other call of the same event, so that counting it is unambiguous.
     pub fn call(&self, way: &SocketCall) -> io::Result<()> {
         if way.event == KernelEvent::Receive {
             self.write()?;

@@ -1,4 +1,4 @@
-//! Adds up stacks while their JSON is parsed. Nothing is allocated for functions and stacks that were there before.
+//! Adds up stacks while their JSON is parsed. Known functions and stacks cause no allocation.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 
 use super::{MergeStacks, StackKey};
 
-/// Adds the JSON of `Stacks`. After an error some of them may have been added.
+/// Adds stacks from the JSON text of a `Stacks`. After an error, some of them may have been added.
 pub(super) fn add(into: &mut MergeStacks, text: &str) -> Result<(), serde_json::Error> {
     let mut parser = serde_json::Deserializer::from_str(text);
     ReportSeed(into).deserialize(&mut parser)?;
@@ -15,7 +15,7 @@ pub(super) fn add(into: &mut MergeStacks, text: &str) -> Result<(), serde_json::
     Ok(())
 }
 
-/// Implements `DeserializeSeed` by the type's own visitor.
+/// Implements `DeserializeSeed` for a type that is its own `Visitor`.
 macro_rules! seed {
     ($type:ty, $deserialize:ident -> $value:ty) => {
         impl<'de> DeserializeSeed<'de> for $type {
@@ -54,7 +54,7 @@ impl<'de> Visitor<'de> for ReportSeed<'_> {
     }
 }
 
-/// Names of functions. Their numbers in the sum are the result.
+/// Parser of the list of functions. Its result is the number of each function in the sum.
 struct FunctionSeed<'a>(&'a mut MergeStacks);
 seed!(FunctionSeed<'_>, deserialize_seq -> Vec<u32>);
 
@@ -103,7 +103,7 @@ impl<'de> Visitor<'de> for StackListSeed<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        // Its list of functions is used again for each stack.
+        // The key's list of functions is reused for each stack, which avoids allocations.
         let mut key = StackKey::default();
         while let Some((samples, ns)) =
             list.next_element_seed(StackSeed { key: &mut key, numbers: self.numbers })?
@@ -114,7 +114,7 @@ impl<'de> Visitor<'de> for StackListSeed<'_> {
     }
 }
 
-/// One stack. Its number of samples and their time are the result.
+/// Parser of one stack. It fills `key`, and its result is the number of samples and their time in ns.
 struct StackSeed<'a> {
     key: &'a mut StackKey,
     numbers: &'a [u32],
@@ -173,7 +173,7 @@ impl<'de> Visitor<'de> for FrameSeed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         self.into.clear();
         while let Some(at) = list.next_element::<u32>()? {
-            // A number that names nothing can only come from a file.
+            // A frame without a function can only come from a damaged file.
             self.into.extend(self.numbers.get(at as usize));
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Measures what timing events takes, and decides whether to time them.
+//! Measures the CPU time that timing events takes, and decides whether to time them.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,18 +10,19 @@ use crate::choice::{MethodChoice, MethodStep, TRIAL, TimingBudget};
 use crate::report::Auto;
 use crate::share::{ns, rounded};
 
-/// The time that programs add to each call, ns.
+/// The time in ns that the programs add to each call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct CallPrices {
     timed_ns: f64,
     other_ns: f64,
 }
 
-/// A timed call reads the clock twice, whatever a busy machine made of the measurement.
+/// Lower bound for the price of a timed call, since it reads the clock twice. On a busy machine the measurement may be
+/// less.
 const LEAST_TIMED_NS: f64 = 40.0;
 
 impl CallPrices {
-    /// Compares the same calls without and with programs.
+    /// Returns the difference between the same calls without and with the programs.
     pub fn between(without: CallTimes, with: CallTimes) -> Self {
         Self {
             timed_ns: (with.socket_ns - without.socket_ns).max(LEAST_TIMED_NS),
@@ -42,16 +43,16 @@ impl CallPrices {
     }
 }
 
-/// Keeps the observer to a budget.
+/// The part of the observer that keeps the cost of timing within a budget.
 #[derive(Debug)]
 pub(super) struct AdaptiveSampling {
     choice: MethodChoice,
     prices: CallPrices,
     frequency: Frequency,
     cpus: Vec<u32>,
-    /// The start of the running trial.
+    /// Start time of the running trial, and the sums at that time.
     trial: Option<(Instant, Vec<CpuSums>)>,
-    /// The last share that was seen.
+    /// The last measured share of a CPU that timing took.
     share: f64,
 }
 
@@ -69,8 +70,9 @@ impl AdaptiveSampling {
         self.cpus = cpus;
     }
 
+    /// Measures the running trial, and returns the next step.
     pub fn poll(&mut self, now: Instant, totals: impl FnOnce() -> Vec<CpuSums>) -> MethodStep {
-        // A shorter time gives random values.
+        // A share over less than `TRIAL` is mostly noise.
         if let Some((since, before)) = self.trial.as_ref().filter(|(since, _)| now - *since >= TRIAL) {
             self.share = self.prices.share(&self.cpus, &totals(), before, now - *since);
         }
@@ -81,14 +83,14 @@ impl AdaptiveSampling {
         step
     }
 
-    /// `begun`: sums at the beginning of a trial.
+    /// Records the result of an attempt to attach: the sums at the start of the trial, or `None` if it failed.
     pub fn tried(&mut self, begun: Option<Vec<CpuSums>>) {
         let now = Instant::now();
         self.choice.tried(now, begun.is_some());
         self.trial = begun.map(|totals| (now, totals));
     }
 
-    /// Reports a period that ends now.
+    /// Returns the state for the report of a period that ends now, and the next step.
     pub fn report(
         &mut self,
         now: Instant,
@@ -118,16 +120,18 @@ impl AdaptiveSampling {
     }
 }
 
-/// How often stacks are sampled.
+/// The sampling frequency, and the reason if it was lowered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frequency {
+    /// Samples a second on each CPU.
     pub hz: u32,
+    /// The configured frequency, if `hz` is lower.
     pub lowered_from_hz: Option<u32>,
-    /// The duration of a sample's interrupt.
+    /// Duration of a sample's interrupt, if it was measured.
     interrupt: Option<Duration>,
 }
 
-/// Lower ones show too little.
+/// The lowest frequency that is chosen automatically. Fewer samples would show too little.
 const LEAST_HZ: u32 = 100;
 
 impl Frequency {
@@ -135,7 +139,7 @@ impl Frequency {
         Self { hz, lowered_from_hz: None, interrupt: None }
     }
 
-    /// Halved until interrupts keep to half of the budget; on most machines `hz` is far from that.
+    /// Halves `hz` until the interrupts take at most half of the budget. Most machines do not need that.
     pub fn within(budget: TimingBudget, hz: u32) -> io::Result<Self> {
         Ok(Self::with(budget, hz, interrupt_time()?))
     }
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn trial_of_timing_is_judged_by_its_own_share() {
+    fn trial_of_timing_ignores_the_share_before_it() {
         let prices = CallPrices { timed_ns: 100.0, other_ns: 10.0 };
         let mut adaptive =
             AdaptiveSampling::new(TimingBudget::default(), prices, Frequency::as_asked(0), vec![0]);
@@ -191,7 +195,7 @@ mod tests {
         assert_eq!(
             adaptive.poll(begun + TRIAL, idle),
             MethodStep::Stay,
-            "the share of before does not count"
+            "the share before the trial does not count"
         );
         assert_eq!(adaptive.report(begun + TRIAL, &idle(), &idle(), second).1, MethodStep::Time);
     }

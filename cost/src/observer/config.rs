@@ -15,7 +15,7 @@ use crate::taxonomy::Taxonomy;
 pub enum Error {
     #[error(transparent)]
     Kernel(#[from] millrace_kernel::Error),
-    /// The kernel refused the programs, and is older than what they need.
+    /// The kernel refused the programs and lacks features that they need.
     #[error("Linux {kernel} has no {}; `millrace cost` needs Linux 6.1 or newer", features.join(", no "))]
     Old { kernel: String, features: Vec<String> },
     #[error("cannot read the kernel's symbols: {0}")]
@@ -24,7 +24,7 @@ pub enum Error {
     ProcStat(io::Error),
     #[error("CPU {0} is not online")]
     Cpu(u32),
-    #[error("{hz} samples a second are more than {most}")]
+    #[error("{hz} samples a second are more than the limit of {most}")]
     Frequency { hz: u32, most: u32 },
     #[error("{hz} samples a second are more than kernel.perf_event_max_sample_rate, which is {most}")]
     Sysctl { hz: u32, most: u32 },
@@ -36,13 +36,13 @@ pub enum Error {
     Cgroup { path: String, mount: PathBuf },
     #[error("no cgroup v2 is mounted")]
     NoCgroups,
-    #[error("mode `sampling` times no calls, by whatever method")]
+    #[error("mode `sampling` times no calls: leave out the method")]
     Method,
-    #[error("idle power is a number of watts, not {0}")]
+    #[error("idle power must be a number of watts from 0 on, not {0}")]
     IdleWatts(f64),
     #[error("a budget is a share of a CPU: more than 0, at most 1")]
     Budget,
-    #[error("the observer was started without a budget: what timing takes is not known")]
+    #[error("there is no budget to change: the observer was started without one")]
     NoBudget,
     #[error("cannot keep the observer's BPF programs attached: {0}")]
     Programs(io::Error),
@@ -50,52 +50,55 @@ pub enum Error {
     Price(io::Error),
 }
 
-/// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
+/// Largest sampling frequency in Hz. The kernel allows 100 kHz by default, but the observer would measure mostly
+/// itself.
 pub const MAX_FREQUENCY_HZ: u32 = 20_000;
 
-/// The settings of an [`ObserverCost`](super::ObserverCost).
+/// The settings of an [`Observer`](super::Observer).
 #[derive(Debug, Clone)]
 pub struct Config {
     /// How times are measured at first. With a [budget](Self::budget), the mode changes by itself.
     pub mode: ReportMode,
-    /// The limit in mode `events`: while timing takes more, events are sampled and not timed from the next report on. The cost of timing is
-    /// measured at the start. Needs a frequency.
+    /// Limit of the CPU time that timing may take, in mode `events`. While timing takes more, events are only sampled.
+    /// The price of timing a call is measured at the start. Needs a frequency above 0.
     pub budget: Option<TimingBudget>,
-    /// Permits to lower [`frequency_hz`](Self::frequency_hz) where interrupts are expensive. Needs a budget.
+    /// Allows the observer to lower [`frequency_hz`](Self::frequency_hz) if interrupts are expensive. Needs a budget.
     pub lower_frequency: bool,
-    /// `None` takes functions where the kernel allows it.
+    /// The place where calls are timed. `None` chooses functions if the kernel allows it, or else system calls.
     pub method: Option<ReportMethod>,
-    /// Samples per second and CPU. 0: events only, without parts.
+    /// Samples a second on each CPU. With 0, events are timed but not split into parts.
     pub frequency_hz: u32,
-    /// `None`: all that are online.
+    /// CPUs to observe; `None` for all that are online.
     pub cpus: Option<BTreeSet<u32>>,
-    /// Stacks come through one BPF ring buffer for all CPUs, instead of a double buffer per CPU.
+    /// Whether stacks go through one BPF ring buffer for all CPUs, instead of a double buffer for each CPU.
     pub ring_buffer: bool,
     /// The rules that split events into parts.
     pub taxonomy: Taxonomy,
     /// Processes whose user-mode stacks are sampled too.
     pub profile: BTreeSet<u32>,
-    /// If any, no other processes are reported.
+    /// Processes to report; all if empty.
     pub pids: BTreeSet<u32>,
-    /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::ProcessCost).
+    /// If set, only processes in this cgroup or below are reported. The path has the form of
+    /// [`ProcessCost::cgroup`](crate::report::ProcessCost::cgroup).
     pub cgroup: Option<String>,
-    /// Reports contain [`KernelEvent::Kernel`](crate::report::KernelEvent::Kernel): the kernel's work that is no networking.
+    /// Whether reports contain [`Event::Kernel`](crate::report::Event::Kernel), the kernel's work that is not
+    /// networking.
     pub all: bool,
-    /// Reports contain the processes' [command lines](crate::report::ProcessCost::arguments).
+    /// Whether reports contain the processes' [command lines](crate::report::ProcessCost::arguments).
     pub arguments: bool,
-    /// Reports contain [stacks](crate::report::Report::stacks).
+    /// Whether reports contain [stacks](crate::report::Report::stacks).
     pub stacks: bool,
-    /// Lets the kernel keep run-time statistics of all BPF programs. That costs two readings of a clock in each run.
+    /// Whether the kernel keeps run-time statistics of all BPF programs, which adds two clock readings to each run.
     pub program_statistics: bool,
-    /// Idle power of all packages and their memory in watts, if it is known.
+    /// Idle power of all packages and their memory in watts, if known.
     pub idle_watts: Option<f64>,
 }
 
 impl Config {
-    /// 1 kHz on all CPUs, with the taxonomy that is built in.
+    /// Returns the default settings: 1000 samples a second on all CPUs, with the built-in taxonomy.
     ///
     /// # Errors
-    /// None, as a test of the taxonomy shows.
+    /// Fails only if the built-in taxonomy does not parse, which a test rules out.
     pub fn new() -> Result<Self, crate::taxonomy::Error> {
         Ok(Self {
             mode: ReportMode::Events,
@@ -118,7 +121,7 @@ impl Config {
     }
 }
 
-/// Checks the settings that can fail before anything is loaded.
+/// Checks the settings before anything is loaded.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
     if config.mode == ReportMode::Sampling && config.method.is_some() {
         return Err(Error::Method);
@@ -128,7 +131,7 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     }
     config.budget.map_or(Ok(()), check_budget)?;
     if config.all && config.frequency_hz == 0 {
-        return Err(Error::NoFrequency("all that the kernel does"));
+        return Err(Error::NoFrequency("the event `kernel`"));
     }
     check_frequency(config)?;
     if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
@@ -146,7 +149,7 @@ pub(super) fn check_budget(budget: TimingBudget) -> Result<(), Error> {
     if budget.share > 0.0 && budget.share <= 1.0 { Ok(()) } else { Err(Error::Budget) }
 }
 
-/// Threads have numbers too, under which nothing is ever reported.
+/// Reports whether a PID is that of a process. The number of another thread would never match a report.
 fn is_process(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().filter_map(|line| line.strip_prefix("Tgid:")).any(|group| group.trim() == pid.to_string())
@@ -158,7 +161,7 @@ fn check_frequency(config: &Config) -> Result<(), Error> {
         0 if config.budget.is_some() => Err(Error::NoFrequency("a budget")),
         0 if !config.profile.is_empty() => Err(Error::NoFrequency("a profile")),
         hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),
-        // The kernel would only say that an argument is invalid.
+        // Checked here, since the kernel would only return EINVAL.
         hz => match max_sample_rate() {
             Some(most) if hz > most => Err(Error::Sysctl { hz, most }),
             _ => Ok(()),

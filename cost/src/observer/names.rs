@@ -1,4 +1,4 @@
-//! Conversions between the kernel side's names and those of reports.
+//! Conversions between the types of [`crate::kernel`] and those of reports.
 
 use crate::kernel;
 
@@ -17,7 +17,7 @@ impl From<kernel::KernelEvent> for Event {
     }
 }
 
-/// Returns the event that programs time; `None` if samples alone find it.
+/// Returns the kernel's event that programs time for this one, or `None` if it is only sampled.
 pub(super) fn timed(event: Event) -> Option<kernel::KernelEvent> {
     kernel::KernelEvent::ALL.into_iter().find(|timed| Event::from(*timed) == event)
 }

@@ -1,4 +1,4 @@
-//! Tables that the kernel keeps as sums, as differences from one report to the next.
+//! Computes differences between two reports from tables that the kernel keeps as growing sums.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -17,7 +17,8 @@ use crate::cgroups::Cgroups;
 use crate::report::{CgroupCost, CpuCost, ObserverCost, ProcessCost, ProcessProfile, ProgramCost, TaskCost};
 use crate::share::share;
 
-/// Sums of processes. One that is gone leaves the kernel's table when nothing came from it for a report.
+/// The processes' sums at the last report. A process that has exited is removed from the kernel's table once its sums
+/// have not changed for a whole report.
 #[derive(Debug, Default)]
 pub(super) struct Processes {
     last: HashMap<ProcessId, TaskCost>,
@@ -31,7 +32,7 @@ pub(super) struct ProcessCosts {
     cost: TaskCost,
 }
 
-/// Adds what samples tell of processes, each with its number, its cgroup and the name of a thread.
+/// Adds the sampled costs of processes, each with its number, its cgroup and the name of a thread.
 pub(super) fn add_sampled(
     taken: &mut Vec<ProcessCosts>,
     sampled: impl Iterator<Item = ((u32, u64), String, TaskCost)>,
@@ -39,7 +40,7 @@ pub(super) fn add_sampled(
     let mut places: HashMap<(u32, u64), usize> =
         taken.iter().zip(0..).map(|(of, at)| ((of.pid, of.cgroup), at)).collect();
     for ((pid, cgroup), name, cost) in sampled {
-        // Those outside of the namespace share the number 0.
+        // Processes outside of the PID namespace all have the number 0, so they are not combined.
         let known = places.get(&(pid, cgroup)).filter(|_| pid > 0).and_then(|at| taken.get_mut(*at));
         match known {
             Some(of) => of.cost.add(&cost),
@@ -92,7 +93,8 @@ fn sum(process: &kernel::ProcessSums) -> TaskCost {
     }
 }
 
-/// Returns the increase of a sum. A sum that is smaller than before started over: the ID was forgotten, and used again.
+/// Returns the increase of a sum. A sum smaller than before has restarted at 0: its entry was removed, and the ID was
+/// reused.
 fn since(sum: &TaskCost, before: Option<&TaskCost>) -> TaskCost {
     let Some(before) = before else { return *sum };
     let fields = [
@@ -126,7 +128,7 @@ fn is_alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Returns the wanted processes with their names, and the sums of their cgroups.
+/// Returns the processes that the settings select, with their names, and the sums of their cgroups.
 pub(super) fn describe(
     taken: Vec<ProcessCosts>,
     per_call: PerCall,
@@ -180,12 +182,12 @@ fn is_wanted(config: &Config, pid: u32, cgroup: Option<&str>) -> bool {
     (config.pids.is_empty() || config.pids.contains(&pid)) && config.cgroup.as_ref().is_none_or(below)
 }
 
-/// Returns the name of a process, not of one of its threads. `None`: it is gone.
+/// Returns the name of a process, not of one of its threads, or `None` if the process has exited.
 fn process_name(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
-/// A chosen process that made no call.
+/// Returns the entry of a profiled process that made no socket call.
 pub(super) fn idle(pid: u32, profile: ProcessProfile) -> ProcessCost {
     ProcessCost {
         pid,
@@ -199,7 +201,7 @@ pub(super) fn idle(pid: u32, profile: ProcessProfile) -> ProcessCost {
     }
 }
 
-/// Run times of BPF programs.
+/// The figures of all BPF programs at the last report.
 #[derive(Debug)]
 pub(super) struct ProgramTable {
     own: HashSet<u32>,
@@ -241,7 +243,7 @@ impl ProgramTable {
     }
 }
 
-/// Runs of the observer's programs that the kernel skipped. It counts these without statistics.
+/// The number of the observer's program runs that the kernel skipped. The kernel counts these even without statistics.
 #[derive(Debug)]
 pub(super) struct Skipped {
     programs: Vec<OwnedFd>,
@@ -265,7 +267,7 @@ impl Skipped {
     }
 }
 
-/// The observer's process.
+/// The CPU time of the observer's process at the last report.
 #[derive(Debug, Default)]
 pub(super) struct ObserverUsage {
     user_ns: u64,
@@ -311,7 +313,7 @@ mod tests {
     fn map_totals_become_differences_per_report() {
         assert_eq!(since(&cost(7, 2), None), cost(7, 2));
         assert_eq!(since(&cost(7, 2), Some(&cost(4, 1))), cost(3, 1));
-        // The same process ID again.
+        // A smaller sum means that the process ID was reused.
         assert_eq!(since(&cost(3, 2), Some(&cost(4, 1))), cost(3, 2));
     }
 

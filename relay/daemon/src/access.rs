@@ -1,7 +1,8 @@
-//! Access rules from files: keys of tokens, revocations and roots of clients, read again when they change.
+//! Reads the files of access rights and watches them for changes: token keys, revocations and roots of client
+//! certificates.
 //!
-//! Each file stands for itself. A file that cannot be read allows nothing. Missing keys verify nothing, IDs that were revoked
-//! stay revoked, and no certificate is believed without roots. The other files hold all the same.
+//! A file that cannot be read grants no access: its keys verify no token, its IDs that were revoked stay revoked, and
+//! no client certificate is trusted without roots. The other files keep their effect.
 
 use std::{
     collections::HashSet,
@@ -25,18 +26,18 @@ use super::{
     tls::{Stamp, stamp},
 };
 
-/// The contents of the files.
+/// The contents of all files of access rights.
 pub struct AccessFileContents {
     pub policy: AccessPolicy,
     pub client_roots: Option<Arc<RootCertStore>>,
-    /// The files that could not be read, or used.
+    /// Files that could not be read or parsed, with the reasons.
     pub unread: Vec<UnreadSetting>,
 }
 
 /// Reads the files that the settings name.
 ///
 /// # Errors
-/// One cannot be read, or used.
+/// Fails if one of the files cannot be read or parsed.
 pub fn read(access: &AccessConfig) -> anyhow::Result<AccessFileContents> {
     let loaded = load(access, &Requirements::default());
     match loaded.unread.first() {
@@ -45,7 +46,8 @@ pub fn read(access: &AccessConfig) -> anyhow::Result<AccessFileContents> {
     }
 }
 
-/// Reads what can be read. `known`: what was so before.
+/// Reads every file that can be read. `known` has the result of the last reading, whose revocations stay in force if
+/// their file cannot be read now.
 fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
     let mut unread = Vec::new();
     let mut or_unread = |what: String, error: anyhow::Error| {
@@ -88,6 +90,7 @@ fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
         }
     };
     let mut policy = AccessPolicy::new(access.rules.clone(), tokens, access.client_ca.is_some());
+    // Without roots, certificates of open sessions count for nothing either.
     policy.doubts_certificates = access.client_ca.is_some() && client_roots.is_none();
     AccessFileContents { policy, client_roots, unread }
 }
@@ -106,27 +109,29 @@ fn client_roots(access: &AccessConfig) -> anyhow::Result<Option<Arc<RootCertStor
     Ok(roots.map(Arc::new))
 }
 
-/// One a line; `#` begins a comment. What is no text hides no other line.
+/// Reads the IDs of revoked tokens, one a line; `#` begins a comment. Invalid UTF-8 in one line does not affect other
+/// lines.
 fn read_ids(file: &RevokedFile) -> anyhow::Result<HashSet<String>> {
-    let bytes = std::fs::read(&file.path).context("the IDs that it had stay revoked")?;
+    let bytes = std::fs::read(&file.path).context("its earlier IDs stay revoked")?;
     let text = String::from_utf8_lossy(&bytes);
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
-/// Notices when the files change.
+/// The watch over the files of access rights.
 pub struct AccessFileWatch {
     access: AccessConfig,
     /// Requirements from the last reading. Their revocations stay in force while a file of revocations cannot be read.
     tokens: Requirements,
+    /// Stamps of the files at the last reading.
     seen: Vec<Option<Stamp>>,
-    /// Why the settings that name the files were not taken when they were read last.
+    /// The problem of the settings at their last reading, if they could not be used.
     settings: Option<UnreadSetting>,
 }
 
 impl AccessFileWatch {
-    /// Starts from the files as they are. `policy`: what they said when they were read.
+    /// Starts a watch. `policy` is the result of reading the files just now.
     pub fn new(access: &AccessConfig, policy: &AccessPolicy) -> Self {
         let tokens = policy.tokens.clone();
         let mut watch = Self { access: access.clone(), tokens, seen: Vec::new(), settings: None };
@@ -134,7 +139,7 @@ impl AccessFileWatch {
         watch
     }
 
-    /// The settings were read again: they name these files, or could not be taken.
+    /// Records that the settings were read again: they name these files, or could not be used.
     pub fn change(&mut self, settings: anyhow::Result<AccessConfig>) {
         match settings {
             Ok(access) => (self.access, self.settings) = (access, None),
@@ -151,7 +156,7 @@ impl AccessFileWatch {
         keys.chain(revoked).chain(&self.access.client_ca).map(|path| stamp(path)).collect()
     }
 
-    /// `Some` if the files have changed since the last look, or `always`.
+    /// Reads the files again if one has changed since the last call, or if `always`. Returns `None` without a change.
     pub fn look(&mut self, always: bool) -> Option<AccessFileContents> {
         let now = self.stamps();
         if now == self.seen && !always {
@@ -165,7 +170,7 @@ impl AccessFileWatch {
     }
 }
 
-/// Returns a function that reads the token for the upstream relay, as it is in the file at that time.
+/// Returns a function that reads the token for the upstream relay from the file at each call.
 pub fn token_file(path: PathBuf) -> Arc<dyn Fn() -> Option<Credential> + Send + Sync> {
     Arc::new(move || match std::fs::read(&path) {
         Ok(bytes) => Some(token::credential_from_bytes(&bytes)),
@@ -192,7 +197,7 @@ mod tests {
             self.0.path().join(name)
         }
 
-        /// Puts a new file in the place of another by renaming it, as careful tools do.
+        /// Replaces a file by writing a new one and renaming it, as careful tools do.
         fn put(&self, name: &str, text: &str) {
             std::fs::write(self.path("new"), text).unwrap();
             std::fs::rename(self.path("new"), self.path(name)).unwrap();
@@ -207,7 +212,7 @@ mod tests {
         }
     }
 
-    /// Returns what the last look found: keys, revoked IDs, roots, and the files that could not be read.
+    /// Returns the numbers of keys, revoked IDs and roots, and the files that could not be read.
     fn said(loaded: &AccessFileContents) -> (usize, usize, Option<usize>, Vec<&str>) {
         let tokens = &loaded.policy.tokens;
         let unread = loaded.unread.iter().map(|unread| unread.what.split(' ').next().unwrap_or_default());
@@ -240,12 +245,12 @@ mod tests {
         assert_eq!(said(&first), (2, 2, Some(1), vec![]));
         let mut watch = AccessFileWatch::new(&access, &first.policy);
         assert!(watch.look(false).is_none());
-        // A key that is gone verifies nothing, and the relay is not open for that.
+        // A missing key file verifies no token, and does not open the relay to everyone.
         files.remove("one");
         let loaded = watch.look(false).unwrap();
         assert_eq!(said(&loaded), (1, 2, Some(1), vec!["token-secrets"]));
         assert!(watch.look(false).is_none(), "said once");
-        // A revocation applies meanwhile.
+        // A revocation takes effect while the key file is missing.
         files.put("revoked", "a\nc\n");
         assert_eq!(said(&watch.look(false).unwrap()), (1, 3, Some(1), vec!["token-secrets"]));
         files.put("two", "");
@@ -253,29 +258,29 @@ mod tests {
         assert_eq!(said(&loaded), (0, 3, Some(1), vec!["token-secrets", "[[issuer]]"]));
         assert!(!loaded.policy.is_open() && loaded.policy.reads_tokens());
         assert!(loaded.policy.tokens.bound.contains("x"), "nobody else speaks for it");
-        // Revoked IDs stay revoked.
+        // IDs stay revoked when their files are missing.
         files.remove("revoked");
         files.remove("revoked-x");
         let loaded = watch.look(false).unwrap();
         assert_eq!((said(&loaded).1, loaded.unread.len()), (3, 4));
         assert!(!loaded.policy.doubts_certificates);
-        // No certificate is believed without roots.
+        // No client certificate is trusted without usable roots.
         files.put("roots", "nothing of the kind");
         let loaded = watch.look(false).unwrap();
         assert!(loaded.policy.doubts_certificates);
         assert_eq!((said(&loaded).2, loaded.unread.len()), (None, 5));
-        // All of it comes back, each by itself.
+        // Each file takes effect again when it can be read.
         files.put("roots", &(root() + &root()));
         files.put("one", &"1".repeat(32));
         files.put("revoked-x", "b\n");
         let loaded = watch.look(false).unwrap();
         assert_eq!(said(&loaded), (1, 3, Some(2), vec!["[[issuer]]", "token-revoked"]));
         assert!(!loaded.policy.doubts_certificates);
-        assert!(read(&access).is_err(), "a start wants all of them");
+        assert!(read(&access).is_err(), "a start needs all files");
     }
 
     #[test]
-    fn keys_or_roots_that_are_gone_do_not_open_a_relay() {
+    fn missing_keys_or_roots_do_not_open_a_relay() {
         let files = AccessFiles::new();
         let tokens = AccessConfig { keys: vec![files.secret("none", None)], ..AccessConfig::default() };
         let certificates = AccessConfig { client_ca: Some(files.path("none")), ..AccessConfig::default() };
@@ -290,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn revocations_are_read_whatever_stands_between_them() {
+    fn revocations_with_comments_and_invalid_utf8_are_read() {
         let files = AccessFiles::new();
         std::fs::write(files.path("revoked"), b"\xef\xbb\xbfa\r\n# gr\xfc\xdfe\nb\xff\n  c # why\n\n")
             .unwrap();

@@ -1,7 +1,7 @@
 //! Settings of `millrace relay`: flags and a TOML file with the same names, checked as a whole.
 //!
-//! [`Settings`] is what was given, [`Config`] what it comes to. Every setting is one line of the `settings!`
-//! list, which makes the flag, the key of the file and the merging of both. A flag overrides the file.
+//! [`Settings`] has the given values, [`Config`] the checked ones with defaults. Every setting is one line of the
+//! `settings!` list, which generates the flag, the key of the file and the merging of both. A flag overrides the file.
 
 mod access;
 mod adaptive;
@@ -47,69 +47,69 @@ use millrace_daemon::{
 /// The checked settings of a relay.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// UDP addresses; each takes its own address family only, `[::]` IPv6.
+    /// UDP addresses to listen on. Each socket accepts its own address family only: `[::]` means IPv6.
     pub listen: Vec<SocketAddr>,
     pub access: AccessConfig,
     pub engine: EngineChoice,
-    /// Interfaces that engine `kernel` forwards from, and that are guarded; empty: those of the listen addresses.
+    /// Interfaces that engine `kernel` forwards from and that the gate guards; empty for those of the listen addresses.
     pub interfaces: Vec<String>,
     /// Whether the relay's ports are guarded.
     pub gate: GateChoice,
-    /// Sessions that one client may have; `None`: any number.
+    /// Largest number of sessions of one client; `None` for any number.
     pub gate_sessions: Option<u32>,
-    /// Attach again where somebody else detaches the program, or the interface is created again.
+    /// Whether engine `kernel` attaches again after its program was detached or its interface was created again.
     pub reattach: bool,
-    /// Memory of engine `kernel` for keystreams that are computed ahead.
+    /// Memory in bytes of engine `kernel` for keystreams that are computed ahead.
     pub keystream_bytes: u64,
     pub kernel: KernelLimits,
     pub identity: IdentityConfig,
-    /// File with the secret of stateless resets; `None`: it comes from the private key.
+    /// File with the secret of stateless resets; `None` if the secret is derived from the private key.
     pub reset_key_file: Option<PathBuf>,
-    /// Web pages that browsers may connect from. `None`: browsers may not connect.
+    /// Origins of web pages that may connect; `None` if browsers may not connect.
     pub web: Option<Origins>,
-    /// Drafts of MoQ Transport that are spoken, in the server's order of preference.
+    /// Supported drafts of MoQ Transport, in the server's order of preference.
     pub drafts: Vec<Draft>,
-    /// The server's order of preference.
+    /// TLS cipher suites, in the server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
     pub congestion_control: CongestionControl,
-    /// Packets of a session after which its keys are updated, or as many as the suite allows if that is less.
+    /// Number of packets of a session after which its keys are updated. The cipher suite's limit applies if it is less.
     pub max_packets_per_key: u64,
     pub queue: QueueConfig,
-    /// Whether subscribers get the rendition that their path has room for.
+    /// Whether subscribers get the rendition that fits the capacity of their path.
     pub adaptive: AdaptiveMode,
     /// Whether subscribers may name alternates themselves.
     pub switching_sets: bool,
-    /// Limit of all cached media.
+    /// Limit of all cached media, in bytes.
     pub cache_bytes: u64,
-    /// Limit of what peers may send before it is read, over all connections.
+    /// Limit of bytes that peers may send before the relay has read them, over all connections.
     pub receive_bytes: u64,
     /// Cached groups older than this are evicted.
     pub cache_age: Duration,
-    /// A session without a packet for this long is closed.
+    /// Time without a packet after which a session is closed.
     pub idle_timeout: Duration,
     pub max_sessions: usize,
     pub max_tracks: usize,
-    /// How long subscriptions wait for a publisher that is gone without a word.
+    /// Time for which subscriptions wait for a publisher whose session was lost.
     pub linger: Duration,
-    /// Open requests of one session.
+    /// Largest number of open requests in one session.
     pub max_requests: usize,
     /// Time from GOAWAY until sessions that are still open are closed.
     pub drain_timeout: Duration,
-    /// URI that clients are told to go to with GOAWAY.
+    /// URI in GOAWAY to which clients move.
     pub goaway_uri: Option<Url>,
     pub gso: Gso,
-    /// DSCP of all packets that are sent over QUIC.
+    /// DSCP of all sent QUIC packets.
     pub dscp: Dscp,
-    /// Media packets are marked ECT(0) where the path takes that.
+    /// Whether media packets are marked ECT(0) on paths that support ECN.
     pub ecn: bool,
     pub upstream: Option<UpstreamConfig>,
     pub cluster: Option<ClusterConfig>,
     /// Address that metrics, health and status are served on.
     pub http: Option<SocketAddr>,
-    /// Clients that HTTP is served to.
+    /// Settings that decide which HTTP clients are served.
     pub http_access: http::access::HttpFlags,
     pub log: log::Settings,
-    /// TLS secrets of all sessions are appended here (NSS key log format). For debugging only.
+    /// File to which the TLS secrets of all sessions are appended, in the NSS key log format. For debugging only.
     pub key_log_file: Option<PathBuf>,
 }
 
@@ -157,17 +157,18 @@ pub enum Gso {
 const PORT: u16 = 4443;
 const MAX_SESSIONS: usize = 10_000;
 const LINGER: Duration = Duration::from_secs(5);
-/// Longer than that a publisher is not away, but gone.
+/// Longest value of `linger`. A publisher that is away for longer will not come back.
 const MAX_LINGER: Duration = Duration::from_secs(3600);
 const CACHE_BYTES: u64 = 256 << 20;
 const RECEIVE_BYTES: u64 = 1 << 30;
 
-/// An update takes a round trip. With fewer packets to a key, media would wait for updates all the time.
+/// Least value of `max-packets-per-key`. An update takes a round trip, and with fewer packets media would often wait
+/// for it.
 const MIN_PACKETS_PER_KEY: u64 = 100;
 
 macro_rules! settings {
     ($($(#[$meta:meta])* $field:ident: $type:ty,)*) => {
-        /// Settings as given; what was not given is `None`.
+        /// Settings as they were given. A setting that was not given is `None`.
         #[derive(clap::Args, Clone, Debug, Default)]
         pub struct Settings {
             $($(#[$meta])* pub $field: Option<$type>,)*
@@ -191,7 +192,7 @@ macro_rules! settings {
             pub discovery: Option<DiscoveryConfig>,
         }
 
-        /// Returns every key, in the order of the documentation.
+        /// Returns the keys of all settings, in the order of the documentation.
         pub fn keys() -> Vec<String> {
             vec![$(stringify!($field).replace('_', "-")),*]
         }
@@ -227,7 +228,7 @@ macro_rules! settings {
 }
 
 settings! {
-    // No documentation comment: rustdoc would take `[::]` for a link.
+    // `help` instead of a doc comment, in which rustdoc would take `[::]` for a link.
     #[arg(
         long,
         value_delimiter = ',',
@@ -257,7 +258,8 @@ settings! {
     /// Limit of the tokens that one session may register, bytes [default: 16KiB]
     #[arg(long, value_name = "BYTES")]
     token_cache_bytes: ByteCount,
-    /// Root certificates that clients' certificates are checked against, PEM; clients without a certificate may connect too
+    /// Root certificates that clients' certificates are checked against, PEM; clients without a certificate may connect
+    /// too
     #[arg(long, value_name = "FILE")]
     client_ca: PathBuf,
     /// Limit of sessions that have shown no access right yet; beyond it the oldest is closed [default: 1024, or half of
@@ -267,8 +269,8 @@ settings! {
     /// Limit of requests per second in one session [default: 1000]
     #[arg(long, value_name = "N")]
     session_requests: u64,
-    /// Limit of requests per second from one client (an IPv4 address or IPv6 /64); 8 times as many from a /24 or /56, 64
-    /// times from a /48 [default: 10000]
+    /// Limit of requests per second from one client (an IPv4 address or IPv6 /64); 8 times as many from a /24 or /56,
+    /// 64 times from a /48 [default: 10000]
     #[arg(long, value_name = "N")]
     client_requests: u64,
     /// Limit of tracks that the requests of one session hold at a time [default: 10000]
@@ -292,15 +294,15 @@ settings! {
     /// Engine that sends media packets [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
-    /// Network interface that packets arrive on, for engine kernel and the gate, repeatable [default: those of the listen
-    /// addresses]
+    /// Network interface that packets arrive on, for engine kernel and the gate, repeatable [default: those of the
+    /// listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
     /// Guard the relay's ports against floods, at XDP [default: auto]
     #[arg(long, value_enum)]
     gate: GateChoice,
-    /// Limit of sessions of one client (an IPv4 address or IPv6 /64); 8 times as many of a /24 or /56, 64 times of a /48
-    /// [default: any number]
+    /// Limit of sessions of one client (an IPv4 address or IPv6 /64); 8 times as many of a /24 or /56, 64 times of a
+    /// /48 [default: any number]
     #[arg(long, value_name = "N")]
     gate_sessions: u32,
     /// Attach engine kernel again after its program was detached or its interface was replaced [default: true]
@@ -334,14 +336,16 @@ settings! {
     /// File with the private key of the relay's certificate, PEM
     #[arg(long, value_name = "FILE")]
     tls_key: PathBuf,
-    /// Use a self-signed certificate made at start-up, for trying out; its fingerprint is logged [default without --tls-cert]
+    /// Use a self-signed certificate made at start-up, for trying out; its fingerprint is logged [default without
+    /// --tls-cert]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     tls_self_signed: bool,
     /// Write the self-signed certificate to this file, PEM, for --tls-root of clients
     #[arg(long, value_name = "FILE")]
     tls_self_signed_out: PathBuf,
-    /// File with the secret of stateless resets, which tell clients that the relay was restarted; created if it does not
-    /// exist. Never use the same on two machines [default: derived from the private key, the machine ID and the address]
+    /// File with the secret of stateless resets, which tell clients that the relay was restarted; created if it does
+    /// not exist. Never use the same on two machines [default: derived from the private key, the machine ID and the
+    /// address]
     #[arg(long, value_name = "FILE")]
     reset_key_file: PathBuf,
     /// Serve browsers as well, over WebTransport on the same addresses [default: true]
@@ -350,7 +354,8 @@ settings! {
     /// Origin of web pages that may connect, such as https://example.org, repeatable [default: any]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     web_origin: Vec<String>,
-    /// Draft of MoQ Transport that the relay speaks, repeatable; the newest that a peer knows is used [default: 18 to 22]
+    /// Draft of MoQ Transport that the relay speaks, repeatable; the newest that a peer knows is used [default: 18 to
+    /// 22]
     #[arg(long, value_delimiter = ',', value_name = "N")]
     drafts: Vec<DraftNumber>,
     /// TLS cipher suites in order of preference, repeatable [default: all, as listed]
@@ -359,7 +364,8 @@ settings! {
     /// Congestion control of connections that carry media [default: bbr]
     #[arg(long, value_enum)]
     congestion_control: CongestionControl,
-    /// Limit of packets that a session encrypts with one key, before it updates the key [default: what the cipher suite allows]
+    /// Limit of packets that a session encrypts with one key, before it updates the key [default: what the cipher suite
+    /// allows]
     #[arg(long, value_name = "N")]
     max_packets_per_key: u64,
     /// Time that media may wait for a slow subscriber before it is dropped, seconds, or "off" [default: 0.25]
@@ -377,7 +383,8 @@ settings! {
     /// Send each subscriber the rendition (quality) that its path has capacity for [default: off]
     #[arg(long, value_enum)]
     adaptive: AdaptiveChoice,
-    /// Let subscribers name alternate tracks and get the one that their path has capacity for (provisional) [default: false]
+    /// Let subscribers name alternate tracks and get the one that their path has capacity for (provisional) [default:
+    /// false]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     switching_sets: bool,
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
@@ -442,7 +449,8 @@ settings! {
     /// Exchange routes to namespaces with other relays [default: true with cluster-peer]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     cluster: bool,
-    /// Relay of the cluster to connect to, with the credentials of upstream-token and upstream-tls-cert, repeatable: moqt://HOST:PORT
+    /// Relay of the cluster to connect to, with the credentials of upstream-token and upstream-tls-cert, repeatable:
+    /// moqt://HOST:PORT
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     cluster_peer: Vec<RelayUrl>,
     /// Hop ID of this relay in the cluster, unique among its relays [default: drawn at each start]
@@ -478,10 +486,10 @@ settings! {
     key_log_file: PathBuf,
 }
 
-/// A fault of one setting.
+/// A problem of one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
-    /// `--flag`, or `FILE:LINE: key`.
+    /// The place where the setting was given: `--flag`, or `FILE:LINE: key`.
     pub place: String,
     pub message: String,
 }
@@ -492,7 +500,7 @@ impl fmt::Display for ConfigProblem {
     }
 }
 
-/// Everything that is wrong with the settings, file and flags together.
+/// The list of all problems of the settings, in the file and in flags.
 #[derive(Debug, thiserror::Error)]
 pub struct ConfigErrors(pub Vec<ConfigProblem>);
 
@@ -503,16 +511,17 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// Settings that a running relay keeps until it ends. Other settings are judged together with these when they are read again.
+/// Settings that a running relay keeps until it ends. When settings are read again, they are checked together with
+/// these.
 #[derive(Clone, Debug)]
 pub struct RunningConfig {
-    /// Ports filled in.
+    /// Listen addresses with the ports that the kernel chose.
     pub listen: Vec<SocketAddr>,
     pub max_sessions: usize,
     pub queue: QueueConfig,
 }
 
-/// Settings that were read again would open a relay to everybody who reaches this address, which it goes on to listen on.
+/// The settings read again would open the relay to everyone who reaches this address, on which it keeps listening.
 #[derive(Debug, thiserror::Error)]
 #[error("the relay listens on {0} until it is restarted, and {reason}", reason = access::exposes(.0))]
 pub struct Exposed(SocketAddr);
@@ -524,22 +533,22 @@ pub struct ConfigFile<'a> {
 }
 
 impl Config {
-    /// Returns what a running relay comes to when it takes these settings: what only a start can change stays as it is.
+    /// Returns the settings of a running relay after it has taken these: settings that only a restart can change stay.
     ///
     /// # Errors
-    /// Together they open a relay to everybody that nobody said is public.
+    /// Fails if the result would open the relay to everyone without the setting `public`.
     pub fn in_force(self, running: &RunningConfig) -> Result<Self, Exposed> {
         let RunningConfig { listen, max_sessions, queue } = running;
         if let Some(addr) = self.access.exposed(listen) {
             return Err(Exposed(addr));
         }
-        // Delays are set for a drop-policy, and mean something else under another one.
+        // Delays belong to a drop-policy, which only a restart can change: keep those of the policy in force.
         let delays = if self.queue.policy == queue.policy { self.queue.delays } else { queue.delays.clone() };
         let queue = QueueConfig { delays, ..queue.clone() };
         Ok(Self { listen: listen.clone(), max_sessions: *max_sessions, queue, ..self })
     }
 
-    /// Merges flags over the file and checks the whole.
+    /// Merges flags and the file, where flags override the file, and checks the result.
     pub fn new(flags: Settings, file: Option<ConfigFile<'_>>) -> Result<Self, ConfigErrors> {
         let mut check = ConfigCheck { flags: flags.clone(), places: HashMap::new(), problems: Vec::new() };
         let settings = match file {
@@ -551,9 +560,10 @@ impl Config {
     }
 }
 
-/// Collects problems, and knows where each key was given.
+/// The check of settings, which collects their problems.
 struct ConfigCheck {
     flags: Settings,
+    /// The place in the file of each key that was given there.
     places: HashMap<String, String>,
     problems: Vec<ConfigProblem>,
 }
@@ -720,7 +730,7 @@ impl ConfigCheck {
     ) -> Vec<String> {
         let interfaces = given.unwrap_or_default();
         if !interfaces.is_empty() && engine == EngineChoice::User && gate == GateChoice::Off {
-            self.problem("interface", "means nothing with engine user and without gate");
+            self.problem("interface", "has no effect with engine user and without gate");
         }
         if let Some(twice) = interfaces.iter().enumerate().find(|(at, name)| interfaces[..*at].contains(name))
         {
@@ -768,7 +778,7 @@ impl ConfigCheck {
         linger
     }
 
-    /// The kernel takes no more entries than this in a map.
+    /// Returns a size of a BPF map, and reports a problem if it is 0 or larger than the kernel allows.
     fn positive_or_default(&mut self, key: &str, given: Option<u32>, default: u32) -> u32 {
         const MOST: u32 = 1 << 24;
         let value = given.unwrap_or(default);

@@ -1,4 +1,4 @@
-//! Connects the relay to what discovery finds, and keeps this relay's record.
+//! Connects the relay to relays that discovery finds, and keeps this relay's own record in the store.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -17,19 +17,19 @@ use crate::{
     random,
 };
 
-/// How long the end of the relay waits for the withdrawal of its record.
+/// Longest time that a relay waits at its end until its record is withdrawn.
 const WITHDRAWAL: Duration = Duration::from_secs(3);
 
-/// A relay's discovery.
+/// A relay's discovery, ready to start.
 pub struct RelayDiscovery {
     config: DiscoveryConfig,
     discovery: Discovery,
     upstream: Option<UpstreamConfig>,
-    /// This relay's record, if the store has one.
+    /// This relay's record; `None` if the relay registers none, or has withdrawn it.
     own: watch::Sender<Option<RelayRecord>>,
 }
 
-/// A discovery that runs. Dropping it leaves this relay's record to its lease.
+/// A running discovery. Dropping it leaves this relay's record in the store until its lease expires.
 pub struct RunningDiscovery {
     own: watch::Sender<Option<RelayRecord>>,
     found: watch::Receiver<DiscoveryState>,
@@ -43,27 +43,28 @@ impl Drop for RunningDiscovery {
 }
 
 impl RunningDiscovery {
-    /// Marks this relay's record, so that nobody connects any more.
+    /// Marks this relay's record as draining, so that other relays no longer connect.
     pub fn drain(&self) {
         self.own.send_if_modified(|own| {
             own.as_mut().is_some_and(|own| !std::mem::replace(&mut own.draining, true))
         });
     }
 
-    /// Withdraws this relay's record, if the store answers in time. Otherwise the record goes with its lease.
+    /// Withdraws this relay's record, and waits for the store's answer. Without an answer, the record ends with its
+    /// lease.
     pub async fn end(&self) {
         self.own.send_replace(None);
         let mut found = self.found.clone();
-        // If it is late, or discovery is over, the relay ends all the same.
+        // A time-out or the end of discovery must not delay the relay's end.
         let _ = time::timeout(WITHDRAWAL, found.wait_for(|state| !state.is_registered)).await;
     }
 }
 
 impl RelayDiscovery {
-    /// Reads the files of TLS that the settings name.
+    /// Prepares discovery, and reads the TLS files that the settings name. Returns `None` without `[discovery]`.
     ///
     /// # Errors
-    /// A file is not usable.
+    /// Fails if a file cannot be read or used.
     pub fn read(
         cluster: Option<&ClusterConfig>,
         upstream: Option<&UpstreamConfig>,
@@ -92,7 +93,7 @@ impl RelayDiscovery {
         Ok(Some(Self { config, discovery, upstream: upstream.cloned(), own }))
     }
 
-    /// Connects `relay` to what is found, from now on.
+    /// Starts discovery, and connects `relay` to the relays that are found.
     pub fn start(self, relay: &Arc<millrace_relay::Server>) -> RunningDiscovery {
         let Self { config, discovery, upstream, own } = self;
         relay.set_discovery(describe(&config, &DiscoveryState::default()));
@@ -114,7 +115,7 @@ impl RelayDiscovery {
     }
 }
 
-/// Returns the relays that this one connects to.
+/// Returns the found relays that this one connects to.
 fn peers(
     config: &DiscoveryConfig,
     upstream: Option<&UpstreamConfig>,
@@ -138,7 +139,7 @@ fn describe(config: &DiscoveryConfig, state: &DiscoveryState) -> ClusterDiscover
         store: match &config.store {
             DiscoveryStore::Etcd { .. } => "etcd".to_owned(),
             DiscoveryStore::List { place: ListPlace::File(path), .. } => path.display().to_string(),
-            // Its path may have a secret.
+            // Show only the host, since the path may contain a secret.
             DiscoveryStore::List { place: ListPlace::Url(url), .. } => url.authority().to_owned(),
         },
         found: state.relays.len() as u64,
@@ -148,7 +149,7 @@ fn describe(config: &DiscoveryConfig, state: &DiscoveryState) -> ClusterDiscover
     }
 }
 
-/// How the store's server is verified, and what it is shown.
+/// Returns the TLS settings for the store's server: trusted roots, and this relay's certificate as a client.
 fn tls(config: &DiscoveryConfig) -> anyhow::Result<ClientConfig> {
     let is_plain = match &config.store {
         DiscoveryStore::Etcd { endpoints, .. } => endpoints.iter().all(|url| url.scheme() == "http"),

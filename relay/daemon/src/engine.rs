@@ -1,4 +1,4 @@
-//! The choice of the engine that the relay runs with.
+//! Chooses the relay's engine, and changes it when settings are read again.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -10,26 +10,27 @@ use super::config::{Config, EngineChoice};
 
 const CONFIGURED: &str = "as configured";
 
-/// The engine that runs, and what can be changed about it.
+/// The running engine.
 pub struct ChosenEngine {
-    /// The engine that was loaded at start-up. It forwards while it has interfaces.
+    /// The kernel engine, if it was loaded at start-up. It forwards packets while it has interfaces.
     kernel: Option<Arc<RelayKernel>>,
     pub engine: Arc<RelayEngine>,
 }
 
 impl ChosenEngine {
-    /// `outgoing`: ports that the relay connects from.
+    /// Starts the engine that the settings choose. `outgoing` has the ports from which the relay connects to other
+    /// relays.
     ///
     /// # Errors
-    /// The engine that was asked for by name cannot run here.
+    /// Fails if engine `kernel` was chosen and cannot run on this machine.
     pub fn start(config: &Config, outgoing: &[u16]) -> Result<Self, Error> {
         match config.engine {
             EngineChoice::User => Ok(Self::user(CONFIGURED)),
             EngineChoice::Kernel => Ok(Self::kernel(load(config, outgoing)?)),
-            // Packets that the kernel engine sends pass by the host's output rules. Nobody gets that without asking
-            // for it.
+            // Packets of the kernel engine bypass the host's output firewall rules. An operator must choose that, by
+            // naming an interface or the engine.
             EngineChoice::Auto if config.interfaces.is_empty() => {
-                Ok(Self::user("auto: the kernel engine wants an interface by name"))
+                Ok(Self::user("auto: the kernel engine needs the setting interface"))
             }
             EngineChoice::Auto => Ok(match load(config, outgoing) {
                 Ok(kernel) => Self::kernel(kernel),
@@ -47,11 +48,11 @@ impl ChosenEngine {
         Self { kernel: Some(kernel), engine }
     }
 
-    /// Runs with what `config` says now about engine and interfaces. What is under way goes on: each packet is sent by
-    /// the kernel or by userspace.
+    /// Applies the settings of the engine and its interfaces. Media flows on during the change: each packet is sent
+    /// either by the kernel or by userspace.
     ///
     /// # Errors
-    /// That cannot be; then nothing has changed.
+    /// Fails if the settings cannot be applied. Then nothing has changed.
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         match (&self.kernel, config.engine) {
             (None, EngineChoice::Kernel) => Err(Error::NotLoaded),
@@ -66,7 +67,7 @@ impl ChosenEngine {
     }
 }
 
-/// Returns the interfaces that media arrives on: as configured, or otherwise those of the listen addresses.
+/// Returns the interfaces on which media arrives: the configured ones, or those with the listen addresses.
 fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
     let mut interfaces = config.interfaces.clone();
     if interfaces.is_empty() {

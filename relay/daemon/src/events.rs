@@ -1,4 +1,4 @@
-//! Events of the page, once a second: a status, cut to a size that somebody can look at.
+//! Sends the relay's status to the web page once a second, shortened to a size that a page can show.
 
 use std::{cmp::Reverse, sync::Arc};
 
@@ -10,15 +10,16 @@ use super::{
     text::typed,
 };
 
-/// Sessions, and tracks, that are listed: a page of thousands is read by nobody, and made and sent each second.
+/// Largest number of sessions and of tracks in an event. Nobody reads thousands of rows, which would be sent every
+/// second.
 const MOST: usize = 200;
 
-/// The channel behind `/events`.
+/// Returns the channel whose events `/events` sends.
 pub fn channel(source: Arc<dyn StatusSource>) -> Arc<Channel> {
     Channel::new("status", move || serde_json::to_string(&ShownStatus::from_status(source.status())).ok())
 }
 
-/// A status, without lists that have no bound, and how many there are of those that are cut.
+/// A status with shortened lists, and the full number of sessions and tracks.
 #[derive(Debug, Serialize)]
 struct ShownStatus {
     #[serde(flatten)]
@@ -44,7 +45,7 @@ impl ShownStatus {
     }
 }
 
-/// Keeps the first [`MOST`] by `rank`, and sorts them by `order`.
+/// Keeps the [`MOST`] items with the highest `rank`, and sorts them by `order`.
 fn cut<T, R: Ord, O: Ord>(list: &mut Vec<T>, rank: impl Fn(&T) -> R, order: impl Fn(&T) -> O) {
     if list.len() > MOST {
         list.sort_by_key(|item| Reverse(rank(item)));

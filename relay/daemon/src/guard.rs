@@ -1,8 +1,7 @@
-//! The relay's own gate. It drops packets at XDP, before they come to the relay's ports.
+//! Runs the relay's own gate, which drops packets at XDP before they reach the relay's ports.
 //!
-//! By default it guards wherever it can, so it must not hurt anybody. It refuses only packets that no QUIC client
-//! sends, whatever happened before. This needs no knowledge of connections, so none can be wrong, and packets on the
-//! way out are not watched.
+//! The gate is on by default, so it must not drop packets of real clients. It refuses only packets that no QUIC client
+//! ever sends. That needs no state of connections, which could be wrong, and no view of outgoing packets.
 
 use std::{
     io,
@@ -33,15 +32,15 @@ use super::{
 };
 
 const SCOPE: &str = "relay";
-/// How often addresses are looked at: every so many ticks, each of [`gate_watch::TICK`].
+/// Number of ticks, each of [`gate_watch::TICK`], between two checks of the interfaces' addresses.
 const LOOK: u32 = 2;
 
-/// Why the relay's ports cannot be guarded.
+/// The reason why the relay's ports cannot be guarded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("no interface is named, and none has an address that is listened on but loopback")]
+    #[error("no interface is named, and only loopback has a listen address")]
     NoInterface,
-    #[error("interfaces and their addresses cannot be listed: {0}")]
+    #[error("cannot list the network interfaces and their addresses: {0}")]
     Interfaces(#[source] io::Error),
     #[error("cannot start the thread that follows interface addresses: {0}")]
     Thread(#[source] io::Error),
@@ -51,12 +50,13 @@ pub enum Error {
     Denied(millrace_gate::Error),
 }
 
-/// The gate, if there is one, and the sessions that count for clients.
+/// The relay's gate, if it runs, and the numbers of sessions by client.
 pub struct RelayGuard {
     this: Weak<Self>,
-    /// Addresses that are served, ports filled in.
+    /// Listen addresses with the ports that the kernel chose.
     listen: Vec<SocketAddr>,
-    /// Held while it is attached, which takes some network cards seconds: no session waits for it.
+    /// State of the gate. This lock is held while programs are attached, which takes seconds with some network cards,
+    /// so new sessions must only take `seats`. `state` is locked before `seats`.
     state: Mutex<GuardState>,
     seats: Mutex<Seats>,
 }
@@ -64,22 +64,23 @@ pub struct RelayGuard {
 #[derive(Default)]
 struct GuardState {
     gate: Option<RunningGuard>,
-    /// Why there is none, or not everywhere.
+    /// The reasons why there is no gate, or why some interfaces are not guarded.
     why_not: Vec<String>,
-    /// Settings of a gate that follows the interfaces where packets arrive. `None` if an operator has named the
+    /// Settings of a gate that follows the interfaces on which packets arrive. `None` if the settings name the
     /// interfaces.
     followed: Option<Followed>,
 }
 
 struct Followed {
     config: Config,
-    /// Interfaces that packets arrived on when last looked.
+    /// Interfaces on which packets arrive, as of the last check.
     names: Vec<String>,
 }
 
-/// Keeps a [`RelayGuard`] where packets arrive, as addresses come and go, and logs what it does, until it is dropped.
+/// The thread that attaches a [`RelayGuard`] to the interfaces on which packets arrive, as addresses come and go, and
+/// logs the gate's events. It ends when this is dropped.
 pub struct InterfaceFollower {
-    /// Dropping it ends the thread.
+    /// The sender whose drop ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -89,10 +90,10 @@ struct RunningGuard {
     watch: GateWatch,
 }
 
-/// Sessions of clients.
+/// The numbers of sessions by client.
 struct Seats {
     taken: NetworkPlaces,
-    /// Scope of the gate that sessions are counted in.
+    /// The gate's scope, in which sessions are counted too. `None` without a gate.
     scope: Option<Scope>,
 }
 
@@ -102,17 +103,17 @@ impl Default for Seats {
     }
 }
 
-/// A session's place among those of its client, until it is dropped.
+/// A counted session of a client. Dropping it ends the count.
 struct CountedSession {
     guard: Weak<RelayGuard>,
     client: IpAddr,
 }
 
 impl RelayGuard {
-    /// `listen`: what is served, ports filled in.
+    /// Starts the gate that the settings choose. `listen` has the listen addresses with their real ports.
     ///
     /// # Errors
-    /// The gate that was asked for cannot be loaded or attached.
+    /// Fails if the settings require a gate that cannot be loaded or attached.
     pub fn start(config: &Config, listen: Vec<SocketAddr>) -> Result<Arc<Self>, Error> {
         let guard = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -124,10 +125,10 @@ impl RelayGuard {
         Ok(guard)
     }
 
-    /// Guards as `config` says now.
+    /// Applies new settings of the gate.
     ///
     /// # Errors
-    /// The gate that is asked for cannot be; then nothing has changed.
+    /// Fails if the settings require a gate that cannot run. Then nothing has changed.
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         let mut state = self.state.lock();
         if config.gate == GateChoice::Off {
@@ -145,15 +146,15 @@ impl RelayGuard {
         self.settle(&mut state, config)
     }
 
-    /// Guards interfaces that packets arrive on since the last look, and leaves those that they do not any more. In the
-    /// calling thread's network namespace, which has to be that of [`start`](Self::start).
+    /// Attaches the gate to interfaces on which packets arrive since the last check, and detaches it from others. Works
+    /// in the calling thread's network namespace, which must be that of [`start`](Self::start).
     fn look(&self) {
         let mut state = self.state.lock();
         let Some(Followed { config, names }) = state.followed.take() else { return };
         let now = match interfaces::list_interfaces(&self.listen) {
             Ok(now) => now,
             Err(error) => {
-                warn!(%error, "cannot list the interfaces and their addresses: the gate stays on those of before");
+                warn!(%error, "cannot list the network interfaces and their addresses: the gate stays where it is");
                 names.clone()
             }
         };
@@ -170,7 +171,7 @@ impl RelayGuard {
         state.followed = Some(Followed { config, names: now });
     }
 
-    /// Tells those who have to know how it is guarded now.
+    /// Updates the counts of sessions, the watch and the log after a change of the gate.
     fn settle(&self, state: &mut GuardState, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
         self.seats.lock().tell(scope, config.gate_sessions);
@@ -183,7 +184,7 @@ impl RelayGuard {
         Ok(())
     }
 
-    /// Logs what is new.
+    /// Logs the gate's new events.
     fn tick(&self) {
         if let Some(running) = &mut self.state.lock().gate {
             running.watch.tick(&running.gate);
@@ -265,10 +266,10 @@ impl Seats {
 }
 
 impl InterfaceFollower {
-    /// Starts to follow, in the calling thread's network namespace.
+    /// Starts the thread, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// Fails if no thread can be started.
     pub fn start(guard: &Arc<RelayGuard>) -> Result<Self, Error> {
         let guard = Arc::clone(guard);
         let (stop, stopped) = channel::<()>();
@@ -297,8 +298,8 @@ impl Drop for InterfaceFollower {
 }
 
 impl GuardState {
-    /// Guards there and nowhere else. Where it cannot is an error if it `must`; else it goes without, and
-    /// [`why_not`](Self::why_not) says so.
+    /// Guards the interfaces in `names` and no others. If one cannot be guarded, this fails if `must` is set. Otherwise
+    /// the relay runs without, and [`why_not`](Self::why_not) has the reason.
     fn guard(
         &mut self,
         config: &Config,
@@ -319,7 +320,7 @@ impl GuardState {
         Ok(())
     }
 
-    /// Returns where it cannot be, and why.
+    /// Attaches to the interfaces in `names`. Returns the errors of those that cannot be guarded.
     fn try_guard(
         &mut self,
         config: &Config,
@@ -337,6 +338,7 @@ impl GuardState {
             self.gate = Some(RunningGuard { gate, watch: GateWatch::default() });
             return Ok(failed);
         };
+        // New interfaces first, old ones last: the ports stay guarded during the change.
         let mut failed = attach(&running.gate, names, config.gate, must)?;
         running.gate.set_policy(&policy)?;
         let before = running.gate.interfaces().into_iter().map(|interface| interface.name);
@@ -348,8 +350,8 @@ impl GuardState {
     }
 }
 
-/// Attaches where it is not yet; returns where it cannot be. That is an error if it `must` be everywhere, or if it is
-/// nowhere.
+/// Attaches the gate to interfaces without it, and returns the errors of those that cannot be attached. Fails if `must`
+/// is set and one cannot be attached, or if none can.
 fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Result<Vec<Error>, Error> {
     let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
     let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();
@@ -359,6 +361,7 @@ fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Resu
         match gate.attach(name, mode) {
             Ok(_) => {}
             Err(error) if must => {
+                // Undo the attachments of this call, so that a failure changes nothing.
                 new.iter().for_each(|name| gate.detach_from(name));
                 return Err(error.into());
             }
@@ -378,7 +381,7 @@ fn denied(error: millrace_gate::Error) -> Error {
     }
 }
 
-/// The relay itself keeps to the limit; what the gate does not know, it does not refuse.
+/// Logs an error of the gate's count of sessions. The limit still holds, since the relay counts sessions itself.
 fn warn_on_error(result: Result<u32, millrace_gate::Error>) {
     if let Err(error) = result {
         warn!(%error, "cannot tell the gate that a client's session began or ended: its count of sessions is wrong");
@@ -391,11 +394,12 @@ fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
         port: Some(addr.port()),
     };
     let mut places: Vec<_> = listen.iter().map(place).collect();
-    // The wildcards of both address families are one.
+    // The wildcard addresses of both families give the same place.
     places.sort_unstable();
     places.dedup();
     let mut modes = rules::Modes::default();
-    // Tunnels with a small MTU fragment what QUIC must not send smaller, and the stack puts it together again.
+    // QUIC's first packets have at least 1200 bytes (RFC 9000, section 14.1). Tunnels with a small MTU fragment them,
+    // and the stack reassembles them, so fragments must pass.
     modes.set(Rule::Fragment, rules::RuleMode::Off);
     modes.set(
         Rule::Quota,
@@ -405,18 +409,19 @@ fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
         modes,
         live: rules::LiveRule::Unknown,
         counting: rules::Counting::Application,
-        // A NAT may give a client any port but 0.
+        // A NAT may give a client any source port, so well-known ports of reflectors are not refused.
         reflectors: Vec::new(),
         quota: config.gate_sessions,
         ..rules::PolicyRules::default()
     };
     let scope = rules::ScopeRules { name: SCOPE.to_owned(), places, policy, prefixes: Vec::new() };
-    // Packets to other ports than the relay's are left alone.
+    // The gate ignores packets to ports other than the relay's.
     let rules = rules::GateRules { scopes: vec![scope], interface: rules::Modes::OFF, prefixes: Vec::new() };
     Policy { rules, load: room(config), token_keys: None }
 }
 
-/// Returns the sizes that the policy needs. They are fixed at the start, since `gate-sessions` may change.
+/// Returns the sizes of the gate's tables. They are fixed at the start and do not depend on `gate-sessions`, which may
+/// change.
 fn room(config: &Config) -> millrace_gate::Config {
     const HANDSHAKES: u32 = 1 << 14;
     const NONE: u32 = 64;
@@ -444,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_of_a_network_are_bounded_as_well() {
+    fn sessions_of_a_client_and_its_network_are_bounded() {
         let mut seats = Seats::default();
         seats.tell(None, Some(2));
         let address = |n: u32| IpAddr::from([192, 0, 2, n as u8]);
@@ -453,7 +458,7 @@ mod tests {
         assert_eq!(crowded(seats.take(address(0)).unwrap_err()), TooManySessions::Client);
         assert_eq!(crowded(seats.take(address(200)).unwrap_err()), TooManySessions::Network);
         assert!(seats.take([198, 51, 100, 1].into()).is_ok());
-        // The limit goes up, and is taken away.
+        // The limit is raised, then removed.
         seats.tell(None, Some(3));
         assert!(seats.take(address(200)).is_ok());
         seats.tell(None, None);

@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/status`, `/routes`, `/events`, `/trace` and the web page over HTTP.
+//! Serves `/metrics`, `/healthz`, `/status`, `/routes`, `/events`, `/trace` and the web page over HTTP.
 
 use std::{borrow::Cow, net::SocketAddr, sync::Arc};
 
@@ -23,10 +23,10 @@ use super::{
 };
 pub use millrace_daemon::http::{HttpServer, access::HttpAccess};
 
-/// Serves until the server is dropped.
+/// Starts the server, which runs until it is dropped.
 ///
 /// # Errors
-/// The address cannot be had.
+/// Fails if the server cannot listen on the address.
 pub async fn start(
     addr: SocketAddr,
     source: Arc<dyn StatusSource>,
@@ -46,12 +46,12 @@ fn router(source: Arc<dyn StatusSource>, tracer: Arc<EventTracer>) -> Router {
     daemon::router(observed).merge(page).merge(events).merge(trace).merge(routes)
 }
 
-/// Server-sent events: a `status` a second.
+/// Sends server-sent events: a `status` each second.
 async fn listen(State(channel): State<Arc<Channel>>) -> Response {
     channel.answer()
 }
 
-/// The routes to namespaces below `prefix`, all without one.
+/// Returns the routes to namespaces below the parameter `prefix`, or all routes without it.
 async fn routes(State(source): State<Arc<dyn StatusSource>>, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let given = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "prefix");
@@ -68,7 +68,7 @@ async fn routes(State(source): State<Arc<dyn StatusSource>>, RawQuery(query): Ra
     }
 }
 
-/// Lines of JSON until the viewer leaves.
+/// Sends trace events as lines of JSON until the client disconnects.
 async fn trace(State(tracer): State<Arc<EventTracer>>, RawQuery(query): RawQuery) -> Response {
     let wanted = match EventFilter::parse(query.as_deref().unwrap_or_default()) {
         Ok(wanted) => wanted,
@@ -103,13 +103,14 @@ impl Observed for CountedListeners {
         !self.source.draining()
     }
 
-    /// A relay with files that it cannot read serves whom the others allow, so it is in good health, and says so.
+    /// Returns the body of `/healthz`. A relay with unreadable files still serves clients that other files allow, so it
+    /// is healthy, and the body mentions the files.
     fn health(&self) -> Cow<'static, str> {
         match (self.source.draining(), self.source.unread()) {
             (true, _) => "draining\n".into(),
             (false, 0) => "ok\n".into(),
             (false, unread) => {
-                format!("ok\nunread: {unread} of the settings' files, see access in /status\n").into()
+                format!("ok\nunread: {unread} files of the settings, see access in /status\n").into()
             }
         }
     }
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn paths_are_served_to_whom_they_are_for() {
+    async fn http_paths_need_a_token_except_public_ones() {
         let source = Arc::new(FakeStatusSource::default());
         let directory = tempfile::tempdir().unwrap();
         let access = HttpAccess::new(&TokenFile::At(directory.path().join("token")), Vec::new()).unwrap();
@@ -230,9 +231,9 @@ mod tests {
         }
     }
 
-    /// The listeners have the token, but never read.
+    /// Listeners with the token that never read are limited in number, and leave nothing behind.
     #[tokio::test(flavor = "multi_thread")]
-    async fn listeners_that_never_read_are_few_and_leave_no_trace() {
+    async fn event_listeners_that_never_read_are_bounded_and_forgotten() {
         const MANY: usize = 100;
         const PATIENCE: Duration = Duration::from_secs(60);
         let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The secret by which clients of an earlier process see that the relay was restarted.
+//! Reads or derives the secret of stateless resets, by which clients notice that the relay was restarted (RFC 9000,
+//! section 10.3).
 
 use std::path::Path;
 
@@ -16,24 +17,25 @@ use super::config::{Config, IdentityConfig};
 const MACHINE_ID: &str = "/etc/machine-id";
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 
-/// Reads the secret that the settings name, or derives it from the private key; `None` if there is none that is this machine's alone.
+/// Reads the secret that the settings name, or derives it from the private key. Returns `None` if no secret is certain
+/// to be unique to this machine, or the file does not exist yet.
 ///
 /// # Errors
-/// A file cannot be read, or is not what it should be.
+/// Fails if a file cannot be read or has the wrong form.
 pub fn read(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
     let Some(path) = &config.reset_key_file else { return derive_from_private_key(&config.identity) };
     match TokenFile::At(path.clone()).read() {
         Ok(token) => Ok(token.map(|token| LastingSecret::new(token.text().as_bytes(), b"file"))),
-        // It is made when the relay starts.
+        // The relay creates the file when it starts.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).context("reset-key-file"),
     }
 }
 
-/// Does what [`read`] does, and makes the file that the settings name if it does not exist.
+/// Reads the secret like [`read`], and creates the file that the settings name if it does not exist.
 ///
 /// # Errors
-/// As there; the file cannot be written.
+/// Fails like [`read`], or if the file cannot be written.
 pub fn read_or_make(config: &Config) -> anyhow::Result<Option<LastingSecret>> {
     if let Some(path) = &config.reset_key_file {
         TokenFile::At(path.clone()).read_or_make().context("reset-key-file")?;
@@ -55,8 +57,8 @@ fn derive_from_private_key(identity: &IdentityConfig) -> anyhow::Result<Option<L
     Ok(Some(LastingSecret::new(key.secret_der(), machine.as_bytes())))
 }
 
-/// Returns what tells this machine from others with the same private key; `None` where nothing does for certain, as in most containers.
-/// The host's name is a part of it: machines that were cloned may have one ID.
+/// Returns a text that identifies this machine among others with the same private key: its machine ID and host name.
+/// Cloned machines may have the same ID, hence the name. Returns `None` without a machine ID, as in most containers.
 fn machine(id: &Path, hostname: &Path) -> Option<String> {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let id = read(id);
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machine_is_its_id_and_name_and_nothing_without_an_id() {
+    fn machine_identity_is_its_id_and_name() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str, text: &str| {
             let path = dir.path().join(name);

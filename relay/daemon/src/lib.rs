@@ -1,4 +1,4 @@
-//! The relay as it is run: settings, engine, gate, certificate, HTTP and metrics around the library's relay.
+//! Runs the library's relay as a daemon, with settings, engine, gate, certificate, HTTP and metrics.
 
 pub mod access;
 pub mod config;
@@ -26,7 +26,7 @@ mod tests {
     use millrace_testkit::documented::{OPERATIONS, REASONS, assert_named};
 
     #[test]
-    fn outcomes_that_an_operator_can_mend_have_a_remedy() {
+    fn fixable_outcomes_have_a_remedy() {
         let received = [
             Outcome::SuperPacket,
             Outcome::BadSize,

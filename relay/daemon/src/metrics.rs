@@ -1,6 +1,6 @@
-//! `/metrics`: the relay's status in the OpenMetrics text format, made for each scrape.
+//! Encodes the relay's status for `/metrics`, in the OpenMetrics text format.
 //!
-//! Sessions and tracks come and go without bound, so they are summed up here and listed only in `/status`.
+//! Sessions and tracks are only summed up, since their number over time has no bound. `/status` lists them.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub fn encode(status: Status) -> Result<String, fmt::Error> {
     openmetrics::encode_all([relay].into_iter().chain(gate).collect())
 }
 
-/// Returns the status of the relay's gate in the form of a gate's own.
+/// Returns the status of the relay's gate in the form of a separate gate's status.
 fn gate_of(status: &Status) -> gate_status::Status {
     let GateStatusReport { interfaces, scopes, events, tables, .. } = status.gate.clone();
     gate_status::Status {
@@ -69,7 +69,7 @@ impl RelaySnapshot {
             None,
             u64::from(self.0.draining),
         )?;
-        out.gauge("trace_viewers", "Viewers of single packets", None, self.0.trace_viewers)?;
+        out.gauge("trace_viewers", "Clients that read /trace", None, self.0.trace_viewers)?;
         out.gauge("event_listeners", "Listeners to /events: open pages", None, self.0.events.listeners)?;
         if let Some(upstream) = &self.0.upstream {
             let is_up = u64::from(upstream.session.is_some());
@@ -89,7 +89,7 @@ impl RelaySnapshot {
                 None,
                 cluster.peers.len() as u64,
             )?;
-            out.gauge("cluster_peers_up", "Relays of the cluster that there is a session with", None, up)?;
+            out.gauge("cluster_peers_up", "Relays of the cluster with an open session", None, up)?;
             let suspect = cluster.links.iter().filter(|link| link.suspect).count() as u64;
             out.gauge(
                 "cluster_links",
@@ -99,7 +99,7 @@ impl RelaySnapshot {
             )?;
             out.gauge(
                 "cluster_links_suspect",
-                "Sessions with relays that do not answer or go away",
+                "Sessions with relays that do not answer or are leaving",
                 None,
                 suspect,
             )?;
@@ -109,9 +109,9 @@ impl RelaySnapshot {
             out.gauge("cluster_carried_namespaces", "Namespaces received from other relays", None, carried)?;
             if let Some(discovery) = &cluster.discovery {
                 let is_up = u64::from(discovery.error.is_empty());
-                out.gauge("cluster_discovery_up", "1 while the store of relays answers", None, is_up)?;
+                out.gauge("cluster_discovery_up", "1 while the discovery store answers", None, is_up)?;
                 let found = discovery.found;
-                out.gauge("cluster_discovery_relays", "Other relays that the store names", None, found)?;
+                out.gauge("cluster_discovery_relays", "Other relays found in the store", None, found)?;
                 let registered = u64::from(discovery.registered);
                 out.gauge(
                     "cluster_discovery_registered",
@@ -121,7 +121,7 @@ impl RelaySnapshot {
                 )?;
                 out.counter(
                     "cluster_discovery_failures",
-                    "Attempts to reach the store of relays that failed",
+                    "Failed attempts to reach the discovery store",
                     None,
                     discovery.failures,
                 )?;
@@ -129,7 +129,7 @@ impl RelaySnapshot {
         }
         out.gauge(
             "handshakes",
-            "Handshakes under way, which count against max-sessions",
+            "Handshakes in progress, which count against max-sessions",
             None,
             self.0.handshakes,
         )?;
@@ -156,7 +156,7 @@ impl RelaySnapshot {
         let waiting = self.0.engine.records_waiting;
         out.gauge(
             "kernel_records_waiting",
-            "Sessions that have shown a right and wait for a record in the table downstreams",
+            "Sessions with a proven right that wait for a record in the table downstreams",
             None,
             waiting,
         )?;
@@ -171,7 +171,7 @@ impl RelaySnapshot {
         )?;
         out.by_table(
             "kernel_records_max",
-            "Size of the kernel's tables. Userspace serves what finds a table full",
+            "Size of the kernel's tables; userspace serves sessions and streams beyond it",
             max,
         )?;
         out.labelled(
@@ -223,25 +223,25 @@ impl RelaySnapshot {
             None,
             u64::from(access.open),
         )?;
-        out.gauge("access_rules", "Rules that allow something", None, access.rules)?;
-        out.gauge("token_keys", "Keys that tokens are checked with", None, access.keys)?;
+        out.gauge("access_rules", "Access rules ([[allow]])", None, access.rules)?;
+        out.gauge("token_keys", "Keys that verify tokens", None, access.keys)?;
         out.gauge("tokens_revoked", "IDs of revoked tokens", None, access.revoked)?;
         let unread = access.unread.len() as u64;
         out.gauge(
             "access_unread",
             "Files of the settings that could not be read when they changed; \
-             access.unread in the status names them",
+             access.unread in the status lists them",
             None,
             unread,
         )?;
         out.gauge(
             "unproven_sessions",
-            "Sessions that have shown no right yet, of at most unproven-sessions",
+            "Sessions without a proven right yet; at most unproven-sessions",
             None,
             access.unproven,
         )?;
         out.gauge("clients", "Clients that have sessions", None, access.clients.len() as u64)?;
-        out.gauge("held_tracks", "Tracks that requests hold", None, sum(|s| s.tracks))?;
+        out.gauge("held_tracks", "Tracks of open requests", None, sum(|s| s.tracks))?;
         out.gauge("sessions", "Open sessions", None, sessions.len() as u64)?;
         out.labelled(
             "sessions_by_draft",
@@ -281,7 +281,7 @@ impl RelaySnapshot {
         let paths = "Share of media packets lost in the last 5 to 10 seconds: 50th and 90th \
              percentile of subscribers, and highest";
         out.quantiles("path_loss_ratio", paths, losses, [0.5, 0.9, 1.0])?;
-        out.gauge("in_flight", "Sent and not yet acknowledged", Some(Unit::Bytes), sum(|s| s.in_flight))?;
+        out.gauge("in_flight", "Data sent, not acknowledged", Some(Unit::Bytes), sum(|s| s.in_flight))?;
         out.gauge("cache", "Media in the cache", Some(Unit::Bytes), cache.bytes)?;
         out.gauge("cache_limit", "Limit of the cache", Some(Unit::Bytes), cache.limit)?;
         out.gauge("cache_groups", "Groups in the cache", None, cache.groups)?;
@@ -300,14 +300,14 @@ impl RelaySnapshot {
         let over = self.0.cache.over_share;
         out.counter(
             "cache_share_evicted_groups",
-            "Groups that were dropped because a client had its share of the cache",
+            "Groups dropped because their client had used up its share of the cache",
             None,
             over,
         )?;
         let limited = self.0.receive.limited;
         out.counter(
             "receive_limited",
-            "Windows that did not grow because a client had its share",
+            "Receive windows that did not grow because a client had used up its share",
             None,
             limited,
         )?;
@@ -315,13 +315,13 @@ impl RelaySnapshot {
         out.counter(
             "receive_reclaimed",
             "Sessions, idle for 30 seconds, that were closed to make room for the \
-             windows of others",
+             receive windows of others",
             None,
             reclaimed,
         )?;
         out.counter(
             "fetch_waits",
-            "FETCH responses that waited because a client had its share",
+            "FETCH responses that waited because a client had used up its share",
             None,
             totals.fetch_waits,
         )?;
@@ -329,8 +329,8 @@ impl RelaySnapshot {
         let searches = totals.publisher_searches;
         out.counter(
             "message_waits",
-            "Messages of requests under way that waited because a session or client \
-             had sent its requests of that second",
+            "Messages of open requests that waited because a session or client \
+             had used up its requests of that second",
             None,
             waits,
         )?;
@@ -346,7 +346,7 @@ impl RelaySnapshot {
         out.counter(
             "retries",
             "Peers that had to prove their address (Retry) because 64 handshakes \
-             without a proof were under way",
+             without a proof were in progress",
             None,
             totals.retries,
         )?;
@@ -376,13 +376,13 @@ impl RelaySnapshot {
         let again = totals.bytes_retransmitted;
         out.counter("retransmitted", "Stream data sent again", Some(Unit::Bytes), again)?;
         out.counter("streams_opened", "Streams to subscribers", None, totals.streams_opened)?;
-        out.counter("streams_reset", "Streams to subscribers cut short", None, totals.streams_reset)?;
+        out.counter("streams_reset", "Streams to subscribers that were reset", None, totals.streams_reset)?;
         out.counter("datagrams_sent", "Datagram objects sent", None, totals.datagrams_sent)?;
         out.counter("send_calls", "Send system calls of the data plane", None, totals.send_calls)?;
         let suppressed = totals.log_lines_suppressed;
         out.counter(
             "log_lines_suppressed",
-            "Log lines beyond 100 at once and 20 a second of one place in the program",
+            "Log lines suppressed beyond a burst of 100 and 20 a second from one place in the program",
             None,
             suppressed,
         )?;
@@ -390,7 +390,7 @@ impl RelaySnapshot {
         let events = self.0.events;
         out.counter(
             "event_listeners_refused",
-            "Listeners beyond 64, which were refused",
+            "Listeners refused because 64 were connected",
             None,
             events.refused,
         )?;
@@ -404,8 +404,8 @@ impl RelaySnapshot {
         self.engine_counters(out)?;
         out.labelled(
             "kernel_keystreams",
-            "Packets sealed and opened with a keystream that was there (ahead) or \
-             was not (stale, dry)",
+            "Packets sealed and opened, by whether their keystream was ready (ahead) \
+             or not (stale, dry)",
             MetricType::Counter,
             |family| {
                 let Keystreams { sealed, opened } = totals.keystreams;
@@ -430,13 +430,13 @@ impl RelaySnapshot {
         out.counter("cluster_reroutes", "Tracks that moved to another relay", None, reroutes)?;
         out.counter(
             "cluster_loops",
-            "Announcements and requests of relays that had come by way of this relay",
+            "Announcements and requests of relays that had already passed through this relay",
             None,
             routes_looped,
         )?;
         out.counter(
             "cluster_refused",
-            "Announcements that a relay may not make, or beyond cluster-routes",
+            "Announcements refused because the relay may not make them, or exceeds cluster-routes",
             None,
             routes_refused,
         )?;
@@ -453,7 +453,7 @@ impl RelaySnapshot {
         )?;
         out.counts(
             "refused",
-            "Sessions and requests that were refused or ended for want of rights or budget",
+            "Sessions and requests refused or ended because of missing rights or an exceeded budget",
             "reason",
             &self.0.access.refused,
         )?;
@@ -470,15 +470,15 @@ impl RelaySnapshot {
         let EngineStatus { deferred, deferred_dropped, ticks, .. } = &self.0.engine;
         out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces, by outcome", received)?;
         out.counter("kernel_quiet_packets", "Packets whose arrival did not wake the relay", None, *deferred)?;
-        out.counter("kernel_quiet_dropped", "Quiet packets lost for want of room", None, *deferred_dropped)?;
+        out.counter("kernel_quiet_dropped", "Quiet packets lost for lack of room", None, *deferred_dropped)?;
         out.counter(
             "kernel_ticks",
-            "Periodic checks of the kernel's work without a packet as the reason",
+            "Periodic checks of the kernel's work that no packet caused",
             None,
             *ticks,
         )?;
         let EngineStatus { commands, commands_coalesced, .. } = &self.0.engine;
-        out.counter("kernel_commands", "Changes of sessions that the kernel was given", None, *commands)?;
+        out.counter("kernel_commands", "Changes of sessions given to the kernel", None, *commands)?;
         let taken = self.0.engine.records_taken;
         out.counter(
             "kernel_records_taken",
@@ -514,7 +514,7 @@ impl RelaySnapshot {
     }
 }
 
-/// A counter of what each sender has sent.
+/// Encodes a counter with a value for each sender.
 fn per_sender(
     out: &mut Out<'_>,
     name: &str,

@@ -1,4 +1,4 @@
-//! The relay's web page, which plays what is live and publishes, and what browsers have to know to connect.
+//! Serves the relay's web page, which plays live tracks and publishes, and the data that browsers need to connect.
 
 use std::sync::Arc;
 
@@ -13,8 +13,7 @@ use millrace_daemon::http::asset::{Asset, asset};
 
 use super::status::{StatusSource, Web};
 
-/// Paths that any page may ask for without a token: every client sees the certificate in its handshake, and the files are
-/// the same for all.
+/// Paths that need no token. Every client sees the certificate in its handshake, and the other files have no secrets.
 pub const PUBLIC: &[&str] = &[
     "/",
     "/shell.css",
@@ -58,8 +57,8 @@ async fn web(State(source): Source) -> Json<Web> {
     Json(source.web())
 }
 
-/// Returns the fingerprint for players that are given an http:// URL. They ask at the relay's own address and port, over
-/// TCP.
+/// Returns the certificate's fingerprint, for players that were given an http:// URL. They request it over TCP at the
+/// relay's own address and port.
 async fn fingerprint(State(source): Source) -> Response {
     let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
     ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
@@ -75,7 +74,7 @@ mod tests {
         for file in built {
             let name = file.unwrap().file_name().into_string().unwrap();
             let path = if name == "index.html" { "/".to_owned() } else { format!("/{name}") };
-            assert!(PUBLIC.contains(&&path[..]), "{path} is built, and not served");
+            assert!(PUBLIC.contains(&&path[..]), "{path} is built but not served");
         }
     }
 }

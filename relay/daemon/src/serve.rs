@@ -1,4 +1,4 @@
-//! Runs the relay from start-up to the end: signals, certificates that change, settings that are read again.
+//! Runs the relay from start-up to its end: handles signals, changed certificates, and settings that are read again.
 
 use std::{
     sync::Arc,
@@ -22,13 +22,13 @@ use super::{
 
 const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 
-/// How often files are looked at: certificates, keys of tokens, revocations.
+/// Time between two checks whether files have changed: certificates, token keys, revocations.
 const LOOKS: Duration = Duration::from_millis(500);
 
-/// Serves until a signal, and drains then. `again` gives the settings as they are now.
+/// Serves until a signal arrives, then drains. `again` reads the settings again.
 ///
 /// # Errors
-/// It cannot start, or a second signal ends it before it is drained.
+/// Fails if the relay cannot start, or if a second signal ends it before the drain is over.
 pub async fn serve(
     config: Config,
     identity: server::RelayIdentity,
@@ -80,7 +80,8 @@ pub async fn serve(
         }
         None => None,
     };
-    // Nothing that can fail comes after it: what does not start changes no file that others use.
+    // Written only after everything else has started: a relay that fails to start must not replace another relay's
+    // file.
     let mut written = tls::WrittenCertificate::default();
     written.write(&made, &certificate).context("tls-self-signed-out")?;
     server.warn_if_public();
@@ -105,7 +106,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Shows new sessions the certificate that is in the files now, and does what SIGHUP asks for.
+/// Watches the certificate and the files of access rights, and handles SIGHUP. New sessions get the latest certificate.
 async fn keep_up(
     server: &RunningServer,
     made: &config::IdentityConfig,
@@ -152,7 +153,7 @@ async fn keep_up(
     }
 }
 
-/// Says what tokens are checked with, and whose keys speak for everybody.
+/// Logs how tokens are verified, and warns of keys that verify tokens of several issuers.
 fn log_access(policy: &AccessPolicy, access: &config::AccessConfig) {
     if policy.is_open() {
         return;
@@ -169,8 +170,8 @@ fn log_access(policy: &AccessPolicy, access: &config::AccessConfig) {
     }
 }
 
-/// Applies new settings of the engine, the gate and the interfaces, as far as a running relay can take them. Returns the
-/// settings of access.
+/// Applies new settings of the engine, the gate and the interfaces, as far as a running relay can change them. Returns
+/// the settings of access.
 fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Result<config::AccessConfig> {
     let (engine, reason) = server.engine();
     let config = match config.and_then(|config| Ok(config.in_force(&server.running())?)) {
@@ -179,7 +180,7 @@ fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Res
             let reason = format!("{error:#}");
             error!(
                 error = reason,
-                engine, "the new settings are not usable, so the relay goes on with those of before"
+                engine, "the new settings are not usable, so the relay keeps the old settings"
             );
             let done = Err(error);
             server.reloads.note(&done);

@@ -1,4 +1,4 @@
-//! The relay as it is run: the library's, with the engine, the gate and the identity that the settings name.
+//! Starts the library's relay with the engine, the gate and the certificate that the settings name.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -48,19 +48,19 @@ use super::{
 pub struct RunningServer {
     relay: Arc<millrace_relay::Server>,
     meter: Arc<ShareMeter>,
-    /// Ends the thread that measures when dropped.
+    /// The sender whose drop ends the measuring thread.
     _running: mpsc::Sender<()>,
     engine: ChosenEngine,
-    /// Dropped before the gate: its work must not outlive that.
+    /// The follower, which is declared and so dropped before the gate that it uses.
     _follower: InterfaceFollower,
     guard: Arc<RelayGuard>,
     access: Arc<Access>,
     discovery: Option<RunningDiscovery>,
-    /// SHA-256 of the certificate that is shown.
+    /// SHA-256 of the certificate that new sessions get.
     fingerprint: Mutex<String>,
     is_self_signed: bool,
     has_webtransport: bool,
-    /// Settings that it was started with and keeps.
+    /// Settings that stay in force until the relay ends.
     started: RunningConfig,
     pub reloads: Reloads,
 }
@@ -68,23 +68,23 @@ pub struct RunningServer {
 /// Secrets and identities that a relay starts with.
 pub struct RelayIdentity {
     pub certificate: Arc<CertifiedKey>,
-    /// Roots for the upstream relay's certificate; `None`: it is not verified.
+    /// Roots for the upstream relay's certificate; `None` if that is not verified.
     pub upstream_roots: Option<Arc<RootCertStore>>,
-    /// Shown to the upstream relay.
+    /// This relay's certificate as a client of the upstream relay.
     pub upstream_certificate: Option<Arc<CertifiedKey>>,
-    /// Roots for clients' certificates.
+    /// Roots for clients' certificates; `None` without `client-ca`.
     pub client_roots: Option<Arc<RootCertStore>>,
     /// Access rules.
     pub policy: AccessPolicy,
     pub key_log: Option<Arc<dyn KeyLog>>,
-    /// The secret by which clients of an earlier process see that the relay was restarted.
+    /// The secret of stateless resets, by which clients notice that the relay was restarted.
     pub lasting: Option<transport::LastingSecret>,
     /// The discovery of other relays, ready to start.
     pub discovery: Option<RelayDiscovery>,
 }
 
 impl RelayIdentity {
-    /// A certificate, and nothing else.
+    /// Returns an identity with a certificate only.
     pub fn from_certificate(certificate: Arc<CertifiedKey>) -> Self {
         Self {
             certificate,
@@ -98,10 +98,10 @@ impl RelayIdentity {
         }
     }
 
-    /// Reads everything that the settings name.
+    /// Reads all files that the settings name.
     ///
     /// # Errors
-    /// A file cannot be read, or is not what it should be.
+    /// Fails if a file cannot be read or has the wrong form.
     pub fn read(config: &Config) -> anyhow::Result<Self> {
         let certificate = tls::identity(&config.identity, names(config)).context("certificate")?;
         let root = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref());
@@ -139,7 +139,7 @@ impl RunningServer {
     /// Binds every address and starts to serve.
     ///
     /// # Errors
-    /// An address cannot be had, the TLS settings are not usable, or the engine or the gate cannot run here.
+    /// Fails if an address cannot be bound, the TLS settings are not usable, or the engine or the gate cannot run.
     pub fn start(config: Config, identity: RelayIdentity) -> Result<Self, RelayStartError> {
         let outgoing = match config.upstream {
             Some(_) => millrace_relay::outgoing_sockets(&config.listen)?,
@@ -159,7 +159,7 @@ impl RunningServer {
         if engine.engine.offload.is_some() {
             let relay = Arc::downgrade(&relay);
             let meter = Arc::clone(&meter);
-            // Interfaces are those of the network namespace that the relay is started in, and so is a thread.
+            // A new thread is in this thread's network namespace, so it sees the relay's interfaces.
             let thread = thread::Builder::new().name("relay-share".to_owned());
             let begun = thread.spawn(move || measure(&relay, &meter, &until));
             begun.map_err(kernel::Error::Thread)?;
@@ -188,43 +188,43 @@ impl RunningServer {
         })
     }
 
-    /// Returns the addresses that are served, ports filled in.
+    /// Returns the listen addresses, with the ports that the kernel chose.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.relay.local_addrs()
     }
 
-    /// Returns the engine that runs, and the reason for it.
+    /// Returns the name of the running engine, and the reason why it was chosen.
     pub fn engine(&self) -> (&'static str, String) {
         self.engine.engine.describe()
     }
 
-    /// Runs with what `config` says now about engine and interfaces, nothing else of it; blocks until that is so.
+    /// Applies the settings of the engine and its interfaces, and no others. Blocks until they are in force.
     ///
     /// # Errors
-    /// That cannot be; then nothing has changed.
+    /// Fails if the settings cannot be applied. Then nothing has changed.
     pub fn change_engine(&self, config: &Config) -> Result<(), kernel::Error> {
         self.engine.change(config)
     }
 
-    /// Guards as `config` says now.
+    /// Applies the settings of the gate.
     ///
     /// # Errors
-    /// That cannot be; then nothing has changed.
+    /// Fails if the settings cannot be applied. Then nothing has changed.
     pub fn change_gate(&self, config: &Config) -> Result<(), guard::Error> {
         self.guard.change(config)
     }
 
-    /// Sets how long media may wait, from `config`.
+    /// Applies the settings of the time that media may wait.
     pub fn set_delays(&self, config: &Config) {
         self.relay.set_delays(config.queue.delays.clone());
     }
 
-    /// Puts these access rules in force, for open sessions, too. Roots of clients' certificates are for new sessions.
-    /// Certificates of open ones count for nothing while there are no roots.
+    /// Applies these access rules, also to open sessions. Roots of clients' certificates apply to new sessions. While
+    /// there are no roots, certificates of open sessions count for nothing.
     pub fn set_access(&self, loaded: access::AccessFileContents) {
         let access::AccessFileContents { mut policy, client_roots, mut unread } = loaded;
         if let Err(error) = self.relay.set_client_roots(client_roots.as_ref()) {
-            let reason = format!("no client's certificate is taken: {error}");
+            let reason = format!("client certificates are not accepted: {error}");
             unread.push(UnreadSetting { what: "client-ca".to_owned(), reason });
             policy.doubts_certificates = true;
         }
@@ -244,7 +244,7 @@ impl RunningServer {
         self.warn_if_public();
     }
 
-    /// Says so if anyone may do anything.
+    /// Logs a warning if anyone on other hosts may publish and subscribe to everything.
     pub fn warn_if_public(&self) {
         if self.is_open() && self.local_addrs().iter().any(|addr| !addr.ip().to_canonical().is_loopback()) {
             warn!("anyone who reaches this relay may publish and watch everything");
@@ -256,24 +256,24 @@ impl RunningServer {
         RunningConfig { listen: self.local_addrs(), ..self.started.clone() }
     }
 
-    /// Reports whether anyone may do anything.
+    /// Reports whether anyone may publish and subscribe to everything.
     pub fn is_open(&self) -> bool {
         self.access.policy().is_open()
     }
 
-    /// Returns the tracer of single packets.
+    /// Returns the tracer, which reports single packets and events.
     pub fn tracer(&self) -> &Arc<EventTracer> {
         self.relay.tracer()
     }
 
-    /// Sets the certificate that new sessions are shown.
+    /// Sets the certificate for new sessions.
     pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
         self.relay.set_certificate(certificate);
         *self.fingerprint.lock() = tls::fingerprint(certificate);
     }
 
-    /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
-    /// all sessions.
+    /// Sends GOAWAY on all sessions, waits until they have left or the drain timeout is over, and closes all sessions.
+    /// The discovery record is marked before and withdrawn at the end.
     pub async fn drain(&self) {
         self.discovery.iter().for_each(RunningDiscovery::drain);
         self.relay.drain().await;
@@ -334,7 +334,7 @@ impl StatusSource for RunningServer {
     }
 }
 
-/// Measures the kernel's part in the media until the relay is gone.
+/// Measures the kernel's share of the media until the relay ends.
 fn measure(relay: &Weak<millrace_relay::Server>, meter: &ShareMeter, until: &mpsc::Receiver<()>) {
     let mut routes = InterfaceRoutes::default();
     while until.recv_timeout(share::PERIOD) == Err(RecvTimeoutError::Timeout) {
@@ -369,7 +369,7 @@ fn relay_config(config: &Config, identity: &RelayIdentity) -> millrace_relay::Co
     }
 }
 
-/// The upstream relays, with the same credentials for all.
+/// Returns the upstream relays, which all get the same credentials.
 fn upstreams(upstream: &config::UpstreamConfig) -> Vec<millrace_relay::UpstreamRelay> {
     let token = upstream.token.clone().map(access::token_file);
     let with_token =
@@ -377,7 +377,7 @@ fn upstreams(upstream: &config::UpstreamConfig) -> Vec<millrace_relay::UpstreamR
     upstream.urls.iter().map(with_token).collect()
 }
 
-/// The cluster, whose relays are shown what upstream relays are.
+/// Returns the cluster's settings. Its relays get the credentials for upstream relays.
 fn cluster_of(
     cluster: &config::ClusterConfig,
     upstream: Option<&config::UpstreamConfig>,
@@ -396,7 +396,8 @@ fn cluster_of(
     }
 }
 
-/// Draws a hop ID. A start draws another one, so that routes by way of the process before are not taken for loops.
+/// Returns a random hop ID. Each start gets a new one, so that routes through the previous process are not taken for
+/// loops.
 fn drawn_hop() -> HopId {
     HopId((random::number() & HopId::MAX.0).max(1))
 }
@@ -460,7 +461,7 @@ fn downstream_config(
     }
 }
 
-/// Returns the names that a self-signed certificate is good for.
+/// Returns the names for which a self-signed certificate is valid.
 pub fn names(config: &Config) -> Vec<String> {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let addresses = config.listen.iter().map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());

@@ -1,7 +1,8 @@
-//! The share of the media that the kernel sends, the reason for the rest, and the remedy: in the last ten seconds, for each
-//! session and each interface.
+//! Measures the share of the media that the kernel sent in the last ten seconds, for each session and each interface.
+//! Finds the reason and the remedy for the rest.
 //!
-//! [`ShareMeter::take`] gets the relay's status every [`PERIOD`]. Shares are the difference to two periods ago.
+//! [`ShareMeter::take`] gets the relay's status every [`PERIOD`]. Shares are computed from the difference to two
+//! periods ago.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -15,25 +16,27 @@ use tracing::{info, warn};
 
 use crate::status::{EngineStatus, MediaShare, MediaShares, RelaySessionStatus};
 
-/// How often the meter is to be told.
+/// Time between two calls of [`ShareMeter::take`].
 pub const PERIOD: Duration = Duration::from_secs(5);
-/// Moments between which the difference is taken: ten seconds.
+/// Number of earlier moments that are kept. The difference to the oldest one covers ten seconds.
 const MOMENTS: usize = 2;
-/// Bytes below which a share means nothing.
+/// Number of media bytes below which a share is not significant.
 const LEAST: u64 = 50_000;
-/// The kernel's path counts as off below the first share, and as on again from the second one.
+/// Share of the kernel below which its path counts as off.
 const OFF: f64 = 0.5;
+/// Share of the kernel from which its path counts as on again. The gap to [`OFF`] prevents repeated log lines.
 const ON: f64 = 0.8;
-/// Packets that a merged one stands for.
+/// Number of packets that one packet merged by GRO stands for.
 const MERGED: u64 = 16;
 
-/// Reasons of bytes that userspace sent although the kernel counts nothing against them.
+/// The reason for bytes that userspace sends by design, while the kernel counts no outcome against them.
 const BY_DESIGN: &str = "userspace's own";
+/// The reason if no media packet reached the kernel engine's interfaces.
 const UNSEEN: &str = "not seen";
 
 type Counts = BTreeMap<String, u64>;
 
-/// Outcomes of packets that keep nothing from the kernel, or only say that another one does.
+/// Outcomes of packets that are no reason why userspace sent media, or that only follow from another reason.
 const HARMLESS: &[&str] = &[
     "forwarded",
     "continued",
@@ -49,11 +52,11 @@ const HARMLESS: &[&str] = &[
     "replayed",
     "not_authentic",
 ];
-/// Likewise of frames, streams that begin, and copies.
+/// Outcomes of frames, new streams and copies that are no such reason either.
 const HARMLESS_BEHIND: &[&str] = &["good", "bound", "preamble", "sent", "before", "gone", "unopened"];
 
-/// Returns what an operator can do about an outcome that the kernel counts, or another reason; empty: nothing. `interface`: where the media
-/// arrives.
+/// Returns an operator's remedy for a reason, which is an outcome that the kernel counts or another reason. Empty if
+/// there is no remedy. `interface` is the one on which the media arrives.
 pub fn remedy(reason: &str, interface: &str) -> String {
     match reason {
         "super_packet" => format!(
@@ -95,7 +98,7 @@ pub fn remedy(reason: &str, interface: &str) -> String {
     }
 }
 
-/// Returns the count that grew most since `before` and is not `harmless`: its growth, and its name.
+/// Returns the growth and the name of the count that grew most since `before` and is not `harmless`.
 fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Option<(u64, &'a str)> {
     let grown = |(name, count): (&'a String, &u64)| {
         let weight = if name == "super_packet" { MERGED } else { 1 };
@@ -106,10 +109,10 @@ fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Opt
     harmful.filter(|(count, _)| *count > 0).max_by_key(|(count, _)| *count)
 }
 
-/// Counts at one moment.
+/// The relay's counts at one moment.
 #[derive(Default)]
 struct ShareMoment {
-    /// Bytes that the kernel and userspace sent, and outcomes of copies, by session.
+    /// Bytes sent by the kernel, bytes sent by userspace, and outcomes of copies, by session.
     sessions: HashMap<u64, (u64, u64, Counts)>,
     /// Outcomes of publishers' packets, frames and streams.
     upstream: [Counts; 3],
@@ -128,7 +131,8 @@ impl ShareMoment {
         }
     }
 
-    /// Returns the main reason that kept publishers' media from the kernel since `before`, and whether any media reached it.
+    /// Returns the main reason that kept publishers' media from the kernel since `before`, and whether any media
+    /// reached it.
     fn upstream_since(&self, before: &Self) -> (Option<(u64, &str)>, bool) {
         let all =
             self.upstream.iter().zip(&before.upstream).zip([HARMLESS, HARMLESS_BEHIND, HARMLESS_BEHIND]);
@@ -164,10 +168,10 @@ impl ShareMeter {
         self.0.lock().shares.clone()
     }
 
-    /// Takes what has been counted so far. The log says where the kernel's path has gone off, or is on again.
+    /// Computes the shares from the relay's present counts. Logs where the kernel's path has gone off or is on again.
     pub fn take(&self, engine: &EngineStatus, sessions: &[RelaySessionStatus], routes: &mut InterfaceRoutes) {
         let name_of = |ip: IpAddr| match &engine.interfaces[..] {
-            // Behind a bridge or a bond the address is at another interface than the program.
+            // With a bridge or a bond, the route leads to another interface than the one with the program.
             [one] => Some(one.name.clone()),
             _ => routes.interface_to(ip),
         };
@@ -191,12 +195,14 @@ impl ReportedShares {
         let now = ShareMoment::from_engine(engine, sessions);
         let empty = ShareMoment::default();
         let before = self.moments.front().unwrap_or(&empty);
+        // Outcomes of publishers' packets have no session, so they may be the reason for any of them.
         let (upstream, came) = now.upstream_since(before);
         let mut names = sessions
             .iter()
             .map(|one| name_of(one.remote.ip().to_canonical()))
             .collect::<Vec<_>>()
             .into_iter();
+        // Remedies name the interface on which media arrives: that of the first session that publishes.
         let publishes = |one: &RelaySessionStatus| one.publisher || one.upstream;
         let arrives = sessions.iter().zip(names.as_slice()).find(|(one, _)| publishes(one));
         let arrives = arrives.and_then(|(_, name)| name.clone()).unwrap_or_else(|| "INTERFACE".to_owned());
@@ -216,6 +222,8 @@ impl ReportedShares {
                 let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
+                // A session that the kernel refuses or has no record for gets nothing from the kernel, whatever it
+                // counts.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
                 share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);
@@ -246,7 +254,7 @@ impl ReportedShares {
         }
     }
 
-    /// Says what has changed: of sessions only while no interface is off as a whole.
+    /// Logs changes of interfaces. Changes of sessions are logged only while no interface as a whole is off.
     fn log(&mut self) {
         let Self { shares: MediaShares { interfaces, sessions }, off, .. } = self;
         off.retain(|subject| match subject {
@@ -289,7 +297,8 @@ impl ReportedShares {
     }
 }
 
-/// Notes whether the path is off there. Returns that, if it was not so before.
+/// Records whether the kernel's path is off for an interface or session. Returns the new state if it has changed: true
+/// for off.
 fn turn(off: &mut HashSet<ShareSubject>, subject: ShareSubject, share: &MediaShare) -> Option<bool> {
     if share.bytes < LEAST {
         return None;
@@ -351,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_is_what_took_most_and_has_a_remedy() {
+    fn main_reason_has_the_largest_count_and_a_remedy() {
         for (received, copies, record, reason, part) in [
             (
                 &[("super_packet", 20), ("forwarded", 2), ("not_udp", 1000)][..],

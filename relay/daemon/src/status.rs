@@ -1,4 +1,4 @@
-//! The body of `/status`, which `/metrics` is derived from: what the relay says about itself, and its gate.
+//! The data model of `/status`: the status of the relay and of its gate. `/metrics` is derived from it.
 
 use std::{collections::BTreeMap, net::IpAddr, ops::Deref};
 
@@ -11,30 +11,30 @@ pub use millrace_relay::status::*;
 
 use millrace_daemon::http::push;
 
-/// Gives a snapshot of a running relay. Called a few times a second at most; may lock briefly.
+/// A source of snapshots of a running relay. Methods are called a few times a second at most, and may lock briefly.
 pub trait StatusSource: Send + Sync + 'static {
     fn status(&self) -> Status;
     /// Returns the routes to namespaces below `prefix`; `None` if the relay is in no cluster.
     fn routes(&self, prefix: &Namespace) -> Option<RoutesStatus>;
-    /// Whether the relay is draining; cheaper than a whole snapshot.
+    /// Reports whether the relay is draining, without a whole snapshot.
     fn draining(&self) -> bool;
-    /// How many files of the settings could not be read when they were read last; cheaper than a whole snapshot.
+    /// Returns the number of the settings' files that could not be read, without a whole snapshot.
     fn unread(&self) -> usize;
-    /// SHA-256 of the certificate that new sessions are shown, lower-case hexadecimal.
+    /// Returns the SHA-256 of the certificate for new sessions, in lower-case hexadecimal.
     fn fingerprint(&self) -> String;
-    /// Returns where browsers connect to.
+    /// Returns the data that browsers need to connect.
     fn web(&self) -> Web;
 }
 
-/// Addresses at which WebTransport clients find the relay, for the page.
+/// The data with which the web page connects to the relay by WebTransport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Web {
-    /// UDP port of the first address that is served. `None` if the relay does not serve WebTransport.
+    /// UDP port of the first listen address. `None` if the relay does not serve WebTransport.
     pub port: Option<u16>,
-    /// Address for browsers on this machine. A browser may resolve `localhost` to the other one of IPv4 and IPv6.
+    /// Address for browsers on this machine. `localhost` could resolve to an address of the wrong family, IPv4 or IPv6.
     pub local: Option<IpAddr>,
-    /// SHA-256 of the certificate in lower-case hexadecimal, if no authority has signed it. Browsers take one of at most 14
-    /// days by that (`serverCertificateHashes`).
+    /// SHA-256 of the certificate in lower-case hexadecimal, if it is self-signed. Browsers accept it by this hash if
+    /// it is valid for at most 14 days (WebTransport, `serverCertificateHashes`).
     pub sha256: Option<String>,
 }
 
@@ -44,16 +44,16 @@ pub struct Status {
     pub relay: millrace_relay::status::Status,
     #[serde(default)]
     pub gate: GateStatusReport,
-    /// The kernel's part in the media of the last ten seconds.
+    /// The kernel's share of the media of the last ten seconds.
     #[serde(default)]
     pub shares: MediaShares,
-    /// The relay's process.
+    /// Process ID of the relay.
     #[serde(default)]
     pub pid: u32,
-    /// Listeners to `/events`.
+    /// Counts of listeners to `/events`.
     #[serde(default)]
     pub events: push::PushCounts,
-    /// The latest reading of the settings.
+    /// Result of the latest reading of the settings.
     #[serde(default)]
     pub reload: Option<Reload>,
 }
@@ -72,34 +72,34 @@ impl From<millrace_relay::status::Status> for Status {
     }
 }
 
-/// The kernel's part in media that was sent in the last ten seconds; of what nothing was sent there is none.
+/// The kernel's shares of the media sent in the last ten seconds. Interfaces and sessions without media have no entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediaShares {
-    /// Shares by the interface that the media left by.
+    /// Shares by the interface through which the media left.
     pub interfaces: BTreeMap<String, MediaShare>,
     pub sessions: BTreeMap<u64, MediaShare>,
 }
 
-/// Media that was sent.
+/// The sent media of an interface or session, and the kernel's share of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediaShare {
-    /// UDP payload bytes, of kernel and userspace.
+    /// UDP payload bytes sent by the kernel and by userspace.
     pub bytes: u64,
     pub by_kernel: u64,
-    /// Reason for most of the rest: one of the outcomes that the kernel counts, or why the session has no record; empty if there is no
-    /// rest.
+    /// Main reason why userspace sent the rest: an outcome that the kernel counts, or why the session has no record.
+    /// Empty if there is no rest.
     pub reason: String,
-    /// Command or setting that mends it; empty if nothing does, or nothing has to.
+    /// Command or setting that removes the reason; empty if none does or none is needed.
     pub remedy: String,
 }
 
 impl MediaShare {
-    /// Returns the kernel's part, 0 to 1.
+    /// Returns the kernel's share, 0 to 1.
     pub fn ratio(&self) -> f64 {
         self.by_kernel as f64 / self.bytes.max(1) as f64
     }
 
-    /// Returns the kernel's part in per cent, rounded down.
+    /// Returns the kernel's share in percent, rounded down.
     pub fn percent(&self) -> u64 {
         self.by_kernel.saturating_mul(100) / self.bytes.max(1)
     }
@@ -108,16 +108,16 @@ impl MediaShare {
 /// The gate of the relay's ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateStatusReport {
-    /// True while it guards some interface.
+    /// True while the gate guards at least one interface.
     pub on: bool,
-    /// Interfaces that it guards, and why it does not guard others.
+    /// Guarded interfaces, and the reasons why others are not guarded.
     pub reason: String,
-    /// Packets that were refused, by rule.
+    /// Number of refused packets by rule.
     pub refused: BTreeMap<String, u64>,
-    /// Interfaces that it should guard.
+    /// Interfaces that the gate should guard.
     #[serde(default)]
     pub interfaces: Vec<gate::GateInterfaceStatus>,
-    /// Scopes as in a gate's own status. The relay's is "relay".
+    /// Scopes, as in the status of a separate gate. The relay's scope is "relay".
     #[serde(default)]
     pub scopes: Vec<gate::ScopeStatus>,
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! A relay's status as tables.
+//! Formats a relay's status as tables of text.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -11,8 +11,7 @@ use millrace_relay::status::{self as relay, ClusterDiscoveryStatus};
 
 use super::status::{MediaShare, RelaySessionStatus, RelayTrackStatus, Status};
 
-/// Renders a whole status, with rates since `before`. Lines have `width` columns if there is room for numbers and
-/// addresses.
+/// Renders a whole status, with rates since `before`. Lines fit `width` columns unless numbers or addresses are wider.
 pub fn render(status: &Status, before: Option<&Status>, width: usize) -> String {
     let mut out = String::new();
     summary(&mut out, status, before, width);
@@ -151,7 +150,7 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>, width: us
     }
 }
 
-/// Columns of a session's path: RTT, the part of it that is queues on the way, and how long media waited here, ms.
+/// Columns of a session's path. RTT, queueing delay on the path (PATH) and waiting time at the relay (HERE) are in ms.
 const PATH: [(&str, Fit); 10] = [
     ("SESSION", Whole),
     ("RTT ms", Whole),
@@ -165,7 +164,7 @@ const PATH: [(&str, Fit); 10] = [
     ("MTU", Whole),
 ];
 
-/// A dash: it neither subscribes, or publishes, nor has.
+/// Columns of a session's peer. A dash in SUBS or PUBS means that the peer does not subscribe or publish.
 const WHO: [(&str, Fit); 6] = [
     ("SESSION", Whole),
     ("REMOTE", Whole),
@@ -195,9 +194,10 @@ const KERNEL: [(&str, Fit); 8] = [
     ("UNREG", Whole),
 ];
 
-/// Columns of the share of the last ten seconds' bytes that the kernel sent, in percent, and of the reason for the rest.
+/// Columns of the share of the last ten seconds' bytes that the kernel sent, in percent, and of the reason for the
+/// rest.
 const LATELY: [(&str, Fit); 4] =
-    [("SESSION", Whole), ("LAST 10 s %", Whole), ("REST FOR", Whole), ("TO MEND", Text)];
+    [("SESSION", Whole), ("LAST 10 s %", Whole), ("REASON", Whole), ("REMEDY", Text)];
 
 const TRACKS: [(&str, Fit); 8] = [
     ("TRACK", Name),
@@ -259,7 +259,7 @@ pub fn typed(track: &str) -> String {
     track.parse::<TrackName>().map_or_else(|_| track.to_owned(), |name| name.typed().to_string())
 }
 
-/// `late 3, evicted 1`.
+/// Formats counts by reason, such as `late 3, evicted 1`.
 fn reasons(counts: &BTreeMap<String, u64>) -> String {
     counts.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ")
 }
@@ -292,13 +292,13 @@ fn kernel_row(session: &RelaySessionStatus) -> Vec<String> {
     ]
 }
 
-/// Describes what the store says that relays are found through.
+/// Describes the state of discovery: the relays found in the store, and the store's latest error.
 pub fn found(discovery: &ClusterDiscoveryStatus) -> String {
     let ClusterDiscoveryStatus { store, found, registered, error, failures } = discovery;
     let own = if *registered { ", and has this relay's record" } else { "" };
     match error.as_str() {
-        "" => format!("{store} names {found} other relays{own}"),
-        error => format!("{store} named {found} other relays, and fails now ({failures} failures): {error}"),
+        "" => format!("{store} has {found} other relays{own}"),
+        error => format!("{store} had {found} other relays, and fails now ({failures} failures): {error}"),
     }
 }
 
@@ -321,7 +321,7 @@ fn declined(session: &RelaySessionStatus) -> Option<String> {
     let counts = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
     let counts = counts.map(|(reason, count)| format!("{reason} {count}"));
     let waits = (session.kernel_ready == Some(false)).then(|| match session.kernel_record.as_deref() {
-        Some("held") | None => "no way yet".to_owned(),
+        Some("held") | None => "no keys or route yet".to_owned(),
         Some(why) => format!("no record: {why}"),
     });
     let all: Vec<_> = session.kernel_refused.iter().cloned().chain(waits).chain(counts).collect();
@@ -344,7 +344,7 @@ pub(super) mod tests {
     use crate::status::{EngineStatus, KeystreamStatus, Keystreams, MediaShares, RelayTotals, SentStatus};
 
     #[test]
-    fn share_is_shown_with_what_keeps_the_kernel_from_the_rest() {
+    fn kernel_share_is_shown_with_reason_and_remedy() {
         let share = MediaShare {
             bytes: 2 << 20,
             by_kernel: 30_000,
@@ -368,7 +368,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_kernels_part_is_shown() {
+    fn relay_status_shows_the_kernels_packets() {
         let counts = |counts: &[(&str, u64)]| {
             Some(counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
         };
@@ -407,7 +407,7 @@ pub(super) mod tests {
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
             "4         300     75.0     51     52   53          9      0\n",
-            "SESSION  DECLINED BY KERNEL\n      4  no way yet, before 6, window 5\n",
+            "SESSION  DECLINED BY KERNEL\n      4  no keys or route yet, before 6, window 5\n",
             "RECEIVED   PACKETS",
             "no_slot          8",
             "FRAMES  COUNT",
@@ -465,13 +465,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn tracks_are_shown_as_they_are_typed() {
+    fn track_names_are_shown_in_typed_form() {
         assert_eq!(typed("live--1.2em4s"), "live/1.m4s");
         assert_eq!(typed("no track"), "no track");
     }
 
     #[test]
-    fn tables_fit_a_terminal() {
+    fn relay_status_tables_fit_a_terminal() {
         let address = "[2001:db8:85a3:1234:5678:9abc:def0:1234]:54321";
         let declined =
             ["window", "behind", "stream_credit", "data_credit", "stream_limit", "too_large", "no_neighbour"];
@@ -555,7 +555,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn everything_an_operator_asks_for_is_shown() {
+    fn relay_status_shows_engine_tracks_drops_and_rates() {
         let track = RelayTrackStatus {
             name: "live-bbb".into(),
             alias: 3,

@@ -1,4 +1,4 @@
-//! The relay's certificate: from PEM files, read again when they change, or made at start-up.
+//! Reads the relay's certificate from PEM files and watches them for changes, or makes a self-signed certificate.
 
 use std::{
     fmt::Write as _,
@@ -28,7 +28,7 @@ pub enum Error {
     #[error("{}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error(
-        "{}: it holds the certificate of another relay that runs, whose clients need it; name another file, or end that relay",
+        "{}: it holds the certificate of another relay that runs and whose clients need it; name another file, or end that relay",
         .0.display()
     )]
     Held(PathBuf),
@@ -38,7 +38,7 @@ pub enum Error {
     SelfSignedPair(rustls::Error),
 }
 
-/// Reads or makes the certificate. `names` (host names and addresses) are what a self-signed one is for.
+/// Reads or makes the certificate. `names` has the host names and addresses for which a self-signed one is valid.
 pub fn identity(identity: &IdentityConfig, names: Vec<String>) -> Result<Arc<CertifiedKey>, Error> {
     Ok(Arc::new(match identity {
         IdentityConfig::Files { cert, key } => pem::pair(cert, key)?,
@@ -46,17 +46,18 @@ pub fn identity(identity: &IdentityConfig, names: Vec<String>) -> Result<Arc<Cer
     }))
 }
 
-/// The file that the relay's own certificate is written to. It stays locked while this exists, so that another relay with the same settings
-/// does not replace the certificate.
+/// The file with the relay's self-signed certificate. It stays locked while this exists, so that another relay with the
+/// same settings does not replace the certificate.
 #[derive(Debug, Default)]
 pub struct WrittenCertificate(Option<Flock<File>>);
 
 impl WrittenCertificate {
-    /// Writes the certificate where the settings want it. It is written to another file first and renamed, so that nobody reads half of it.
-    /// Must not be called before the relay has its addresses: a relay that does not start leaves no certificate.
+    /// Writes the certificate to the file that the settings name, if any. It is written to a new file and renamed, so
+    /// that no reader sees half of it. Call this only after the relay has bound its addresses: a relay that fails to
+    /// start must leave no certificate.
     ///
     /// # Errors
-    /// The file cannot be written, or is another relay's.
+    /// Fails if the file cannot be written, or belongs to another running relay.
     pub fn write(&mut self, identity: &IdentityConfig, certified: &CertifiedKey) -> Result<(), Error> {
         let IdentityConfig::SelfSigned { out: Some(path) } = identity else { return Ok(()) };
         let Some(leaf) = certified.cert.first() else { return Ok(()) };
@@ -80,7 +81,7 @@ impl WrittenCertificate {
     }
 }
 
-/// Reports whether a running relay has written the file.
+/// Reports whether a running relay has written the file and holds its lock.
 fn is_held(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
@@ -97,11 +98,11 @@ fn as_pem(certificate: &[u8]) -> String {
     text
 }
 
-/// Age at which another certificate is made: half of the time that one is valid.
+/// Age at which a new self-signed certificate is made, about half of its validity.
 const RENEWAL: Duration = Duration::from_secs(6 * 86_400);
 
-/// An ECDSA P-256 certificate for 13 days: browsers take a certificate by its fingerprint only if it is
-/// valid for less than 14 (WebTransport, `serverCertificateHashes`).
+/// Makes an ECDSA P-256 certificate for 13 days. Browsers accept a certificate by its fingerprint only if it is valid
+/// for at most 14 days (WebTransport, `serverCertificateHashes`).
 fn self_signed(names: Vec<String>) -> Result<CertifiedKey, Error> {
     let mut params = rcgen::CertificateParams::new(names)?;
     let start = SystemTime::now() - Duration::from_secs(3600);
@@ -125,10 +126,11 @@ pub fn fingerprint(certified: &CertifiedKey) -> String {
     })
 }
 
-/// Notices that another certificate is to be shown: its files have changed, by their modification time, length and inode, or
-/// the one that was made is old.
+/// The watch that notices when the certificate must be replaced: its files have changed (modification time, length or
+/// inode), or the self-signed one is old.
 ///
-/// A pair that does not fit is an error once, not at every look: the files are replaced one after the other.
+/// A certificate and key that do not match are reported once, not at every check, since tools replace the files one
+/// after the other.
 pub enum CertificateWatch {
     Files { cert: PathBuf, key: PathBuf, seen: [Option<Stamp>; 2] },
     Made { names: Vec<String>, at: SystemTime },
@@ -137,7 +139,7 @@ pub enum CertificateWatch {
 pub(super) type Stamp = (i64, i64, u64, u64);
 
 impl CertificateWatch {
-    /// Starts from the files as they are, or from a certificate that was made now. `names`: as of [`identity`].
+    /// Starts a watch from the present files, or from a certificate that was just made. `names` is as for [`identity`].
     pub fn new(identity: &IdentityConfig, names: Vec<String>) -> Self {
         match identity {
             IdentityConfig::Files { cert, key } => {
@@ -147,7 +149,8 @@ impl CertificateWatch {
         }
     }
 
-    /// `Some` if another one is to be shown; files are read in any case if `always`.
+    /// Returns the new certificate if it must be replaced, and `None` otherwise. With `always`, files are read in any
+    /// case.
     pub fn look(&mut self, always: bool) -> Option<Result<Arc<CertifiedKey>, Error>> {
         match self {
             Self::Files { cert, key, seen } => {
@@ -176,7 +179,7 @@ pub(super) fn stamp(path: &Path) -> Option<Stamp> {
 pub struct KeyLogFile(Mutex<File>);
 
 impl KeyLogFile {
-    /// Opens for appending; a new file is readable by its owner only.
+    /// Opens the file for appending. Only its owner can read a new file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         OpenOptions::new()
             .append(true)
@@ -197,7 +200,7 @@ impl rustls::KeyLog for KeyLogFile {
             }
             line.push(end);
         }
-        // A debugging aid: a full disk must not touch the sessions.
+        // Errors are ignored: the log is for debugging, and a full disk must not affect sessions.
         let _ = self.0.lock().write_all(line.as_bytes());
     }
 }
@@ -223,7 +226,7 @@ mod tests {
     }
 
     impl CertificateFiles {
-        /// Writes another file and renames it, as certificate tools do.
+        /// Replaces a file by writing a new one and renaming it, as certificate tools do.
         fn put(&self, name: &str, text: &str) {
             let beside = self.dir.path().join("new");
             std::fs::write(&beside, text).unwrap();
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_self_signed_certificate_is_new_each_time() {
+    fn self_signed_certificate_is_new_at_each_start() {
         let make = || fingerprint(&identity(&MADE, vec!["localhost".into(), "::1".into()]).unwrap());
         let first = make();
         assert_eq!(first.len(), 64);
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_pair_is_taken_and_a_broken_one_reported_once() {
+    fn changed_certificate_is_loaded_and_mismatch_reported_once() {
         let files = files();
         let (cert, key) = pair();
         files.put("cert.pem", &cert);
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_certificate_is_written_for_clients() {
+    fn self_signed_certificate_is_written_for_clients() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("relay.pem");
         let made = IdentityConfig::SelfSigned { out: Some(out.clone()) };
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_certificate_of_a_relay_that_runs_stays_in_its_file() {
+    fn running_relays_certificate_file_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("relay.pem");
         let made = IdentityConfig::SelfSigned { out: Some(out.clone()) };
@@ -316,11 +319,11 @@ mod tests {
         }
         drop(running);
         WrittenCertificate::default().write(&made, &other).unwrap();
-        assert_eq!(in_file(), other.cert[0], "nobody runs with the one before");
+        assert_eq!(in_file(), other.cert[0], "no running relay uses the previous certificate");
     }
 
     #[test]
-    fn the_key_log_is_private_and_in_nss_format() {
+    fn key_log_file_is_private_and_in_nss_format() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys");
         rustls::KeyLog::log(&KeyLogFile::open(&path).unwrap(), "LABEL", &[0xab, 1], &[2, 0xcd]);

@@ -1,4 +1,4 @@
-//! The server's paths and their answers.
+//! Answers the dashboard's HTTP requests.
 
 use std::convert::Infallible;
 use std::ops::RangeInclusive;
@@ -23,9 +23,9 @@ use tokio::sync::mpsc;
 
 use super::{DashboardShared, assets, metrics};
 
-/// How long a request for a sum waits for others that are being computed.
+/// Longest time that a request for a sum waits while other sums are computed.
 const MAX_WAIT: Duration = Duration::from_secs(10);
-/// Allows only this server's own files, and forbids framing.
+/// Content security policy that allows only this server's own files, and forbids framing.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                                        connect-src 'self'; base-uri 'none'; form-action 'none'; \
                                        frame-ancestors 'none'";
@@ -57,7 +57,8 @@ async fn secure(mut response: Response) -> Response {
     response
 }
 
-/// Sends server-sent events: `hello`, then each `report` when it comes. `dropped` has the number of reports that this viewer missed.
+/// Sends server-sent events: `hello`, then a `report` for each new report. `dropped` has the number of reports that
+/// this viewer was too slow for.
 async fn reports(State(shared): State<Arc<DashboardShared>>) -> Response {
     match shared.watch() {
         Ok(frames) => {
@@ -78,7 +79,7 @@ impl Stream for ReportFrames {
     }
 }
 
-/// The latest report, or that of a range of time, without stacks.
+/// Returns the latest report, or the sum of the reports in a range of time, without stacks.
 async fn report(State(shared): State<Arc<DashboardShared>>, RawQuery(query): RawQuery) -> Response {
     let wanted = match ReportQuery::parse(query.as_deref()) {
         Ok(wanted) => wanted,
@@ -91,7 +92,7 @@ async fn report(State(shared): State<Arc<DashboardShared>>, RawQuery(query): Raw
     answer(summed.await)
 }
 
-/// The stacks of a range of time, over all CPUs or of one.
+/// Returns the stacks of the latest report or of a range of time, of all CPUs or of one.
 async fn stacks(State(shared): State<Arc<DashboardShared>>, RawQuery(query): RawQuery) -> Response {
     let wanted = match ReportQuery::parse(query.as_deref()) {
         Ok(wanted) => wanted,
@@ -113,14 +114,14 @@ async fn scrape(State(shared): State<Arc<DashboardShared>>) -> Response {
     http::metrics(metrics::encode(&shared))
 }
 
-/// The reason why there is no sum.
+/// The reason why a sum was not computed.
 enum Unsummed {
     Nothing,
     Busy,
 }
 
-/// Sums may take a while; viewers are served meanwhile. A range of time may be all that is kept, so few are made at once,
-/// also of those whom nobody waits for any more.
+/// Computes a sum of reports in another thread, so that viewers are served meanwhile. A range of time may cover every
+/// stored report, so few sums are computed at once. Sums whose client has left still count until they are done.
 async fn aside<T: Send + 'static>(
     shared: Arc<DashboardShared>,
     wait: Duration,
@@ -130,6 +131,7 @@ async fn aside<T: Send + 'static>(
     let Ok(Ok(turn)) = turn else { return Err(Unsummed::Busy) };
     let done = tokio::task::spawn_blocking(move || {
         let done = sum(&shared);
+        // Released here and not by the request, which may have been cancelled long before.
         drop(turn);
         done
     });
@@ -140,11 +142,11 @@ fn answer(value: Result<impl Serialize, Unsummed>) -> Response {
     match value {
         Ok(value) => Json(value).into_response(),
         Err(Unsummed::Nothing) => {
-            (StatusCode::NOT_FOUND, "there are no reports of that time\n").into_response()
+            (StatusCode::NOT_FOUND, "there are no reports of this time range\n").into_response()
         }
         Err(Unsummed::Busy) => {
             let headers = [(header::RETRY_AFTER, "5")];
-            (StatusCode::SERVICE_UNAVAILABLE, headers, "too many sums are asked for\n").into_response()
+            (StatusCode::SERVICE_UNAVAILABLE, headers, "too many sums at once: try again\n").into_response()
         }
     }
 }
@@ -153,7 +155,7 @@ fn answer(value: Result<impl Serialize, Unsummed>) -> Response {
 struct Sampled {
     time_unix_ms: u64,
     period_ns: u64,
-    /// 0: nothing is sampled.
+    /// Samples a second on each CPU; 0 if no stacks are sampled.
     frequency_hz: u32,
     #[serde(flatten)]
     stacks: Stacks,
@@ -174,7 +176,8 @@ impl Sampled {
     }
 }
 
-/// `from`, `to`: milliseconds since 1970, at which the periods in question end; without them the latest report alone.
+/// The parameters of a request. `from` and `to` limit the ends of the reports' periods, in milliseconds since 1970.
+/// Without both, the latest report is meant.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReportQuery {
     range: Option<RangeInclusive<u64>>,
@@ -192,7 +195,7 @@ impl ReportQuery {
                 "from" => from = Some(number),
                 "to" => to = Some(number),
                 "cpu" => cpu = Some(u32::try_from(number).map_err(|_| format!("there is no CPU {number}"))?),
-                _ => return Err(format!("{key}: only from, to and cpu are known")),
+                _ => return Err(format!("{key} is no parameter: use from, to or cpu")),
             }
         }
         let range = (from.is_some() || to.is_some()).then(|| from.unwrap_or(0)..=to.unwrap_or(u64::MAX));
@@ -201,7 +204,8 @@ impl ReportQuery {
 }
 
 impl DashboardShared {
-    /// Only references are taken while reports wait.
+    /// Returns the reports of a request. Only references are copied while the lock is held, since new reports wait for
+    /// it.
     fn select_reports(&self, wanted: &ReportQuery) -> Vec<Arc<Report>> {
         let state = self.state.lock();
         match &wanted.range {
@@ -216,7 +220,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn requests_for_sums_wait_for_their_turn() {
+    async fn sum_request_waits_while_others_are_computed() {
         let access = http::access::HttpAccess::default();
         let losses = Arc::default();
         let addr = ([127, 0, 0, 1], 0).into();

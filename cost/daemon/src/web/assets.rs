@@ -1,4 +1,4 @@
-//! The dashboard's files.
+//! The dashboard's static files.
 
 use millrace_daemon::http::asset::{Asset, asset};
 

@@ -1,6 +1,6 @@
-//! `/metrics`: sums of all reports in the OpenMetrics text format.
+//! Encodes the sums of all reports for `/metrics`, in the OpenMetrics text format.
 //!
-//! Processes and cgroups come and go without bound and are not in it.
+//! Processes and cgroups are left out, since their number over time has no bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,7 +17,8 @@ use super::DashboardShared;
 use crate::losses::ReportLoss;
 
 const PREFIX: &str = "millrace_cost";
-/// Parts beyond these are one, [`FURTHER`]: BPF programs may come with ever new names.
+/// Largest number of different parts. Further ones are one part, [`FURTHER`], since new BPF programs may always have
+/// new names.
 const MAX_PARTS: usize = 100;
 const FURTHER: &str = "further parts";
 
@@ -41,7 +42,7 @@ pub(super) struct DashboardTotals {
 #[derive(Debug, Clone, Default)]
 struct EventTotals {
     ns: u64,
-    /// `None`: not counted, as in mode `sampling`.
+    /// Number of calls; `None` if they were not counted, as in mode `sampling`.
     calls: Option<u64>,
     /// The part of `ns` in which calls were counted.
     counted_ns: u64,
@@ -50,7 +51,7 @@ struct EventTotals {
 }
 
 impl DashboardTotals {
-    /// Adds the sum of so many reports.
+    /// Adds a report, which is the sum of `reports` reports.
     pub fn add(&mut self, report: &Report, reports: usize) {
         self.reports += reports as u64;
         self.period_ns += report.period_ns;
@@ -91,7 +92,7 @@ impl DashboardTotals {
             }
             sum.observer_ns += event.observer_ns;
             for part in &event.parts {
-                // Most have been there before.
+                // Most parts are known already, and then no name is allocated.
                 match sum.parts.get_mut(&part.name) {
                     Some(ns) => *ns += part.ns,
                     None => {
@@ -124,7 +125,7 @@ fn part_name(known: &mut BTreeSet<String>, name: &str) -> String {
     name.to_owned()
 }
 
-/// The text of one scrape.
+/// Returns the text of one scrape.
 pub(super) fn encode(shared: &DashboardShared) -> Result<String, fmt::Error> {
     let state = shared.state.lock();
     let snapshot = DashboardSnapshot {
@@ -170,12 +171,12 @@ impl DashboardSnapshot {
                 encode_one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
             })
         })?;
-        counter(out, "other_event", "Time on CPU in events that are no networking", s, |family| {
+        counter(out, "other_event", "Time on CPU in events that are not networking", s, |family| {
             totals.events.iter().filter(|of| !is_networking(of)).try_for_each(|((cpu, event), sum)| {
                 encode_one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
             })
         })?;
-        let what = "Time of the observer inside an event, by samples; it is not in the other figures";
+        let what = "Time of the observer inside an event, from samples; the other figures exclude it";
         counter(out, "event_observer", what, s, |family| {
             totals.events.iter().try_for_each(|((cpu, event), sum)| {
                 encode_one(
@@ -185,14 +186,14 @@ impl DashboardSnapshot {
                 )
             })
         })?;
-        counter(out, "event_calls", "Events that began while calls were counted", None, |family| {
+        counter(out, "event_calls", "Number of events while calls were counted", None, |family| {
             let mut counted = totals.events.iter().filter_map(|(of, sum)| Some((of, sum.calls?)));
             counted.try_for_each(|((cpu, event), calls)| {
                 let labels = [("cpu", cpu.to_string()), ("event", event.name().to_owned())];
                 ConstCounter::new(calls).encode(family.encode_family(&labels)?)
             })
         })?;
-        let what = "Time in events that were counted: divided by event_calls, the time of one event";
+        let what = "Time in counted events; divided by event_calls, the mean time of one event";
         counter(out, "event_counted", what, s, |family| {
             let mut counted = totals.events.iter().filter(|(_, sum)| sum.calls.is_some());
             counted.try_for_each(|((cpu, event), sum)| {
@@ -206,7 +207,7 @@ impl DashboardSnapshot {
         counter(
             out,
             "part",
-            "Time of an event in a part of the stack, by samples; after 100 names the rest is further parts",
+            "Time of an event in a part of the network stack, from samples; names after the first 100 are further parts",
             s,
             |family| {
                 for ((cpu, event), sum) in &totals.events {
@@ -218,12 +219,12 @@ impl DashboardSnapshot {
                 Ok(())
             },
         )?;
-        counter(out, "cpu", "The kernel's own accounting, /proc/stat", s, |family| {
+        counter(out, "cpu", "Time of the CPU in each mode, from /proc/stat", s, |family| {
             totals.times.iter().try_for_each(|((cpu, mode), ns)| {
                 encode_one(family, &[("cpu", &cpu.to_string()), ("mode", mode)], seconds(*ns))
             })
         })?;
-        let what = "1 for what cannot be measured on this kernel";
+        let what = "1 for each figure that cannot be measured on this kernel";
         let mut family = out.encode_descriptor("missing", what, None, MetricType::Gauge)?;
         totals.missing.iter().try_for_each(|missing| {
             let event = missing.event.map_or("", Event::name);
@@ -253,8 +254,8 @@ impl DashboardSnapshot {
     fn itself(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let totals = &self.totals;
         let s = Some(Unit::Seconds);
-        plain(out, "observed", "Periods of all reports", s.as_ref(), seconds(totals.period_ns))?;
-        let help = "Periods of reports in which events were sampled, not timed: without calls";
+        plain(out, "observed", "Sum of all reports' periods", s.as_ref(), seconds(totals.period_ns))?;
+        let help = "Length of the periods in which events were only sampled, so calls were not counted";
         plain(out, "sampled", help, s.as_ref(), seconds(totals.sampled_ns))?;
         if let Some(auto) = &totals.auto {
             plain(out, "mode_changes", "Changes between timing and sampling events", None, auto.changes)?;
@@ -264,18 +265,18 @@ impl DashboardSnapshot {
             ConstGauge::new(auto.timing_share).encode(gauge)?;
         }
         plain(out, "observer", "The observer's own time on CPU", s.as_ref(), seconds(totals.observer_ns))?;
-        plain(out, "reports", "Reports", None, totals.reports)?;
-        plain(out, "samples", "Stacks that were sampled", None, totals.samples)?;
-        counter(out, "lost", "Observations that are not in the figures", None, |family| {
+        plain(out, "reports", "Reports in these sums", None, totals.reports)?;
+        plain(out, "samples", "Stacks sampled", None, totals.samples)?;
+        counter(out, "lost", "Observations that were lost, so the figures lack them", None, |family| {
             totals.lost.iter().try_for_each(|(what, count)| {
                 ConstCounter::new(*count).encode(family.encode_family(&[("what", *what)])?)
             })
         })?;
-        plain(out, "http_skipped_reports", "Reports that the server missed", None, self.skipped_reports)?;
+        plain(out, "http_skipped_reports", "Reports dropped by the busy server", None, self.skipped_reports)?;
         counter(
             out,
             "unwritten_reports",
-            "Reports that the log or standard output missed",
+            "Reports that were not written to the log or standard output",
             None,
             |family| {
                 self.unwritten.iter().try_for_each(|(output, loss)| {
@@ -283,9 +284,9 @@ impl DashboardSnapshot {
                 })
             },
         )?;
-        let help = "Reports that slow viewers missed";
+        let help = "Reports that were not sent to slow dashboard pages";
         plain(out, "http_dropped_frames", help, None, self.dropped_frames)?;
-        let gauge = out.encode_descriptor("http_viewers", "Open dashboards", None, MetricType::Gauge)?;
+        let gauge = out.encode_descriptor("http_viewers", "Open dashboard pages", None, MetricType::Gauge)?;
         ConstGauge::new(self.viewers).encode(gauge)
     }
 }
@@ -325,7 +326,7 @@ mod tests {
     use super::*;
     use crate::text::tests::example;
 
-    /// Everything that there can be.
+    /// Returns a scrape after these reports, with every metric.
     fn scrape(reports: &[Report]) -> String {
         let mut totals = DashboardTotals::default();
         for report in reports {
@@ -386,13 +387,13 @@ mod tests {
         millrace_testkit::documented::assert_families_named("millrace_cost", &text);
     }
 
-    /// The time of one event is of the time in which they were counted, whatever was sampled before and after.
+    /// The mean time of an event uses only time in which events were counted, not sampled time before and after.
     #[test]
-    fn sampled_time_is_in_no_mean_of_counted_events() {
+    fn mean_event_time_excludes_sampled_time() {
         let mut sampled = Report { mode: millrace_cost::report::ReportMode::Sampling, ..report() };
         sampled.cpus.iter_mut().flat_map(|cpu| &mut cpu.events).for_each(|event| event.calls = None);
         assert!(!scrape(std::slice::from_ref(&sampled)).contains("event_counted_seconds_total{"));
-        // Ten samples found the event untimed: they are 10 ms of it that have no calls.
+        // Ten samples hit the event outside of timed calls: these 10 ms have no calls.
         let mut timed = report();
         timed.cpus[0].events[0].sampled = 10;
         let text = scrape(&[sampled.clone(), timed, sampled]);
@@ -407,9 +408,9 @@ mod tests {
         );
     }
 
-    /// Users choose the names of BPF programs.
+    /// Users choose the names of BPF programs, so the number of series must not depend on them.
     #[test]
-    fn the_number_of_series_is_bounded() {
+    fn number_of_metric_series_is_bounded() {
         let named = |number: usize| {
             let mut report = report();
             report.cpus[0].events[0].parts[0].name = format!("bpf:{number}");
@@ -424,7 +425,7 @@ mod tests {
 
     /// The dashboard for Grafana queries only metrics and labels that exist.
     #[test]
-    fn grafana_shows_metrics_that_exist() {
+    fn grafana_dashboard_queries_existing_metrics() {
         let dashboard = include_str!("../../../../contrib/grafana/millrace-cost.json");
         let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
         let text = scrape(&[report()]);

@@ -1,7 +1,7 @@
-//! The dashboard, its data as JSON, and `/metrics`, over HTTP.
+//! Serves the dashboard, its data as JSON, and `/metrics` over HTTP.
 //!
-//! Reports go through a bounded queue to a thread of its own, and from there through a bounded queue to each viewer.
-//! Whoever does not keep up misses reports, which is counted, and holds up nobody: least of all the observer.
+//! Reports go through a bounded queue to the server's thread, and from there through a bounded queue to each viewer. A
+//! slow server or viewer misses reports, which are counted. It delays neither the observer nor other viewers.
 
 mod api;
 mod assets;
@@ -26,15 +26,16 @@ use super::losses::ReportLosses;
 use super::sink::ReportSink;
 use history::ReportHistory;
 
-/// Reports that wait for the server; seconds at the usual period.
+/// Largest number of reports that wait for the server. With the usual period of 1 s, this is the same number of
+/// seconds.
 const QUEUE: usize = 8;
-/// Reports that wait for a viewer, besides what its connection holds.
+/// Largest number of messages that wait for a viewer, in addition to those in its socket's buffers.
 const VIEWER_QUEUE: usize = 4;
 const MAX_VIEWERS: usize = 64;
-/// Sums of reports that are made at once.
+/// Largest number of sums of reports that are computed at once.
 const MAX_SUMS: usize = 2;
 
-/// A running server; ends when dropped.
+/// A running server. It ends when this is dropped.
 pub struct Dashboard {
     /// Address of the listening socket.
     pub local_addr: SocketAddr,
@@ -56,9 +57,9 @@ pub struct BoundDashboard {
 pub struct Config {
     /// The address to listen on.
     pub addr: SocketAddr,
-    /// The approximate memory for reports that can still be requested.
+    /// Approximate memory in bytes for stored reports.
     pub memory_bytes: usize,
-    /// More reports will follow; otherwise these are all.
+    /// True if further reports will follow; false for a log that was read as a whole.
     pub live: bool,
     /// The rules for requests: tokens and allowed hosts.
     pub access: HttpAccess,
@@ -67,10 +68,10 @@ pub struct Config {
 }
 
 impl Dashboard {
-    /// Starts one on a loopback address, for everybody of this machine.
+    /// Starts a server on a loopback address, without a token, so every user of this machine can read it.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// Fails if there is no free port or thread.
     pub fn on_loopback(memory_bytes: usize) -> Result<Self, HttpStartError> {
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Self::start(&Config {
@@ -82,8 +83,10 @@ impl Dashboard {
         })
     }
 
+    /// Starts a server.
+    ///
     /// # Errors
-    /// The address cannot be had, or no thread.
+    /// Fails if the server cannot listen on the address, or no thread can be started.
     pub fn start(config: &Config) -> Result<Self, HttpStartError> {
         BoundDashboard::new(config)?.run()
     }
@@ -93,12 +96,13 @@ impl Dashboard {
         self.shared.take(report, 1, false);
     }
 
-    /// Reports that memory had no room for any more.
+    /// Returns the number of reports that were dropped because the memory was full.
     pub fn forgotten(&self) -> u64 {
         self.shared.state.lock().history.forgotten()
     }
 
-    /// Reports in each point of the history, and in each step of what a range of time is the sum of.
+    /// Returns the number of reports in each point of the history, and in each stored sum that a range of time consists
+    /// of.
     pub fn steps(&self) -> (usize, usize) {
         self.shared.state.lock().history.steps()
     }
@@ -114,8 +118,10 @@ impl ReportSink for Dashboard {
 }
 
 impl BoundDashboard {
+    /// Listens on the address.
+    ///
     /// # Errors
-    /// The address cannot be had.
+    /// Fails if the server cannot listen on the address.
     pub fn new(config: &Config) -> Result<Self, HttpStartError> {
         let addr = config.addr;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -129,23 +135,23 @@ impl BoundDashboard {
         Ok(Self { config: config.clone(), shared, server, runtime })
     }
 
-    /// Returns the address that is listened on, with the port that the kernel chose.
+    /// Returns the address of the listening socket, with the port that the kernel chose.
     pub fn local_addr(&self) -> SocketAddr {
         self.server.local_addr
     }
 
-    /// Keeps a report, or the sum of so many that follow one another, before the server runs, so that the first request already finds the
-    /// whole log. Returns how many of the next ones it may be the sum of.
+    /// Stores the sum of `reports` consecutive reports before the server runs, so that the first request finds the
+    /// whole log. Returns the number of reports that the next sum may consist of.
     pub fn load(&self, report: Arc<Report>, reports: usize) -> usize {
         self.shared.take(report, reports, false);
         let (point, range) = self.shared.state.lock().history.steps();
         point.min(range)
     }
 
-    /// Answers from now on, in a thread that has the rights of this one.
+    /// Starts to answer requests, in a thread with this thread's privileges.
     ///
     /// # Errors
-    /// There can be no thread.
+    /// Fails if no thread can be started.
     pub fn run(self) -> Result<Dashboard, HttpStartError> {
         let Self { config, shared, server, runtime } = self;
         let (reports, incoming) = mpsc::channel(QUEUE);
@@ -156,7 +162,7 @@ impl BoundDashboard {
                 let _server = server;
                 pump(incoming, pumped).await;
             });
-            // A sum may still be made for somebody.
+            // Do not wait for sums that are still being computed.
             runtime.shutdown_background();
         };
         let started = thread::Builder::new().name("cost-web".to_owned()).spawn(serve);
@@ -173,20 +179,20 @@ async fn pump(mut incoming: mpsc::Receiver<Arc<Report>>, shared: Arc<DashboardSh
 
 struct DashboardShared {
     live: bool,
-    /// Command lines may hold secrets: they are for who shows a token.
+    /// True if requests must have a token. Only then are command lines shown, since they may contain secrets.
     arguments: bool,
     /// Reports that the server was too slow for.
     skipped_reports: AtomicU64,
     losses: Arc<ReportLosses>,
     state: Mutex<DashboardState>,
-    /// Turns to sum up reports.
+    /// Permits to compute sums of reports.
     sums: Arc<Semaphore>,
 }
 
 struct DashboardState {
     history: ReportHistory,
     metrics: metrics::DashboardTotals,
-    /// The last report as viewers get it, if it came live.
+    /// The last report, encoded for viewers; `None` if it was loaded from a log.
     latest: Option<Bytes>,
     viewers: Vec<DashboardViewer>,
     dropped_frames: u64,
@@ -194,7 +200,7 @@ struct DashboardState {
 
 struct DashboardViewer {
     frames: mpsc::Sender<Bytes>,
-    /// Reports dropped since the viewer was last notified.
+    /// Number of reports dropped since the viewer was last told about drops.
     dropped: u64,
 }
 
@@ -221,8 +227,9 @@ impl DashboardShared {
         }
     }
 
-    /// Keeps the sum of so many reports. `live`: viewers get it now.
+    /// Stores a report, which is the sum of `reports` reports. With `live`, it is sent to viewers.
     fn take(&self, mut report: Arc<Report>, reports: usize, live: bool) {
+        // Command lines are removed before the report is stored, so no later request can show them.
         if !self.arguments && report.has_arguments() {
             let processes = &mut Arc::make_mut(&mut report).processes;
             processes.iter_mut().for_each(|process| process.arguments = None);
@@ -244,7 +251,7 @@ impl DashboardShared {
             return Err(TooManyViewers);
         }
         let (frames, receiver) = mpsc::channel(VIEWER_QUEUE);
-        // There is room for both.
+        // The queue has room for both messages, so these sends cannot fail.
         let _ = frames.try_send(frame("hello", &format!("{{\"live\":{}}}", self.live)));
         let loaded = || report_frame(&*state.history.latest()?);
         if let Some(latest) = state.latest.clone().or_else(loaded) {
@@ -273,6 +280,7 @@ impl DashboardState {
 
 impl DashboardViewer {
     fn send(&mut self, report: &Bytes) -> bool {
+        // The notice of drops needs room for the report behind it, or it would cause the next drop itself.
         if self.dropped > 0
             && self.frames.capacity() >= 2
             && self.frames.try_send(frame("dropped", &self.dropped.to_string())).is_ok()
@@ -285,7 +293,7 @@ impl DashboardViewer {
     }
 }
 
-/// Encodes a report without its stacks. They are large, and pages request them only when they show them.
+/// Encodes a report for viewers, without its stacks: they are large, and pages request them separately.
 fn report_frame(report: &Report) -> Option<Bytes> {
     let json = serde_json::to_string(&report.without_stacks());
     json.inspect_err(|error| tracing::error!(%error, "cannot encode a cost report as JSON: the dashboard does not show it"))
@@ -293,7 +301,7 @@ fn report_frame(report: &Report) -> Option<Bytes> {
         .map(|json| frame("report", &json))
 }
 
-/// A server-sent event. JSON has no line breaks.
+/// Encodes a server-sent event. Its data needs no escaping, since the JSON has no line breaks.
 fn frame(event: &str, json: &str) -> Bytes {
     format!("event: {event}\ndata: {json}\n\n").into()
 }

@@ -49,7 +49,7 @@ fn json(dashboard: &Dashboard, path: &str) -> serde_json::Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// A viewer that has read its `hello`.
+/// Connects a viewer and reads its `hello` event.
 fn view(dashboard: &Dashboard) -> BufReader<TcpStream> {
     let mut stream = TcpStream::connect(dashboard.local_addr).expect("connected");
     stream.set_read_timeout(Some(WAIT)).expect("set");
@@ -59,7 +59,7 @@ fn view(dashboard: &Dashboard) -> BufReader<TcpStream> {
     lines
 }
 
-/// Event and data.
+/// Reads the name and data of the next event.
 fn next(lines: &mut impl BufRead) -> (String, String) {
     let mut event = String::new();
     let mut line = String::new();
@@ -108,18 +108,18 @@ fn dashboard_viewers_get_each_report_at_once() {
         let (event, data) = next(&mut early);
         assert_eq!((event.as_str(), sequence(&data)), ("report", at));
     }
-    // One that comes later need not wait for the next.
+    // A later viewer gets the latest report without waiting for the next one.
     let (event, data) = next(&mut view(&dashboard));
     assert_eq!((event.as_str(), sequence(&data)), ("report", 2));
 }
 
-/// One viewer never reads. Another gets every report, and the slow one's loss is counted.
+/// One viewer never reads. The other viewer gets every report, and the drops of the slow one are counted.
 #[test]
 fn slow_dashboard_viewer_does_not_delay_others() {
     let mut dashboard = start(true, 1 << 20);
     let slow = view(&dashboard);
     let mut quick = view(&dashboard);
-    // More than sockets hold, soon.
+    // Reports of 1 MiB soon exceed the sockets' buffers.
     let mut large = (*report(0)).clone();
     large.host.name = "x".repeat(1 << 20);
     for at in 0..40 {
@@ -145,7 +145,7 @@ fn slow_dashboard_viewer_does_not_delay_others() {
     assert_eq!(sequence(&next(&mut slow).1), 40);
 }
 
-/// Command lines may hold secrets.
+/// Command lines may contain secrets, so they are served only if requests need a token.
 #[test]
 fn command_lines_require_a_token() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -199,9 +199,9 @@ fn reports_of_a_time_range_are_summed() {
     assert_eq!(get(&dashboard, "/api/report?from=x").0, 400);
 }
 
-/// A live dashboard drops the whole reports first, and keeps their sums.
+/// A live dashboard with full memory drops the oldest whole reports but keeps their points in the history.
 #[test]
-fn memory_is_bounded() {
+fn dashboard_memory_for_reports_is_bounded() {
     let mut dashboard = start(true, 20_000);
     let mut viewer = view(&dashboard);
     for at in 0..100 {
@@ -218,9 +218,9 @@ fn memory_is_bounded() {
     assert!((50..99).contains(&dashboard.forgotten()), "{}", dashboard.forgotten());
 }
 
-/// A log is served from its beginning to its end, in steps whose length is given.
+/// A log that exceeds the memory is stored from its beginning to its end, in sums of several reports.
 #[test]
-fn log_that_is_longer_than_memory_is_shown_whole() {
+fn log_larger_than_memory_is_served_as_sums() {
     let dashboard = start(false, 20_000);
     for at in 0..100 {
         dashboard.load(report(at));
@@ -235,7 +235,7 @@ fn log_that_is_longer_than_memory_is_shown_whole() {
     assert_eq!(history["whole_since_unix_ms"], 1000 * (step - 1));
     assert_eq!(json(&dashboard, "/api/report?from=0")["period_ns"], 100_000_000_000u64);
     assert_eq!(json(&dashboard, "/api/stacks?from=0&cpu=0")["stacks"][0]["samples"], 200);
-    // Whoever comes sees the end of it at once.
+    // A new viewer gets the log's last report at once.
     let mut stream = TcpStream::connect(dashboard.local_addr).expect("connected");
     write!(stream, "GET /api/reports HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("asked");
     let mut lines = BufReader::new(stream);
@@ -244,7 +244,7 @@ fn log_that_is_longer_than_memory_is_shown_whole() {
 }
 
 #[test]
-fn a_taken_address_is_an_error() {
+fn dashboard_on_an_address_in_use_is_an_error() {
     let first = start(true, 0);
     let again = Dashboard::start(&Config {
         addr: first.local_addr,

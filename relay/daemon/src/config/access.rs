@@ -1,4 +1,4 @@
-//! Settings of access: rules, tokens, certificates and budgets.
+//! Reads the settings of access: rules, tokens, certificates and budgets.
 
 use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
@@ -15,9 +15,9 @@ use toml::{
 
 use super::{CACHE_BYTES, ConfigCheck, ConfigFile, ConfigProblem, MAX_SESSIONS, RECEIVE_BYTES, Settings};
 
-/// The key of the rules, in the file only.
+/// The key of the access rules, which only the file can have.
 pub const ALLOW: &str = "allow";
-/// The key of the issuers, in the file only.
+/// The key of the token issuers, which only the file can have.
 pub const ISSUER: &str = "issuer";
 
 /// Settings of access.
@@ -30,25 +30,25 @@ pub struct AccessConfig {
     pub issuers: Vec<String>,
     pub client_ca: Option<PathBuf>,
     pub limits: BudgetLimits,
-    /// Anyone is meant, wherever the relay listens.
+    /// True if anyone may publish and subscribe, even on addresses that other hosts can reach.
     pub public: bool,
 }
 
-/// A file with keys of tokens, and the issuer that they speak for.
+/// A file with keys that verify tokens, and the issuer that the keys are bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFile {
     pub path: PathBuf,
-    /// True for an HMAC secret as it is. Otherwise the file is PEM, a JWK or a JWK set.
+    /// True if the file is a raw HMAC secret. Otherwise it is PEM, a JWK or a JWK set.
     pub is_secret: bool,
-    /// The issuer that the keys are bound to.
+    /// The issuer that the keys are bound to; `None` for any issuer without keys of its own.
     pub issuer: Option<String>,
 }
 
-/// A file with IDs of tokens that are not good any more.
+/// A file with the IDs of revoked tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevokedFile {
     pub path: PathBuf,
-    /// Issuer of the tokens. `None`: any issuer.
+    /// Issuer of the tokens; `None` for any issuer.
     pub issuer: Option<String>,
 }
 
@@ -105,19 +105,20 @@ impl AccessConfig {
         exposed.filter(|_| !says && !self.public).copied()
     }
 
-    /// A warning if several files of keys are bound to no issuer: whoever has a key of one speaks for the issuers of all.
+    /// Returns a warning if several key files are bound to no issuer. The owner of each key can then issue tokens in
+    /// the name of all these issuers.
     pub fn shared_trust(&self) -> Option<String> {
         let unbound = self.keys.iter().filter(|file| file.issuer.is_none()).count();
         (unbound > 1).then(|| {
             format!(
-                "token-keys and token-secrets are {unbound} files, and each speaks for the same issuers and subjects: if they \
-                 are of several parties, name the keys of each by [[issuer]]"
+                "token-keys and token-secrets are {unbound} files, and the keys of each verify tokens of the same issuers: if \
+                 several parties own them, name the keys of each in an [[issuer]] table"
             )
         })
     }
 }
 
-/// Returns the remedy for such an address.
+/// Returns the problem and remedy for an address on which anyone could use the relay.
 pub fn exposes(addr: &SocketAddr) -> String {
     format!(
         "whoever reaches {addr} could publish and watch everything: allow clients by `[[allow]]` in the settings file, \
@@ -125,7 +126,7 @@ pub fn exposes(addr: &SocketAddr) -> String {
     )
 }
 
-/// `[[allow]]` as it stands in the file.
+/// An `[[allow]]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Allow {
@@ -137,29 +138,29 @@ struct Allow {
     /// Clients that may subscribe, in the same form.
     #[serde(default)]
     subscribe: Vec<TextValue<Principal>>,
-    /// Pattern of the path that a client has asked for.
+    /// Pattern of the path in the client's URL.
     path: Option<TextValue<Pattern>>,
-    /// Name that a client has asked for.
+    /// Host name, with or without a port, in the client's URL.
     authority: Option<TextValue<RuleAuthority>>,
 }
 
-/// `[[issuer]]` as it stands in the file.
+/// An `[[issuer]]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IssuerTable {
-    /// Name of the issuer (`iss`).
+    /// Name of the issuer, the tokens' claim `iss`.
     name: String,
-    /// Files with keys of its tokens.
+    /// Files with keys that verify the issuer's tokens.
     #[serde(default)]
     keys: Vec<PathBuf>,
-    /// Files with HMAC secrets of its tokens.
+    /// Files with HMAC secrets that verify the issuer's tokens.
     #[serde(default)]
     secrets: Vec<PathBuf>,
-    /// File with IDs of its revoked tokens.
+    /// File with IDs of the issuer's revoked tokens.
     revoked: Option<PathBuf>,
 }
 
-/// A value that the file has as text.
+/// A value that the file contains as text, parsed with `FromStr`.
 pub(super) struct TextValue<T>(pub(super) T);
 
 impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for TextValue<T> {
@@ -170,7 +171,7 @@ impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for TextValue<T> 
 }
 
 impl ConfigCheck {
-    /// Reads `[[allow]]`.
+    /// Reads the `[[allow]]` tables.
     pub(super) fn rules(
         &mut self,
         file: &ConfigFile<'_>,
@@ -198,7 +199,7 @@ impl ConfigCheck {
         }
     }
 
-    /// Reads `[[issuer]]`.
+    /// Reads the `[[issuer]]` tables.
     pub(super) fn issuers(
         &mut self,
         file: &ConfigFile<'_>,
@@ -282,7 +283,7 @@ impl ConfigCheck {
                 ),
                 kernel_streams: u64::from(kernel_streams / 8).max(1),
             },
-            // As much of what all share as is left to others than one network.
+            // One network gets half of each shared resource, so the other half is left for others.
             network: ClientShare {
                 cache_bytes: settings.cache_bytes.map_or(CACHE_BYTES, |count| count.0) / 2,
                 receive_bytes: settings.receive_bytes.map_or(RECEIVE_BYTES, |count| count.0) / 2,
@@ -321,7 +322,7 @@ impl ConfigCheck {
 
     fn unproven(&mut self, settings: &Settings) -> UnprovenBounds {
         let defaults = UnprovenBounds::default();
-        // The others are for whoever has a right.
+        // The other half of the sessions is left for clients that have proven a right.
         let most = (settings.max_sessions.unwrap_or(MAX_SESSIONS) / 2).max(1);
         let sessions = settings.unproven_sessions.unwrap_or(defaults.sessions.min(most));
         if !(1..=most).contains(&sessions) {
@@ -331,7 +332,7 @@ impl ConfigCheck {
         UnprovenBounds { sessions, ..defaults }
     }
 
-    /// Refuses settings that could never allow anything, or are never looked at.
+    /// Reports settings that can never allow anything or are never used.
     fn without_effect(&mut self, access: &AccessConfig) {
         let all = || access.rules.iter().flat_map(|rule| rule.publish.iter().chain(&rule.subscribe));
         if access.keys.is_empty() {
@@ -355,23 +356,24 @@ impl ConfigCheck {
         self.unbound(access);
     }
 
-    /// Keys that are bound to no issuer speak for all that are left: several issuers with keys of their own are to say so.
+    /// Reports ambiguous settings of issuers. Keys that are bound to no issuer verify tokens of every issuer in
+    /// `token-issuer`, so several issuers with separate keys need `[[issuer]]` tables.
     fn unbound(&mut self, access: &AccessConfig) {
         let unbound = access.keys.iter().filter(|file| file.issuer.is_none()).count();
         if unbound > 1 && access.issuers.len() > 1 {
             let issuers = access.issuers.len();
             let message = format!(
-                "each of {unbound} files of keys would speak for each of {issuers} issuers: name the keys of each by \
-                 [[issuer]] in the settings file"
+                "each of {unbound} files of keys would verify tokens of each of {issuers} issuers: name the keys of each in an \
+                 [[issuer]] table of the settings file"
             );
             self.problem("token-issuer", message);
         }
         let is_bound = |name: &&String| access.keys.iter().any(|file| file.issuer.as_ref() == Some(*name));
         if let Some(name) = access.issuers.iter().find(is_bound) {
-            self.problem("token-issuer", format!("{name} has its keys by [[issuer]]: leave it out here"));
+            self.problem("token-issuer", format!("{name} has its keys in [[issuer]]: leave it out here"));
         }
         if unbound == 0 && !access.issuers.is_empty() && !access.keys.is_empty() {
-            self.problem("token-issuer", "is about token-keys and token-secrets, and neither is set");
+            self.problem("token-issuer", "applies to token-keys and token-secrets, and neither is set");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Settings about renditions.
+//! Reads the settings that choose renditions for subscribers.
 
 use clap::ValueEnum;
 use millrace_moq::{
@@ -14,7 +14,7 @@ use toml::{
 
 use super::{ConfigCheck, ConfigFile, ConfigProblem, Settings, access::TextValue, values::deserialize};
 
-/// The key of the ladders, in the file only.
+/// The key of the ladders of renditions, which only the file can have.
 pub const LADDER: &str = "ladder";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,13 +27,13 @@ pub enum AdaptiveChoice {
     Ladder,
 }
 
-/// `[[ladder]]` as it stands in the file.
+/// A `[[ladder]]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LadderTable {
     /// Pattern of namespaces. Default: all.
     namespace: Option<TextValue<Pattern>>,
-    /// Renditions of one picture.
+    /// Tracks that are renditions of the same video.
     tracks: Vec<LadderRendition>,
 }
 
@@ -65,7 +65,7 @@ impl LadderTable {
 }
 
 impl ConfigCheck {
-    /// Reads `[[ladder]]`.
+    /// Reads the `[[ladder]]` tables.
     pub(super) fn ladders(
         &mut self,
         file: &ConfigFile<'_>,
@@ -100,7 +100,7 @@ impl ConfigCheck {
             AdaptiveChoice::Ladder => AdaptiveMode::Ladders(rules),
             AdaptiveChoice::Off => {
                 if !rules.is_empty() {
-                    self.problem(LADDER, "means nothing with adaptive off");
+                    self.problem(LADDER, "has no effect with adaptive off");
                 }
                 AdaptiveMode::Off
             }

@@ -1,4 +1,4 @@
-//! `[discovery]`: where relays of the cluster are found, in the file only.
+//! Reads `[discovery]`, which names the store of the cluster's relays. Only the file can have this table.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,31 +12,32 @@ use toml::{
 };
 use url::Url;
 
-/// The key of the table.
+/// The key of the table in the file.
 pub const DISCOVERY: &str = "discovery";
 
 const PREFIX: &str = "/millrace/relays/";
 const LEASE: Duration = Duration::from_secs(10);
-/// etcd grants no shorter lease than about 2 s, and a record that outlives its relay for hours is of no use.
+/// Allowed lengths of a lease. etcd grants no lease shorter than about 2 s, and a long lease keeps records of dead
+/// relays.
 const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
 const INTERVAL: Duration = Duration::from_secs(10);
 const REGION_COST: u64 = 10;
 
-/// The store that relays of the cluster are found through, and the terms for them.
+/// The store in which relays of the cluster are found, and the settings for connections to them.
 #[derive(Clone, Debug)]
 pub struct DiscoveryConfig {
     pub store: DiscoveryStore,
-    /// This relay's URL for others.
+    /// The URL by which other relays connect to this one.
     pub url: Option<Url>,
-    /// The site that this relay stands in.
+    /// The site of this relay.
     pub region: Option<String>,
-    /// The cost of receiving from a relay of another site.
+    /// Cost of receiving from a relay of another site.
     pub region_cost: u64,
-    /// The namespaces that relays found may announce; empty for all.
+    /// Namespaces that the found relays may announce; empty for all.
     pub namespaces: Vec<Pattern>,
-    /// Root certificates of the store's server; `None` for the system's.
+    /// File with root certificates for the store's server; `None` for the system's.
     pub tls_root: Option<PathBuf>,
-    /// The certificate and private key that the store's server is shown.
+    /// Files with the certificate and private key of this relay as a client of the store.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -45,11 +46,11 @@ pub struct DiscoveryConfig {
 pub enum DiscoveryStore {
     /// Records in etcd.
     Etcd { endpoints: Vec<Url>, prefix: String, lease: Duration },
-    /// A list in a file or behind a URL, read again once in `interval`.
+    /// A list in a file or at a URL, read again every `interval`.
     List { place: ListPlace, interval: Duration },
 }
 
-/// `[discovery]` as it stands in the file.
+/// The `[discovery]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct DiscoveryEntry {
@@ -70,7 +71,7 @@ struct DiscoveryEntry {
 }
 
 impl DiscoveryConfig {
-    /// Reads the table as it stands in the file.
+    /// Reads and checks the table.
     pub fn read(value: Spanned<DeValue<'_>>) -> Result<Self, String> {
         let entry = DiscoveryEntry::deserialize(ValueDeserializer::from(value));
         entry.map_err(|error| error.message().to_owned()).and_then(checked)
@@ -131,7 +132,7 @@ fn checked(entry: DiscoveryEntry) -> Result<DiscoveryConfig, String> {
         }
     };
     if let Some((name, _)) = foreign.into_iter().find(|(_, given)| *given) {
-        return Err(format!("{name} means nothing with this store"));
+        return Err(format!("{name} has no effect with this store"));
     }
     let identity = match (entry.tls_cert, entry.tls_key) {
         (Some(cert), Some(key)) => Some((cert, key)),

@@ -1,4 +1,4 @@
-//! Settings about what waits for subscribers.
+//! Reads the settings of media that waits for subscribers.
 
 use std::{ops::RangeInclusive, str::FromStr, time::Duration};
 
@@ -16,10 +16,10 @@ use super::{
     values::{DurationValue, deserialize},
 };
 
-/// The key of the rules, in the file only.
+/// The key of the delay rules, which only the file can have.
 pub const DELAY: &str = "delay";
 
-/// Leaves a path of 30 ms and a short queue there enough of 300 ms.
+/// Default of `max-delay`. Of a total delay of 300 ms it leaves 50 ms for the network path.
 const MAX_DELAY: Duration = Duration::from_millis(250);
 
 /// Limits of media that waits for subscribers, and the choice of what is dropped beyond them.
@@ -27,9 +27,9 @@ const MAX_DELAY: Duration = Duration::from_millis(250);
 pub struct QueueConfig {
     pub policy: DropPolicy,
     pub delays: Delays,
-    /// Bytes for one subscriber.
+    /// Largest number of bytes that wait for one subscriber.
     pub bytes: u64,
-    /// Bytes of datagrams for all subscribers.
+    /// Largest number of bytes of datagrams that wait for all subscribers together.
     pub datagram_bytes: u64,
 }
 
@@ -41,7 +41,7 @@ pub enum DropPolicy {
     Tail,
 }
 
-/// How long media may wait; `None`: as long as it takes.
+/// The longest time that media may wait; `None` for any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxDelay(Option<Duration>);
 
@@ -59,7 +59,7 @@ impl FromStr for MaxDelay {
     }
 }
 
-/// Publisher priorities: `7`, `0-127`.
+/// A publisher priority or a range of them, such as `7` or `0-127`.
 struct Priorities(RangeInclusive<u8>);
 
 impl FromStr for Priorities {
@@ -74,7 +74,7 @@ impl FromStr for Priorities {
     }
 }
 
-/// `[[delay]]` as it stands in the file.
+/// A `[[delay]]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Delay {
@@ -87,7 +87,7 @@ struct Delay {
 }
 
 impl ConfigCheck {
-    /// Reads `[[delay]]`.
+    /// Reads the `[[delay]]` tables.
     pub(super) fn delays(
         &mut self,
         file: &ConfigFile<'_>,
@@ -118,7 +118,7 @@ impl ConfigCheck {
         if policy == DropPolicy::Tail {
             let given = [("max-delay", settings.max_delay.is_some()), (DELAY, !settings.delay.is_empty())];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-                self.problem(key, "means nothing with drop-policy tail");
+                self.problem(key, "has no effect with drop-policy tail");
             }
         }
         let default = settings.max_delay.map_or(Some(MAX_DELAY), |delay| delay.0);

@@ -34,7 +34,7 @@ fn relay_without_settings_listens_on_loopback_only() {
 }
 
 #[test]
-fn flags_and_file_take_the_same_words() {
+fn flags_and_file_accept_the_same_values() {
     let by_flags = config(
         &[
             "--listen=127.0.0.1:1,[::1]:2",
@@ -99,13 +99,13 @@ fn flags_and_file_take_the_same_words() {
     assert_eq!(by_flags.receive_bytes, 64 << 20);
     assert_eq!(by_flags.cache_age, Duration::from_millis(2500));
     assert_eq!(by_flags.cipher_suites, [CipherSuite::Aes256Gcm, CipherSuite::Chacha20Poly1305]);
-    assert_eq!(by_flags.drafts, [Draft::D18, Draft::D20], "as they are preferred");
+    assert_eq!(by_flags.drafts, [Draft::D18, Draft::D20], "in the relay's order of preference");
     assert_eq!(by_flags.http, None);
     assert!(by_flags.upstream.unwrap().tls_root.is_none());
 }
 
 #[test]
-fn a_flag_overrides_the_file() {
+fn relay_flag_overrides_the_file() {
     let config =
         config(&["--max-sessions=1", "--listen=127.0.0.1:9"], "max-sessions = 2\nlisten = []").unwrap();
     assert_eq!(config.max_sessions, 1);
@@ -146,7 +146,7 @@ fn every_problem_is_reported_with_key_and_line() {
 }
 
 #[test]
-fn a_wrong_value_in_a_flag_is_not_blamed_on_the_file() {
+fn problem_of_a_flag_names_the_flag_not_the_file() {
     let found = problems(&["--idle-timeout=0"], "idle-timeout = 5");
     assert_eq!(found, [("--idle-timeout".to_owned(), "must be more than 0".to_owned())]);
 }
@@ -159,7 +159,7 @@ fn broken_toml_names_the_line() {
 }
 
 #[test]
-fn contradictions_are_refused() {
+fn contradictory_relay_settings_are_refused() {
     let table = [
         ("tls-key = 'k'", "tls-key"),
         ("tls-cert = 'c'\ntls-key = 'k'\ntls-self-signed = true", "tls-self-signed"),
@@ -214,12 +214,12 @@ fn relay_that_others_reach_needs_access_rules_or_public() {
         }
     }
     assert!(config(&["--listen=0.0.0.0:1", "--public"], "").is_ok());
-    // Nothing listened on by itself.
+    // Without settings the relay listens on loopback, so it needs no rules.
     assert!(config(&[], "").is_ok());
 }
 
 #[test]
-fn rules_are_read_with_their_lines() {
+fn access_tables_are_read_and_problems_named() {
     let good = "token-keys = ['k']\nclient-ca = 'c'\n\
                 [[allow]]\nnamespace = 'live/**'\npublish = ['token', 'cert:cam']\nsubscribe = ['anyone']\n\
                 [[allow]]\nnamespace = '*'\nsubscribe = ['cidr:10.0.0.0/8']\npath = 'room/*'\nauthority = 'x'\n";
@@ -271,7 +271,7 @@ fn rules_are_read_with_their_lines() {
 }
 
 #[test]
-fn how_long_media_may_wait_is_said_for_all_and_by_namespace_and_priority() {
+fn max_delay_is_set_for_all_or_by_namespace_and_priority() {
     let ms = |ms| Some(Duration::from_millis(ms));
     let queue = config(&[], "").unwrap().queue;
     assert_eq!((queue.policy, queue.delays.default, queue.bytes), (DropPolicy::Live, ms(250), 16 << 20));
@@ -289,8 +289,8 @@ fn how_long_media_may_wait_is_said_for_all_and_by_namespace_and_priority() {
         ("max-delay = 0", "must be more than 0, or `off`"),
         ("max-delay = 'soon'", "is not a time up to 365d"),
         ("drop-policy = 'head'", "is none of live, tail"),
-        ("drop-policy = 'tail'\nmax-delay = 1", "means nothing with drop-policy tail"),
-        ("drop-policy = 'tail'\n[[delay]]\nmax-delay = 1", "means nothing with drop-policy tail"),
+        ("drop-policy = 'tail'\nmax-delay = 1", "has no effect with drop-policy tail"),
+        ("drop-policy = 'tail'\n[[delay]]\nmax-delay = 1", "has no effect with drop-policy tail"),
         ("queue-bytes = 0", "must be more than 0"),
         ("datagram-bytes = 0", "must be more than 0"),
         ("delay = 1", "a list of tables"),
@@ -327,7 +327,7 @@ fn byte_amounts_have_units_and_bounds() {
 }
 
 #[test]
-fn the_documentation_has_every_key() {
+fn settings_reference_has_every_relay_key() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/settings.md");
     let text = std::fs::read_to_string(path).unwrap();
     for key in keys() {
@@ -337,7 +337,7 @@ fn the_documentation_has_every_key() {
 }
 
 #[test]
-fn ladders_are_read_and_checked() {
+fn ladder_tables_are_read_and_checked() {
     use millrace_relay::AdaptiveMode;
     let text = "adaptive = \"ladder\"\n\
                 [[ladder]]\n\
@@ -371,7 +371,7 @@ fn ladders_are_read_and_checked() {
 }
 
 #[test]
-fn issuers_have_keys_of_their_own() {
+fn issuer_tables_bind_keys_to_issuers() {
     let text = "token-keys = ['k']\ntoken-secrets = ['s']\ntoken-revoked = 'r'\n\
                 [[issuer]]\nname = 'a'\nkeys = ['ka']\nrevoked = 'ra'\n\
                 [[issuer]]\nname = 'b'\nsecrets = ['sb']\n";
@@ -384,13 +384,13 @@ fn issuers_have_keys_of_their_own() {
     assert!(access.shared_trust().is_some_and(|warning| warning.contains("[[issuer]]")));
     let one = "token-keys = ['k']\n[[issuer]]\nname = 'a'\nkeys = ['ka']\n";
     assert_eq!(config(&[], one).unwrap().access.shared_trust(), None);
-    // Several keys of one party, or one key of several.
+    // Several keys of one issuer are allowed, and so is one key of several issuers.
     assert!(config(&[], "token-keys = ['k', 'l']\ntoken-issuer = ['a']").is_ok());
     assert!(config(&[], "token-keys = ['k']\ntoken-issuer = ['a', 'b']").is_ok());
 }
 
 #[test]
-fn sessions_without_a_right_have_half_of_all_places_at_most() {
+fn unproven_sessions_are_at_most_half_of_max_sessions() {
     let of = |text: &str| config(&[], text).unwrap().access.limits.unproven.sessions;
     assert_eq!(of(""), 1024);
     assert_eq!(of("max-sessions = 300"), 150);
@@ -398,9 +398,9 @@ fn sessions_without_a_right_have_half_of_all_places_at_most() {
     assert_eq!(of("unproven-sessions = 7"), 7);
 }
 
-/// New settings are judged together with those that a reload does not change.
+/// New settings are checked together with those that a reload cannot change.
 #[test]
-fn settings_are_judged_by_what_is_in_force() {
+fn new_settings_are_checked_with_those_in_force() {
     let queue = config(&[], "").unwrap().queue;
     let running = |listen: &str| RunningConfig {
         listen: vec![listen.parse().unwrap()],
@@ -417,7 +417,7 @@ fn settings_are_judged_by_what_is_in_force() {
         let taken = loopback(&format!("max-sessions = 9\n{text}")).in_force(&public).unwrap();
         assert_eq!((taken.listen, taken.max_sessions), (public.listen.clone(), 7), "{text}");
     }
-    // Delays of another drop-policy are not for the one that holds.
+    // Delays for another drop-policy do not replace those of the policy in force.
     let delay = |text: &str| loopback(text).in_force(&local).unwrap().queue.delays.default;
     assert_eq!(delay("max-delay = 3"), Some(Duration::from_secs(3)));
     assert_eq!(delay("drop-policy = 'tail'"), queue.delays.default);
@@ -425,7 +425,7 @@ fn settings_are_judged_by_what_is_in_force() {
 }
 
 #[test]
-fn peers_make_a_cluster_and_are_shown_what_upstream_relays_are() {
+fn peers_make_a_cluster_and_get_upstream_credentials() {
     assert!(config(&[], "").unwrap().cluster.is_none());
     let peers = r"
         upstream-token = 't'
@@ -463,7 +463,7 @@ fn peers_make_a_cluster_and_are_shown_what_upstream_relays_are() {
 }
 
 #[test]
-fn relays_are_found_through_etcd_or_a_list() {
+fn discovery_table_names_etcd_or_a_list() {
     let found =
         |text: &str| config(&[], text).unwrap().cluster.expect("a cluster").discovery.expect("a store");
     let etcd = found(
@@ -491,9 +491,9 @@ fn relays_are_found_through_etcd_or_a_list() {
         ("etcd = ['http://a']\nurl = 'moqt://b'\nlease = '1s'", "lease is not from 2s to 1h"),
         ("etcd = ['http://a']\nurl = 'moqt://b'\nlease = '0s'", "lease is zero"),
         ("etcd = ['http://a']\nurl = 'moqt://b'\nprefix = '/a'", "does not end with a slash"),
-        ("etcd = ['http://a']\nurl = 'moqt://b'\ninterval = '1s'", "interval means nothing"),
+        ("etcd = ['http://a']\nurl = 'moqt://b'\ninterval = '1s'", "interval has no effect"),
         ("list = 'relays'", "neither an http:// or https:// URL nor an absolute path"),
-        ("list = '/a'\nlease = '5s'", "lease means nothing"),
+        ("list = '/a'\nlease = '5s'", "lease has no effect"),
         ("list = '/a'\ntls-cert = '/b'", "tls-cert and tls-key need each other"),
         ("list = '/a'\nnamespaces = ['**/a']", "\"**/a\""),
         ("list = '/a'\nregoin = 'b'", "unknown field `regoin`"),
@@ -506,7 +506,7 @@ fn relays_are_found_through_etcd_or_a_list() {
     }
     let alone = problems(&["--cluster=false"], "[discovery]\nlist = '/a'");
     let is_it = |(place, message): &(String, String)| {
-        place.contains("discovery") && message.contains("means nothing")
+        place.contains("discovery") && message.contains("has no effect")
     };
     assert!(alone.iter().any(is_it), "{alone:?}");
 }

@@ -1,4 +1,4 @@
-//! Settings about certificates, other relays that they are shown to, and how connections are encrypted.
+//! Reads the settings of certificates, encryption, upstream relays and the cluster.
 
 use std::{fmt, path::PathBuf};
 
@@ -20,16 +20,17 @@ use super::{
     values::{DraftNumber, RelayUrl, deserialize, name},
 };
 
-/// Drafts as the relay prefers them: the newest first, but for draft-20. Who knows nothing newer is `@moq/net` 0.3.4, which writes
-/// LARGEST_OBJECT of that draft with a length that it does not have, and leaves it out of older ones.
+/// Drafts in the relay's order of preference: the newest first, except for draft-20. `@moq/net` 0.3.4 knows no newer
+/// draft. In draft-20 it writes LARGEST_OBJECT with a length that the draft does not have, and in older drafts it
+/// leaves it out.
 pub(super) const PREFERRED: [Draft; 5] = [Draft::D22, Draft::D21, Draft::D19, Draft::D18, Draft::D20];
 
-/// The certificate that the relay shows.
+/// The source of the relay's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityConfig {
-    /// PEM files, read again when they change.
+    /// PEM files, which are read again when they change.
     Files { cert: PathBuf, key: PathBuf },
-    /// Made at start-up, gone at exit; and the certificate written here.
+    /// A self-signed certificate made at start-up. It is written to the file `out`, if set.
     SelfSigned { out: Option<PathBuf> },
 }
 
@@ -37,21 +38,22 @@ impl fmt::Display for IdentityConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Files { cert, .. } => write!(f, "the certificate in {}", cert.display()),
-            Self::SelfSigned { .. } => f.write_str("the certificate that was made"),
+            Self::SelfSigned { .. } => f.write_str("the self-signed certificate"),
         }
     }
 }
 
-/// Other relays. The relay asks one of them for tracks that nobody here publishes.
+/// The upstream relays, and the credentials for them and for relays of the cluster. The relay asks an upstream relay
+/// for tracks without a publisher here.
 #[derive(Clone, Debug)]
 pub struct UpstreamConfig {
-    /// The preferred one first; empty if the rest is for relays of the cluster only.
+    /// URLs of upstream relays, the preferred one first; empty if the credentials are only for relays of the cluster.
     pub urls: Vec<Url>,
-    /// PEM file of trusted roots; `None`: the upstream's certificate is not verified.
+    /// PEM file of trusted roots; `None` if the other relay's certificate is not verified.
     pub tls_root: Option<PathBuf>,
-    /// Shown there: a file, read again for each connection.
+    /// File with this relay's token, which is read again for each connection.
     pub token: Option<PathBuf>,
-    /// Certificate chain and key that are shown there.
+    /// Files with this relay's certificate chain and key as a client.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -66,10 +68,10 @@ pub enum CipherSuite {
 
 deserialize!(chosen: CipherSuite);
 
-/// Root certificates of Debian and Ubuntu, the default for `upstream-tls-root`.
+/// File with the root certificates of Debian and Ubuntu, the default of `upstream-tls-root`.
 pub const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Settings of TLS towards upstream relays, as they were given.
+/// Settings of TLS for connections to upstream relays, as they were given.
 pub(super) struct UpstreamTls {
     pub root: Option<PathBuf>,
     pub disable_verify: bool,
@@ -86,7 +88,7 @@ impl ConfigCheck {
         out: Option<PathBuf>,
     ) -> IdentityConfig {
         if out.is_some() && (cert.is_some() || key.is_some()) {
-            self.problem("tls-self-signed-out", "means nothing with tls-cert: no certificate is made");
+            self.problem("tls-self-signed-out", "has no effect with tls-cert: no certificate is made");
         }
         match (cert, key) {
             (Some(cert), Some(key)) => {
@@ -110,7 +112,7 @@ impl ConfigCheck {
 
     pub(super) fn web(&mut self, webtransport: bool, given: Option<Vec<String>>) -> Option<Origins> {
         if !webtransport && given.is_some() {
-            self.problem("web-origin", "means nothing without webtransport");
+            self.problem("web-origin", "has no effect without webtransport");
         }
         let is_origin =
             |text: &str| Url::parse(text).is_ok_and(|url| url.origin().ascii_serialization() == text);
@@ -120,7 +122,7 @@ impl ConfigCheck {
         webtransport.then(|| given.map_or(Origins::Any, Origins::Only))
     }
 
-    /// Returns the drafts in our order of preference, whatever order they were given in.
+    /// Returns the given drafts in the relay's order of preference.
     pub(super) fn drafts(&mut self, given: Option<Vec<DraftNumber>>) -> Vec<Draft> {
         let Some(given) = given else { return PREFERRED.to_vec() };
         if given.is_empty() {
@@ -153,7 +155,7 @@ impl ConfigCheck {
         let UpstreamTls { root, disable_verify, cert, key } = tls;
         let connects = urls.is_some() || has_peers;
         if root.is_some() && disable_verify {
-            self.problem("upstream-tls-root", "means nothing with upstream-tls-disable-verify");
+            self.problem("upstream-tls-root", "has no effect with upstream-tls-disable-verify");
         }
         if !connects && root.is_some() {
             self.problem("upstream-tls-root", "needs upstream or cluster-peer as well");
@@ -186,36 +188,36 @@ impl ConfigCheck {
     }
 }
 
-/// The key of the peers that have more to say than their address, in the file only.
+/// The key of peers with a cost or namespaces of their own, which only the file can have.
 pub const PEER: &str = "peer";
 
 const ROUTES: usize = 10_000;
 
-/// The cluster that the relay is in.
+/// The settings of the cluster that the relay is in.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
-    /// The relay's identity in the cluster; `None`: one is drawn at each start.
+    /// The relay's hop ID in the cluster; `None` if a random one is chosen at each start.
     pub hop: Option<HopId>,
-    /// The cost of receiving from this relay that peers are told.
+    /// Cost of receiving from this relay, which peers are told.
     pub cost: Option<u64>,
     pub peers: Vec<PeerConfig>,
-    /// The store that further relays are found through.
+    /// The store in which further relays are found.
     pub discovery: Option<DiscoveryConfig>,
-    /// Namespaces that one session may announce routes for.
+    /// Largest number of namespaces for which one session may announce routes.
     pub max_routes: usize,
 }
 
-/// A relay that this one connects to.
+/// A relay of the cluster that this one connects to.
 #[derive(Clone, Debug)]
 pub struct PeerConfig {
     pub url: Url,
-    /// The cost of receiving from it; `None`: what it says itself.
+    /// Cost of receiving from the peer; `None` for the cost that it announces.
     pub cost: Option<u64>,
-    /// The namespaces that it may announce; empty: all.
+    /// Namespaces that the peer may announce; empty for all.
     pub namespaces: Vec<Pattern>,
 }
 
-/// `[[peer]]` as it stands in the file.
+/// A `[[peer]]` table of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PeerEntry {
@@ -226,7 +228,7 @@ struct PeerEntry {
 }
 
 impl ConfigCheck {
-    /// Reads `[[peer]]`.
+    /// Reads the `[[peer]]` tables.
     pub(super) fn peers(
         &mut self,
         file: &ConfigFile<'_>,
@@ -275,7 +277,7 @@ impl ConfigCheck {
         ];
         if !is_in {
             for (name, _) in given.into_iter().filter(|(_, given)| *given) {
-                self.problem(name, "means nothing without cluster");
+                self.problem(name, "has no effect without cluster");
             }
             return None;
         }

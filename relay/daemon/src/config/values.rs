@@ -1,4 +1,4 @@
-//! Values of settings: the same words for flags and file.
+//! Types of settings' values, which have the same form in flags and in the file.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -14,7 +14,7 @@ use url::Url;
 use super::{CongestionControl, EngineChoice, GateChoice, Gso};
 pub use millrace_daemon::words::{deserialize, name};
 
-/// An amount of memory: `268435456`, `256MiB`.
+/// An amount of memory in bytes, such as `268435456` or `256MiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteCount(pub u64);
 
@@ -43,7 +43,7 @@ impl FromStr for DurationValue {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // A year is plenty, and far from where adding it to a clock could overflow.
+        // A year is longer than any useful setting, and adding it to a clock cannot overflow.
         const MAX: f64 = 365.0 * 86_400.0;
         let with_unit = || millrace_daemon::duration::parse(text).ok();
         let plain = text.parse().ok().filter(|seconds| (0.0..=MAX).contains(seconds));
@@ -55,7 +55,7 @@ impl FromStr for DurationValue {
     }
 }
 
-/// Addresses to listen on: one, or all of this machine (`:4443`).
+/// Addresses to listen on: a single one, or all addresses of this machine with `:4443`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOn(pub Vec<SocketAddr>);
 
@@ -86,7 +86,7 @@ impl From<SocketAddr> for ListenOn {
     }
 }
 
-/// A DSCP: `46`, `ef`.
+/// A DSCP as a number or a name, such as `46` or `ef`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodePoint(pub Dscp);
 
@@ -98,7 +98,7 @@ impl FromStr for CodePoint {
     }
 }
 
-/// The number of a draft of MoQ Transport: `22`.
+/// The number of a draft of MoQ Transport, such as `22`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftNumber(pub Draft);
 
@@ -110,11 +110,11 @@ impl FromStr for DraftNumber {
     }
 }
 
-/// `moqt://HOST:PORT`, or `https://HOST:PORT` for WebTransport.
+/// A relay's URL: `moqt://HOST:PORT`, or `https://HOST:PORT` for WebTransport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayUrl(pub Url);
 
-/// Returns the text of what is no URL without what may be a user and a password: it goes into logs.
+/// Returns an invalid URL's text without a possible user and password, since errors go into logs.
 fn without_user(text: &str) -> String {
     match (text.split_once("//"), text.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}//...@{rest}"),
@@ -128,7 +128,7 @@ impl FromStr for RelayUrl {
     fn from_str(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| format!("`{}`: {error}", without_user(text)))?;
         if millrace_relay::has_user(&url) {
-            // It is not shown.
+            // The message does not show the URL, which has a password.
             return Err(
                 "a relay's address has no user and no password: the token is in upstream-token".to_owned()
             );
