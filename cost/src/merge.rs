@@ -1,7 +1,5 @@
 //! The sum of several reports: one report of all their periods.
 
-mod text;
-
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use rustc_hash::FxHashMap;
@@ -65,14 +63,13 @@ impl Merge {
         if let Some(stacks) = &report.stacks
             && !self.no_stacks
         {
-            self.stacks.get_or_insert_default().add(stacks, Some);
+            self.add_stacks(stacks);
         }
     }
 
-    /// Adds a report whose stacks are still JSON. After an error the sum is of no use.
-    pub(crate) fn add_with_text(&mut self, report: &Report, stacks: &str) -> Result<(), serde_json::Error> {
-        self.add_tables(report);
-        text::add(self.stacks.get_or_insert_default(), stacks)
+    /// Adds the stacks of reports that were added without them.
+    pub(crate) fn add_stacks(&mut self, stacks: &Stacks) {
+        self.stacks.get_or_insert_default().add(stacks, Some);
     }
 
     fn add_tables(&mut self, report: &Report) {
