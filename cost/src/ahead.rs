@@ -10,8 +10,8 @@ use std::{thread, vec};
 use rustc_hash::FxHashMap;
 
 use crate::log::{CountedTrace, Error, LineStacks, ReadTables, ReportLine, ReportReader};
-use crate::merge::Merge;
-use crate::report::{Report, ReportMode};
+use crate::merge::{MOST_STACKS, Merge};
+use crate::report::{Report, ReportMode, Stacks};
 
 /// Consecutive reports that may become one before they are handed over. Batches end at multiples of it.
 pub const TOGETHER: usize = 16;
@@ -162,8 +162,7 @@ struct LogSums {
     path: PathBuf,
     done: Vec<Result<Summed, Error>>,
     sum: Merge,
-    /// Samples and nanoseconds of the reports in `sum` by trace and CPU, as far as their stacks are positions in
-    /// `tables`.
+    /// Samples and nanoseconds of the reports in `sum` by position of the trace in `tables` and CPU.
     counts: FxHashMap<(u32, u32), (u64, u64)>,
     tables: Option<Arc<ReadTables>>,
     /// The mode of the reports in `sum`, if there are some.
@@ -175,6 +174,12 @@ impl LogSums {
     fn add(&mut self, line: ReportLine) -> Result<(), Error> {
         let (report, stacks) = line.parse_head(&self.path)?;
         self.follow(report.mode);
+        let other =
+            |stacks: &LineStacks| self.tables.as_ref().is_some_and(|same| !Arc::ptr_eq(same, &stacks.tables));
+        if stacks.as_ref().is_some_and(other) || self.counts.len() > MOST_STACKS {
+            self.end();
+            self.mode = Some(report.mode);
+        }
         self.sum.add(&report);
         self.reports += 1;
         if let Some(stacks) = stacks {
@@ -184,24 +189,20 @@ impl LogSums {
     }
 
     fn count(&mut self, LineStacks { tables, counted }: LineStacks) {
-        if self.tables.as_ref().is_none_or(|same| !Arc::ptr_eq(same, &tables)) {
-            self.resolve();
-            self.tables = Some(tables);
-        }
+        self.tables = Some(tables);
         for (trace, cpu, samples, ns) in counted {
             let sum = self.counts.entry((trace, cpu)).or_default();
             *sum = (sum.0 + samples, sum.1 + ns);
         }
     }
 
-    /// Gives the stacks that were counted their names. It is done once for many reports, since it costs most.
-    fn resolve(&mut self) {
-        let Some(tables) = self.tables.take() else { return };
+    /// Returns the stacks that were counted. Names are looked up once for all reports of the sum.
+    fn take_stacks(&mut self) -> Option<Stacks> {
         let counts = mem::take(&mut self.counts).into_iter();
         let mut counted: Vec<CountedTrace> =
             counts.map(|((trace, cpu), (samples, ns))| (trace, cpu, samples, ns)).collect();
-        counted.sort_unstable(); // the same log gives the same sum
-        self.sum.add_stacks(&tables.resolve(counted));
+        counted.sort_unstable_by(|a, b| b.3.cmp(&a.3).then_with(|| a.cmp(b))); // most time first, as in a report
+        Some(self.tables.take()?.resolve(counted))
     }
 
     /// Calls are counted in one mode alone: a sum over both would have none.
@@ -213,10 +214,12 @@ impl LogSums {
     }
 
     fn end(&mut self) {
-        self.resolve();
+        let stacks = self.take_stacks();
         let reports = mem::take(&mut self.reports);
         self.mode = None;
-        if let Some(report) = mem::take(&mut self.sum).finish() {
+        if let Some(mut report) = mem::take(&mut self.sum).finish() {
+            // Plain reports have their stacks in the sum already.
+            report.stacks = stacks.or(report.stacks);
             self.done.push(Ok(Summed { report, reports }));
         }
     }
@@ -227,7 +230,6 @@ mod tests {
     use super::*;
     use crate::log::{LogLimits, ReportWriter};
     use crate::merge::merge;
-    use crate::report::Stacks;
     use crate::samples;
 
     const REPORTS: usize = 100;

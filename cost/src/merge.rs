@@ -48,7 +48,7 @@ const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
 /// entry, which is named [`FURTHER`].
 const MOST: usize = 20_000;
 /// Largest number of different stacks, and of an event's parts, which BPF programs name.
-const MOST_STACKS: usize = 50_000;
+pub(crate) const MOST_STACKS: usize = 50_000;
 const MOST_PARTS: usize = 200;
 /// Largest number of functions of the part `other` in a sum, of functions of a process, and of figures that cannot be measured.
 const MOST_FUNCTIONS: usize = 2000;
@@ -63,13 +63,8 @@ impl Merge {
         if let Some(stacks) = &report.stacks
             && !self.no_stacks
         {
-            self.add_stacks(stacks);
+            self.stacks.get_or_insert_default().add(stacks, Some);
         }
-    }
-
-    /// Adds the stacks of reports that were added without them.
-    pub(crate) fn add_stacks(&mut self, stacks: &Stacks) {
-        self.stacks.get_or_insert_default().add(stacks, Some);
     }
 
     fn add_tables(&mut self, report: &Report) {
