@@ -2,7 +2,7 @@
 """Measures how `millrace cost replay --http` shows a log of a day: the time until all of it is on the dashboard, and the memory.
 
 The log is made of reports of this machine, recorded now (or of REPORTS, a file of `millrace cost --json --stacks`), over and over with other
-times, written as `millrace cost --log` writes it. The aim is less than 5 s and 256 MiB for 86,400 reports.
+times. The aim is less than 5 s and 256 MiB for 86,400 reports.
 
     scripts/replay.py [--reports 86400] [--keep FILE]
 
@@ -14,10 +14,10 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
-import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,23 +44,25 @@ def recorded():
         return Path(file).read_text().splitlines()
     load = subprocess.Popen(["ping", "-q", "-f", "-w", "300", "127.0.0.1"], stdout=subprocess.DEVNULL)
     try:
-        observe = [MILLRACE, "cost", "--json", "--stacks", "--period", "1s", "--reports", "20"]
-        return subprocess.run(observe, check=True, capture_output=True, text=True).stdout.splitlines()
+        observe = [MILLRACE, "cost", "--json", "--stacks", "--period", "1s", "--reports", "21"]
+        # The first one is of another mode than the others, since the observer begins with timing; a sum has one mode.
+        return subprocess.run(observe, check=True, capture_output=True, text=True).stdout.splitlines()[1:]
     finally:
         load.kill()
         load.wait()
 
 
 def write(log, lines, count):
-    gzip = zlib.compressobj(6, zlib.DEFLATED, 31)
-    with log.open("wb") as out:
-        out.write(gzip.compress(b'{"log":"millrace-cost","version":1}\n'))
-        for at in range(count):
-            line = lines[at % len(lines)]
-            for name, value in [("sequence", at), ("time_unix_ms", BEGIN_MS + 1000 * (at + 1)), ("period_ns", SECOND)]:
-                line = re.sub(rf'"{name}":\d+', f'"{name}":{value}', line, count=1)
-            out.write(gzip.compress(line.encode() + b"\n") + gzip.flush(zlib.Z_SYNC_FLUSH))
-        out.write(gzip.flush())
+    """Writes the log by `millrace cost replay --log`, from reports on its standard input."""
+    writer = subprocess.Popen([MILLRACE, "cost", "replay", "/dev/stdin", "--log", log, "--log-size", "1000000"], stdin=subprocess.PIPE, text=True)
+    for at in range(count):
+        line = lines[at % len(lines)]
+        for name, value in [("sequence", at), ("time_unix_ms", BEGIN_MS + 1000 * (at + 1)), ("period_ns", SECOND)]:
+            line = re.sub(rf'"{name}":\d+', f'"{name}":{value}', line, count=1)
+        writer.stdin.write(line + "\n")
+    writer.stdin.close()
+    if writer.wait():
+        sys.exit("the log could not be written")
 
 
 def show(log, count):

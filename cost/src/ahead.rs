@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::{thread, vec};
 
-use crate::log::{Error, ReportLine, ReportReader};
-use crate::merge::Merge;
-use crate::report::{self, Report, ReportMode};
+use rustc_hash::FxHashMap;
+
+use crate::log::{CountedTrace, Error, LineStacks, ReadTables, ReportLine, ReportReader};
+use crate::merge::{MOST_STACKS, Merge};
+use crate::report::{Report, ReportMode, Stacks};
 
 /// Largest number of consecutive reports that the threads may add up into one. Batches end at multiples of it.
 pub const TOGETHER: usize = 16;
@@ -96,7 +98,7 @@ impl ReportReader {
             && let Some(line) = self.next_report().transpose()
         {
             let failed = line.is_err();
-            bytes += line.as_ref().map_or(0, |line| line.text.len());
+            bytes += line.as_ref().map_or(0, ReportLine::bytes);
             batch.push(line);
             if failed {
                 break;
@@ -144,6 +146,8 @@ impl LineBatch {
             path: path.to_owned(),
             done: Vec::new(),
             sum: Merge::default(),
+            counts: FxHashMap::default(),
+            tables: None,
             mode: None,
             reports: 0,
         };
@@ -166,27 +170,47 @@ struct LogSums {
     path: PathBuf,
     done: Vec<Result<Summed, Error>>,
     sum: Merge,
+    /// Samples and nanoseconds of the reports in `sum` by position of the trace in `tables` and CPU.
+    counts: FxHashMap<(u32, u32), (u64, u64)>,
+    tables: Option<Arc<ReadTables>>,
     /// The mode of the reports in `sum`; `None` while `sum` is empty.
     mode: Option<ReportMode>,
     reports: usize,
 }
 
 impl LogSums {
-    fn add(&mut self, mut line: ReportLine) -> Result<(), Error> {
-        let Some((report, stacks)) = line.split() else {
-            let report = line.parse(&self.path)?;
-            self.follow(report.mode);
-            self.sum.add(&report);
-            self.reports += 1;
-            return Ok(());
-        };
+    fn add(&mut self, line: ReportLine) -> Result<(), Error> {
+        let (report, stacks) = line.parse_head(&self.path)?;
         self.follow(report.mode);
-        if let Err(source) = self.sum.add_with_text(&report, stacks) {
-            (self.sum, self.reports) = (Merge::default(), 0);
-            return Err(Error::Report { path: self.path.clone(), line: line.number, source });
+        let other =
+            |stacks: &LineStacks| self.tables.as_ref().is_some_and(|same| !Arc::ptr_eq(same, &stacks.tables));
+        if stacks.as_ref().is_some_and(other) || self.counts.len() > MOST_STACKS {
+            self.end();
+            self.mode = Some(report.mode);
         }
+        self.sum.add(&report);
         self.reports += 1;
+        if let Some(stacks) = stacks {
+            self.count(stacks);
+        }
         Ok(())
+    }
+
+    fn count(&mut self, LineStacks { tables, counted }: LineStacks) {
+        self.tables = Some(tables);
+        for (trace, cpu, samples, ns) in counted {
+            let sum = self.counts.entry((trace, cpu)).or_default();
+            *sum = (sum.0 + samples, sum.1 + ns);
+        }
+    }
+
+    /// Returns the stacks that were counted. Names are looked up once for all reports of the sum.
+    fn take_stacks(&mut self) -> Option<Stacks> {
+        let counts = mem::take(&mut self.counts).into_iter();
+        let mut counted: Vec<CountedTrace> =
+            counts.map(|((trace, cpu), (samples, ns))| (trace, cpu, samples, ns)).collect();
+        counted.sort_unstable_by(|a, b| b.3.cmp(&a.3).then_with(|| a.cmp(b))); // most time first, as in a report
+        Some(self.tables.take()?.resolve(counted))
     }
 
     /// Ends the current sum if `mode` differs from the mode of its reports. Calls are counted in one mode only, so a
@@ -199,35 +223,21 @@ impl LogSums {
     }
 
     fn end(&mut self) {
+        let stacks = self.take_stacks();
         let reports = mem::take(&mut self.reports);
         self.mode = None;
-        if let Some(report) = mem::take(&mut self.sum).finish() {
+        if let Some(mut report) = mem::take(&mut self.sum).finish() {
+            // Plain reports have their stacks in the sum already.
+            report.stacks = stacks.or(report.stacks);
             self.done.push(Ok(Summed { report, reports }));
         }
-    }
-}
-
-impl ReportLine {
-    /// Returns the report without its stacks, and the JSON text of the stacks. `None` if the stacks are not the last
-    /// field or the version is another. The searched text cannot occur inside a JSON string, where quotes are escaped.
-    fn split(&mut self) -> Option<(Report, &str)> {
-        const STACKS: &str = ",\"stacks\":";
-        const BEGIN: &str = "{\"functions\":[";
-        let text = str::from_utf8(&self.text).ok()?;
-        let at = text.find(&format!("{STACKS}{BEGIN}"))?;
-        let end = text.trim_end().strip_suffix('}')?.len();
-        let stacks = at + STACKS.len()..end;
-        let mut head = self.text.get(..at)?.to_vec();
-        head.push(b'}');
-        let report: Report = serde_json::from_slice(&head).ok()?;
-        let stacks = str::from_utf8(self.text.get(stacks)?).ok()?;
-        (report.version == report::VERSION).then_some((report, stacks))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::{LogLimits, ReportWriter};
     use crate::merge::merge;
     use crate::samples;
 
@@ -244,15 +254,46 @@ mod tests {
         Report { mode, stacks: Some(samples::stacks(&frames)), ..samples::report(at as u64) }
     }
 
+    /// Returns these reports as lines of `millrace cost --json`.
     fn lines(reports: &[Report]) -> Vec<Result<ReportLine, Error>> {
         let text = |report| serde_json::to_vec(report).expect("JSON");
-        (1..).zip(reports).map(|(number, report)| Ok(ReportLine { number, text: text(report) })).collect()
+        let line = |(number, report)| Ok(ReportLine { number, text: text(report), rest: None });
+        (1..).zip(reports).map(line).collect()
+    }
+
+    /// Returns these reports as lines of a log.
+    fn log_lines(reports: &[Report]) -> Vec<Result<ReportLine, Error>> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        let limits = LogLimits { bytes: u64::MAX, files: 1 };
+        let mut writer = ReportWriter::create(&path, limits).expect("a log");
+        reports.iter().for_each(|report| writer.write(report).expect("room"));
+        writer.finish().expect("room");
+        let mut reader = ReportReader::open(&path).expect("a log");
+        std::iter::from_fn(|| reader.next_report().transpose()).collect()
+    }
+
+    /// Returns a report whose functions and stacks are in alphabetical order.
+    fn ordered(report: Report) -> Report {
+        let Some(Stacks { functions, mut stacks }) = report.stacks else { return report };
+        let mut names = functions.clone();
+        names.sort();
+        for stack in &mut stacks {
+            for at in &mut stack.frames {
+                let found = names.binary_search(&functions[*at as usize]).expect("a name");
+                *at = u32::try_from(found).expect("few names");
+            }
+        }
+        stacks.sort_by(|a, b| (a.cpu, &a.frames).cmp(&(b.cpu, &b.frames)));
+        Report { stacks: Some(Stacks { functions: names, stacks }), ..report }
     }
 
     #[test]
     fn only_neighbouring_reports_of_one_mode_are_summed() {
         let reports: Vec<Report> = (0..REPORTS).map(report).collect();
-        for (first, together) in [(0, 1), (0, 4), (16, TOGETHER), (5, 4)] {
+        let steps = [(0, 1), (0, 4), (16, TOGETHER), (5, 4)];
+        let kinds: [fn(&[Report]) -> _; 2] = [lines, log_lines];
+        for ((first, together), lines) in steps.iter().flat_map(|step| kinds.map(|lines| (*step, lines))) {
             let batch = LineBatch { first, lines: lines(&reports) };
             let sums = batch.parse(Path::new("log"), together);
             let sums: Vec<Summed> = sums.into_iter().map(|sum| sum.expect("a sum")).collect();
@@ -263,39 +304,25 @@ mod tests {
                 let range = first + at..=first + at + sum.reports - 1;
                 assert_eq!(range.start() / together, range.end() / together, "{range:?}");
                 assert!(of.iter().all(|report| report.mode == of[0].mode), "{range:?}");
-                // The sum is the same whether a line is parsed whole or its stacks are parsed separately.
-                assert_eq!(sum.report, if together == 1 { of[0].clone() } else { merge(of).expect("a sum") });
+                assert_eq!(ordered(sum.report.clone()), ordered(merge(of).expect("a sum")));
                 at += sum.reports;
             }
-            assert_eq!(merge(sums.iter().map(|sum| &sum.report)), merge(&reports));
+            let whole = merge(sums.iter().map(|sum| &sum.report)).map(ordered);
+            assert_eq!(whole, merge(&reports).map(ordered));
             assert!(together == 1 || sums.len() < REPORTS / 2 + 5, "{}", sums.len());
         }
     }
 
-    /// Reads reports with fields in another order and without stacks, a damaged line, and a line of a newer version.
     #[test]
-    fn log_lines_in_other_json_layouts_are_read() {
-        let reports = [report(0), Report { stacks: None, ..report(1) }];
-        let mut all = lines(&reports);
-        let mut value = serde_json::to_value(report(2)).expect("JSON");
-        let stacks = value["stacks"].take();
-        let text =
-            format!("{{\"stacks\":{stacks},{}", &value.to_string().replace("\"stacks\":null,", "")[1..]);
-        all.push(Ok(ReportLine { number: 3, text: text.into() }));
-        let parse = |lines| LineBatch { first: 0, lines }.parse(Path::new("log"), TOGETHER);
-        let parsed = parse(all);
-        let [Ok(sum)] = &parsed[..] else { panic!("{parsed:?}") };
-        assert_eq!(
-            (sum.reports, &sum.report),
-            (3, &merge(&[reports[0].clone(), reports[1].clone(), report(2)]).expect("a sum"))
-        );
-        let mut broken = lines(&reports[..1]);
+    fn faulty_log_lines_are_errors() {
+        let parse = |text: String| {
+            let line = ReportLine { number: 2, text: text.into(), rest: None };
+            LineBatch { first: 0, lines: vec![Ok(line)] }.parse(Path::new("log"), TOGETHER)
+        };
         let damaged =
-            serde_json::to_string(&reports[0]).expect("JSON").replace("\"frames\":[0", "\"frames\":[x");
-        broken.push(Ok(ReportLine { number: 2, text: damaged.into() }));
-        assert!(matches!(&parse(broken)[..], [Err(Error::Report { line: 2, .. })]));
+            serde_json::to_string(&report(0)).expect("JSON").replace("\"frames\":[0", "\"frames\":[x");
+        assert!(matches!(&parse(damaged)[..], [Err(Error::Report { line: 2, .. })]));
         let newer = serde_json::to_string(&Report { version: 99, ..report(0) }).expect("JSON");
-        let newer = parse(vec![Ok(ReportLine { number: 1, text: newer.into() })]);
-        assert!(matches!(&newer[..], [Err(Error::Version { found: 99, .. })]), "{newer:?}");
+        assert!(matches!(&parse(newer)[..], [Err(Error::Version { found: 99, .. })]));
     }
 }

@@ -1,21 +1,27 @@
-//! Reports in files: JSON lines, gzipped, flushed after each report. `zcat FILE | jq` reads them too.
+//! Reports in files: JSON lines, gzipped, flushed after each report.
 //!
-//! The first line says what it is ([`Header`]), each of the others is a [`Report`]. A file whose writer was killed ends
-//! in the middle of the stream; everything up to its last whole report is read.
+//! The first line says what it is ([`Header`]). Each other line is a [`Report`] whose stacks and unmeasured figures are
+//! in its field `tables`, where names that an earlier line of the file has are positions. A file whose writer was killed
+//! ends in the middle of the stream; everything up to its last whole report is read.
+
+mod tables;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
 use nix::unistd::{AccessFlags, access};
 use serde::{Deserialize, Serialize};
 
+use self::tables::WrittenTables;
+pub(crate) use self::tables::{CountedTrace, LineRest, LineStacks, ReadTables};
 use crate::report::{self, Report};
 
 /// The version of the file's format. Its reports have their own, [`report::VERSION`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first line of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +71,7 @@ pub struct ReportWriter {
     limits: LogLimits,
     /// `None` until there is a report: a program that ends before has changed nothing.
     out: Option<GzipLines<CountedFile>>,
+    tables: WrittenTables,
     skipped: u64,
 }
 
@@ -80,7 +87,8 @@ pub struct LogLimits {
 impl ReportWriter {
     /// A log is never appended to: its end may be torn. Creates nothing yet, but fails where writing would.
     pub fn create(path: &Path, limits: LogLimits) -> Result<Self, Error> {
-        let writer = Self { path: path.to_owned(), limits, out: None, skipped: 0 };
+        let writer =
+            Self { path: path.to_owned(), limits, out: None, tables: WrittenTables::default(), skipped: 0 };
         writer.check()?;
         Ok(writer)
     }
@@ -93,7 +101,8 @@ impl ReportWriter {
             return Err(error);
         }
         let Some(out) = &mut self.out else { return Ok(()) };
-        out.write(report).map_err(|source| self.error(source))
+        let written = self.tables.line(report).map_err(io::Error::from).and_then(|line| out.write(&line));
+        written.map_err(|source| self.error(source))
     }
 
     /// Reports that were left out.
@@ -124,8 +133,8 @@ impl ReportWriter {
         rotate(&self.path, self.limits.files)?;
         let file = CountedFile { file: File::create_new(&self.path)?, bytes: 0 };
         let mut out = GzipLines::new(file);
-        out.add(&Header { log: MAGIC.to_owned(), version: VERSION })?;
-        self.out = Some(out);
+        out.add(&serde_json::to_vec(&Header { log: MAGIC.to_owned(), version: VERSION })?)?;
+        (self.out, self.tables) = (Some(out), WrittenTables::default());
         Ok(())
     }
 
@@ -160,7 +169,7 @@ impl Drop for ReportWriter {
     }
 }
 
-/// Lines of JSON, gzipped. After a write error, the next attempt continues where that one stopped, so that the stream stays whole.
+/// Lines of text, gzipped. After a write error, the next attempt continues where that one stopped, so that the stream stays whole.
 struct GzipLines<W: Write> {
     /// The encoder never sees an error: to flush it a second time would add to the stream.
     gzip: GzEncoder<Vec<u8>>,
@@ -173,13 +182,13 @@ impl<W: Write> GzipLines<W> {
         Self { gzip: GzEncoder::new(Vec::new(), Compression::default()), flushed: true, out }
     }
 
-    fn write(&mut self, line: &impl Serialize) -> io::Result<()> {
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
         self.add(line)?;
         self.settle()
     }
 
-    fn add(&mut self, line: &impl Serialize) -> io::Result<()> {
-        self.gzip.write_all(&serde_json::to_vec(line)?)?;
+    fn add(&mut self, line: &[u8]) -> io::Result<()> {
+        self.gzip.write_all(line)?;
         self.flushed = false;
         self.gzip.write_all(b"\n")
     }
@@ -261,6 +270,8 @@ impl Write for CountedFile {
 pub struct ReportReader {
     pub(crate) path: PathBuf,
     lines: Box<dyn BufRead + Send>,
+    /// The names of the lines so far; `None` unless the file begins with a header.
+    tables: Option<Arc<ReadTables>>,
     /// Number of the line that was read last, from 1 on.
     line: u64,
     /// Bytes of the line that was read last: the next one is about as long.
@@ -278,7 +289,15 @@ impl ReportReader {
         let gzip = file.fill_buf().map_err(error)?.starts_with(&GZIP);
         let lines: Box<dyn BufRead + Send> =
             if gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
-        Ok(Self { path: path.to_owned(), lines, line: 0, length: 0, torn: false, failed: false })
+        Ok(Self {
+            path: path.to_owned(),
+            lines,
+            tables: None,
+            line: 0,
+            length: 0,
+            torn: false,
+            failed: false,
+        })
     }
 
     /// Returns whether the file ended in the middle of a line, which was left out.
@@ -294,10 +313,19 @@ impl ReportReader {
             && let Some(Header { version, .. }) = text.as_ref().and_then(header)
         {
             is_known(&self.path, self.line, version, VERSION)?;
+            self.tables = Some(Arc::default());
             return self.next_report();
         }
         let number = self.line;
-        Ok(text.map(|text| ReportLine { number, text }))
+        let Some(mut text) = text else { return Ok(None) };
+        let rest = match &mut self.tables {
+            Some(tables) => tables::cut(&mut text, tables).map_err(|source| {
+                self.failed = true; // the names of later lines may be lost
+                Error::Report { path: self.path.clone(), line: number, source }
+            })?,
+            None => None,
+        };
+        Ok(Some(ReportLine { number, text, rest }))
     }
 
     /// Reads a line; `None` at the end.
@@ -338,15 +366,40 @@ fn is_known(path: &Path, line: u64, found: u32, known: u32) -> Result<(), Error>
     }
 }
 
-/// The JSON of a report.
+/// The JSON of a report, without what `rest` has.
 pub(crate) struct ReportLine {
     pub(crate) number: u64,
     pub(crate) text: Vec<u8>,
+    /// The tables of the line, if it has any.
+    pub(crate) rest: Option<LineRest>,
 }
 
 impl ReportLine {
-    pub(crate) fn parse(&self, path: &Path) -> Result<Report, Error> {
-        let Self { number, text } = self;
+    /// Returns the report.
+    pub(crate) fn parse(self, path: &Path) -> Result<Report, Error> {
+        let (mut report, stacks) = self.parse_head(path)?;
+        if let Some(LineStacks { tables, counted }) = stacks {
+            report.stacks = Some(tables.resolve(counted));
+        }
+        Ok(report)
+    }
+
+    /// Returns the report, and its stacks if they are in the line's tables.
+    pub(crate) fn parse_head(self, path: &Path) -> Result<(Report, Option<LineStacks>), Error> {
+        let mut report = self.parse_text(path)?;
+        let Some(LineRest { stacks, missing }) = self.rest else { return Ok((report, None)) };
+        report.missing = missing;
+        Ok((report, stacks))
+    }
+
+    /// Returns the memory that the line takes, roughly.
+    pub(crate) fn bytes(&self) -> usize {
+        let stacks = self.rest.iter().filter_map(|rest| rest.stacks.as_ref());
+        self.text.len() + stacks.map(|stacks| size_of_val(&*stacks.counted)).sum::<usize>()
+    }
+
+    fn parse_text(&self, path: &Path) -> Result<Report, Error> {
+        let Self { number, text, .. } = self;
         let error = |source| Error::Report { path: path.to_owned(), line: *number, source };
         // The version is read first, also in the line: the meaning of another version's fields is not known. Text that is known to be UTF-8
         // is parsed faster.
@@ -487,7 +540,7 @@ mod tests {
         let mut lines = GzipLines::new(HesitantWriter::default());
         let mut refused = 0;
         for sequence in 0..3 {
-            lines.add(&report(sequence)).expect("JSON");
+            lines.add(&serde_json::to_vec(&report(sequence)).expect("JSON")).expect("room");
             while lines.settle().is_err() {
                 refused += 1;
             }
@@ -532,7 +585,7 @@ mod tests {
         let most = (2 * BATCHES + 3) * PARSERS * BATCH_BYTES;
         let count = (most / line(0).len()) as u64;
         let mut out = GzipLines::new(File::create(&path).expect("a file"));
-        (0..count).for_each(|sequence| out.add(&report(sequence)).expect("JSON"));
+        (0..count).for_each(|sequence| out.add(line(sequence).as_bytes()).expect("room"));
         out.settle().expect("written");
         out.finish().expect("finished");
         let (sequences, torn) = read(&path);

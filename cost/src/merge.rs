@@ -1,7 +1,5 @@
 //! Adds up several reports into one report of all their periods.
 
-mod text;
-
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use rustc_hash::FxHashMap;
@@ -50,7 +48,7 @@ const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
 /// the smaller half becomes one entry with the name [`FURTHER`].
 const MOST: usize = 20_000;
 /// Largest number of different stacks in a sum.
-const MOST_STACKS: usize = 50_000;
+pub(crate) const MOST_STACKS: usize = 50_000;
 /// Largest number of an event's parts. BPF programs name parts, so their number has no natural limit.
 const MOST_PARTS: usize = 200;
 /// Largest number of functions in the parts `other` of a sum, and of functions of one process.
@@ -69,12 +67,6 @@ impl Merge {
         {
             self.stacks.get_or_insert_default().add(stacks, Some);
         }
-    }
-
-    /// Adds a report whose stacks are still JSON text. After an error the sum is incomplete and must not be used.
-    pub(crate) fn add_with_text(&mut self, report: &Report, stacks: &str) -> Result<(), serde_json::Error> {
-        self.add_tables(report);
-        text::add(self.stacks.get_or_insert_default(), stacks)
     }
 
     fn add_tables(&mut self, report: &Report) {

@@ -10,6 +10,7 @@ use millrace_cost::ahead::{Summed, TOGETHER};
 use millrace_cost::log::ReportReader;
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
+use millrace_cost_daemon::losses::ReportLosses;
 use millrace_cost_daemon::outputs::{JsonOutput, TextOutput};
 use millrace_cost_daemon::rights::{self, RightsNeeds};
 use millrace_cost_daemon::signals::CostSignals;
@@ -43,6 +44,8 @@ pub struct ReplayArgs {
     pace: Option<f64>,
     #[command(flatten)]
     outputs: outputs::OutputArgs,
+    #[command(flatten)]
+    log: outputs::LogArgs,
 }
 
 fn parse_pace(text: &str) -> Result<f64, String> {
@@ -55,19 +58,26 @@ fn parse_pace(text: &str) -> Result<f64, String> {
 pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let logs = open(&args.files)?;
     let signals = CostSignals::block()?;
+    let losses = Arc::<ReportLosses>::default();
     let OpenedOutputs { dashboard, export } = args.outputs.open(args.pace.is_some(), Arc::default())?;
     if args.outputs.serves() {
-        rights::reduce(RightsNeeds { files: args.outputs.writes(), ..RightsNeeds::default() })?;
+        rights::reduce(RightsNeeds {
+            files: args.log.is_any() || args.outputs.writes(),
+            ..RightsNeeds::default()
+        })?;
     }
     let mut sinks: Vec<Box<dyn ReportSink>> = Vec::new();
     if let Some(export) = export {
         sinks.push(Box::new(export));
     }
+    if let Some(log) = args.log.open(Arc::clone(&losses))? {
+        sinks.push(Box::new(log));
+    }
     if args.json {
         sinks.push(Box::new(JsonOutput { stacks: args.stacks }));
     } else if args.plain {
         sinks.push(Box::new(TextOutput { one: false }));
-    } else if !args.outputs.is_any() {
+    } else if !args.outputs.is_any() && !args.log.is_any() {
         sinks.push(Box::new(ReplaySum::default()));
     }
     // Without --pace the bound dashboard runs after the log was read. Earlier requests wait in the listen queue.
@@ -76,8 +86,11 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         None => (dashboard, None),
     };
     // Reports may be merged while they are read if nothing shows single reports or a range of time.
-    let sums_suffice =
-        args.pace.is_none() && !args.json && !args.plain && (args.from, args.to) == (0, u64::MAX);
+    let sums_suffice = args.pace.is_none()
+        && !args.json
+        && !args.plain
+        && !args.log.is_any()
+        && (args.from, args.to) == (0, u64::MAX);
     let together = Cell::new(if sums_suffice && bound.is_none() { TOGETHER } else { 1 });
     let mut reports = 0;
     let all = each(logs, &together, |Summed { report, reports: summed }| {
@@ -100,6 +113,8 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         wait(&signals, Duration::from_nanos(report.period_ns).div_f64(pace))
     })?;
     sinks.iter_mut().try_for_each(|sink| sink.finish(None))?;
+    let lost: u64 = losses.all().values().map(|loss| loss.reports).sum();
+    anyhow::ensure!(lost == 0, "{lost} of {reports} reports are not in the log");
     anyhow::ensure!(reports > 0, "the log has no reports in this range of time");
     let dashboard = bound.map_or(Ok(dashboard), |bound| bound.run().map(Some))?;
     let Some(dashboard) = dashboard.filter(|_| all.is_continue()) else { return Ok(()) };

@@ -1,0 +1,246 @@
+//! The tables of a log file. Neighbouring reports have mostly the same functions, stacks and unmeasured figures, so a
+//! file has each of them once: in the line of the first report that has it. Later lines name it by its position among
+//! all entries of its kind so far.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Event, MissingMeasurement, ProfiledStack, Report, Stacks};
+
+/// The entries from which on the next report's tables begin anew, so that neither a writer nor a reader grows with its
+/// file.
+const FULL: usize = 1 << 16;
+/// The text before the JSON of a line's tables, which come last. It is in no string, where its quotes would be escaped.
+const MARK: &str = ",\"tables\":{\"anew\":";
+
+/// The tables of a line, behind the fields of a report.
+#[derive(Serialize, Deserialize)]
+struct LineTables {
+    /// True if positions count from this line on.
+    anew: bool,
+    /// New names of functions.
+    functions: Vec<String>,
+    /// New traces.
+    traces: Vec<Trace>,
+    /// New figures that cannot be measured, without their times.
+    unmeasured: Vec<MissingMeasurement>,
+    /// The report's stacks; absent if it has none.
+    stacks: Option<Vec<CountedTrace>>,
+    /// The report's figures that cannot be measured: position and nanoseconds.
+    missing: Vec<(u32, Option<u64>)>,
+}
+
+/// A stack, wherever it was sampled.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+struct Trace(Option<Event>, Option<u32>, Vec<u32>);
+
+/// The position of a trace, the CPU, the number of samples, and their nanoseconds.
+pub(crate) type CountedTrace = (u32, u32, u64, u64);
+
+/// Positions of what was written to a file.
+#[derive(Default)]
+pub(super) struct WrittenTables {
+    functions: FxHashMap<String, u32>,
+    traces: FxHashMap<Trace, u32>,
+    unmeasured: FxHashMap<(Option<Event>, String, String), u32>,
+}
+
+/// What the lines of a file have named so far. The reader of lines adds, and those that resolve positions read.
+#[derive(Debug, Default)]
+pub(crate) struct ReadTables {
+    functions: RwLock<Vec<String>>,
+    traces: RwLock<Vec<Trace>>,
+    /// Only the reader of lines needs these.
+    unmeasured: RwLock<Vec<MissingMeasurement>>,
+}
+
+/// The stacks of a line, as positions in `tables`.
+#[derive(Debug)]
+pub(crate) struct LineStacks {
+    pub tables: Arc<ReadTables>,
+    pub counted: Vec<CountedTrace>,
+}
+
+/// A line's tables, resolved but for the stacks.
+#[derive(Debug, Default)]
+pub(crate) struct LineRest {
+    pub stacks: Option<LineStacks>,
+    pub missing: Vec<MissingMeasurement>,
+}
+
+impl WrittenTables {
+    /// Returns the line of a report, without the line's end.
+    pub fn line(&mut self, report: &Report) -> serde_json::Result<Vec<u8>> {
+        let anew = [self.functions.len(), self.traces.len(), self.unmeasured.len()]
+            .iter()
+            .any(|length| *length >= FULL);
+        if anew {
+            *self = Self::default();
+        }
+        let mut line = LineTables {
+            anew,
+            functions: Vec::new(),
+            traces: Vec::new(),
+            unmeasured: Vec::new(),
+            stacks: None,
+            missing: Vec::new(),
+        };
+        for figure in &report.missing {
+            let key = (figure.event, figure.what.clone(), figure.reason.clone());
+            let at = position(&mut self.unmeasured, key, |_| {
+                line.unmeasured.push(MissingMeasurement { ns: None, ..figure.clone() });
+            });
+            line.missing.push((at, figure.ns));
+        }
+        line.stacks = report.stacks.as_ref().map(|stacks| self.stacks(stacks, &mut line));
+        let mut text = serde_json::to_vec(&Report { missing: Vec::new(), stacks: None, ..report.clone() })?;
+        text.pop(); // the closing brace
+        let tables = serde_json::to_vec(&line)?;
+        text.extend(MARK.bytes());
+        text.extend(tables.get("{\"anew\":".len()..).unwrap_or_default());
+        text.push(b'}');
+        Ok(text)
+    }
+
+    fn stacks(&mut self, stacks: &Stacks, line: &mut LineTables) -> Vec<CountedTrace> {
+        let mut number = |name: &String| {
+            position(&mut self.functions, name.clone(), |name| line.functions.push(name.clone()))
+        };
+        let functions: Vec<u32> = stacks.functions.iter().map(&mut number).collect();
+        let counted = stacks.stacks.iter().map(|stack| {
+            let frames = stack.frames.iter().filter_map(|at| functions.get(*at as usize).copied());
+            let trace = Trace(stack.event, stack.pid, frames.collect());
+            let at = position(&mut self.traces, trace, |trace| line.traces.push(trace.clone()));
+            (at, stack.cpu, stack.samples, stack.ns)
+        });
+        counted.collect()
+    }
+}
+
+/// Returns the position of an entry. A new one gets the next position.
+fn position<K: Hash + Eq>(table: &mut FxHashMap<K, u32>, key: K, add: impl FnOnce(&K)) -> u32 {
+    let next = u32::try_from(table.len()).unwrap_or(u32::MAX);
+    *table.entry(key).or_insert_with_key(|key| {
+        add(key);
+        next
+    })
+}
+
+/// Cuts the tables off the text of a line, which remains the JSON of a report. `None`: the line has no tables.
+pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_json::Result<Option<LineRest>> {
+    let Some(at) = std::str::from_utf8(text).ok().and_then(|text| text.rfind(MARK)) else { return Ok(None) };
+    let mut found = text.split_off(at);
+    text.push(b'}');
+    let end = found.trim_ascii_end().len().saturating_sub(1); // the closing brace of the report
+    found.truncate(end);
+    let line: LineTables = serde_json::from_slice(found.get(",\"tables\":".len()..).unwrap_or_default())?;
+    if line.anew {
+        *tables = Arc::default();
+    }
+    tables.functions.write().extend(line.functions);
+    tables.traces.write().extend(line.traces);
+    let mut unmeasured = tables.unmeasured.write();
+    unmeasured.extend(line.unmeasured);
+    // A position that names nothing can only come from a damaged file.
+    let missing = |(at, ns): (u32, Option<u64>)| {
+        Some(MissingMeasurement { ns, ..unmeasured.get(at as usize)?.clone() })
+    };
+    let missing = line.missing.into_iter().filter_map(missing).collect();
+    let stacks = line.stacks.map(|counted| LineStacks { tables: Arc::clone(tables), counted });
+    Ok(Some(LineRest { stacks, missing }))
+}
+
+impl ReadTables {
+    /// Returns these stacks with their functions' names.
+    pub fn resolve(&self, counted: impl IntoIterator<Item = CountedTrace>) -> Stacks {
+        let (names, traces) = (self.functions.read(), self.traces.read());
+        let mut stacks = Stacks::default();
+        let mut numbers = FxHashMap::default();
+        for (at, cpu, samples, ns) in counted {
+            let Some(Trace(event, pid, frames)) = traces.get(at as usize) else { continue };
+            let functions = &mut stacks.functions;
+            let mut number = |at: &u32| {
+                let name = names.get(*at as usize)?;
+                Some(position(&mut numbers, *at, |_| functions.push(name.clone())))
+            };
+            let frames = frames.iter().filter_map(&mut number).collect();
+            stacks.stacks.push(ProfiledStack { cpu, event: *event, pid: *pid, frames, samples, ns });
+        }
+        stacks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    fn read(lines: &[Vec<u8>]) -> Vec<Report> {
+        let mut tables = Arc::default();
+        let mut read = |line: &Vec<u8>| {
+            let mut text = line.clone();
+            let rest = cut(&mut text, &mut tables).expect("tables").expect("a line of a log");
+            let mut report: Report = serde_json::from_slice(&text).expect("a report");
+            report.stacks = rest.stacks.map(|stacks| stacks.tables.resolve(stacks.counted));
+            report.missing = rest.missing;
+            report
+        };
+        lines.iter().map(&mut read).collect()
+    }
+
+    #[test]
+    fn log_line_names_only_what_is_new() {
+        let with = |at, stacks| Report { stacks, ..samples::report(at) };
+        let reports = [
+            with(0, Some(samples::stacks(&[("a;b", 0, 3), ("a;c", 1, 1)]))),
+            with(1, None),
+            with(2, Some(samples::stacks(&[("a;c", 0, 2)]))),
+            with(3, Some(samples::stacks(&[("d;b", 0, 2), ("a;b", 1, 7)]))),
+        ];
+        let mut tables = WrittenTables::default();
+        let lines: Vec<_> = reports.iter().map(|report| tables.line(report).expect("JSON")).collect();
+        assert_eq!(read(&lines), reports);
+        let value: serde_json::Value = serde_json::from_slice(&lines[3]).expect("JSON");
+        assert_eq!(value["tables"]["functions"], serde_json::json!(["d"]));
+        assert_eq!(value["tables"]["traces"].as_array().map(Vec::len), Some(1));
+        assert_eq!(value["tables"]["unmeasured"], serde_json::json!([]));
+    }
+
+    #[test]
+    fn full_tables_begin_anew() {
+        let functions: Vec<String> = (0..FULL).map(|at| format!("f{at}")).collect();
+        let stack = ProfiledStack { cpu: 0, event: None, pid: None, frames: vec![7], samples: 1, ns: 5 };
+        let many = Stacks { functions, stacks: vec![stack] };
+        let few = || Some(samples::stacks(&[("f7;g", 0, 1)]));
+        let reports = [
+            Report { stacks: Some(many), ..samples::report(0) },
+            Report { stacks: few(), ..samples::report(1) },
+            Report { stacks: few(), ..samples::report(2) },
+        ];
+        let mut tables = WrittenTables::default();
+        let lines: Vec<_> = reports.iter().map(|report| tables.line(report).expect("JSON")).collect();
+        let anew = lines.iter().map(|line| String::from_utf8_lossy(line).contains("\"anew\":true"));
+        assert_eq!(anew.collect::<Vec<_>>(), [false, true, false]);
+        assert_eq!(tables.functions.len(), 2);
+        assert_eq!(read(&lines)[1..], reports[1..]);
+    }
+
+    #[test]
+    fn positions_that_name_nothing_are_left_out() {
+        let mut text = br#"{"a":1,"tables":{"anew":false,"functions":["f"],"traces":[[null,null,[0,9]]],"unmeasured":[],"#.to_vec();
+        text.extend(br#""stacks":[[0,0,1,5],[4,0,1,5]],"missing":[[3,null]]}}"#);
+        let rest = cut(&mut text, &mut Arc::default()).expect("tables").expect("a line of a log");
+        assert_eq!(text, br#"{"a":1}"#);
+        assert!(rest.missing.is_empty());
+        let stacks = rest.stacks.expect("stacks");
+        let stacks = stacks.tables.resolve(stacks.counted);
+        assert_eq!(
+            (stacks.functions.len(), stacks.stacks.len(), &*stacks.stacks[0].frames),
+            (1, 1, &[0][..])
+        );
+    }
+}
