@@ -157,7 +157,8 @@ pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_jso
 impl ReadTables {
     /// Returns these stacks with their functions' names.
     pub fn resolve(&self, counted: impl IntoIterator<Item = CountedTrace>) -> Stacks {
-        let (names, traces) = (self.functions.read(), self.traces.read());
+        let names = self.functions.read();
+        let traces = self.traces.read();
         let mut stacks = Stacks::default();
         let mut numbers = FxHashMap::default();
         for (at, cpu, samples, ns) in counted {

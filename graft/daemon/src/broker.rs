@@ -84,9 +84,9 @@ pub struct SessionBroker {
     /// Connections to the daemons of the peers, in the order of `peers`.
     links: PeerLinks,
     /// Pooled sockets of all peers, by the addresses of their sessions.
-    pooled_sockets: BTreeMap<SessionEnds, PooledSocket>,
+    sockets: BTreeMap<SessionEnds, PooledSocket>,
     /// Sessions by session ID, a random number that both ends know.
-    client_sessions: BTreeMap<u64, ClientSession>,
+    sessions: BTreeMap<u64, ClientSession>,
     /// Events from the peers' daemons, each with the peer's number in `peers`.
     words: Receiver<(usize, PeerEvent)>,
     /// Grafts that a session may get, with the services of each.
@@ -113,23 +113,21 @@ impl SessionBroker {
         }
         let (heard, words) = sync_channel(WORDS);
         let links = PeerLinks::start(settings, &heard)?;
-        let mut pooled_sockets = BTreeMap::new();
+        let mut sockets = BTreeMap::new();
         for peer in &settings.peers {
             let taken =
                 |ends: &SessionEnds| format!("peer {}: cannot bind a socket to {}", peer.name, ends.local);
             for (ends, _) in peer.pooled_sockets() {
-                pooled_sockets.insert(ends, PooledSocket::new(ends).with_context(|| taken(&ends))?);
+                sockets.insert(ends, PooledSocket::new(ends).with_context(|| taken(&ends))?);
             }
         }
         // Without a pool no socket is lent, so there is nothing to guard.
-        let keeper = (!pooled_sockets.is_empty())
+        let keeper = (!sockets.is_empty())
             .then(SealWatchdog::start)
             .transpose()
             .context("cannot start the keeper of sockets")?;
         Ok(Some(Self {
-            client_listener: (!pooled_sockets.is_empty())
-                .then(|| ClientListener::open(socket))
-                .transpose()?,
+            client_listener: (!sockets.is_empty()).then(|| ClientListener::open(socket)).transpose()?,
             lost: LostLog::default(),
             accepted: ClientPlaces::for_users(accepted_of_user(settings)),
             clients: BTreeMap::new(),
@@ -137,8 +135,8 @@ impl SessionBroker {
             peers: settings.peers.clone(),
             host_key: settings.host_key.clone(),
             links,
-            pooled_sockets,
-            client_sessions: BTreeMap::new(),
+            sockets,
+            sessions: BTreeMap::new(),
             words,
             offers: offers(settings),
             keeper,
@@ -205,7 +203,7 @@ impl SessionBroker {
             self.look_at_addresses(runtime);
         }
         let now = Instant::now();
-        self.tick_client_sessions(runtime, now);
+        self.tick_sessions(runtime, now);
         if now >= self.looked + LOOK {
             self.looked = now;
             self.report(runtime);
@@ -232,11 +230,7 @@ impl SessionBroker {
                     .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
                 loss_percent: path.loss.map(|loss| loss * 100.0),
                 pooled_sockets: peer.pooled_sockets().count(),
-                lent: self
-                    .client_sessions
-                    .values()
-                    .filter(|client_session| client_session.peer == at)
-                    .count(),
+                lent: self.sessions.values().filter(|session| session.peer == at).count(),
                 opened: far.opened,
             }
         });
@@ -284,8 +278,8 @@ impl SessionBroker {
         match SealWatchdog::start() {
             Ok(mut keeper) => {
                 keeper.guard(runtime.egress());
-                for (ends, pooled_socket) in &self.pooled_sockets {
-                    pooled_socket.lent().into_iter().for_each(|socket| keeper.keep(ends, socket));
+                for (ends, socket) in &self.sockets {
+                    socket.lent().into_iter().for_each(|socket| keeper.keep(ends, socket));
                 }
                 self.keeper = Some(keeper);
             }

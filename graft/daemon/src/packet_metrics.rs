@@ -108,12 +108,12 @@ fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     out.gauges_f64("peer_round_trip", help, &Unit::Seconds, known)?;
     let lost = peers.iter().filter_map(|it| Some(([peer_label(it)], it.loss_percent? / 100.0)));
     out.gauges_f64("peer_loss", "Part of the packets that is lost in this direction", &Unit::Ratios, lost)?;
-    let client_sessions = peers.iter().flat_map(|it| {
+    let sessions = peers.iter().flat_map(|it| {
         let free = it.pooled_sockets.saturating_sub(it.lent);
         [("lent", it.lent), ("free", free)]
             .map(|(state, count)| ([peer_label(it), ("state", state)], count as u64))
     });
-    out.gauges("client_sessions", "Sessions for applications: lent, free", client_sessions)?;
+    out.gauges("sessions", "Sessions for applications: lent, free", sessions)?;
     let opened = peers.iter().map(|it| ([peer_label(it)], it.opened));
     out.counters("sessions_opened", "Sessions that applications of this host have opened", opened)?;
     let refused = status.refusals.iter().map(|(why, count)| ([("reason", why.as_str())], *count));

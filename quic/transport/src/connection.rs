@@ -44,9 +44,9 @@ const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 /// 2. Opening the unidirectional streams of the QUIC stack: as many as `control_streams` says.
 /// 3. [`Self::start`]. Before this call data may be queued, but the data plane sends nothing.
 /// 4. [`Self::downstream`] to queue streams and datagrams, then [`Self::transmit_now`] or [`Self::transmit`]. Both may
-///   be called from any thread. Timers, retransmissions and the peer's credit cause further packets without a call.
+///    be called from any thread. Timers, retransmissions and the peer's credit cause further packets without a call.
 /// 5. [`Self::events`] or [`Self::take_events`], to learn which streams have ended. There is one queue of events, so
-///   only one task should read it.
+///    only one task should read it.
 ///
 /// Between calls, every byte of the data plane is acknowledged, in flight or waiting. Both senders together stay within
 /// the congestion window and the peer's credit. When the connection is closed, by either end or by a timeout, the data

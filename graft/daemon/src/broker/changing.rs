@@ -18,11 +18,11 @@ const REPORT_EVERY: u64 = 8;
 
 impl SessionBroker {
     pub(super) fn happened(&mut self, runtime: &mut PacketRuntime, event: &PacketEvent) {
-        let (session, what) = match event {
-            PacketEvent::Swapped { session, graft, .. } => (session, Ok(graft)),
-            PacketEvent::NotSwapped { session, why, .. } => (session, Err(why.text())),
-            PacketEvent::Restarted { session } => {
-                if let Some(session_id) = self.session_id_of(session) {
+        let (name, what) = match event {
+            PacketEvent::Swapped { session: name, graft, .. } => (name, Ok(graft)),
+            PacketEvent::NotSwapped { session: name, why, .. } => (name, Err(why.text())),
+            PacketEvent::Restarted { session: name } => {
+                if let Some(session_id) = self.session_id_of(name) {
                     self.end(session_id, "the daemon at the other end was restarted", false);
                 }
                 return;
@@ -30,47 +30,42 @@ impl SessionBroker {
             PacketEvent::Room { ends } => return self.tell_room(ends),
             _ => return,
         };
-        let Some(session_id) = self.session_id_of(session) else { return };
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
-        match (client_session.stage, what) {
-            (ClientSessionStage::Swapping(_), Ok(_)) if client_session.is_own => {
+        let Some(session_id) = self.session_id_of(name) else { return };
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        match (session.stage, what) {
+            (ClientSessionStage::Swapping(_), Ok(_)) if session.is_own => {
                 // The socket is opened before `Go` is sent, so that it receives what the other application
                 // sends after `Ready`.
-                let opened = self
-                    .pooled_sockets
-                    .get_mut(&client_session.ends)
-                    .map(|pooled_socket| pooled_socket.lend(client_session.user).map(drop));
-                client_session.stage = ClientSessionStage::Going;
-                client_session.said = Some(PendingMessage::new(PeerMessage::Go { session_id }));
-                client_session.begin(runtime);
+                let opened =
+                    self.sockets.get_mut(&session.ends).map(|socket| socket.lend(session.user).map(drop));
+                session.stage = ClientSessionStage::Going;
+                session.said = Some(PendingMessage::new(PeerMessage::Go { session_id }));
+                session.begin(runtime);
                 if !matches!(opened, Some(Ok(()))) {
                     self.give_up(session_id, SessionRefusal::Impossible, "the pooled socket cannot be used");
                 }
             }
             // The accepting end has changed to the graft, and waits for `Go`.
-            (ClientSessionStage::Swapping(_), Ok(_)) => {
-                client_session.stage = ClientSessionStage::Swapping(true)
-            }
-            (ClientSessionStage::Swapping(_), Err(why)) if client_session.is_own => {
+            (ClientSessionStage::Swapping(_), Ok(_)) => session.stage = ClientSessionStage::Swapping(true),
+            (ClientSessionStage::Swapping(_), Err(why)) if session.is_own => {
                 self.give_up(session_id, SessionRefusal::Unreachable, why)
             }
             (ClientSessionStage::Open, Ok(graft)) => {
-                client_session.graft.clone_from(graft);
+                session.graft.clone_from(graft);
                 // A change that nobody here has asked for comes from the other end.
-                let by = client_session.changing.take().unwrap_or(ChangeOrigin::Other);
+                let by = session.changing.take().unwrap_or(ChangeOrigin::Other);
                 // The library can go on ordering messages only if the new graft retransmits all of them.
-                client_session.in_order &=
-                    self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
-                let services = client_session.services(&self.offers);
-                let client = client_session.client;
-                info!(session, graft, ?by, "an open session uses another graft");
+                session.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
+                let services = session.services(&self.offers);
+                let client = session.client;
+                info!(session = name, graft, ?by, "an open session uses another graft");
                 let word = BrokerReply::Changed { graft: graft.clone(), services, by };
                 client.into_iter().for_each(|client| self.tell(client, &word));
             }
             (ClientSessionStage::Open, Err(why)) => {
-                let by = client_session.changing.take();
+                let by = session.changing.take();
                 // Only an application that has asked for the change learns that it failed.
-                let client = client_session.client.filter(|_| by == Some(ChangeOrigin::Application));
+                let client = session.client.filter(|_| by == Some(ChangeOrigin::Application));
                 client
                     .into_iter()
                     .for_each(|client| self.refuse(client, SessionRefusal::Unreachable, why.to_owned()));
@@ -81,23 +76,19 @@ impl SessionBroker {
 
     /// Tells the application of an open session that its socket has room to send again.
     fn tell_room(&mut self, ends: &SessionEnds) {
-        let client_session = self.client_sessions.values().find(|client_session| {
-            client_session.ends == *ends && client_session.stage == ClientSessionStage::Open
-        });
-        let client = client_session.and_then(|client_session| client_session.client);
+        let session = self
+            .sessions
+            .values()
+            .find(|session| session.ends == *ends && session.stage == ClientSessionStage::Open);
+        let client = session.and_then(|session| session.client);
         client.into_iter().for_each(|client| self.tell(client, &BrokerReply::Room));
     }
 
-    fn session_id_of(&self, session: &str) -> Option<u64> {
-        let is_its = |client_session: &ClientSession| {
-            self.peers
-                .get(client_session.peer)
-                .is_some_and(|peer| peer.session_name(&client_session.ends) == session)
+    fn session_id_of(&self, name: &str) -> Option<u64> {
+        let is_its = |session: &ClientSession| {
+            self.peers.get(session.peer).is_some_and(|peer| peer.session_name(&session.ends) == name)
         };
-        self.client_sessions
-            .iter()
-            .find(|(_, client_session)| is_its(client_session))
-            .map(|(session_id, _)| *session_id)
+        self.sessions.iter().find(|(_, session)| is_its(session)).map(|(session_id, _)| *session_id)
     }
 
     pub(super) fn renegotiate(
@@ -107,25 +98,22 @@ impl SessionBroker {
         want: Want,
     ) -> Result<(), Denied> {
         want.check().map_err(|reason| (SessionRefusal::Malformed, reason))?;
-        let Some(client_session) = self
-            .client_sessions
-            .get(&session_id)
-            .filter(|client_session| client_session.stage == ClientSessionStage::Open)
+        let Some(session) =
+            self.sessions.get(&session_id).filter(|session| session.stage == ClientSessionStage::Open)
         else {
             return Err((SessionRefusal::Malformed, "the session is not open".to_owned()));
         };
-        if client_session.changing.is_some() {
+        if session.changing.is_some() {
             return Err((SessionRefusal::Busy, "the session is being changed".to_owned()));
         }
-        let (Some(peer), Some(far)) =
-            (self.peers.get(client_session.peer), self.links.fars.get(client_session.peer))
+        let (Some(peer), Some(far)) = (self.peers.get(session.peer), self.links.fars.get(session.peer))
         else {
             return Ok(());
         };
         let offer = choose(&self.offers, &want, &far.path(), peer.cipher.is_some());
         let offer = offer.map_err(|refused| denied(&refused))?;
         // Messages that were sent without order before cannot be ordered any more.
-        if waits(&want, offer) && !client_session.in_order {
+        if waits(&want, offer) && !session.in_order {
             let reason = format!(
                 "impossible: with graft {} messages are in order from a session's first one on: open another session",
                 offer.graft
@@ -133,14 +121,14 @@ impl SessionBroker {
             return Err((SessionRefusal::Impossible, reason));
         }
         let graft = offer.graft.clone();
-        if graft == client_session.graft && want == client_session.want {
+        if graft == session.graft && want == session.want {
             let reason = format!("redundant: the session already has all of it by graft {graft}");
             return Err((SessionRefusal::Redundant, reason));
         }
         self.change(runtime, session_id, graft, ChangeOrigin::Application);
-        self.client_sessions.entry(session_id).and_modify(|client_session| {
-            client_session.want = want;
-            client_session.quality.forget();
+        self.sessions.entry(session_id).and_modify(|session| {
+            session.want = want;
+            session.quality.forget();
         });
         Ok(())
     }
@@ -153,31 +141,31 @@ impl SessionBroker {
         graft: String,
         by: ChangeOrigin,
     ) {
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
-        if graft == client_session.graft {
-            let services = client_session.services(&self.offers);
-            let client = client_session.client;
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        if graft == session.graft {
+            let services = session.services(&self.offers);
+            let client = session.client;
             let word = BrokerReply::Changed { graft, services, by };
             return client.into_iter().for_each(|client| self.tell(client, &word));
         }
-        (client_session.changing, client_session.quality.next) = (Some(by), Some(graft));
+        (session.changing, session.quality.next) = (Some(by), Some(graft));
         self.try_change(runtime, session_id);
     }
 
     pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
-        let Some(graft) = client_session.quality.next.clone() else { return };
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        let Some(graft) = session.quality.next.clone() else { return };
         // A session makes one change at a time. If another one is under way, a later tick tries again.
-        match runtime.see(&client_session.ends) {
+        match runtime.see(&session.ends) {
             Some(seen) if seen.is_idle => {}
             _ => return,
         }
-        client_session.quality.next = None;
-        let Some(peer) = self.peers.get(client_session.peer) else { return };
-        let name = peer.session_name(&client_session.ends);
+        session.quality.next = None;
+        let Some(peer) = self.peers.get(session.peer) else { return };
+        let name = peer.session_name(&session.ends);
         if let Err(error) = runtime.swap(&name, &graft) {
-            let by = client_session.changing.take();
-            let client = client_session.client;
+            let by = session.changing.take();
+            let client = session.client;
             warn!(session = name, graft, "the graft of an open session cannot be changed: {error}");
             let client = client.filter(|_| by == Some(ChangeOrigin::Application));
             client
@@ -187,23 +175,22 @@ impl SessionBroker {
     }
 
     pub(super) fn finish(&mut self, session_id: u64, messages: u32) {
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
         // Only the first call counts.
-        if client_session.sent.is_none() && client_session.stage == ClientSessionStage::Open {
-            client_session.sent = Some(messages);
-            client_session.finish = Some(PendingMessage::new(PeerMessage::Finish { session_id, messages }));
+        if session.sent.is_none() && session.stage == ClientSessionStage::Open {
+            session.sent = Some(messages);
+            session.finish = Some(PendingMessage::new(PeerMessage::Finish { session_id, messages }));
         }
     }
 
     pub(super) fn tell_finish(&mut self, session_id: u64, messages: u32) {
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
         // The application is told only once.
-        if client_session.stage != ClientSessionStage::Open
-            || std::mem::replace(&mut client_session.has_told_finish, true)
+        if session.stage != ClientSessionStage::Open || std::mem::replace(&mut session.has_told_finish, true)
         {
             return;
         }
-        let client = client_session.client;
+        let client = session.client;
         client.into_iter().for_each(|client| self.tell(client, &BrokerReply::Finished { messages }));
     }
 
@@ -213,29 +200,26 @@ impl SessionBroker {
     pub(super) fn report(&mut self, runtime: &mut PacketRuntime) {
         self.reports = self.reports.wrapping_add(1);
         let turn = self.reports % REPORT_EVERY;
-        let open = self
-            .client_sessions
-            .iter()
-            .filter(|(_, client_session)| client_session.stage == ClientSessionStage::Open);
-        for (session_id, client_session) in open {
-            let asks = client_session.want.qos.max_loss_percent.is_some();
+        let open = self.sessions.iter().filter(|(_, session)| session.stage == ClientSessionStage::Open);
+        for (session_id, session) in open {
+            let asks = session.want.qos.max_loss_percent.is_some();
             // The session IDs spread these reports evenly over the seconds.
-            if !client_session.is_asked && !asks && session_id % REPORT_EVERY != turn {
+            if !session.is_asked && !asks && session_id % REPORT_EVERY != turn {
                 continue;
             }
-            let delivered = match client_session.is_asked.then(|| runtime.traffic(&client_session.ends)) {
-                Some(Ok(Some(traffic))) => Some(client_session.quality.delivered(&traffic)),
+            let delivered = match session.is_asked.then(|| runtime.traffic(&session.ends)) {
+                Some(Ok(Some(traffic))) => Some(session.quality.delivered(&traffic)),
                 _ => None,
             };
             let say = PeerMessage::Report { session_id: *session_id, delivered, asks };
-            self.links.fars.get(client_session.peer).into_iter().for_each(|far| far.say(&say));
+            self.links.fars.get(session.peer).into_iter().for_each(|far| far.say(&say));
         }
     }
 
     /// Ends the open sessions with peers whose daemon was silent for `SILENCE`.
     pub(super) fn look_at_peers(&mut self, runtime: &mut PacketRuntime) {
-        let silent = |client_session: &ClientSession| {
-            self.links.fars.get(client_session.peer).is_some_and(|far| far.silence() > SILENCE)
+        let silent = |session: &ClientSession| {
+            self.links.fars.get(session.peer).is_some_and(|far| far.silence() > SILENCE)
         };
         let words =
             "no message came from the other end's daemon for 10 s: it is gone, or an address has changed";
@@ -244,7 +228,7 @@ impl SessionBroker {
 
     /// Ends sessions whose local address was removed from this host.
     pub(super) fn look_at_addresses(&mut self, runtime: &mut PacketRuntime) {
-        let gone = |client_session: &ClientSession| !is_here(client_session.ends.local);
+        let gone = |session: &ClientSession| !is_here(session.ends.local);
         self.end_those(
             runtime,
             &self.open(gone),
@@ -253,16 +237,17 @@ impl SessionBroker {
     }
 
     fn open(&self, wanted: impl Fn(&ClientSession) -> bool) -> Vec<u64> {
-        let open = self.client_sessions.iter().filter(|(_, client_session)| {
-            client_session.stage == ClientSessionStage::Open && wanted(client_session)
-        });
+        let open = self
+            .sessions
+            .iter()
+            .filter(|(_, session)| session.stage == ClientSessionStage::Open && wanted(session));
         open.map(|(session_id, _)| *session_id).collect()
     }
 
     /// Ends these sessions. The reason says how many sent datagrams were not acknowledged.
     fn end_those(&mut self, runtime: &mut PacketRuntime, lives: &[u64], words: &str) {
         for session_id in lives {
-            let ends = self.client_sessions.get(session_id).map(|client_session| client_session.ends);
+            let ends = self.sessions.get(session_id).map(|session| session.ends);
             let owed = ends.and_then(|ends| runtime.under_way(&ends).ok().flatten()).filter(|owed| *owed > 0);
             let owed = owed.map_or_else(String::new, |owed| {
                 format!("; of what was sent last, {owed} datagrams have not been acknowledged")

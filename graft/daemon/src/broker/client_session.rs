@@ -160,13 +160,13 @@ impl ClientSession {
 /// # Errors
 /// A session with this ID exists, and stays as it is.
 pub fn insert(
-    client_sessions: &mut BTreeMap<u64, ClientSession>,
+    sessions: &mut BTreeMap<u64, ClientSession>,
     session_id: u64,
-    client_session: ClientSession,
+    session: ClientSession,
 ) -> Result<(), Denied> {
-    match client_sessions.entry(session_id) {
+    match sessions.entry(session_id) {
         Entry::Vacant(place) => {
-            place.insert(client_session);
+            place.insert(session);
             Ok(())
         }
         Entry::Occupied(_) => {
@@ -196,14 +196,14 @@ mod tests {
             local: ([192, 0, 2, 1], port).into(),
             remote: ([192, 0, 2, 2], port).into(),
         };
-        let mut client_sessions = BTreeMap::new();
+        let mut sessions = BTreeMap::new();
         let own =
             ClientSession { is_own: true, ..ClientSession::offered(0, ends(1), "own".to_owned(), 7, 1000) };
-        insert(&mut client_sessions, 5, own).unwrap();
+        insert(&mut sessions, 5, own).unwrap();
         for peer in [0, 1] {
             let theirs = ClientSession::offered(peer, ends(2), "theirs".to_owned(), 8, 1001);
-            assert_eq!(insert(&mut client_sessions, 5, theirs).unwrap_err().0, SessionRefusal::Malformed);
-            let kept = client_sessions.get(&5).unwrap();
+            assert_eq!(insert(&mut sessions, 5, theirs).unwrap_err().0, SessionRefusal::Malformed);
+            let kept = sessions.get(&5).unwrap();
             assert!(kept.is_own && kept.client == Some(7) && kept.user == 1000 && kept.ends == ends(1));
         }
     }

@@ -24,10 +24,7 @@ impl SessionBroker {
         let Some(gone) = self.clients.remove(&client) else { return };
         if let ClientRole::Session(session_id) = gone.role {
             // The reason tells the other end whether all messages were sent.
-            let has_finished = self
-                .client_sessions
-                .get(&session_id)
-                .is_some_and(|client_session| client_session.sent.is_some());
+            let has_finished = self.sessions.get(&session_id).is_some_and(|session| session.sent.is_some());
             let reason = if has_finished {
                 "the other end has closed it"
             } else {
@@ -39,24 +36,19 @@ impl SessionBroker {
 
     /// Ends a session from this end, because its application has disconnected or cannot have it.
     pub(super) fn end_own(&mut self, session_id: u64, reason: &str) {
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
-        let is_told = matches!(client_session.stage, ClientSessionStage::Ending(_));
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        let is_told = matches!(session.stage, ClientSessionStage::Ending(_));
         let reason = short(reason);
         // A session that is already ending has sent its `Close`, or has got one.
         if !is_told {
-            client_session.said = Some(PendingMessage::new(PeerMessage::Close {
-                session_id,
-                messages: client_session.sent,
-                reason,
-            }));
+            session.said =
+                Some(PendingMessage::new(PeerMessage::Close { session_id, messages: session.sent, reason }));
         }
         // The application has gone, so nothing is repeated for it.
-        (client_session.client, client_session.finish) = (None, None);
-        client_session.stage = ClientSessionStage::Ending(Instant::now() + LET_GO);
-        let taken_back = self
-            .pooled_sockets
-            .get_mut(&client_session.ends)
-            .map(super::pooled_socket::PooledSocket::take_back);
+        (session.client, session.finish) = (None, None);
+        session.stage = ClientSessionStage::Ending(Instant::now() + LET_GO);
+        let taken_back =
+            self.sockets.get_mut(&session.ends).map(super::pooled_socket::PooledSocket::take_back);
         if let Some(Err(error)) = taken_back {
             warn!("a pooled socket could not be shut down: {error}");
         }
@@ -65,22 +57,22 @@ impl SessionBroker {
     /// Ends a session that the other end has ended, or whose other end is gone. The application can read datagrams
     /// that have arrived for a while.
     pub(super) fn end(&mut self, session_id: u64, reason: &str, is_told: bool) {
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
-        let client = client_session.client;
-        let stage = client_session.stage;
-        client_session.stage = ClientSessionStage::Ending(Instant::now() + LET_GO);
-        client_session.finish = None;
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        let client = session.client;
+        let stage = session.stage;
+        session.stage = ClientSessionStage::Ending(Instant::now() + LET_GO);
+        session.finish = None;
         let say = PeerMessage::Close { session_id, messages: None, reason: short(reason) };
         // A session that the other end has ended needs no `Close`.
-        client_session.said = (!is_told).then(|| PendingMessage::new(say));
+        session.said = (!is_told).then(|| PendingMessage::new(say));
         match stage {
             ClientSessionStage::Open => {
                 let word = BrokerReply::Closed { reason: reason.to_owned() };
                 client.into_iter().for_each(|client| self.tell(client, &word));
             }
             ClientSessionStage::Ending(_) => {}
-            _ if client_session.is_own => {
-                client_session.client = None;
+            _ if session.is_own => {
+                session.client = None;
                 let reason = reason.to_owned();
                 client.into_iter().for_each(|client| {
                     self.clients.entry(client).and_modify(ClientConnection::finish);
@@ -88,45 +80,44 @@ impl SessionBroker {
                 });
             }
             // The listening application has not been told of the session yet.
-            _ => client_session.client = None,
+            _ => session.client = None,
         }
     }
 
     /// Gives up a session that could not be opened, and tells the application why.
     pub(super) fn give_up(&mut self, session_id: u64, why: SessionRefusal, reason: &str) {
-        let own = self.client_sessions.get_mut(&session_id).filter(|client_session| client_session.is_own);
-        if let Some(client) = own.and_then(|client_session| client_session.client.take()) {
+        let own = self.sessions.get_mut(&session_id).filter(|session| session.is_own);
+        if let Some(client) = own.and_then(|session| session.client.take()) {
             self.clients.entry(client).and_modify(ClientConnection::finish);
             self.refuse(client, why, reason.to_owned());
         }
         self.end_own(session_id, reason);
     }
 
-    pub(super) fn tick_client_sessions(&mut self, runtime: &mut PacketRuntime, now: Instant) {
-        let lives: Vec<_> = self.client_sessions.keys().copied().collect();
+    pub(super) fn tick_sessions(&mut self, runtime: &mut PacketRuntime, now: Instant) {
+        let lives: Vec<_> = self.sessions.keys().copied().collect();
         for session_id in lives {
-            let Some(client_session) = self.client_sessions.get_mut(&session_id) else { continue };
-            if let Some(far) = self.links.fars.get(client_session.peer) {
-                client_session
+            let Some(session) = self.sessions.get_mut(&session_id) else { continue };
+            if let Some(far) = self.links.fars.get(session.peer) {
+                session
                     .said
                     .iter_mut()
-                    .chain(&mut client_session.finish)
+                    .chain(&mut session.finish)
                     .filter_map(|said| said.due_message(now))
                     .for_each(|say| far.say(say));
             }
-            match client_session.stage {
+            match session.stage {
                 ClientSessionStage::Open => self.try_change(runtime, session_id),
                 ClientSessionStage::Ending(until) => {
                     // The application can read until it closes its connection.
-                    let is_read =
-                        client_session.client.is_none_or(|client| !self.clients.contains_key(&client));
-                    let is_over = is_read && client_session.said.is_none();
+                    let is_read = session.client.is_none_or(|client| !self.clients.contains_key(&client));
+                    let is_over = is_read && session.said.is_none();
                     if now >= until || is_over {
                         self.let_go(session_id);
                     }
                 }
                 // Every state before `Open` has the same time limit.
-                _ if now > client_session.since + PATIENCE => {
+                _ if now > session.since + PATIENCE => {
                     self.give_up(
                         session_id,
                         SessionRefusal::Unreachable,
@@ -141,16 +132,16 @@ impl SessionBroker {
 
     /// Removes an ended session, whose pooled socket is free then.
     fn let_go(&mut self, session_id: u64) {
-        let Some(client_session) = self.client_sessions.remove(&session_id) else { return };
-        self.keeper.iter().for_each(|keeper| keeper.forget(&client_session.ends));
-        if let Some(pooled_socket) = self.pooled_sockets.get_mut(&client_session.ends) {
+        let Some(session) = self.sessions.remove(&session_id) else { return };
+        self.keeper.iter().for_each(|keeper| keeper.forget(&session.ends));
+        if let Some(socket) = self.sockets.get_mut(&session.ends) {
             // Only the end that has opened the session changes the socket's graft back.
-            pooled_socket.is_restless = client_session.is_own;
-            if let Err(error) = pooled_socket.take_back() {
+            socket.is_restless = session.is_own;
+            if let Err(error) = socket.take_back() {
                 warn!("a pooled socket could not be shut down: {error}");
             }
         }
-        client_session.client.and_then(|client| self.clients.remove(&client));
+        session.client.and_then(|client| self.clients.remove(&client));
     }
 
     /// Changes free pooled sockets back to the graft that only frames datagrams, so that the functions of their last
@@ -158,18 +149,16 @@ impl SessionBroker {
     pub(super) fn rest(&mut self, runtime: &mut PacketRuntime) {
         for peer in &self.peers {
             for (ends, _) in peer.pooled_sockets() {
-                let Some(pooled_socket) =
-                    self.pooled_sockets.get_mut(&ends).filter(|pooled_socket| pooled_socket.is_restless)
-                else {
+                let Some(socket) = self.sockets.get_mut(&ends).filter(|socket| socket.is_restless) else {
                     continue;
                 };
                 // Another session may have the socket by now.
-                if self.client_sessions.values().any(|client_session| client_session.ends == ends) {
+                if self.sessions.values().any(|session| session.ends == ends) {
                     continue;
                 }
                 let Some(seen) = runtime.see(&ends) else { continue };
                 if seen.is_idle {
-                    pooled_socket.is_restless = false;
+                    socket.is_restless = false;
                     // A failure does not matter: without the other end no datagram passes.
                     let _ = runtime.swap_anew(&peer.session_name(&ends), CANONICAL);
                 }

@@ -18,16 +18,15 @@ impl SessionBroker {
 
     pub(super) fn on_peer_message(&mut self, runtime: &mut PacketRuntime, peer: usize, say: PeerMessage) {
         // A message about a session with another peer is ignored.
-        let is_known = |session_id: &u64| {
-            self.client_sessions.get(session_id).is_some_and(|client_session| client_session.peer == peer)
-        };
+        let is_known =
+            |session_id: &u64| self.sessions.get(session_id).is_some_and(|session| session.peer == peer);
         match say {
             PeerMessage::Open { session_id, port, service, in_order } => {
                 // `Open` is repeated until it is answered, so one of a known session is accepted again.
                 let known = self
-                    .client_sessions
+                    .sessions
                     .get(&session_id)
-                    .is_some_and(|client_session| client_session.peer == peer && !client_session.is_own);
+                    .is_some_and(|session| session.peer == peer && !session.is_own);
                 let answer = match if known {
                     Ok(())
                 } else {
@@ -57,9 +56,7 @@ impl SessionBroker {
                 self.say(peer, &PeerMessage::Finished { session_id });
             }
             PeerMessage::Finished { session_id } if is_known(&session_id) => {
-                self.client_sessions
-                    .entry(session_id)
-                    .and_modify(|client_session| client_session.finish = None);
+                self.sessions.entry(session_id).and_modify(|session| session.finish = None);
             }
             PeerMessage::Close { session_id, messages, reason } => {
                 if is_known(&session_id) {
@@ -70,16 +67,14 @@ impl SessionBroker {
                 self.say(peer, &PeerMessage::Closed { session_id });
             }
             PeerMessage::Closed { session_id } if is_known(&session_id) => {
-                if let Some(client_session) = self.client_sessions.get_mut(&session_id) {
-                    client_session.said = None;
+                if let Some(session) = self.sessions.get_mut(&session_id) {
+                    session.said = None;
                 }
             }
             PeerMessage::Report { session_id, delivered, asks } if is_known(&session_id) => {
-                if let Some(client_session) = self.client_sessions.get_mut(&session_id) {
-                    client_session.is_asked = asks;
-                    delivered
-                        .into_iter()
-                        .for_each(|delivered| client_session.quality.on_delivered(delivered));
+                if let Some(session) = self.sessions.get_mut(&session_id) {
+                    session.is_asked = asks;
+                    delivered.into_iter().for_each(|delivered| session.quality.on_delivered(delivered));
                 }
             }
             // The other end has a session that this end does not know.
@@ -98,9 +93,6 @@ impl SessionBroker {
     }
 
     pub(super) fn say_of(&self, session_id: u64, say: &PeerMessage) {
-        self.client_sessions
-            .get(&session_id)
-            .into_iter()
-            .for_each(|client_session| self.say(client_session.peer, say));
+        self.sessions.get(&session_id).into_iter().for_each(|session| self.say(session.peer, say));
     }
 }

@@ -44,7 +44,7 @@ impl SessionBroker {
         let session_id = random()?;
         let say =
             PeerMessage::Open { session_id, port: ends.local.port(), service: service.clone(), in_order };
-        let client_session = ClientSession {
+        let session = ClientSession {
             stage: ClientSessionStage::Asking,
             is_own: true,
             graft,
@@ -53,7 +53,7 @@ impl SessionBroker {
             said: Some(PendingMessage::new(say)),
             ..ClientSession::offered(peer, ends, service, client, user)
         };
-        insert(&mut self.client_sessions, session_id, client_session)?;
+        insert(&mut self.sessions, session_id, session)?;
         self.clients.entry(client).and_modify(|client| client.role = ClientRole::Session(session_id));
         Ok(())
     }
@@ -61,20 +61,13 @@ impl SessionBroker {
     fn check_share(&mut self, peer: usize, user: u32) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
         let most = found.sessions_per_user;
-        let used = self
-            .client_sessions
-            .values()
-            .filter(|client_session| client_session.peer == peer && client_session.user == user)
-            .count();
+        let used =
+            self.sessions.values().filter(|session| session.peer == peer && session.user == user).count();
         let ours: Vec<_> = found.pooled_sockets().map(|(ends, _)| ends).collect();
         // A socket that an application still holds after its session counts as well.
         let held = ours.iter().filter(|ends| {
-            let is_lent = self.client_sessions.values().any(|client_session| client_session.ends == **ends);
-            !is_lent
-                && self
-                    .pooled_sockets
-                    .get_mut(ends)
-                    .is_some_and(|pooled_socket| pooled_socket.is_held_by(user))
+            let is_lent = self.sessions.values().any(|session| session.ends == **ends);
+            !is_lent && self.sockets.get_mut(ends).is_some_and(|socket| socket.is_held_by(user))
         });
         let held = held.count();
         match used + held < most {
@@ -99,14 +92,10 @@ impl SessionBroker {
         but: Option<SessionEnds>,
     ) -> Result<SessionEnds, Denied> {
         let Some(found) = self.peers.get(peer) else { return Err((SessionRefusal::Unknown, String::new())) };
-        let is_lent = |ends: &SessionEnds| {
-            self.client_sessions.values().any(|client_session| client_session.ends == *ends)
-        };
+        let is_lent = |ends: &SessionEnds| self.sessions.values().any(|session| session.ends == *ends);
         let own = found.pooled_sockets().filter(|(_, is_own)| *is_own).map(|(ends, _)| ends);
         let mut free: Vec<_> = own.filter(|ends| Some(*ends) != but && !is_lent(ends)).collect();
-        free.sort_by_key(|ends| {
-            self.pooled_sockets.get(ends).and_then(|pooled_socket| pooled_socket.released)
-        });
+        free.sort_by_key(|ends| self.sockets.get(ends).and_then(|socket| socket.released));
         let mut trouble = None;
         for ends in free {
             let seen = runtime.see(&ends);
@@ -115,8 +104,7 @@ impl SessionBroker {
                 trouble = seen.trouble;
                 continue;
             }
-            if self.pooled_sockets.get_mut(&ends).is_some_and(|pooled_socket| pooled_socket.prepare().is_ok())
-            {
+            if self.sockets.get_mut(&ends).is_some_and(|socket| socket.prepare().is_ok()) {
                 return Ok(ends);
             }
         }
@@ -143,12 +131,11 @@ impl SessionBroker {
     ) -> Result<(), Denied> {
         let Some(found) = self.peers.get(peer) else { return Ok(()) };
         // The other end opens sessions on the other half of the pool's ports.
-        let pooled_socket =
-            found.pooled_sockets().find(|(ends, is_own)| ends.local.port() == port && !is_own);
+        let socket = found.pooled_sockets().find(|(ends, is_own)| ends.local.port() == port && !is_own);
         let unknown =
             || (SessionRefusal::Malformed, format!("the other end may not open sessions at port {port}"));
-        let (ends, _) = pooled_socket.ok_or_else(unknown)?;
-        if self.client_sessions.values().any(|client_session| client_session.ends == ends) {
+        let (ends, _) = socket.ok_or_else(unknown)?;
+        if self.sessions.values().any(|session| session.ends == ends) {
             return Err((SessionRefusal::Busy, "the session of this port is still in use here".to_owned()));
         }
         let wanted = ClientRole::Listener { peer, service: service.clone() };
@@ -156,42 +143,41 @@ impl SessionBroker {
         let nobody = || (SessionRefusal::Unknown, format!("no application listens for {service} there"));
         let (client, user) = listener.map(|(at, client)| (*at, client.caller.user)).ok_or_else(nobody)?;
         self.check_share(peer, user)?;
-        let pooled_socket = self.pooled_sockets.get_mut(&ends);
-        if pooled_socket.is_none_or(|pooled_socket| pooled_socket.prepare().is_err()) {
+        let socket = self.sockets.get_mut(&ends);
+        if socket.is_none_or(|socket| socket.prepare().is_err()) {
             return Err((
                 SessionRefusal::Busy,
                 "its socket is still held by an application there".to_owned(),
             ));
         }
-        let client_session =
-            ClientSession { in_order, ..ClientSession::offered(peer, ends, service, client, user) };
-        insert(&mut self.client_sessions, session_id, client_session)
+        let session = ClientSession { in_order, ..ClientSession::offered(peer, ends, service, client, user) };
+        insert(&mut self.sessions, session_id, session)
     }
 
     /// Lends the pooled socket to the application and tells it. Returns `None` if that fails.
     fn lend(&mut self, session_id: u64, control: Option<&ControlEnd>) -> Option<()> {
-        let client_session = self.client_sessions.get_mut(&session_id)?;
-        let datagram_bytes = self.peers.get(client_session.peer)?.datagram_bytes;
-        let socket = self.pooled_sockets.get_mut(&client_session.ends)?.lend(client_session.user).ok()?;
+        let session = self.sessions.get_mut(&session_id)?;
+        let datagram_bytes = self.peers.get(session.peer)?.datagram_bytes;
+        let socket = self.sockets.get_mut(&session.ends)?.lend(session.user).ok()?;
         // The keeper has to hold the socket before the application can send.
-        self.keeper.iter().for_each(|keeper| keeper.keep(&client_session.ends, socket));
+        self.keeper.iter().for_each(|keeper| keeper.keep(&session.ends, socket));
         let opened = OpenedSession {
-            peer: self.peers.get(client_session.peer)?.name.clone(),
-            service: client_session.service.clone(),
-            graft: client_session.graft.clone(),
-            services: client_session.services(&self.offers),
-            in_order: client_session.in_order,
-            is_sealed: self.peers.get(client_session.peer)?.cipher.is_some(),
+            peer: self.peers.get(session.peer)?.name.clone(),
+            service: session.service.clone(),
+            graft: session.graft.clone(),
+            services: session.services(&self.offers),
+            in_order: session.in_order,
+            is_sealed: self.peers.get(session.peer)?.cipher.is_some(),
             datagram_bytes,
-            local: client_session.ends.local.to_string(),
-            remote: client_session.ends.remote.to_string(),
+            local: session.ends.local.to_string(),
+            remote: session.ends.remote.to_string(),
         };
-        let client = self.clients.get(&client_session.client?)?;
+        let client = self.clients.get(&session.client?)?;
         info!(
             peer = opened.peer,
             service = opened.service,
             graft = opened.graft,
-            user = client_session.user,
+            user = session.user,
             "an application has got a session"
         );
         let socket = socket.as_fd();
@@ -200,17 +186,17 @@ impl SessionBroker {
             None => (vec![socket], BrokerReply::Opened(opened)),
         };
         let is_taken = client.tell(&word, &descriptors);
-        (client_session.stage, client_session.said) = (ClientSessionStage::Open, None);
-        let peer = client_session.peer;
+        (session.stage, session.said) = (ClientSessionStage::Open, None);
+        let peer = session.peer;
         is_taken.then(|| self.links.fars.get_mut(peer).into_iter().for_each(|far| far.opened += 1))
     }
 
     pub(super) fn accepted(&mut self, session_id: u64) {
-        if let Some(client_session) = self.client_sessions.get_mut(&session_id)
-            && client_session.is_own
-            && client_session.stage == ClientSessionStage::Asking
+        if let Some(session) = self.sessions.get_mut(&session_id)
+            && session.is_own
+            && session.stage == ClientSessionStage::Asking
         {
-            (client_session.stage, client_session.said) = (ClientSessionStage::Waiting, None);
+            (session.stage, session.said) = (ClientSessionStage::Waiting, None);
         }
     }
 
@@ -221,20 +207,20 @@ impl SessionBroker {
         why: SessionRefusal,
         reason: &str,
     ) {
-        let Some(client_session) = self.client_sessions.get(&session_id) else { return };
-        if !client_session.is_own || client_session.stage != ClientSessionStage::Asking {
+        let Some(session) = self.sessions.get(&session_id) else { return };
+        if !session.is_own || session.stage != ClientSessionStage::Asking {
             return;
         }
-        let peer = client_session.peer;
-        let ends = client_session.ends;
-        let service = client_session.service.clone();
-        let in_order = client_session.in_order;
+        let peer = session.peer;
+        let ends = session.ends;
+        let service = session.service.clone();
+        let in_order = session.in_order;
         // An application at the other end still holds that pooled socket, so another one is tried.
         if why == SessionRefusal::Busy
             && let Ok(other) = self.free_socket(runtime, peer, Some(ends))
-            && let Some(client_session) = self.client_sessions.get_mut(&session_id)
+            && let Some(session) = self.sessions.get_mut(&session_id)
         {
-            client_session.ends = other;
+            session.ends = other;
             let mut said = PendingMessage::new(PeerMessage::Open {
                 session_id,
                 port: other.local.port(),
@@ -242,26 +228,26 @@ impl SessionBroker {
                 in_order,
             });
             said.next = Instant::now() + AGAIN;
-            client_session.said = Some(said);
+            session.said = Some(said);
             return;
         }
         self.give_up(session_id, why, &format!("the other end refuses: {reason}"));
         // The other end has no state of a refused session.
-        self.client_sessions.remove(&session_id);
+        self.sessions.remove(&session_id);
     }
 
     /// Restarts this end of the session with the chosen graft.
     pub(super) fn swap(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
-        let Some(client_session) = self.client_sessions.get_mut(&session_id) else { return };
-        let Some(seen) = runtime.see(&client_session.ends) else { return };
+        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        let Some(seen) = runtime.see(&session.ends) else { return };
         if !seen.is_idle {
             return;
         }
-        let Some(peer) = self.peers.get(client_session.peer) else { return };
-        let name = peer.session_name(&client_session.ends);
-        let graft = client_session.graft.clone();
+        let Some(peer) = self.peers.get(session.peer) else { return };
+        let name = peer.session_name(&session.ends);
+        let graft = session.graft.clone();
         match runtime.swap_anew(&name, &graft) {
-            Ok(()) => client_session.stage = ClientSessionStage::Swapping(true),
+            Ok(()) => session.stage = ClientSessionStage::Swapping(true),
             Err(error) => self.give_up(session_id, SessionRefusal::Impossible, &error.to_string()),
         }
     }
@@ -269,22 +255,18 @@ impl SessionBroker {
     /// Handles the message `Go`: the other end uses the graft and receives datagrams, so this end opens the session
     /// as well.
     pub(super) fn go(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
-        let Some(client_session) =
-            self.client_sessions.get_mut(&session_id).filter(|client_session| !client_session.is_own)
-        else {
+        let Some(session) = self.sessions.get_mut(&session_id).filter(|session| !session.is_own) else {
             return;
         };
-        match client_session.stage {
+        match session.stage {
             ClientSessionStage::Swapping(true) => {}
             // The other end has not received our `Ready`, which is sent again.
             ClientSessionStage::Open => return self.say_of(session_id, &PeerMessage::Ready { session_id }),
             _ => return,
         }
-        client_session.begin(runtime);
-        let caller = client_session
-            .client
-            .and_then(|client| self.clients.get(&client))
-            .map(|client| client.caller.clone());
+        session.begin(runtime);
+        let caller =
+            session.client.and_then(|client| self.clients.get(&client)).map(|client| client.caller.clone());
         let Some(caller) = caller else {
             return self.end_own(session_id, "the application that listened there has gone");
         };
@@ -300,16 +282,16 @@ impl SessionBroker {
             return self.end_own(session_id, "the application that listens there does not take it");
         }
         let client = self.add_client(ClientConnection::for_session(line, caller, session_id));
-        self.client_sessions
-            .entry(session_id)
-            .and_modify(|client_session| client_session.client = Some(client));
+        self.sessions.entry(session_id).and_modify(|session| session.client = Some(client));
         self.say_of(session_id, &PeerMessage::Ready { session_id });
     }
 
     pub(super) fn ready(&mut self, session_id: u64) {
-        if !self.client_sessions.get(&session_id).is_some_and(|client_session| {
-            client_session.is_own && client_session.stage == ClientSessionStage::Going
-        }) {
+        if !self
+            .sessions
+            .get(&session_id)
+            .is_some_and(|session| session.is_own && session.stage == ClientSessionStage::Going)
+        {
             return;
         }
         if self.lend(session_id, None).is_none() {

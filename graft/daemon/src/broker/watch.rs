@@ -18,18 +18,17 @@ use super::{
 impl SessionBroker {
     pub(super) fn look_at_quality(&mut self, runtime: &mut PacketRuntime) {
         let now = Instant::now();
-        let lives: Vec<_> = self.client_sessions.keys().copied().collect();
+        let lives: Vec<_> = self.sessions.keys().copied().collect();
         for session_id in lives {
-            let has_wishes = |client_session: &&mut ClientSession| {
-                client_session.stage == ClientSessionStage::Open && client_session.want.qos != Qos::default()
+            let has_wishes = |session: &&mut ClientSession| {
+                session.stage == ClientSessionStage::Open && session.want.qos != Qos::default()
             };
-            let Some(client_session) = self.client_sessions.get_mut(&session_id).filter(has_wishes) else {
+            let Some(session) = self.sessions.get_mut(&session_id).filter(has_wishes) else {
                 continue;
             };
-            let Ok(Some(traffic)) = runtime.traffic(&client_session.ends) else { continue };
-            client_session.quality.look(&traffic);
-            let (Some(far), Some(peer)) =
-                (self.links.fars.get(client_session.peer), self.peers.get(client_session.peer))
+            let Ok(Some(traffic)) = runtime.traffic(&session.ends) else { continue };
+            session.quality.look(&traffic);
+            let (Some(far), Some(peer)) = (self.links.fars.get(session.peer), self.peers.get(session.peer))
             else {
                 continue;
             };
@@ -38,24 +37,19 @@ impl SessionBroker {
             // counts.
             let path = PeerPathFigures {
                 round_trip: far.round_trip_now(),
-                loss: measured.loss.into_iter().chain(client_session.quality.loss()).reduce(f64::max),
+                loss: measured.loss.into_iter().chain(session.quality.loss()).reduce(f64::max),
             };
-            let Some(offer) = self.offers.iter().find(|offer| offer.graft == client_session.graft) else {
+            let Some(offer) = self.offers.iter().find(|offer| offer.graft == session.graft) else {
                 continue;
             };
-            let violations = client_session.quality.violations(
-                &client_session.want.qos,
-                offer,
-                &path,
-                peer.datagram_bytes,
-            );
-            let told = client_session.quality.due_violations(&violations, now);
-            let better = match violations.is_empty() || !client_session.may_adapt() {
+            let violations = session.quality.violations(&session.want.qos, offer, &path, peer.datagram_bytes);
+            let told = session.quality.due_violations(&violations, now);
+            let better = match violations.is_empty() || !session.may_adapt() {
                 true => None,
-                false => better(&self.offers, client_session, &path, peer.cipher.is_some()),
+                false => better(&self.offers, session, &path, peer.cipher.is_some()),
             };
-            let client = client_session.client;
-            let graft = client_session.graft.clone();
+            let client = session.client;
+            let graft = session.graft.clone();
             for violation in told {
                 info!(graft, ?violation, "a session does not meet the requirements of its application");
                 client
@@ -72,14 +66,12 @@ impl SessionBroker {
 /// Returns another graft that would meet the session's requirements.
 fn better(
     offers: &[Offer],
-    client_session: &ClientSession,
+    session: &ClientSession,
     path: &PeerPathFigures,
     is_sealed: bool,
 ) -> Option<String> {
-    let is_another = |offer: &&Offer| {
-        offer.graft != client_session.graft
-            && (client_session.in_order || !waits(&client_session.want, offer))
-    };
+    let is_another =
+        |offer: &&Offer| offer.graft != session.graft && (session.in_order || !waits(&session.want, offer));
     let others: Vec<_> = offers.iter().filter(is_another).cloned().collect();
-    choose(&others, &client_session.want, path, is_sealed).ok().map(|offer| offer.graft.clone())
+    choose(&others, &session.want, path, is_sealed).ok().map(|offer| offer.graft.clone())
 }
