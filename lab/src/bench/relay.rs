@@ -41,7 +41,7 @@ pub struct RelayBenchArgs {
     /// Find the highest rate that each relay sustains without loss instead, starting from --rate-hz
     #[arg(long, conflicts_with_all = ["plot", "impair"])]
     max_rate: bool,
-    /// Length of the measurement without instruments, seconds; those with instruments take half and a fifth of it
+    /// Length of the measurement without instruments, seconds; the runs with instruments take half and a fifth of it
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Number of runs of every relay with every number of subscribers

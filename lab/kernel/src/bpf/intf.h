@@ -34,7 +34,7 @@ struct probe_sample {
 };
 _Static_assert(sizeof(struct probe_sample) == 64, "probe_sample has no hidden padding");
 
-/* Fate of a packet that the probe looked at: index into the map `outcomes`. */
+/* Outcome of a packet at the probe; the index into the map `outcomes`. */
 enum probe_outcome {
 	PROBE_SAMPLED = 0,
 	PROBE_RING_FULL, /* would have been sampled, but userspace did not drain in time */

@@ -1,4 +1,4 @@
-//! `millrace-lab bench adapt`: the viewer's experience while a link loses most of its room and gets it back.
+//! `millrace-lab bench adapt`: what a viewer sees while a link loses most of its bandwidth and gets it back.
 
 mod ends;
 mod plot;
@@ -27,7 +27,7 @@ pub struct AdaptArgs {
     /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// How Millrace treats media where the link has too little room
+    /// How Millrace treats media where the link has too little bandwidth
     #[arg(long, value_enum, value_delimiter = ',', default_value = "adaptive,live,tail")]
     policies: Vec<AdaptPolicy>,
     /// Rates of the link in the first, second and last third of the time, Mbit/s
@@ -80,9 +80,9 @@ impl AdaptPolicy {
     }
 }
 
-/// Size of the link's queue, as the time in which the link sends it.
+/// Size of the link's queue, as the time that the link needs to send it.
 const QUEUE_MS: u64 = 100;
-/// Longest time from the start of the subscriber to its result, in addition to the time of publishing.
+/// Longest time that the subscriber may take beyond the time of publishing.
 const SLACK: Duration = Duration::from_secs(60);
 
 pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
@@ -120,7 +120,7 @@ pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
 
 struct AdaptRow {
     relay: Contender,
-    /// Millrace's policy; other relays have none.
+    /// Policy of Millrace; `None` for other relays.
     policy: Option<AdaptPolicy>,
     rounds: Vec<Result<AdaptRound, String>>,
 }
@@ -140,7 +140,7 @@ impl AdaptRow {
         format!("{}{policy}", self.relay.label())
     }
 
-    /// Returns the figures of the rounds that worked.
+    /// Returns the figures of the rounds that succeeded.
     fn figures(&self) -> Vec<AdaptFigures> {
         self.rounds.iter().flatten().map(|round| round.figures).collect()
     }
@@ -276,7 +276,7 @@ impl AdaptArgs {
         let sent: SentRates =
             serde_json::from_str(&publisher.finish(limit)?).context("the publisher's words")?;
         drop(relay);
-        ensure!(!came.is_empty(), "nothing has arrived");
+        ensure!(!came.is_empty(), "no object has arrived at the subscriber");
         Ok(AdaptRound {
             figures: AdaptFigures::from_arrivals(&sent, &came, &changes),
             renditions: shown::renditions(&sent, &came),

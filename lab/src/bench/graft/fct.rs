@@ -33,7 +33,7 @@ pub struct FctArgs {
     /// Loss of the link, at random, in the direction of the data
     #[arg(long, value_delimiter = ',', default_value = "0,1,2,5", value_name = "PERCENT")]
     loss: Vec<f64>,
-    /// Round trip without queue
+    /// Round-trip time while the queue is empty
     #[arg(long, value_delimiter = ',', default_value = "20,100,600", value_name = "MS")]
     rtt_ms: Vec<u32>,
     /// Only these combinations of size, loss and round trip, instead of the options above
