@@ -110,7 +110,7 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FloodFigures {
     /// Bodies that honest clients got per second, during the first flood and before it. Only the first flood runs
-    /// beside honest traffic.
+    /// while honest clients send requests.
     pub requests_per_second: f64,
     pub calm_requests_per_second: f64,
     pub mean_duration_ms: f64,
