@@ -1,9 +1,12 @@
 // Opens a relay's page in Chromium, and waits for a picture. Watches for some time, then prints what the page's
 // script recorded.
 //
-// The only argument is JSON: `chromium`, `url` of the page, `web` (content that replaces /web.json), `certificate` (a
-// file whose hash is added to it), `latencyMs`, `limitMs` until the first picture, `watchMs` from then on, and
-// `screenshot` (a file, or null).
+// The only argument is JSON with these fields:
+//
+// * `chromium`, `url` of the page, and `latencyMs`;
+// * `web` (content that replaces /web.json), and `certificate` (a file whose hash is added to it);
+// * `limitMs` until the first picture, and `watchMs` from then on;
+// * `screenshot` (a file, or null).
 
 import { X509Certificate } from "node:crypto";
 import { readFileSync, writeFileSync } from "node:fs";
