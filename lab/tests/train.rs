@@ -79,7 +79,7 @@ fn measured_runs_are_learned_and_reported() {
     let few = said(&run(here, "graft why --model few.json --what-if loss=1,offer=nothing,profile=loss"));
     assert!(few.starts_with("cubic:"), "only what it was trained with: {few}");
     let unknown = error(&run(here, "train runs.csv --out few.json --arms cubic,vegas"));
-    assert!(unknown.contains("no transfer was by vegas"), "{unknown}");
+    assert!(unknown.contains("it has no transfer with the arm vegas"), "{unknown}");
     let answer = ask("loss=1,offer=nothing,profile=loss");
     assert!(answer.contains("loss is 1 %: more than 0.5 %"), "the way in words: {answer}");
     let data = said(&run(here, "graft why --json --model model.json --what-if loss=1,profile=loss"));
@@ -96,8 +96,8 @@ fn wrong_input_is_named() {
     let table = [
         (good.replacen(",bbr,", ",b/r,", 1), "line 3: arm \"b/r\""),
         (good[..good.len() - 9].to_owned(), "it has no end"),
-        (good.lines().take(10).map(|line| format!("{line}\n")).collect(), "at least 5 are wanted"),
-        ("network,arm\n".to_owned(), "first line is not that of `millrace-lab bench graft select`"),
+        (good.lines().take(10).map(|line| format!("{line}\n")).collect(), "at least 5 are needed"),
+        ("network,arm\n".to_owned(), "first line is not the one that `millrace-lab bench graft select` writes"),
     ];
     for (text, wanted) in table {
         write("wrong.csv", &text);

@@ -156,11 +156,11 @@ impl MatrixEnd {
         let (first, last) = program.drafts();
         match way.transport {
             LabTransport::Raw if program == MatrixProgram::Chromium => {
-                Some("a browser cannot use raw QUIC".to_owned())
+                Some("a browser has no raw QUIC".to_owned())
             }
             _ if (first..=last).contains(&way.draft) => None,
-            _ if first == last => Some(format!("{} supports only draft {first}", program.name())),
-            _ => Some(format!("{} supports drafts {first} to {last}", program.name())),
+            _ if first == last => Some(format!("{} speaks draft {first} only", program.name())),
+            _ => Some(format!("{} speaks drafts {first} to {last}", program.name())),
         }
     }
 
@@ -176,7 +176,7 @@ impl MatrixEnd {
             let player = self.program.name();
             let written = CatalogFormat::list(written);
             let read = CatalogFormat::list(read);
-            Some(format!("{publisher} writes its catalog as {written}, {player} reads {read}"))
+            Some(format!("{publisher} writes its catalog in {written} format, {player} reads {read}"))
         })
     }
 
@@ -282,7 +282,7 @@ mod tests {
             (
                 end(MoqPub, Raw, 18),
                 end(MoqCli, Raw, 18),
-                Some("moq-pub describes its tracks in moq-pub's words, moq-cli reads hang or MSF"),
+                Some("moq-pub writes its catalog in moq-pub's format, moq-cli reads hang or MSF"),
             ),
         ];
         for (publisher, player, why) in table {
