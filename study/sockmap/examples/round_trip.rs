@@ -1,4 +1,5 @@
-//! Measures round trips of 64 bytes between two sockets on loopback, by TCP and past it, in turns: `round_trip [COUNT]`. Needs root.
+//! Measures round trips of 64 bytes between two sockets on loopback, in turn by TCP and past it: `round_trip [COUNT]`.
+//! Needs root.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -25,7 +26,7 @@ fn main() {
             let echo = thread::spawn(move || echo(broker));
             let mut times = round_trips(&application, count);
             drop(application);
-            // The echo ends with the application.
+            // The echo thread ends when the application's socket is closed.
             let _ = echo.join();
             times.sort_unstable();
             let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or_default();

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The interface between bypass.bpf.c and lib.rs. */
+/* Structures shared by bypass.bpf.c and lib.rs. */
 #ifndef MILLRACE_BYPASS_H
 #define MILLRACE_BYPASS_H
 
 #include <linux/bpf.h>
 #include <linux/types.h>
 
-/* Both ends of as many connections as a broker can have; more are not entered, and go by TCP. */
+/* Largest number of sockets: two for each of a broker's connections. Further ones are not entered and use TCP. */
 #define BYPASS_SOCKETS 131072
 
 struct bypass_config {
@@ -18,14 +18,14 @@ struct bypass_config {
 
 _Static_assert(sizeof(struct bypass_config) == 16, "as lib.rs writes it");
 
-/* One end of a connection. */
+/* Address and port of one side of a connection. */
 struct bypass_end {
 	__u32 address[4]; /* network order; IPv4 as ::ffff:a.b.c.d */
 	__u16 port;	  /* host order */
 	__u16 pad;
 };
 
-/* A socket, by its own end and the other. */
+/* A socket, by its own side and the opposite one. */
 struct bypass_key {
 	struct bypass_end near;
 	struct bypass_end far;
@@ -33,7 +33,7 @@ struct bypass_key {
 
 _Static_assert(sizeof(struct bypass_key) == 40, "as lib.rs writes it");
 
-/* Counts of a socket's sent bytes. Only its own system calls change this, one at a time. */
+/* Counts of the bytes that a socket has sent. Only the socket's own send calls change it, one at a time. */
 struct bypass_sent {
 	__u64 passed_on; /* bytes */
 	__u64 by_tcp;
@@ -42,7 +42,7 @@ struct bypass_sent {
 	__u32 is_broker; /* 1: the broker's end */
 };
 
-/* The outcome of each call that sends, and of sockets that might be entered. */
+/* Outcome of each send call, and of each attempt to enter a socket. */
 enum bypass_verdict {
 	BYPASS_PASSED_ON, /* to the other end's queue */
 	BYPASS_FULL,	  /* the broker has yet to take as much as it may: by TCP, which waits for it */
