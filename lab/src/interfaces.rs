@@ -60,7 +60,7 @@ pub fn run(args: InterfaceArgs) -> anyhow::Result<()> {
         nix::unistd::geteuid().is_root(),
         "this command needs root: it creates network namespaces, and the relay loads BPF programs"
     );
-    ensure!(args.seconds > 0 && args.rate_hz > 0, "--seconds and --rate-hz are at least 1");
+    ensure!(args.seconds > 0 && args.rate_hz > 0, "--seconds and --rate-hz must be at least 1");
     lab::remove_on_signal()?;
     let setups = args.setups();
     let progress = BenchProgress::with_steps(setups.len());

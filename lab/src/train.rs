@@ -64,8 +64,11 @@ pub struct TrainArgs {
 }
 
 pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
-    ensure!(args.least > 0.0 && args.least.is_finite() && args.doubt.is_finite(), "--least is above 0");
-    ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth is from 1 to {DEPTH_MAX}");
+    ensure!(
+        args.least > 0.0 && args.least.is_finite() && args.doubt.is_finite(),
+        "--least must be above 0, and --doubt a finite number"
+    );
+    ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth must be from 1 to {DEPTH_MAX}");
     let name = || args.csv.display().to_string();
     let text = file::read(&args.csv, runs::BYTES_MAX)?;
     let mut runs = runs::parse(&text).with_context(name)?;

@@ -88,18 +88,18 @@ const FLOWING: f64 = 0.1;
 pub fn run(args: FairnessArgs) -> anyhow::Result<()> {
     ensure!(
         args.bottleneck.rate_mbit > 0 && args.bottleneck.rtt_ms > 0,
-        "--rate-mbit and --rtt-ms are at least 1"
+        "--rate-mbit and --rtt-ms must be at least 1"
     );
     ensure!(
         args.bottleneck.rounds > 0 && args.bottleneck.seconds >= 1.0,
-        "--rounds and --seconds are at least 1"
+        "--rounds and --seconds must be at least 1"
     );
-    ensure!(args.bottleneck.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers are more than 0");
+    ensure!(args.bottleneck.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers must be more than 0");
     ensure!(
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no congestion control: leave it out of --relays"
     );
-    ensure!(args.bottleneck.labs > 0, "--labs is at least 1");
+    ensure!(args.bottleneck.labs > 0, "--labs must be at least 1");
     ensure!(
         args.bottleneck.labs == 1 || args.relays.is_empty(),
         "--labs must be 1 with relays: they need the CPUs for themselves"

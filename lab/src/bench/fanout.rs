@@ -65,9 +65,9 @@ pub fn run(args: FanoutArgs) -> anyhow::Result<()> {
 
 impl FanoutArgs {
     fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds are at least 1");
-        ensure!(self.receivers.iter().all(|n| *n > 0), "--receivers are at least 1");
-        ensure!(self.seconds > 0.0, "--seconds is more than 0");
+        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds must be at least 1");
+        ensure!(self.receivers.iter().all(|n| *n > 0), "--receivers must be at least 1");
+        ensure!(self.seconds > 0.0, "--seconds must be more than 0");
         ensure!(
             self.packet_bytes >= 100,
             "--packet-bytes must be at least 100: smaller packets look like requests to join"

@@ -67,8 +67,8 @@ const NEWCOMER: &str = "newcomer";
 const STEADY: &str = "steady";
 
 pub fn run(args: HostileArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
-    ensure!(args.clients > 0, "--clients is at least 1");
+    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds must be at least 1");
+    ensure!(args.clients > 0, "--clients must be at least 1");
     let mut rows = args.rows()?;
     warn_if_busy()?;
     let mut topology = Topology::standard(1, 1);

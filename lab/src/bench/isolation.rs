@@ -57,8 +57,8 @@ const FLOWING: f64 = 0.8;
 const SPARE_SECONDS: f64 = 3.0;
 
 pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
-    ensure!(args.rate_hz > 0, "--rate-hz is at least 1");
+    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds must be at least 1");
+    ensure!(args.rate_hz > 0, "--rate-hz must be at least 1");
     ensure!(
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no tracks: leave it out of --relays"

@@ -219,9 +219,9 @@ impl MoveArgs {
                 other.label()
             );
         }
-        ensure!(self.sessions > 0 && self.rounds > 0, "--sessions and --rounds are at least 1");
-        ensure!(self.rate_hz > 0, "--rate-hz is at least 1");
-        ensure!((0.0..10.0).contains(&self.within), "--within is 0 to 10 seconds");
+        ensure!(self.sessions > 0 && self.rounds > 0, "--sessions and --rounds must be at least 1");
+        ensure!(self.rate_hz > 0, "--rate-hz must be at least 1");
+        ensure!((0.0..10.0).contains(&self.within), "--within must be 0 to 10 seconds");
         Ok(())
     }
 

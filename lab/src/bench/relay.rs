@@ -135,9 +135,9 @@ impl RelayBenchArgs {
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds are at least 1");
-        ensure!(self.subscribers.iter().all(|n| *n > 0), "--subscribers are at least 1");
-        ensure!(self.seconds > 0.0, "--seconds is more than 0");
+        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds must be at least 1");
+        ensure!(self.subscribers.iter().all(|n| *n > 0), "--subscribers must be at least 1");
+        ensure!(self.seconds > 0.0, "--seconds must be more than 0");
         ensure!(
             self.object_bytes >= 64,
             "--object-bytes must be at least 64: packets of smaller objects look like acknowledgements"

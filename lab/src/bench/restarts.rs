@@ -156,7 +156,7 @@ impl RestartArgs {
             self.relays.iter().all(is_ours),
             "--relays must be Millrace's: other relays end subscriptions when their publisher ends"
         );
-        ensure!(self.rounds > 0 && self.rate_hz > 0, "--rounds and --rate-hz are at least 1");
+        ensure!(self.rounds > 0 && self.rate_hz > 0, "--rounds and --rate-hz must be at least 1");
         let absences = || self.publisher_absent.iter().chain(&self.relay_absent);
         ensure!(
             absences().all(|seconds| (0.0..=30.0).contains(seconds)),

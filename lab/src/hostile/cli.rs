@@ -91,8 +91,8 @@ pub fn run(args: &HostileCommandArgs) -> Result<()> {
 
 impl HostileCommandArgs {
     fn effort(&self) -> Result<Effort> {
-        ensure!(self.clients > 0, "--clients is at least 1");
-        ensure!((1..=100_000).contains(&self.packets_per_s), "--packets-per-s is 1 to 100,000");
+        ensure!(self.clients > 0, "--clients must be at least 1");
+        ensure!((1..=100_000).contains(&self.packets_per_s), "--packets-per-s must be 1 to 100,000");
         let repeat = self.duration.map_or(ScenarioRepeat::Rounds(self.rounds), ScenarioRepeat::For);
         Ok(Effort { clients: self.clients, repeat, packets_per_s: self.packets_per_s })
     }

@@ -94,10 +94,10 @@ impl ReceiversArgs {
     fn settings(&self) -> Result<Settings> {
         let url = parse_url(&self.url)?;
         ensure!(url.scheme() == "moqt", "{url}: receivers support only raw QUIC, moqt://");
-        ensure!(self.sessions > 0, "--sessions is at least 1");
-        ensure!((0.0..=100.0).contains(&self.move_share), "--move-share is 0 to 100");
+        ensure!(self.sessions > 0, "--sessions must be at least 1");
+        ensure!((0.0..=100.0).contains(&self.move_share), "--move-share must be 0 to 100");
         ensure!(self.move_every.is_none() || self.sockets > 1, "--sockets must be at least 2 for moves");
-        ensure!(self.move_every != Some(Duration::ZERO), "--move-every is more than 0");
+        ensure!(self.move_every != Some(Duration::ZERO), "--move-every must be more than 0");
         let wave = WaveSettings { share: self.move_share / 100.0, within: self.move_within };
         Ok(Settings {
             relay: resolve(&url)?,

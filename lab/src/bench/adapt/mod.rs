@@ -93,10 +93,10 @@ pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no tracks: leave it out of --relays"
     );
-    ensure!(args.rounds > 0 && args.seconds >= 3, "--rounds is at least 1, --seconds at least 3");
+    ensure!(args.rounds > 0 && args.seconds >= 3, "--rounds must be at least 1, --seconds at least 3");
     ensure!(
         !args.rates_mbit.is_empty() && args.rates_mbit.iter().all(|rate| *rate > 0),
-        "--rates-mbit are at least 1"
+        "--rates-mbit must be at least 1"
     );
     warn_if_busy()?;
     let mut rows = args.rows();

@@ -104,8 +104,8 @@ impl CostArgs {
             rates().all(|hz| (1..=MAX_FREQUENCY_HZ).contains(hz)),
             "samples per second are 1 to {MAX_FREQUENCY_HZ}"
         );
-        ensure!(self.pair_seconds > 0.0, "--pair-seconds is more than 0");
-        ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds is not negative");
+        ensure!(self.pair_seconds > 0.0, "--pair-seconds must be more than 0");
+        ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds must not be negative");
         ensure!(
             self.scenarios || self.steps() > 0,
             "nothing is left to measure: --pairs, --accuracy-seconds and --only leave all out"

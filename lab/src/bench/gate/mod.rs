@@ -109,11 +109,11 @@ impl GateArgs {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(
             self.requests > 0 && self.attack_rate_hz > 0,
-            "--requests and --attack-rate-hz are at least 1"
+            "--requests and --attack-rate-hz must be at least 1"
         );
-        ensure!(self.rounds > 0, "--rounds is at least 1");
-        ensure!(self.calm_seconds > 0.0, "--calm-seconds is more than 0");
-        ensure!(self.flood_seconds > 0.0, "--flood-seconds is more than 0");
+        ensure!(self.rounds > 0, "--rounds must be at least 1");
+        ensure!(self.calm_seconds > 0.0, "--calm-seconds must be more than 0");
+        ensure!(self.flood_seconds > 0.0, "--flood-seconds must be more than 0");
         Ok(())
     }
 

@@ -83,8 +83,8 @@ struct Went {
 }
 
 pub fn run(args: ChoiceArgs) -> anyhow::Result<()> {
-    ensure!(args.connections > SETTLED, "--connections is more than {SETTLED}");
-    ensure!(args.size_kib > 0, "--size-kib is at least 1");
+    ensure!(args.connections > SETTLED, "--connections must be more than {SETTLED}");
+    ensure!(args.size_kib > 0, "--size-kib must be at least 1");
     let _grafts = register(std::slice::from_ref(&args.learned))?;
     let progress = BenchProgress::with_steps(args.networks.len());
     let mut rows = Vec::new();

@@ -51,7 +51,7 @@ struct CrowdedRow {
 }
 
 pub fn run(args: CrowdedArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0, "--rounds is at least 1");
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     warn_if_busy()?;
     let progress = BenchProgress::with_steps(args.carriers.len());
     let mut rows = Vec::new();

@@ -36,7 +36,7 @@ struct DeployRow {
 }
 
 pub fn run(args: DeployArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0, "--rounds is at least 1");
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     warn_if_busy()?;
     let cgroup = HostCgroup::new("deploy")?;
     let mut rows: Vec<DeployRow> = Vec::new();

@@ -92,9 +92,9 @@ impl FromStr for FctCell {
 }
 
 pub fn run(args: FctArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.limit > 0, "--rounds and --limit are at least 1");
-    ensure!(args.rate_mbit > 0, "--rate-mbit is at least 1");
-    ensure!(args.labs > 0, "--labs is at least 1");
+    ensure!(args.rounds > 0 && args.limit > 0, "--rounds and --limit must be at least 1");
+    ensure!(args.rate_mbit > 0, "--rate-mbit must be at least 1");
+    ensure!(args.labs > 0, "--labs must be at least 1");
     let cells = args.cells();
     cells.iter().try_for_each(|cell| cell.network.check())?;
     let mut rows = Vec::new();

@@ -88,7 +88,7 @@ struct GatewayRow {
 pub fn run(args: GatewayArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.messages > 0 && args.size > 0,
-        "--rounds, --messages and --size are at least 1"
+        "--rounds, --messages and --size must be at least 1"
     );
     args.network.check()?;
     warn_if_busy()?;

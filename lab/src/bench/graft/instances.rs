@@ -94,10 +94,10 @@ struct InstanceRow {
 pub fn run(args: InstanceArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.messages > 0 && args.mib > 0,
-        "--rounds, --messages and --mib are at least 1"
+        "--rounds, --messages and --mib must be at least 1"
     );
-    ensure!((1..=MOST).contains(&args.connections), "--connections is from 1 to {MOST}");
-    ensure!(args.cgroups > 0, "--cgroups is at least 1");
+    ensure!((1..=MOST).contains(&args.connections), "--connections must be from 1 to {MOST}");
+    ensure!(args.cgroups > 0, "--cgroups must be at least 1");
     warn_if_busy()?;
     let mut rows: Vec<InstanceRow> =
         Per::ALL.into_iter().map(|per| InstanceRow::from_args(per, &args)).collect();

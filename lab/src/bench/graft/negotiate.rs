@@ -52,7 +52,7 @@ struct NegotiateRow {
 }
 
 pub fn run(args: NegotiateArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.connections > 0, "--rounds and --connections are at least 1");
+    ensure!(args.rounds > 0 && args.connections > 0, "--rounds and --connections must be at least 1");
     warn_if_busy()?;
     let mut rows = Vec::new();
     let progress = BenchProgress::with_steps(args.rtt_ms.len() * args.pools.len() * args.rounds);

@@ -74,7 +74,7 @@ impl PacketBench {
             bail!("--lists must be two lists, such as number+repair,number")
         };
         let count = self.count.unwrap_or_default();
-        ensure!(count > 0 && self.rate > 0, "--packets and --rate are at least 1");
+        ensure!(count > 0 && self.rate > 0, "--packets and --rate must be at least 1");
         let mut topology = Topology::standard(1, 1);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", self.rtt_ms * 500))?;
         let site = BenchSite::new(&topology)?;

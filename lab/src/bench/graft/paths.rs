@@ -63,7 +63,7 @@ struct PathFigures {
 }
 
 pub fn run(args: PathArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds > 1, "--rounds is at least 1, --seconds 2");
+    ensure!(args.rounds > 0 && args.seconds > 1, "--rounds must be at least 1, --seconds at least 2");
     args.links.check()?;
     warn_if_busy()?;
     let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);

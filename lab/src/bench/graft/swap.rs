@@ -52,7 +52,7 @@ pub fn run(args: SwapArgs) -> anyhow::Result<()> {
     let [one, other] = &args.between[..] else {
         return Err(anyhow!("--between must be two names"));
     };
-    ensure!(args.rounds > 0, "--rounds is at least 1");
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     warn_if_busy()?;
     let _grafts = register(&args.between)?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;

@@ -34,8 +34,8 @@ pub struct LinkProperties {
 
 impl LinkProperties {
     pub fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rate_mbit > 0, "--rate-mbit is at least 1");
-        ensure!((0.0..100.0).contains(&self.loss), "--loss is from 0 to less than 100 %");
+        ensure!(self.rate_mbit > 0, "--rate-mbit must be at least 1");
+        ensure!((0.0..100.0).contains(&self.loss), "--loss must be from 0 to less than 100 %");
         Ok(())
     }
 

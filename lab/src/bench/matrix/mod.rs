@@ -126,7 +126,7 @@ impl MatrixArgs {
         if let Some(program) = self.players.iter().find(|program| !program.plays()) {
             bail!("--players: {} cannot play", program.name());
         }
-        ensure!((1..=60).contains(&self.seconds), "--seconds is 1 to 60");
+        ensure!((1..=60).contains(&self.seconds), "--seconds must be 1 to 60");
         let other = self.relays.iter().find(|relay| relay.engine().is_none());
         other.map_or(Ok(()), |relay| bail!("--relays: {} is not a Millrace relay", relay.label()))
     }

@@ -63,7 +63,7 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 pub fn run(args: ThesisArgs) -> anyhow::Result<()> {
-    ensure!(args.seconds >= 1.0 && args.rounds > 0, "--seconds and --rounds are at least 1");
+    ensure!(args.seconds >= 1.0 && args.rounds > 0, "--seconds and --rounds must be at least 1");
     warn_if_busy()?;
     let bench = ThesisBench::new(&args)?;
     let mut rows = Vec::new();

@@ -59,7 +59,7 @@ const LAST: Duration = Duration::from_secs(2);
 const SPARE: u64 = viewer::LIMIT.as_secs() + 10;
 
 pub fn run(args: WatchArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds are at least 1");
+    ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds must be at least 1");
     let most = clip::MOST_SECONDS - SPARE;
     ensure!(args.seconds <= most, "--seconds must be at most {most}: frame numbers have 16 bits");
     ensure!(

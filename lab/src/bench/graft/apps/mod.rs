@@ -113,12 +113,12 @@ impl AppRoute {
 pub fn run(args: AppArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.limit > 0 && args.labs > 0,
-        "--rounds, --limit and --labs are at least 1"
+        "--rounds, --limit and --labs must be at least 1"
     );
-    ensure!(args.rate_mbit > 0, "--rate-mbit is at least 1");
+    ensure!(args.rate_mbit > 0, "--rate-mbit must be at least 1");
     ensure!(
         (1..=100).contains(&args.film_mbit) && (2..=600).contains(&args.film_seconds),
-        "--film-mbit is from 1 to 100, --film-seconds from 2 to 600"
+        "--film-mbit must be from 1 to 100, --film-seconds from 2 to 600"
     );
     args.networks.iter().try_for_each(NetworkProfile::check)?;
     let mut rows = Vec::new();

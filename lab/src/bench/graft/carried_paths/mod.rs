@@ -114,7 +114,7 @@ struct CarriedPathFigures {
 pub fn run(args: CarriedPathArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.labs > 0 && args.seconds > 1,
-        "--rounds and --labs are at least 1, --seconds 2"
+        "--rounds and --labs must be at least 1, --seconds at least 2"
     );
     args.links.check()?;
     let mptcp = fs::read_to_string("/proc/sys/net/mptcp/enabled").unwrap_or_default();

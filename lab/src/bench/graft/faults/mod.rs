@@ -168,8 +168,8 @@ impl FaultCase<'_> {
 }
 
 pub fn run(args: &FaultArgs) -> anyhow::Result<()> {
-    ensure!(args.cuts > 0 && args.labs > 0, "--cuts and --labs are at least 1");
-    ensure!(args.connects > 0 && args.seconds > 0, "--connects and --seconds are at least 1");
+    ensure!(args.cuts > 0 && args.labs > 0, "--cuts and --labs must be at least 1");
+    ensure!(args.connects > 0 && args.seconds > 0, "--connects and --seconds must be at least 1");
     let wanted = |kind: &FaultedCarrier| args.carriers.is_empty() || args.carriers.contains(kind);
     let faults = clap::ValueEnum::value_variants().iter().copied();
     let faults = faults.filter(|fault| args.only.is_empty() || args.only.contains(fault));

@@ -99,11 +99,11 @@ pub fn run(args: ReconfigureArgs) -> anyhow::Result<()> {
 
 impl ReconfigureArgs {
     fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rounds > 0 && self.megabytes > 0, "--rounds and --megabytes are at least 1");
-        ensure!((1..=256).contains(&self.window), "--window is from 1 to 256");
-        ensure!((16..=1400).contains(&self.bytes), "--bytes are from 16 to 1400");
-        ensure!((0.0..100.0).contains(&self.loss), "--loss is from 0 to less than 100 %");
-        ensure!(self.after_s > 0.0 && self.far_s > 0.0, "--after-s and --far-s are more than 0");
+        ensure!(self.rounds > 0 && self.megabytes > 0, "--rounds and --megabytes must be at least 1");
+        ensure!((1..=256).contains(&self.window), "--window must be from 1 to 256");
+        ensure!((16..=1400).contains(&self.bytes), "--bytes must be from 16 to 1400");
+        ensure!((0.0..100.0).contains(&self.loss), "--loss must be from 0 to less than 100 %");
+        ensure!(self.after_s > 0.0 && self.far_s > 0.0, "--after-s and --far-s must be more than 0");
         let Self { rtt_ms, at_rtt_ms, far_rtt_ms, .. } = self;
         ensure!(
             *rtt_ms < self.until_rtt_ms() && at_rtt_ms <= far_rtt_ms,

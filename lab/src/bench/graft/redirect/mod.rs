@@ -83,10 +83,10 @@ struct RedirectRow<'a> {
 }
 
 pub fn run(args: RedirectArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages are at least 1");
-    ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds is more than 0 and less than 3600");
-    ensure!(args.connections <= CONNECTIONS_MAX, "--connections is at most {CONNECTIONS_MAX}");
-    ensure!(args.waves > 0, "--waves is at least 1");
+    ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages must be at least 1");
+    ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds must be more than 0 and less than 3600");
+    ensure!(args.connections <= CONNECTIONS_MAX, "--connections must be at most {CONNECTIONS_MAX}");
+    ensure!(args.waves > 0, "--waves must be at least 1");
     ensure!(
         args.plot.is_none() || args.parts.contains(&RedirectPart::Ways),
         "--plot draws the comparison of ways, so --parts must include ways"

@@ -75,10 +75,13 @@ enum RepairPart {
 pub fn run(args: RepairArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.seconds > 0 && args.rate > 0,
-        "--rounds, --seconds and --rate are at least 1"
+        "--rounds, --seconds and --rate must be at least 1"
     );
-    ensure!(args.windows.iter().all(|packets| (1..=256).contains(packets)), "--windows are from 1 to 256");
-    ensure!((16..=1400).contains(&args.bytes), "--bytes are from 16 to 1400");
+    ensure!(
+        args.windows.iter().all(|packets| (1..=256).contains(packets)),
+        "--windows must be from 1 to 256"
+    );
+    ensure!((16..=1400).contains(&args.bytes), "--bytes must be from 16 to 1400");
     let mut losses = args.loss.iter().chain([&args.delay_loss]);
     ensure!(losses.all(|loss| (0.0..100.0).contains(loss)), "losses are from 0 to less than 100 %");
     warn_if_busy()?;

@@ -84,10 +84,10 @@ struct Job<'a> {
 pub fn run(args: SelectArgs) -> anyhow::Result<()> {
     ensure!(
         args.at_once > 0 && args.limit > 0 && args.seeds > 0,
-        "--at-once, --limit and --seeds are at least 1"
+        "--at-once, --limit and --seeds must be at least 1"
     );
-    ensure!((1..=100_000).contains(&args.networks), "--networks is from 1 to 100000");
-    ensure!(args.most_kib > 0, "--most-kib is at least 1");
+    ensure!((1..=100_000).contains(&args.networks), "--networks must be from 1 to 100000");
+    ensure!(args.most_kib > 0, "--most-kib must be at least 1");
     args.arms.iter().filter(|arm| arm.starts_with(CARRIED)).try_for_each(|arm| {
         ensure!(
             CandidateCarrier::from_arm(arm).is_some(),

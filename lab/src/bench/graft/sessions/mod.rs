@@ -72,13 +72,13 @@ const SESSIONS_MAX: u16 = 16_384;
 pub fn run(args: SessionArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.seconds > 0 && args.rate > 0,
-        "--rounds, --seconds and --rate are at least 1"
+        "--rounds, --seconds and --rate must be at least 1"
     );
-    ensure!((16..=1400).contains(&args.bytes), "--bytes are from 16 to 1400");
+    ensure!((16..=1400).contains(&args.bytes), "--bytes must be from 16 to 1400");
     let mut counts = args.sessions.iter().chain(&args.memory_sessions);
     ensure!(
         counts.all(|count| (1..=SESSIONS_MAX).contains(count)),
-        "--sessions and --memory-sessions are from 1 to {SESSIONS_MAX}"
+        "--sessions and --memory-sessions must be from 1 to {SESSIONS_MAX}"
     );
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
