@@ -20,7 +20,7 @@ fn main() {
     for round in 1..=ROUNDS {
         for (name, window) in [("TCP", None), ("past TCP", Some(u64::MAX >> 1))] {
             let Some((listener, _bypass)) = support::broker("127.0.0.1:0", window) else {
-                return println!("this needs root and a cgroup of version 2");
+                return println!("this needs root and cgroup v2");
             };
             let (application, broker) = support::connect(&listener);
             let echo = thread::spawn(move || echo(broker));

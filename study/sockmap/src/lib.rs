@@ -58,7 +58,7 @@ impl Bypass {
     ///
     /// # Errors
     ///
-    /// The kernel refuses the programs, or the path is no cgroup of version 2.
+    /// The kernel refuses the programs, or the path is not a cgroup of version 2.
     pub fn attach(config: Config, cgroup: &Path) -> Result<Self, Error> {
         // libelf requires an aligned image, which the memory of a `Vec` is.
         let image = OBJECT.to_vec();

@@ -28,7 +28,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn is_there(test: &str) -> bool {
     let is_there = cgroup().is_some();
     if !is_there {
-        println!("SKIP {test}: needs root and a cgroup of version 2");
+        println!("SKIP {test}: needs root and cgroup v2");
     }
     is_there
 }

@@ -12,7 +12,7 @@ const volatile struct probe_config config = {};
 /* Ring buffer of struct probe_sample: one for each packet that passed an interface. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20); /* set before loading */
+	__uint(max_entries, 1 << 20); /* bytes; userspace sets the real size before loading */
 } samples SEC(".maps");
 
 /* enum probe_outcome -> number of packets. */

@@ -222,8 +222,8 @@ fn kernel_function(line: &str) -> Option<Box<str>> {
     (u64::from_str_radix(address, 16).ok()? >= KERNEL).then(|| function_name(name.trim()))
 }
 
-/// Prefixes of function names in the network stack. The list is complete, since tail calls can hide any single function
-/// from a stack. io_uring's kernel threads count as networking, as the observer counts them.
+/// Prefixes of function names in the network stack. Whole families of functions are listed, since a tail call can hide
+/// any single function from a stack. io_uring's kernel threads count as networking, as the observer counts them.
 const NETWORKING: [&str; 77] = [
     "tcp_",
     "__tcp_",
