@@ -327,6 +327,8 @@ impl<'a> MeshBroadcast<'a> {
                 continue;
             }
             let hop = HopId(relay as u64 + 1);
+            // A relay agrees if it is the origin, or receives the track on a path without the asking relay, or can
+            // subscribe itself.
             let agrees = match self.upstream[other] {
                 _ if other == self.origin => true,
                 Some(from) => !self.tables[other].passes(&self.namespace, from as u64 + 1, hop),

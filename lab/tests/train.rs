@@ -95,7 +95,7 @@ fn wrong_input_is_named() {
     let write = |name: &str, text: &str| fs::write(here.join(name), text).expect("a file");
     let table = [
         (good.replacen(",bbr,", ",b/r,", 1), "line 3: arm \"b/r\""),
-        (good[..good.len() - 9].to_owned(), "it has no end"),
+        (good[..good.len() - 9].to_owned(), "it does not end with a line break"),
         (good.lines().take(10).map(|line| format!("{line}\n")).collect(), "at least 5 are needed"),
         (
             "network,arm\n".to_owned(),

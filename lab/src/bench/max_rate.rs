@@ -153,6 +153,7 @@ fn judge(load: &RowLoad, trial: &LoadTrial) -> Result<Peak, Limit> {
     let ReceivedObjects { lost, rate_hz, latency_us, offered_hz, .. } = &trial.received;
     let wanted = f64::from(load.rate_hz) * load.subscribers as f64;
     let p50 = latency_us.map_or(f64::INFINITY, |latency| latency.p50);
+    // Check the generator first: a slow publisher also looks like a slow relay.
     if let Some(offered) = offered_hz.filter(|offered| *offered < SUSTAINED * f64::from(load.rate_hz)) {
         return Err(Limit::Generator(offered));
     }
@@ -229,6 +230,7 @@ fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),
         (Some(best), Some(failed)) => {
+            // The geometric mean, since the precision is a ratio.
             let middle = (f64::from(best) * f64::from(failed)).sqrt();
             (f64::from(failed) / f64::from(best) > PRECISION).then_some(middle as u32)
         }

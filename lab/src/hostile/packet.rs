@@ -80,11 +80,13 @@ impl LevelKeys {
         if level != EncryptionLevel::OneRtt || phase == packet::key_phase(theirs) {
             return open(&self.theirs.1);
         }
+        // The other key phase: try the next keys, and keep them only if they decrypt the packet.
         let next = self.theirs.0.next();
         let opened = open(&next.packet_key())?;
         self.generations[1] = theirs + 1;
         self.theirs.1 = next.packet_key();
         self.theirs.0 = next;
+        // The peer began this update, so follow it.
         if ours == theirs {
             self.advance();
         }
@@ -160,6 +162,7 @@ pub fn seal(
         return out;
     }
     let kind = if level == EncryptionLevel::Initial { 0 } else { 2 };
+    // A long header, with the fixed bit set.
     out.push(0xc0 | kind << 4 | (packet::NUMBER_LEN as u8 - 1));
     out.extend_from_slice(&VERSION);
     for id in [route.to, route.from] {
@@ -170,6 +173,7 @@ pub fn seal(
         varint::encode(route.token.len() as u64, &mut out);
         out.extend_from_slice(route.token);
     }
+    // The length covers the packet number and the AEAD's tag of 16 bytes too.
     let length = packet::NUMBER_LEN + frames.len() + 16;
     varint::encode(length as u64, &mut out);
     let number_at = out.len();
@@ -202,6 +206,7 @@ pub fn next(
 ) -> Option<DatagramContent> {
     while let Some(first) = datagram.first().copied() {
         let (level, mut packet, number_at, from) = if first & 0x80 == 0 {
+            // A short header has no length, so its packet takes the rest of the datagram.
             (EncryptionLevel::OneRtt, std::mem::take(datagram), 1 + id_len, None)
         } else {
             match long_header(datagram) {
@@ -210,6 +215,7 @@ pub fn next(
                     (level, std::mem::replace(datagram, rest), number_at, Some(from))
                 }
                 Ok(LongHeaderPacket::Retry(retry)) => {
+                    // A Retry has no length either.
                     datagram.clear();
                     return Some(retry);
                 }
@@ -234,16 +240,19 @@ enum LongHeaderPacket {
 }
 
 fn long_header(datagram: &[u8]) -> Result<LongHeaderPacket, TruncatedHeader> {
+    // Skip the first byte and the version.
     let mut rest = datagram.get(5..).ok_or(TruncatedHeader)?;
     take_id(&mut rest)?;
     let from = take_id(&mut rest)?;
     let kind = datagram[0] >> 4 & 0b11;
     if kind == RETRY {
+        // The last 16 bytes are the integrity tag, which is not checked.
         let token = rest.split_last_chunk::<16>().ok_or(TruncatedHeader)?.0.to_vec();
         return Ok(LongHeaderPacket::Retry(DatagramContent::Retry { from, token }));
     }
     let level = match kind {
         0 => {
+            // Skip the token, which only Initial packets have.
             let len = varint::decode(&mut rest).ok_or(TruncatedHeader)?;
             rest = rest.get(usize::try_from(len).map_err(|_| TruncatedHeader)?..).ok_or(TruncatedHeader)?;
             EncryptionLevel::Initial
@@ -280,9 +289,11 @@ pub fn write_ack(numbers: &BTreeSet<u64>, out: &mut Vec<u8>) {
         }
     }
     let Some((first, last)) = ranges.first().copied() else { return };
+    // Type, largest number, delay, number of further ranges, length of the first range.
     for field in [0x02, last, 0, ranges.len() as u64 - 1, last - first] {
         varint::encode(field, out);
     }
+    // Each further range: the gap before it and its length, both minus one (RFC 9000, section 19.3.1).
     for pair in ranges.windows(2) {
         varint::encode(pair[0].0 - pair[1].1 - 2, out);
         varint::encode(pair[1].1 - pair[1].0, out);

@@ -255,6 +255,7 @@ impl HostilePeer {
                 space.crypto_sent += chunk.len() as u64;
                 self.send_at(self.level, frames, true)?;
             }
+            // The next bytes belong to the new level, whose keys TLS has just reported.
             self.level = match change {
                 Some(quic::KeyChange::Handshake { .. }) => EncryptionLevel::Handshake,
                 Some(quic::KeyChange::OneRtt { .. }) => EncryptionLevel::OneRtt,
@@ -383,9 +384,11 @@ impl HostilePeer {
     /// Handles a Retry: sends the first flight again with the token (RFC 9000, section 8.1.2).
     fn retry(&mut self, from: ConnectionId, token: Vec<u8>) -> Result<()> {
         (self.remote, self.token) = (from, token);
+        // Initial keys depend on the destination connection ID, which the Retry has changed.
         self.keys[0] = Some(LevelKeys::initial(&from));
         let flight = std::mem::take(&mut self.spaces[0].unacked);
         flight.into_values().try_for_each(|(_, mut frames)| {
+            // The padding shrinks to make room for the token.
             frames.truncate(MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len()));
             self.send_at(EncryptionLevel::Initial, frames, true)
         })
@@ -398,6 +401,7 @@ impl HostilePeer {
             self.counts.repeated += 1;
             return Ok(());
         }
+        // Memory is bounded: the oldest numbers are forgotten.
         while space.received.len() > 4096 {
             space.received.pop_first();
         }
@@ -455,6 +459,7 @@ impl HostilePeer {
             }
             Frame::PathChallenge(_) if !self.answers_challenges => {}
             Frame::PathChallenge(data) => {
+                // PATH_RESPONSE with the same data.
                 let mut frames = vec![0x1b];
                 frames.extend_from_slice(&data);
                 self.send_at(level, frames, false)?;
@@ -477,6 +482,7 @@ impl HostilePeer {
             }
             let mut frames = Vec::new();
             match self.acks {
+                // Only 1-RTT packets are acknowledged dishonestly, so that every handshake succeeds.
                 Acks::None if level == EncryptionLevel::OneRtt => continue,
                 Acks::Optimistic if level == EncryptionLevel::OneRtt => {
                     let ahead = space.received.len() as u64;
@@ -533,6 +539,7 @@ impl HostilePeer {
         if let Some((sequence, id)) = self.next_ids.pop_front() {
             let retired = std::mem::replace(&mut self.remote_sequence, sequence);
             self.remote = id;
+            // RETIRE_CONNECTION_ID.
             packet::write_fields(&[0x19, retired], &mut frames);
         }
         self.local_sequence += 1;
@@ -550,6 +557,7 @@ impl HostilePeer {
     /// Closes the connection. Returns its counts.
     pub fn close(mut self) -> Result<PeerCounts> {
         let mut frames = Vec::new();
+        // CONNECTION_CLOSE of the application, without a reason.
         packet::write_fields(&[0x1d, 0, 0], &mut frames);
         self.send_at(EncryptionLevel::OneRtt, frames, false)?;
         Ok(self.counts)

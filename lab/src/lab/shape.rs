@@ -141,12 +141,14 @@ impl Shaper {
         }
         let Some((head, leaves)) = self.queue.frames.front().zip(self.queue.head_leaves) else { return };
         match (old, self.settings.rate) {
+            // The unsent part of the first frame continues at the new rate.
             (Some(old), Some(new)) => {
                 let left =
                     leaves.duration_since(now).as_secs_f64() / send_time(head.len(), old).as_secs_f64();
                 self.queue.head_leaves = Some(now + send_time(head.len(), new).mul_f64(left.min(1.0)));
             }
             _ => {
+                // Without a rate there is no queue, so all its frames leave now.
                 self.queue.bytes = 0;
                 self.queue.head_leaves = None;
                 for frame in std::mem::take(&mut self.queue.frames) {
@@ -203,6 +205,7 @@ impl Shaper {
             return;
         }
         if self.queue.frames.is_empty() {
+            // The link is free once the last frame has left.
             let free = self.queue.head_leaves.map_or(arrived, |left| left.max(arrived));
             self.queue.head_leaves = Some(free + send_time(frame.len(), rate));
         }
@@ -242,6 +245,7 @@ impl Shaper {
             self.counters.reordered += 1;
             due += self.settings.reorder_by;
         } else {
+            // Jitter alone does not reorder frames.
             due = self.last_due.map_or(due, |last| last.max(due));
             self.last_due = Some(due);
         }

@@ -153,6 +153,7 @@ impl ReceiverRun {
             let (handle, connection) = self.endpoint.connect(now, self.client.clone(), *relay, host)?;
             let index = handle.0;
             if self.routes.len() <= index {
+                // `usize::MAX` stands for no session.
                 self.routes.resize(index + 1, usize::MAX);
             }
             self.routes[index] = at;
@@ -173,9 +174,11 @@ impl ReceiverRun {
         let is_done =
             |session: &Option<ReceiverSession>| session.as_ref().is_some_and(ReceiverSession::is_done);
         let sessions = self.sessions.iter().enumerate();
+        // Their last streams may have arrived, or the wait for them may be over.
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
         if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
             self.have_come = true;
+            // All sessions have connected or failed, so measure the memory, once.
             let taken = rss_bytes().saturating_sub(self.rss_before);
             self.figures.bytes_per_session = taken / self.figures.connected.max(1);
             self.next_move = self.settings.moves.map(|(every, _)| now + every);
@@ -217,6 +220,7 @@ impl ReceiverRun {
     fn end(&mut self, at: usize) {
         let Some(session) = self.sessions.get_mut(at).and_then(Option::take) else { return };
         if !session.is_drained {
+            // The endpoint still knows the connection, so make it forget it.
             self.endpoint.handle_event(session.handle, EndpointEvent::drained());
         }
         if let Some(deadline) = session.deadline {
@@ -276,6 +280,7 @@ impl ReceiverRun {
 
     fn drive_all(&mut self, now: Instant) {
         let mut dirty = std::mem::take(&mut self.dirty);
+        // Several packets and a timer may have added the same session.
         dirty.sort_unstable();
         dirty.dedup();
         dirty.drain(..).for_each(|at| self.drive(at, now));
@@ -284,6 +289,7 @@ impl ReceiverRun {
 
     /// Drives a connection until it has nothing left to do. Ends its session if that is over.
     fn drive(&mut self, at: usize, now: Instant) {
+        // `|` evaluates both sides, so packets are sent in each round.
         while self.events(at, now) | self.transmit(at, now) {}
         let Some(Some(session)) = self.sessions.get_mut(at) else { return };
         if session.ended.is_some() || !session.connection.is_handshaking() {

@@ -104,6 +104,7 @@ impl IncomingObjects {
         came: &mut impl FnMut(Location, Option<Stamp>),
     ) -> Result<(), DecodeError> {
         loop {
+            // The parser skips the payload, so copy the stamp's bytes first.
             self.fill_stamp(bytes);
             let start = self.parser.next(&mut bytes)?;
             self.end_current(came);
@@ -112,6 +113,7 @@ impl IncomingObjects {
             let id = start.id;
             let end = start.end();
             self.current = Some(CurrentObject { id, end, front: Vec::new(), stamp_len });
+            // No byte follows that would end this object.
             if start.payload_len == 0 {
                 self.end_current(came);
             }

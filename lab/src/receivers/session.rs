@@ -184,6 +184,7 @@ impl ReceiverSession {
         now: Instant,
         tell: &mut dyn FnMut(ReceiverEvent),
     ) -> Result<()> {
+        // Nothing after PUBLISH_DONE matters.
         if self.done.is_some() {
             return Ok(());
         }
@@ -225,6 +226,7 @@ impl ReceiverSession {
         let mut came = Vec::new();
         let take = |bytes: &[u8]| incoming.take(bytes, |at, stamp| came.push((at, stamp)));
         let end = read_stream(&mut self.connection, id, take)?;
+        // Reading borrows the connection, so objects are recorded afterwards.
         came.into_iter().for_each(|(at, stamp)| self.object(at, stamp, now, tell));
         if end == StreamEnd::Open {
             self.streams.push((id, incoming));

@@ -103,8 +103,12 @@ pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
     if first != head() {
         return Err(Error::Head(first.chars().take(60).collect()));
     }
+    // Without a final line break, the file may have been cut off.
     if !text.ends_with('\n') {
-        return Err(Error::Line { line: text.lines().count(), what: "it has no end".to_owned() });
+        return Err(Error::Line {
+            line: text.lines().count(),
+            what: "it does not end with a line break".to_owned(),
+        });
     }
     let mut seen = HashSet::new();
     let mut runs = Vec::new();
@@ -235,7 +239,7 @@ impl<'a> CsvFields<'a> {
 
     fn number<T: std::str::FromStr>(&mut self) -> Result<T, String> {
         let (name, text) = self.next()?;
-        text.parse().map_err(|_| format!("{name} is a whole number, and not {text:?}"))
+        text.parse().map_err(|_| format!("{name} must be a whole number, not {text:?}"))
     }
 
     fn figure(&mut self) -> Result<f64, String> {
@@ -265,7 +269,7 @@ impl<'a> CsvFields<'a> {
 
 fn figure(name: &str, text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|value| (0.0..=1e12).contains(value));
-    value.ok_or_else(|| format!("{name} is a number of 0 or more, and not {text:?}"))
+    value.ok_or_else(|| format!("{name} must be a number from 0, not {text:?}"))
 }
 
 #[cfg(test)]
@@ -310,13 +314,13 @@ pub(crate) mod tests {
             (String::new(), "first line"),
             (good.replace("rtt_ms", "rtt"), "first line"),
             (format!("{good}{line}\n"), "line 3: network 1, bbr, seed 1 occurs twice"),
-            (good.trim_end().to_owned(), "line 2: it has no end"),
+            (good.trim_end().to_owned(), "line 2: it does not end with a line break"),
             (good.replace("1,bbr,1,100", "1,bbr,1"), "line 2: a rung of the ladder is missing"),
-            (good.replace("1,bbr,1,100", "1,bbr,1,100,100"), "line 2: paths is a whole number"),
+            (good.replace("1,bbr,1,100", "1,bbr,1,100,100"), "line 2: paths must be a whole number"),
             (format!("{head}\n{line},5\n"), "line 2: \"5\" is one field too many"),
             (good.replace(",bbr,", ",b r,"), "line 2: arm \"b r\""),
-            (good.replace("1,bbr,1,100", "-1,bbr,1,100"), "network is a whole number, and not \"-1\""),
-            (good.replace(",101.5,", ",inf,"), "seen_rtt_ms is a number of 0 or more, and not \"inf\""),
+            (good.replace("1,bbr,1,100", "-1,bbr,1,100"), "network must be a whole number, not \"-1\""),
+            (good.replace(",101.5,", ",inf,"), "seen_rtt_ms must be a number from 0, not \"inf\""),
             (good.replace(",7,8,9\n", ",9,8,9\n"), "comes before the one below"),
             (good.replace(",7,8,9\n", ",,8,9\n"), "comes before the one below"),
         ];

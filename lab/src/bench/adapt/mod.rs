@@ -264,6 +264,7 @@ impl AdaptArgs {
         let asked = format!("subscribe --relay {}", route.relay);
         let subscriber = end("subscriber", route.subscribers, &asked)?;
         let mut changes = Vec::new();
+        // The rates divide the time into equal parts.
         let part = Duration::from_secs_f64(self.seconds as f64 / self.rates_mbit.len() as f64);
         for rate in &self.rates_mbit[1..] {
             std::thread::sleep(part);
@@ -272,9 +273,9 @@ impl AdaptArgs {
         }
         let limit = Duration::from_secs(self.seconds) + SLACK;
         let came: Vec<ArrivedObject> =
-            serde_json::from_str(&subscriber.finish(limit)?).context("the subscriber's words")?;
+            serde_json::from_str(&subscriber.finish(limit)?).context("the subscriber's output")?;
         let sent: SentRates =
-            serde_json::from_str(&publisher.finish(limit)?).context("the publisher's words")?;
+            serde_json::from_str(&publisher.finish(limit)?).context("the publisher's output")?;
         drop(relay);
         ensure!(!came.is_empty(), "no object has arrived at the subscriber");
         Ok(AdaptRound {

@@ -71,7 +71,7 @@ impl FloodResult {
 
 /// Floods for the given time and prints the result as JSON.
 pub fn send(args: Send) -> anyhow::Result<()> {
-    let mac = parse_mac(&args.to_mac).ok_or_else(|| anyhow!("{} is no MAC address", args.to_mac))?;
+    let mac = parse_mac(&args.to_mac).ok_or_else(|| anyhow!("{} is not a MAC address", args.to_mac))?;
     let index = |device: String| if_nametoindex(device.as_str()).with_context(|| device);
     let flood = Flood::load(args.device.map(index).transpose()?, mac, args.to)?;
     stay_here().context("cannot stay on one CPU")?;
@@ -154,6 +154,7 @@ pub fn run(
     let per_packet = |ns: f64| ns / cost.arrived.max(1) as f64;
     let per_second = |packets: u64| packets as f64 / cost.sent.seconds();
     let own = generator.cpu_ns as f64 / generator.packets.max(1) as f64;
+    // Subtract the generator's own work. What remains is the cost of refusing packets.
     let refusing = per_packet(cost.cpu_ns as f64 - own * cost.sent.packets as f64);
     Ok(FloodFigures {
         requests_per_second,

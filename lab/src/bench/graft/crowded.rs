@@ -84,7 +84,7 @@ fn is_unknown_here(error: &anyhow::Error) -> bool {
 impl CrowdedArgs {
     fn measure(&self, name: &str) -> anyhow::Result<CrowdedRow> {
         let kind = CarrierKind::ALL.into_iter().find(|kind| kind.name() == name);
-        let kind = kind.with_context(|| format!("{name} is no kind of carrier"))?;
+        let kind = kind.with_context(|| format!("{name} is not a kind of carrier"))?;
         let site = BenchSite::new(&Topology::standard(1, 1))?;
         let near = site.relay()?;
         let far = site.subscribers()?;

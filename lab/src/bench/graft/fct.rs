@@ -81,7 +81,7 @@ impl FromStr for FctCell {
     fn from_str(text: &str) -> Result<Self, String> {
         let wanted = "must be KIB:PERCENT:MS, such as 8192:1:100";
         let (kib, network) = text.split_once(':').ok_or(wanted)?;
-        let kib = kib.parse().map_err(|_| format!("KIB {kib:?} is no number: {wanted}"))?;
+        let kib = kib.parse().map_err(|_| format!("KIB {kib:?} is not a number: {wanted}"))?;
         let network: NetworkProfile = network.parse()?;
         match network.burst {
             1.0 => Ok(Self { kib, network }),

@@ -149,7 +149,7 @@ mod tests {
         let seen = played(&[50, 51, 52, 1, 2, 2]);
         let gap = gap(&seen, 1_500_000).unwrap();
         assert_eq!((gap.gap_ms, gap.again_ms, gap.duplicates), (1.0, 1.5, 1));
-        assert_eq!(anew(&played(&[50, 51, 51, 49])), None, "what comes a second time is no new life");
+        assert_eq!(anew(&played(&[50, 51, 51, 49])), None, "repeated objects do not start a new life");
     }
 
     #[test]

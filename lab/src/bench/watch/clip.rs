@@ -225,6 +225,6 @@ mod tests {
             .expect("ffmpeg runs");
         let numbers: Vec<_> = decoded.stdout.chunks(640 * 360).map(read).collect();
         assert_eq!(numbers, (0..59).map(Some).collect::<Vec<_>>());
-        assert_eq!(read(&vec![0; 640 * 360]), None, "black is no number");
+        assert_eq!(read(&vec![0; 640 * 360]), None, "black is not a number");
     }
 }

@@ -37,6 +37,7 @@ impl ReceivedStream {
                 break;
             }
             let data = first.remove();
+            // A retransmission may overlap what has been read already.
             let known = usize::try_from(self.taken - offset).unwrap_or(usize::MAX).min(data.len());
             out.extend_from_slice(&data[known..]);
             self.taken += (data.len() - known) as u64;
@@ -68,6 +69,7 @@ impl HostilePeer {
 
     /// Opens a MoQ stream that starts with `data`, as soon as the relay's limit allows one more.
     pub fn open(&mut self, kind: StreamKind, data: &[u8], fin: bool) -> Result<u64> {
+        // In a WebTransport session, each stream starts with a prefix that names the session.
         let preamble = match kind {
             StreamKind::Request => self.binding.bidi(),
             StreamKind::Data => self.binding.uni(),
@@ -139,6 +141,7 @@ impl HostilePeer {
 
     /// Returns how many more bytes the relay allows on a stream.
     fn room(&self, id: u64) -> usize {
+        // Bit 1 of a stream's ID is set if the stream is unidirectional.
         let initial = if id & 2 == 0 { self.credit.stream_bidi } else { self.credit.stream_uni };
         let limit = self.stream_credit.get(&id).map_or(initial, |limit| initial.max(*limit));
         let sent = self.offsets.get(&id).copied().unwrap_or_default();

@@ -65,7 +65,7 @@ impl FromStr for Application {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let kib = |kib: &str| kib.parse().map_err(|_| format!("{kib:?} is no number of KiB"));
+        let kib = |kib: &str| kib.parse().map_err(|_| format!("{kib:?} is not a number of KiB"));
         match text.split_once(':') {
             None if text == "redis" => Ok(Self::Redis),
             None if text == "redis-many" => Ok(Self::RedisMany),

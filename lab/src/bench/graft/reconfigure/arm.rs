@@ -83,6 +83,7 @@ impl ReconfigureArgs {
             let receiving = scope.spawn(move || transfer.receive(silence, LIMIT));
             let turning = scope.spawn(move || self.turn_path(site, transfer));
             let looks = self.watch(&sender, arm, transfer);
+            // After an error, stop the other threads, which are joined below.
             transfer.is_over.fetch_or(looks.is_err(), Ordering::Relaxed);
             let panicked = |_| anyhow!("a thread of the transfer panicked");
             let ReceivedTransfer { arrivals, wrong } = receiving.join().map_err(panicked)?;
