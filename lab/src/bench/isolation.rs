@@ -259,6 +259,7 @@ impl IsolationArgs {
         let seconds = self.seconds + SPARE_SECONDS;
         let mut traffic = RelayTraffic::start(contender, &route, &load, seconds, site.directory(), flows)?;
         let other = TrafficRoute { subscribers: site.node(OTHER)?, ..route };
+        // The other subscriber joins when traffic flows already.
         let other = ExtraSubscriber::start("other subscriber", &other, site.directory())?;
         std::thread::sleep(Duration::from_secs_f64(self.seconds));
         traffic.check_runs().context("traffic ended before it was measured")?;

@@ -90,13 +90,16 @@ impl BenchRun {
         let before = self.packets()?;
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let after = self.packets()?;
+        // Instruments come after the undisturbed period, one at a time.
         let (probed, wire) = self.probed(load)?;
         let (syscalls_per_object, programs) = self.counted(contender, &relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
+        // Read while the relay still runs.
         let rss_bytes = peak_rss_bytes(relay.id())?;
         let received = traffic.finish()?;
 
         let objects = |ns: u64| received.rate_hz * ns as f64 / 1e9;
+        // The difference of the medians shows what the probe itself costs.
         let probe_adds_us = (received.latency_of(&probed))
             .zip(received.latency_of(&undisturbed))
             .map(|(with, without)| with.p50 - without.p50);
@@ -196,6 +199,7 @@ impl BenchRun {
         let used = UsageReading::take(relay.id())?.used_since(&before);
         let all_ns = later.all_ns - earlier.all_ns;
         let own_ns = later.own_ns - earlier.own_ns;
+        // The relay's CPU time contains softirqs that interrupted it. They are part of `all_ns` as well.
         Ok((used.process_ns.saturating_sub(own_ns) + all_ns) as f64 / used.elapsed_ns.max(1) as f64)
     }
 

@@ -75,6 +75,7 @@ impl WireFigures {
     /// Matches the copies for one subscriber.
     fn add(&mut self, entered: &[u64], left: &[u64]) {
         let (Some(first), Some(last)) = (entered.first(), entered.last()) else { return };
+        // Copies before the first object belong to objects that were not sampled.
         let left = left.get(left.partition_point(|time| time < first)..).unwrap_or_default();
         match settled(entered, left) {
             Some(count) => {
@@ -97,6 +98,7 @@ impl WireFigures {
         let mut last = None;
         let mut with_copy = 0;
         for went in left {
+            // The latest object that arrived before this copy left.
             let index = entered.partition_point(|came| came <= went).checked_sub(1);
             match index.and_then(|index| entered.get(index)) {
                 Some(came) if index != last => {

@@ -200,6 +200,7 @@ fn run_in_lab(run: &RunCommand) -> Result<()> {
             signal = signals.recv() => end(&mut child, signal).await,
         }
     })?;
+    // As in a shell, the exit status after a signal is 128 plus the signal's number.
     std::process::exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
 }
 
@@ -219,7 +220,7 @@ fn environment(lab: &Lab) -> Vec<(String, String)> {
 /// Ends the command with the signal, and kills it if that does not help.
 ///
 /// The terminal sends Ctrl-C to all foreground processes, so the command has received it already. A second SIGINT would
-/// mean \"end at once\" to many programs. So the command gets time first, and then SIGTERM.
+/// mean "end at once" to many programs. So the command gets time first, and then SIGTERM.
 async fn end(child: &mut tokio::process::Child, mut signal: Signal) -> Result<ExitStatus> {
     if signal == Signal::SIGINT {
         if let Ok(status) = tokio::time::timeout(GRACE, child.wait()).await {
@@ -261,6 +262,7 @@ fn up_detached() -> Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // A process group of its own, so that Ctrl-C in this terminal does not end the lab.
         .process_group(0)
         .spawn()?;
     let lines = BufReader::new(child.stdout.take().context("no output")?).lines();

@@ -76,6 +76,7 @@ impl Sequence {
     /// Returns the index of a group, and adds the group if it is new.
     fn place_of(&mut self, id: u64) -> usize {
         self.groups.binary_search_by_key(&id, |group| group.id).unwrap_or_else(|place| {
+            // Only the oldest group of all can have been joined in its middle.
             let is_joined = place == 0 && self.closed.is_none();
             self.groups.insert(place, SequenceGroup { id, is_joined, came: Ranges::default() });
             place
@@ -120,6 +121,7 @@ impl SequenceGroup {
             let (Some(first), Some(second)) = (ranges.next(), ranges.next()) else { break };
             drop(ranges);
             missing += second.start - first.end;
+            // Filling the gap merges both ranges. If one of its objects arrives later, it counts as a duplicate.
             self.came.insert(first.end..second.start);
         }
         missing

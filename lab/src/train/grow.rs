@@ -295,7 +295,7 @@ mod tests {
         ExampleColumn { name: "windy", unit: "", choices: &["false", "true"] },
     ];
 
-    /// Data of the first table in Quinlan's book \"C4.5\".
+    /// Data of the first table in Quinlan's book "C4.5".
     const DAYS: [([f64; 4], bool); 14] = [
         ([0.0, 75.0, 70.0, 1.0], true),
         ([0.0, 80.0, 90.0, 1.0], false),

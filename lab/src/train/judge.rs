@@ -59,6 +59,7 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     let networks: Vec<u32> = cases.networks().into_iter().collect();
     let mut choices: [Vec<Option<usize>>; 4] = std::array::from_fn(|_| vec![None; cases.cases.len()]);
     for fold in 0..FOLDS {
+        // The networks are spread over the folds, so that none is both trained with and scored.
         let held =
             |case: &TrainingCase| networks.binary_search(&case.network).is_ok_and(|at| at % FOLDS == fold);
         let training: Vec<&TrainingCase> = cases.cases.iter().filter(|case| !held(case)).collect();

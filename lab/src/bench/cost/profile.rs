@@ -71,6 +71,7 @@ impl PerfRecording {
     pub fn start(cpus: &[u32], length: Duration) -> anyhow::Result<Self> {
         needs("perf", "linux-perf")?;
         let directory = tempfile::tempdir()?;
+        // Each group of CPUs has its own sampling rate.
         let (first, others) = cpus.split_at(cpus.len().min(1));
         let groups = [first, others].into_iter().zip(FREQUENCIES_HZ).filter(|(cpus, _)| !cpus.is_empty());
         let perfs = groups.map(|(cpus, hz)| Perf::start(cpus, hz, length, directory.path()));
@@ -129,6 +130,7 @@ impl Perf {
         to_ns: u64,
         socket_files: Option<&str>,
     ) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
+        // perf writes its data completely when it is interrupted.
         self.process.interrupt(FINISH)?;
         let output = Command::new("perf")
             .args(["script", "--ns", "--fields", "comm,pid,cpu,time,ip,sym", "--input"])
@@ -164,7 +166,8 @@ fn parse(
         let mut lines = sample.lines().filter(|line| !line.trim().is_empty());
         let Some(head) = lines.next() else { continue };
         let SampleHead { name, task, cpu, time_ns } =
-            parse_head(head).with_context(|| format!("perf script says {head:?}"))?;
+            parse_head(head).with_context(|| format!("cannot parse this line of perf script: {head:?}"))?;
+        // Samples before and after the period show that perf sampled throughout it.
         early |= time_ns < from_ns;
         late |= time_ns >= to_ns;
         if !(from_ns..to_ns).contains(&time_ns) {
@@ -172,6 +175,7 @@ fn parse(
         }
         let stack: Vec<Box<str>> = lines.filter_map(kernel_function).collect();
         for function in &stack {
+            // Each function is looked up only once.
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
         let call = socket_files.filter(|files| *files == name).and_then(|_| file_call(&stack));
@@ -196,6 +200,7 @@ fn parse_head(line: &str) -> Option<SampleHead<'_>> {
     let (line, cpu) = line.trim_end().rsplit_once(char::is_whitespace)?;
     let (name, task) = line.trim_end().rsplit_once(char::is_whitespace)?;
     let (seconds, fraction) = time.strip_suffix(':')?.split_once('.')?;
+    // `--ns` makes perf print nine decimal places.
     let ns: u64 = (fraction.len() == 9).then(|| fraction.parse().ok())??;
     Some(SampleHead {
         name: name.trim_end(),

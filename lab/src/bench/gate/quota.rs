@@ -128,6 +128,7 @@ pub fn run(site: &GateBenchSite, defence: Defence, load: &QuotaLoad) -> anyhow::
         // Report the first error, since it caused the others.
         let (watched, got) = (watched.and_then(|watched| Ok((watched, got?))))?;
         std::thread::sleep(SETTLE);
+        // A second attack, without honest clients, shows what refusals cost.
         let refusals = Refusals::measure(site, &guard, &server, &go, defence)?;
         drop(go);
         joined(attack)?;
@@ -273,6 +274,7 @@ impl Refusals {
         let attempts = strike(go)?.blocking_recv().context("the attackers ended")?.made;
         let used = UsageReading::take(server.id())?.used_since(&before);
         let gate_used = guard.process().map(gate).transpose()?.zip(gate_before);
+        // Subtract the CPU time that the server uses without clients.
         let server_ns = (used.process_ns as f64 - still * used.elapsed_ns as f64 / 1e9).max(0.0);
         let syscalls = calls.counts()?.iter().sum::<u64>() - calls_before;
         let bpf_ns = guard.bpf_time()?.zip(bpf_before).map(|(after, before)| after.since(before).ns as f64);

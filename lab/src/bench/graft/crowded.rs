@@ -105,6 +105,7 @@ impl CrowdedArgs {
                     scope.spawn(move || near.enter(|| strangers.run()).map_err(anyhow::Error::from)?)
                 })
                 .collect();
+            // Stop the strangers even after an error, since the scope waits for their threads.
             let measured = self.rounds(&client, counts);
             is_over.store(true, Relaxed);
             for call in calls {
@@ -121,6 +122,7 @@ impl CrowdedArgs {
         counts: &[AtomicUsize; 2],
     ) -> anyhow::Result<(Vec<f64>, f64)> {
         let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
+        // Measure only once the crowd is there.
         wait("strangers", || Ok(count() > 200))?;
         client.configure(0)?;
         let _near = client.host.start()?;
@@ -137,6 +139,7 @@ impl CrowdedArgs {
                 let status = client.host.status()?;
                 let first = status.pointer("/status/carry/carriers/0");
                 let is_warm = first.is_some_and(|it| it["state"] == "warm");
+                // The carrier must be younger than the reload, or it is the previous one.
                 let age = first.and_then(|it| it["age_s"].as_f64()).unwrap_or(f64::MAX);
                 Ok(is_warm && age < begin.elapsed().as_secs_f64())
             })?;

@@ -327,6 +327,7 @@ pub fn run(
     effort: Effort,
     http: Option<&Http>,
 ) -> Result<ScenarioReport> {
+    // Without this check, a relay that is down would look like the effect of the scenario.
     HostilePeer::establish(target).context("the relay does not answer before the first round")?.close()?;
     let before = http.map(watch::look).transpose()?;
     let mut report = ScenarioReport { scenario: scenario.name.to_owned(), before, rounds: Vec::new() };
@@ -367,6 +368,7 @@ fn attack(scenario: &HostileScenario, target: &PeerTarget, effort: Effort) -> Sc
         for client in clients {
             let (sent, early) = client.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
             counts.add(sent);
+            // One reason is enough for the report. The first one is kept.
             ended = ended.take().or(early);
         }
     });

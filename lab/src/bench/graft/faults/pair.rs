@@ -108,6 +108,7 @@ impl<'a> FaultPair<'a> {
 
     pub fn configure_server(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         let [key, _] = &self.keys;
+        // The client may come from any of its addresses.
         let addresses = self.client.node.interfaces().iter().map(|interface| interface.v4);
         // The server accepts carriers on all of its addresses.
         self.server.configure(&format!(
@@ -121,6 +122,7 @@ impl<'a> FaultPair<'a> {
 
     /// Starts the daemons, the server's first, and waits for a warm carrier.
     pub fn start(&self) -> anyhow::Result<[BenchProcess; 2]> {
+        // The client connects as soon as it starts, so the server's daemon must listen already.
         let far = self.server.start()?;
         let near = self.client.start()?;
         self.wait_warm()?;
@@ -157,6 +159,7 @@ impl<'a> FaultPair<'a> {
 
     pub fn wait(&self, what: &str, ready: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
         let said = wait(what, ready);
+        // After a time-out, the client's status shows what the carrier was doing.
         said.with_context(|| self.client.status().map_or_else(|error| error.to_string(), |it| it.to_string()))
     }
 }
@@ -233,6 +236,7 @@ impl<'a> Middlebox<'a> {
         nft("add table inet faults")?;
         let it = Self(node);
         for hook in ["prerouting", "postrouting"] {
+            // Priority -300 is earlier than connection tracking and NAT.
             nft(&format!("add chain inet faults {hook} {{ type filter hook {hook} priority -300; }}"))?;
         }
         for (hook, rule) in rules {
