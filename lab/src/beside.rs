@@ -1,5 +1,5 @@
-//! Draws figures side by side: a panel for each kind of figure, a line for each name in it, and a mark for each series
-//! on the line.
+//! Draws figures side by side: a panel for each kind of figure, a line for each name in a panel, and a mark for each
+//! series on a line.
 
 use std::path::Path;
 
@@ -10,32 +10,32 @@ use crate::stats::Spread;
 
 const WIDTH: u32 = 560;
 const LINE_HEIGHT: u32 = 26;
-/// Height of a panel without its lines.
+/// Height of a panel without its lines, pixels.
 const FRAME_HEIGHT: u32 = 84;
 const LABELS_WIDTH: u32 = 210;
-/// Height of the legend above everything, where there are several series.
+/// Height of the legend above all panels, pixels. It is drawn only if there are several series.
 const LEGEND_HEIGHT: u32 = 26;
 const LEGEND_WIDTH: i32 = 100;
 const FONT: &str = "sans-serif";
 
 pub struct Panel {
-    /// Title with the unit.
+    /// Title of the panel, with the unit.
     pub title: String,
     /// Whether the axis is logarithmic.
     pub is_log: bool,
     pub lines: Vec<PanelLine>,
 }
 
-/// A line of a panel. Lines are drawn from top to bottom.
+/// A line of a panel: a name, and a mark for each series. Lines are drawn from top to bottom.
 pub struct PanelLine {
     pub name: String,
     pub marks: Vec<PanelMark>,
 }
 
-/// A value and its range.
+/// A value, and the range around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PanelMark {
-    /// Index into the names of series.
+    /// Index into the names of the series.
     pub series: usize,
     pub at: f64,
     pub from: f64,
@@ -43,14 +43,14 @@ pub struct PanelMark {
 }
 
 impl PanelMark {
-    /// Makes a mark at the median, with a line from the least to the most.
+    /// Creates a mark at the median, with a line from the lowest to the highest value.
     pub fn from_spread(series: usize, spread: Spread) -> Self {
         Self { series, at: spread.median, from: spread.min, to: spread.max }
     }
 }
 
 impl Panel {
-    /// Makes a panel of one series: for each name a figure and its range.
+    /// Creates a panel with one series: for each name a value and its range.
     pub fn from_figures(title: &str, figures: impl IntoIterator<Item = (String, Option<[f64; 3]>)>) -> Self {
         let marks = |[at, from, to]: [f64; 3]| vec![PanelMark { series: 0, at, from, to }];
         let line = |(name, figure): (String, Option<_>)| PanelLine {
@@ -79,7 +79,7 @@ impl Panel {
         }
     }
 
-    /// Returns the axis' range: from and to whole powers of ten if it is logarithmic, else from 0.
+    /// Returns the range of the axis. It is between powers of ten if the axis is logarithmic, else it starts at 0.
     fn range(&self) -> (f64, f64) {
         let places = |of: fn(&PanelMark) -> f64| self.marks().map(move |mark| self.place(of(mark)));
         let least = places(|mark| mark.from).fold(f64::INFINITY, f64::min);
@@ -91,8 +91,11 @@ impl Panel {
     }
 }
 
+/// Draws the panels with values as SVG.
+///
 /// # Errors
-/// There is nothing in it, or the file cannot be written.
+///
+/// No panel has a value, or the file cannot be written.
 pub fn draw(panels: &[Panel], series: &[&str], columns: usize, path: &Path) -> anyhow::Result<()> {
     let panels: Vec<_> = panels.iter().filter(|panel| panel.marks().next().is_some()).collect();
     ensure!(!panels.is_empty(), "nothing could be measured");
@@ -146,7 +149,7 @@ fn draw_panel(
         .draw()?;
     for at in 0..series.len() {
         let colour = Palette99::pick(at).to_rgba();
-        // Marks are drawn next to each other where they would overlap.
+        // Shift each series' marks a little, so that they do not cover each other.
         let aside = 0.6 * ((at as f64 + 0.5) / series.len() as f64 - 0.5);
         let marks = panel.lines.iter().enumerate().flat_map(|(line, it)| {
             it.marks.iter().filter(|mark| mark.series == at).map(move |mark| (line as f64 + aside, *mark))

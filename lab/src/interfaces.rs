@@ -1,7 +1,9 @@
-//! `millrace-lab interfaces`: how much of a publisher's media the kernel forwards, by interface, offloads and gate.
+//! `millrace-lab interfaces`: how much of a publisher's media the kernel forwards, by kind of interface, offloads and
+//! gate.
 //!
-//! Each row is a lab of its own: publisher, relay and subscriber, whose links the relay meets by interfaces of one kind. Every object has
-//! to arrive once and unchanged, and the kernel has to send 95 % of the bytes, or the relay has to refuse the interface with a reason.
+//! Each row is a lab with publisher, relay and subscriber, in which the relay's interfaces are of one kind. Every
+//! object must arrive once and unchanged. The kernel must send 95 % of the bytes, or the relay must refuse the
+//! interface with a reason.
 
 mod kind;
 mod row;
@@ -22,16 +24,16 @@ use row::{CaseSetup, InterfaceRow};
 
 #[derive(Debug, clap::Args)]
 pub struct InterfaceArgs {
-    /// Kinds of interfaces [default: all]
+    /// Kinds of interfaces to test [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND,...")]
     kinds: Vec<InterfaceKind>,
-    /// Run only one row for each kind: offloads on, gate off
+    /// Run only one row for each kind, with offloads and without gate
     #[arg(long)]
     quick: bool,
-    /// Time that each publisher publishes, seconds
+    /// Time that each publisher sends, seconds
     #[arg(long, default_value_t = 6)]
     seconds: u32,
-    /// Objects of 20,000 bytes per second
+    /// Objects of 20,000 bytes that are published per second
     #[arg(long, default_value_t = 30)]
     rate_hz: u32,
     /// Write the results to this file, as JSON
@@ -56,9 +58,9 @@ const HEAD: [&str; 8] = [
 pub fn run(args: InterfaceArgs) -> anyhow::Result<()> {
     ensure!(
         nix::unistd::geteuid().is_root(),
-        "interfaces need root: they are made in network namespaces, and the relay loads BPF programs"
+        "this command needs root: it creates network namespaces, and the relay loads BPF programs"
     );
-    ensure!(args.seconds > 0 && args.rate_hz > 0, "--seconds and --rate-hz are at least 1");
+    ensure!(args.seconds > 0 && args.rate_hz > 0, "--seconds and --rate-hz must be at least 1");
     lab::remove_on_signal()?;
     let setups = args.setups();
     let progress = BenchProgress::with_steps(setups.len());
@@ -75,8 +77,12 @@ pub fn run(args: InterfaceArgs) -> anyhow::Result<()> {
         write_json(path, &rows.iter().map(InterfaceRow::json).collect::<Vec<_>>())?;
     }
     let failed: Vec<_> = rows.iter().filter(|row| !row.is_good(LEAST)).map(|row| row.setup.label()).collect();
-    ensure!(failed.is_empty(), "below {LEAST} %, or not intact: {}", failed.join("; "));
-    ensure!(rows.iter().any(InterfaceRow::is_forwarded), "this kernel has none of these interfaces");
+    ensure!(
+        failed.is_empty(),
+        "the kernel sent less than {LEAST} %, or media were damaged: {}",
+        failed.join("; ")
+    );
+    ensure!(rows.iter().any(InterfaceRow::is_forwarded), "this kernel supports none of these interfaces");
     Ok(())
 }
 

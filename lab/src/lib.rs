@@ -1,7 +1,8 @@
 //! Networks made of namespaces and emulated links, and measurements in them.
 //!
-//! [`lab`] makes a network on one machine: nodes are network namespaces, links are veth pairs that can lose, delay and
-//! shape packets, by netem or by an emulator in userspace. It is a library as well as `millrace-lab lab`, and needs root:
+//! [`lab`] creates a network on one machine. Nodes are network namespaces. Links are veth pairs that can lose, delay
+//! and shape packets, by netem or by an emulator in userspace. It is a library as well as the command `millrace-lab
+//! lab`, and needs root:
 //!
 //! ```no_run
 //! use millrace_lab::lab::{Lab, Topology};
@@ -13,12 +14,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`mod@bench`] is `millrace-lab bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
-//! measured in such a network. It uses the lab, never the other way round. [`mod@interfaces`] is how much the kernel forwards on
-//! each kind of interface. [`hostile`] is a client that means no good,
-//! [`receivers`] are thousands of subscribers in one process, [`stall`] are strangers to carriers who do not go on.
-//! [`transport`] is how either comes to a relay, [`mod@train`] learns from measured transfers, and [`mesh`] simulates a cluster. What is measured is the program `millrace`,
-//! which runs as a process.
+//! [`mod@bench`] has the benchmarks of `millrace-lab bench`, which run in such networks: relays, defences of a QUIC
+//! server, grafts, and the observer of networking's CPU cost. The lab does not depend on them. [`mod@interfaces`]
+//! measures how much the kernel forwards on each kind of interface. [`hostile`] is a client that attacks a relay, and
+//! [`receivers`] runs thousands of subscribers in one process. [`stall`] starts handshakes with a graft's daemon and
+//! never finishes them. [`transport`] names the transports of clients to a relay. [`mod@train`] learns from measured
+//! transfers, and [`mesh`] simulates a cluster of relays. The measured program is `millrace`, which runs as a process
+//! of its own.
 
 pub mod bench;
 mod beside;

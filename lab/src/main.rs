@@ -26,9 +26,9 @@ enum LabCommand {
     Bench(bench::BenchArgs),
     /// Show how much of a publisher's media the kernel forwards, by interface, offloads and gate
     Interfaces(interfaces::InterfaceArgs),
-    /// Simulate a cluster of relays: how routes settle, how deep trees are, what a dead relay costs
+    /// Simulate a cluster of relays: how routes settle, how deep trees are, and what a dead relay costs
     Mesh(mesh::MeshArgs),
-    /// Train the choice of how to send a connection from measured transfers
+    /// Train the choice of a connection's congestion control or tunnel from measured transfers
     Train(train::TrainArgs),
 }
 

@@ -1,7 +1,8 @@
-//! `millrace-lab mesh`: a simulated cluster of relays. Every relay has the product's own table of routes; links, deaths and
-//! viewers come from a seeded generator, and time is simulated.
+//! `millrace-lab mesh`: a simulated cluster of relays. Every relay has the same route table as the product. A seeded
+//! generator draws links, failures and viewers, and time is simulated.
 //!
-//! Routes of one namespace do not depend on those of another, so that a sample of the broadcasts is simulated, one after the other.
+//! Routes of different namespaces do not depend on each other. So only a sample of the broadcasts is simulated, one
+//! after the other.
 
 use std::{
     cmp::Reverse,
@@ -13,36 +14,36 @@ use std::{
 use millrace_moq::{HopId, Namespace};
 use millrace_relay_cluster::{Announcement, AnnouncementKey, Neighbour, NextSource, RouteLimits, RouteTable};
 
-/// How long a relay takes to see that a peer is gone without a word, milliseconds.
+/// Time after which a relay notices that a peer has disappeared, ms.
 const SILENCE_MS: u64 = 1000;
-/// How long a track is left where it is although no route is left, milliseconds.
+/// Time for which a track stays at its upstream relay after the last route to it is gone, ms.
 const LAST_WORDS_MS: u64 = 2000;
-/// How long a partition lasts, milliseconds.
+/// Length of a network partition, ms.
 const PARTITION_MS: u64 = 30_000;
-/// Relays of a region.
+/// Number of relays in a region.
 const REGION: usize = 50;
 
-/// A simulation of a cluster.
+/// Arguments of a simulation of a cluster.
 #[derive(Debug, clap::Args)]
 pub struct MeshArgs {
-    /// Relays
+    /// Number of relays
     #[arg(long, default_value_t = 1000)]
     relays: usize,
-    /// Broadcasts
+    /// Number of broadcasts
     #[arg(long, default_value_t = 100_000)]
     broadcasts: usize,
-    /// Viewers of all broadcasts, by Zipf's law
+    /// Number of viewers, distributed over the broadcasts by Zipf's law
     #[arg(long, default_value_t = 1_000_000)]
     viewers: usize,
-    /// Broadcasts that are simulated, from all ranks
+    /// Number of broadcasts that are simulated, from all ranks of popularity
     #[arg(long, default_value_t = 200)]
     sample: usize,
-    /// The seed
+    /// Seed of all random decisions
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// SplitMix64.
+/// The random number generator SplitMix64.
 struct SplitMix(u64);
 
 impl SplitMix {
@@ -64,7 +65,8 @@ struct MeshLink {
     delay_ms: u64,
 }
 
-/// The relays and their links. Regions are meshes of short links; two relays of each have long links to other regions.
+/// The relays and their links. Within a region there is a mesh of short links. Two relays of each region have long
+/// links to other regions.
 struct MeshNetwork(Vec<BTreeMap<usize, MeshLink>>);
 
 impl MeshNetwork {
@@ -103,18 +105,18 @@ impl MeshNetwork {
     }
 }
 
-/// Something that happens at a time.
+/// An event of the simulation.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum MeshEvent {
-    /// The first relay's announcement arrives at the second one. The number finds what it says.
+    /// An announcement of the first relay arrives at the second one. The number is its index in `said`.
     Told(usize, usize, usize),
-    /// The first relay sees that the second one, or the link to it, is gone.
+    /// The first relay notices that the second one, or the link to it, is gone.
     Gone(usize, usize),
-    /// The relay looks at its track again.
+    /// The relay decides again where it receives its track from.
     Look(usize),
 }
 
-/// One broadcast at all relays.
+/// State of one broadcast at all relays.
 struct MeshBroadcast<'a> {
     network: &'a MeshNetwork,
     namespace: Namespace,
@@ -127,9 +129,9 @@ struct MeshBroadcast<'a> {
     dead: BTreeSet<usize>,
     is_split: bool,
     split_region: usize,
-    /// The relay that each relay receives the track from.
+    /// The relay from which each relay receives the track.
     upstream: Vec<Option<usize>>,
-    /// Relays with viewers, or that others receive from.
+    /// Whether a relay has viewers, or other relays that receive from it.
     wanted: Vec<bool>,
     lost_ms: HashMap<usize, u64>,
     events: BinaryHeap<Reverse<(u64, usize, MeshEvent)>>,
@@ -147,7 +149,7 @@ struct MeshFigures {
     gaps_ms: Vec<u64>,
     depths: Vec<u64>,
     fanouts: Vec<u64>,
-    /// Cost of the way that a relay takes, in per cent of the cheapest one's.
+    /// Costs of the paths that relays use, in percent of the cheapest path's.
     detours: Vec<u64>,
     unserved: u64,
     links: u64,
@@ -210,7 +212,7 @@ impl<'a> MeshBroadcast<'a> {
         self.tell(self.origin);
     }
 
-    /// Announces what has changed at a relay to its peers.
+    /// Announces the changes at a relay to its peers.
     fn tell(&mut self, relay: usize) {
         self.tables[relay].take_changes();
         for (other, link) in &self.network.0[relay] {
@@ -230,7 +232,7 @@ impl<'a> MeshBroadcast<'a> {
         }
     }
 
-    /// Runs until nothing is left to happen, or to a time.
+    /// Processes events until none is left or the time `until_ms` is reached.
     fn run(&mut self, until_ms: u64) {
         while let Some(Reverse((time_ms, _, _))) = self.events.peek() {
             if *time_ms > until_ms {
@@ -276,7 +278,7 @@ impl<'a> MeshBroadcast<'a> {
         }
     }
 
-    /// Decides whether the track of a relay has to move, as the relay does.
+    /// Decides whether a relay's track moves to another upstream relay, by the product's own rules.
     fn look(&mut self, relay: usize) {
         if relay == self.origin || !self.wanted[relay] || self.dead.contains(&relay) {
             return;
@@ -293,7 +295,7 @@ impl<'a> MeshBroadcast<'a> {
         match next {
             NextSource::Stay => {}
             NextSource::Move(_) => {
-                // The old one serves until the new one has agreed.
+                // The old upstream relay keeps serving until the new one has accepted.
                 if self.subscribe(relay, Some(upstream), &mut vec![]) {
                     self.count.moves += 1;
                 }
@@ -314,8 +316,8 @@ impl<'a> MeshBroadcast<'a> {
         }
     }
 
-    /// Subscribes at the best relays, three at most, which subscribe themselves where they have to. `asking`: relays that wait for
-    /// this one.
+    /// Subscribes a relay at one of its three best upstream relays, which subscribe themselves if necessary. `asking`
+    /// has the relays that wait for this one.
     fn subscribe(&mut self, relay: usize, leaving: Option<usize>, asking: &mut Vec<usize>) -> bool {
         let asker = asking.last().map_or(Neighbour::NOBODY, |asker| Self::neighbour(*asker));
         let routes = self.tables[relay].routes_for(&self.namespace, asker);
@@ -325,6 +327,8 @@ impl<'a> MeshBroadcast<'a> {
                 continue;
             }
             let hop = HopId(relay as u64 + 1);
+            // A relay agrees if it is the origin, or receives the track on a path without the asking relay, or can
+            // subscribe itself.
             let agrees = match self.upstream[other] {
                 _ if other == self.origin => true,
                 Some(from) => !self.tables[other].passes(&self.namespace, from as u64 + 1, hop),
@@ -367,7 +371,7 @@ impl<'a> MeshBroadcast<'a> {
         true
     }
 
-    /// The number of relays behind a relay up to the origin, and what they cost; none if media does not arrive.
+    /// Returns the number of relays on the path to the origin and the path's cost; `None` if no media arrive.
     fn way(&self, relay: usize) -> Option<(u64, u64)> {
         let mut at = relay;
         let mut depth = 0;
@@ -384,7 +388,7 @@ impl<'a> MeshBroadcast<'a> {
         Some((depth, cost))
     }
 
-    /// The cheapest cost from the origin to all relays.
+    /// Returns the lowest cost from the origin to each relay; `None` if there is no path.
     fn cheapest(&self) -> Vec<Option<u64>> {
         let mut costs = vec![None; self.tables.len()];
         let mut next = BinaryHeap::from([Reverse((0, self.origin))]);
@@ -402,7 +406,8 @@ impl<'a> MeshBroadcast<'a> {
         costs
     }
 
-    /// Waits until media arrives wherever there is a way. Returns how long that takes for each relay that has none now.
+    /// Runs until media arrive at all relays that the origin can reach. Records the time for each relay that has none
+    /// now.
     fn heal(&mut self, viewers: &[usize]) {
         let began = self.now_ms;
         let reachable = self.cheapest();
@@ -436,7 +441,7 @@ impl<'a> MeshBroadcast<'a> {
         self.lose(&pairs);
     }
 
-    /// Cuts a region off, or connects it again.
+    /// Cuts the links between a region and all others, or restores them.
     fn split(&mut self, is_split: bool) {
         let region = self.split_region * REGION..((self.split_region + 1) * REGION).min(self.tables.len());
         let long = |relay: usize| {
@@ -512,7 +517,8 @@ fn report(args: &MeshArgs) -> String {
         broadcast.publish();
         broadcast.run(u64::MAX);
         broadcast.count.settle_ms.push(broadcast.now_ms);
-        // More viewers than relays find the track at their relay.
+        // More viewers than there are relays do not change the result: all relays with viewers receive the track
+        // already.
         let relays: BTreeSet<_> = (0..viewers.min(20_000)).map(|_| random.below(network.0.len())).collect();
         let relays: Vec<_> = relays.into_iter().collect();
         watched += relays.len();
@@ -526,7 +532,7 @@ fn report(args: &MeshArgs) -> String {
         broadcast.run(u64::MAX);
         broadcast.measure(&relays);
         end(&mut broadcast, 0);
-        // The relay that most others receive from, or one on the way.
+        // Kill a relay in the middle of the tree: one from which others receive, and which is not the origin.
         let middle =
             relays.iter().filter_map(|relay| broadcast.upstream[*relay]).find(|one| *one != broadcast.origin);
         if let Some(middle) = middle {
@@ -603,7 +609,8 @@ mod tests {
             let report = lines(report(&args));
             let text = report.join("\n");
             assert_eq!(report, lines(super::report(&args)), "another result for the same seed");
-            // Nothing fails in the first phase. Later relays may choose each other for as long as a withdrawal is under way.
+            // Nothing fails in the first phase, so no circles may occur. In later phases relays may choose each other
+            // while a withdrawal is on its way.
             assert!(report[2].contains("circles of media 0,"), "{text}");
             assert_eq!(text.matches("there is a way 0").count(), 4, "{text}");
         }

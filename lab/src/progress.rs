@@ -1,5 +1,5 @@
-//! Reports how far a benchmark is and how long it will take, on standard error. A terminal gets a line that is updated
-//! while a step runs, anything else a line now and then.
+//! Reports the progress of a benchmark and its remaining time on standard error. A terminal gets one line that is
+//! updated while a step runs. Anything else gets a line from time to time.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Interval of updates.
+/// Interval of updates on a terminal.
 const TERMINAL: Duration = Duration::from_secs(1);
-/// Interval of reports on a step that takes long.
+/// Interval of reports on a long step, if standard error is not a terminal.
 const NO_TERMINAL: Duration = Duration::from_secs(30);
-/// Longest line. A terminal would wrap a longer one, and the second half would stay.
+/// Longest line, characters. A terminal would wrap a longer one, and only clear its last part.
 const COLUMNS: usize = 79;
-/// Moves to the beginning of the line and clears it.
+/// Escape sequence that moves to the start of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Progress of a benchmark whose number of steps is known. It reports nothing any more once it is dropped.
+/// Progress of a benchmark with a known number of steps. Dropping it stops the reports.
 pub struct BenchProgress {
     shared: Arc<ProgressShared>,
     painter: Option<JoinHandle<()>>,
@@ -31,7 +31,7 @@ struct ProgressShared {
 
 struct ProgressSteps {
     pace: ProgressPace,
-    /// The running step, and its start.
+    /// Name and start time of the running step.
     now: Option<(String, Instant)>,
     is_over: bool,
 }
@@ -41,7 +41,7 @@ impl BenchProgress {
         Self::with_lanes(steps, 1)
     }
 
-    /// Makes the progress of a benchmark that runs `lanes` steps at the same time.
+    /// Creates the progress of a benchmark that runs `lanes` steps at the same time.
     pub fn with_lanes(steps: usize, lanes: usize) -> Self {
         let pace = ProgressPace { steps, lanes, done: 0, spent: Duration::ZERO };
         let shared = Arc::new(ProgressShared {
@@ -63,9 +63,10 @@ impl BenchProgress {
         }
     }
 
-    /// Prints a line between those of steps.
+    /// Prints a line between the lines of steps.
     ///
     /// # Errors
+    ///
     /// Standard error is closed, so the benchmark should end.
     pub fn note(&self, line: &str) -> io::Result<()> {
         let steps = self.shared.steps.lock();
@@ -77,7 +78,7 @@ impl BenchProgress {
         Ok(())
     }
 
-    /// Ends a step without a result to report, and begins the next one.
+    /// Ends the running step without a result, and begins the next one.
     pub fn next(&self, what: impl Into<String>) {
         let mut steps = self.shared.steps.lock();
         let ProgressSteps { pace, now: Some((before, since)), .. } = &mut *steps else { return };
@@ -86,19 +87,21 @@ impl BenchProgress {
         (*before, *since) = (what.into(), Instant::now());
     }
 
-    /// Ends the step that was begun, with the result `came`.
+    /// Ends the running step, and reports its result `came`.
     ///
     /// # Errors
-    /// Those of [`BenchProgress::note`].
+    ///
+    /// Standard error is closed, so the benchmark should end.
     pub fn end(&self, came: &str) -> io::Result<()> {
         let Some((what, since)) = self.shared.steps.lock().now.take() else { return Ok(()) };
         self.over(&what, since, came)
     }
 
-    /// Runs one of several steps that run at the same time.
+    /// Runs one of several steps that run at the same time, and reports its result.
     ///
     /// # Errors
-    /// Those of [`BenchProgress::note`].
+    ///
+    /// Standard error is closed, so the benchmark should end.
     pub fn step<T>(
         &self,
         what: &str,
@@ -154,7 +157,7 @@ impl ProgressShared {
         }
     }
 
-    /// Draws the running step. An error is ignored here; the end of the next step reports it.
+    /// Draws the running step. A write error is ignored here, since the end of the next step reports it.
     fn draw(&self, steps: &ProgressSteps) {
         let Some((what, since)) = &steps.now else { return };
         let line = steps.pace.line(what, since.elapsed());
@@ -165,12 +168,12 @@ impl ProgressShared {
     }
 }
 
-/// Rate of progress.
+/// Pace of the steps, from which the remaining time is estimated.
 struct ProgressPace {
     steps: usize,
     lanes: usize,
     done: usize,
-    /// Sum over the steps that are done.
+    /// Total duration of the finished steps.
     spent: Duration,
 }
 
@@ -188,19 +191,19 @@ impl ProgressPace {
         format!("{} of {} done{}", self.done, self.steps, left.unwrap_or_default())
     }
 
-    /// Returns the time left if the other steps take as long as those that are done. `None` before one is done, and
-    /// when all are.
+    /// Returns the estimated remaining time, provided that other steps take as long as the finished ones. Returns
+    /// `None` before the first step has finished, and after the last one.
     fn left(&self, running: Duration) -> Option<Duration> {
         let done = u32::try_from(self.done).ok().filter(|done| *done > 0)?;
         let to_do = u32::try_from(self.steps.saturating_sub(self.done)).ok().filter(|to_do| *to_do > 0)?;
         let lanes = u32::try_from(self.lanes).unwrap_or(u32::MAX).max(1);
         let mean = self.spent / done / lanes;
-        // A step that takes longer than the mean does not reduce the estimate of the others.
+        // A step that runs longer than average does not shorten the estimate for the others.
         Some((mean * to_do).saturating_sub(running.min(mean)))
     }
 }
 
-/// Formats a time in the unit that is easiest to read.
+/// Formats a duration in seconds, minutes or hours, whichever is easiest to read.
 fn span(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),

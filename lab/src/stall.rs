@@ -1,4 +1,4 @@
-//! Strangers to a host's carriers: they begin handshakes and do not complete them.
+//! Strangers to a host's carriers: clients that start handshakes and never complete them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -17,28 +17,29 @@ use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Runtime as _, TokioRuntime, UdpPoller, udp};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Most handshakes that are kept. With more, the oldest is dropped.
+/// Largest number of unfinished handshakes that are kept. Beyond it, the oldest is dropped.
 const KEPT: usize = 2000;
 const NAME: &str = "millrace-graft";
 
-/// Strangers that begin handshakes until `is_over` is set.
+/// Clients that start handshakes until `is_over` is set.
 pub struct Strangers<'a> {
     pub kind: CarrierKind,
-    /// Addresses of this host that they connect from, in turn.
+    /// Local addresses that the clients connect from, in turn.
     pub from: &'a [IpAddr],
     pub to: SocketAddr,
     /// Time between two handshakes.
     pub pace: Duration,
     pub is_over: &'a AtomicBool,
-    /// Number of handshakes that have begun.
+    /// Number of handshakes that were started so far.
     pub begun: &'a AtomicUsize,
 }
 
 impl Strangers<'_> {
-    /// Begins handshakes from the calling thread's network namespace.
+    /// Starts handshakes from the calling thread's network namespace until `is_over` is set.
     ///
     /// # Errors
-    /// There are no such sockets, or not from these addresses.
+    ///
+    /// Sockets of this kind do not exist, or cannot be bound to the addresses.
     pub fn run(&self) -> anyhow::Result<()> {
         match self.kind {
             CarrierKind::Quic => {
@@ -50,7 +51,7 @@ impl Strangers<'_> {
         }
     }
 
-    /// Connects, and sends nothing.
+    /// Opens TCP, MPTCP or SCTP connections and sends nothing on them.
     fn send_by_streams(&self, protocol: Protocol) -> anyhow::Result<()> {
         let mut kept = VecDeque::new();
         for from in self.from.iter().cycle().take_while(|_| !self.is_over.load(Relaxed)) {
@@ -68,7 +69,7 @@ impl Strangers<'_> {
         Ok(())
     }
 
-    /// Proves the addresses, and sends nothing more.
+    /// Starts QUIC handshakes, answers a Retry with its token, and then sends nothing more.
     async fn send_by_quic(&self) -> anyhow::Result<()> {
         let begun = Arc::new(AtomicUsize::new(0));
         let endpoint = |from: &IpAddr| {
@@ -102,7 +103,8 @@ impl Strangers<'_> {
     }
 }
 
-/// A socket that sends two datagrams of each connection: the first one, and the first one with the token of a Retry.
+/// A socket that sends only two datagrams of each connection: the first Initial, and the one with a Retry's token. The
+/// rest is dropped.
 #[derive(Debug)]
 struct Stalling {
     socket: Arc<dyn AsyncUdpSocket>,
@@ -110,7 +112,7 @@ struct Stalling {
     begun: Arc<AtomicUsize>,
 }
 
-/// Returns the connection's own ID, which follows the other one's in a long header.
+/// Returns the source connection ID of a long header, which follows the destination connection ID.
 fn own_id(datagram: &[u8]) -> Option<&[u8]> {
     let length = usize::from(*datagram.get(5)?);
     let rest = datagram.get(6 + length..)?;
@@ -126,6 +128,7 @@ impl AsyncUdpSocket for Stalling {
         let id = own_id(transmit.contents).unwrap_or_default().to_vec();
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         let count = sent.entry(id).or_default();
+        // Reports success, so that quinn takes the datagram for sent.
         if *count == 2 {
             return Ok(());
         }

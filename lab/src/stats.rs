@@ -24,19 +24,19 @@ impl Percentiles {
         Some(Self { p50: rank(50), p90: rank(90), p99: rank(99), max })
     }
 
-    /// Reads a histogram of microseconds, in milliseconds. `None` without samples.
+    /// Returns the percentiles of a histogram in ms, whose values are us. Returns `None` without samples.
     pub fn from_histogram_us(times: &Histogram<u64>) -> Option<Self> {
         let at = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
         (!times.is_empty()).then(|| Self { p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) })
     }
 
-    /// Computes percentiles in microseconds from samples in nanoseconds.
+    /// Computes percentiles in us from samples in ns.
     pub fn from_ns(samples: Vec<u64>) -> Option<Self> {
         Self::from_samples(samples.iter().map(|ns| *ns as f64 / 1000.0).collect())
     }
 }
 
-/// Returns the middle value; for an even number of values the mean of the two in the middle.
+/// Returns the median; for an even number of values, the mean of the two in the middle.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -47,7 +47,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Returns the median of a figure of each item; not a number without items.
+/// Returns the median of a figure over all items; not a number (NaN) without items.
 pub fn median_by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     Spread::by(items, figure).map_or(f64::NAN, |spread| spread.median)
 }
@@ -68,7 +68,7 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// Returns the spread of a figure of each item.
+    /// Returns the spread of a figure over all items; `None` without items.
     pub fn by<T>(items: &[T], figure: impl Fn(&T) -> f64) -> Option<Self> {
         Self::from_values(&items.iter().map(figure).collect::<Vec<_>>())
     }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_of_even_and_odd_counts() {
+    fn median_is_computed_for_even_and_odd_counts() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));

@@ -1,11 +1,12 @@
-//! `millrace-lab train`: grows a decision tree from measured transfers, and judges it on networks that it has not seen.
+//! `millrace-lab train`: grows a decision tree from measured transfers, and scores it on networks that it was not
+//! trained with.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
 //! | [`runs`] | measured transfers, as lines of a file |
-//! | [`cases`] | questions with their right answers, made of these |
-//! | [`grow`] | how a tree is grown and pruned (gain ratio, C4.5) |
-//! | [`judge`] | how good its decisions are |
+//! | [`cases`] | training cases: questions with the right answers, computed from the transfers |
+//! | [`grow`] | grows and prunes a tree (gain ratio, C4.5) |
+//! | [`judge`] | scores a tree's decisions |
 
 pub mod cases;
 pub mod grow;
@@ -36,21 +37,22 @@ use crate::beside::{self, Panel};
 
 #[derive(Debug, clap::Args)]
 pub struct TrainArgs {
-    /// Transfers that `millrace-lab bench graft select` has measured
+    /// CSV file with transfers that `millrace-lab bench graft select` has measured
     csv: PathBuf,
     /// Write the model to this file
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Train only these candidates (arms), such as those that share a bottleneck fairly; repeatable
+    /// Train only these arms (congestion controls or tunnels), such as those that share a bottleneck fairly; may be
+    /// repeated
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     arms: Vec<String>,
-    /// Number of networks that at least two branches of a choice must cover
+    /// Number of networks that at least two branches of a decision must have
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
-    /// Confidence at which branches are pruned: standard deviations of their errors; less than 0: nothing is pruned
+    /// Confidence for pruning branches, in standard deviations of their errors; below 0 nothing is pruned
     #[arg(long, default_value_t = 0.3, value_name = "NUMBER", allow_negative_numbers = true)]
     doubt: f64,
-    /// Largest number of choices on the way to a leaf of the tree
+    /// Largest number of decisions on the way to a leaf of the tree
     #[arg(long, default_value_t = 16, value_name = "NUMBER")]
     depth: usize,
     /// Print the result as JSON
@@ -62,20 +64,23 @@ pub struct TrainArgs {
 }
 
 pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
-    ensure!(args.least > 0.0 && args.least.is_finite() && args.doubt.is_finite(), "--least is above 0");
-    ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth is from 1 to {DEPTH_MAX}");
+    ensure!(
+        args.least > 0.0 && args.least.is_finite() && args.doubt.is_finite(),
+        "--least must be above 0, and --doubt a finite number"
+    );
+    ensure!((1..=DEPTH_MAX).contains(&args.depth), "--depth must be from 1 to {DEPTH_MAX}");
     let name = || args.csv.display().to_string();
     let text = file::read(&args.csv, runs::BYTES_MAX)?;
     let mut runs = runs::parse(&text).with_context(name)?;
     if let Some(unknown) = args.arms.iter().find(|arm| runs.iter().all(|run| run.arm != **arm)) {
-        bail!("{}: no transfer was by {unknown}", name());
+        bail!("{}: it has no transfer with the arm {unknown}", name());
     }
     runs.retain(|run| args.arms.is_empty() || args.arms.contains(&run.arm));
     let cases = Cases::from_runs(&runs);
     let networks = cases.networks().len();
     ensure!(
         networks >= FOLDS,
-        "{}: {networks} networks have all arms ({} lack some): at least {FOLDS} are wanted",
+        "{}: {networks} networks have transfers with all arms ({} lack some), but at least {FOLDS} are needed",
         name(),
         cases.incomplete
     );
@@ -99,14 +104,14 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
 }
 
 impl TrainArgs {
-    /// Returns the settings of the tree. Cases of one network are alike: all of them say no more than one.
+    /// Returns the settings of the tree. All cases of a network are alike, so together they count as one.
     fn settings(&self, cases: &Cases, networks: usize) -> grow::Settings {
         let alike = cases.cases.len() as f64 / networks as f64;
         grow::Settings { least: self.least, doubt: self.doubt, alike, depth: self.depth }
     }
 }
 
-/// Draws shares of cases, percent: right ones with their interval, and the utility that is given away.
+/// Draws two panels: the share of right decisions with its interval, and the regret in percent of the utility.
 fn draw(report: &JudgeReport, path: &Path) -> anyhow::Result<()> {
     let panel = |title, figure: fn(&Score) -> [f64; 3]| {
         let percent = |score| figure(score).map(|share| share * 100.0);
@@ -128,7 +133,7 @@ fn told(report: &JudgeReport, width: usize) -> String {
     let mut out = String::new();
     let left_out = match report.incomplete {
         0 => String::new(),
-        count => format!(", {count} left out that lack an arm"),
+        count => format!(", {count} skipped because they lack an arm"),
     };
     let cases = report.scores.first().map_or(0, |score| score.cases);
     let networks = report.networks;

@@ -1,12 +1,12 @@
-//! Transports of clients to a relay.
+//! Transports of clients to a relay: raw QUIC and WebTransport.
 
 /// Transport of a client's connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum LabTransport {
-    /// MoQ on QUIC itself
+    /// MoQ directly on QUIC
     #[default]
     Raw,
-    /// MoQ in a WebTransport session of HTTP/3
+    /// MoQ in a WebTransport session over HTTP/3
     Webtransport,
 }
 
@@ -18,7 +18,7 @@ impl LabTransport {
         }
     }
 
-    /// Returns the scheme of the URL.
+    /// Returns the URL scheme for this transport.
     pub fn scheme(self) -> &'static str {
         match self {
             Self::Raw => "moqt",
@@ -26,7 +26,7 @@ impl LabTransport {
         }
     }
 
-    /// Returns the transport of a URL's scheme.
+    /// Returns the transport for a URL scheme; `None` if the scheme is unknown.
     pub fn from_scheme(scheme: &str) -> Option<Self> {
         [Self::Raw, Self::Webtransport].into_iter().find(|transport| transport.scheme() == scheme)
     }

@@ -1,11 +1,12 @@
-//! Checks that the kernel forwards on every kind of interface that it has: one row per kind. Needs root.
+//! Checks that the kernel forwards on every kind of interface that this machine supports, with one row per kind. Needs
+//! root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod interfaces_rows;
 
 use interfaces_rows::rows;
 
-/// Offloads are on, as interfaces have them by default, so the publisher sends super-packets.
+/// Offloads are on, as is the default of interfaces, so the publisher sends super-packets.
 #[test]
 fn kernel_forwards_on_each_kind_of_interface() {
     let Some(rows) = rows("kernel_forwards_on_each_kind_of_interface", "--quick --seconds 4") else { return };

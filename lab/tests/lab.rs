@@ -1,4 +1,4 @@
-//! Labs as a whole: their start, their links with real packets, and their complete removal.
+//! Tests whole labs: their start, their links with real packets, and their complete removal.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
@@ -19,12 +19,12 @@ use nix::unistd::Pid;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Time without a packet after which no more is expected.
 const SILENCE: Duration = Duration::from_millis(250);
-/// The same time where everything is between the link and its receiver.
+/// Time without a packet after which no more is expected, once all packets have left the link.
 const SILENCE_AT_LAST: Duration = Duration::from_secs(1);
-/// Multicast reports of the kernel that the counters of a link may contain in addition to a test's packets.
+/// Largest number of the kernel's own multicast reports in a link's counters, in addition to a test's packets.
 const STRAY: u64 = 8;
 
-/// Returns early from a test without root, after printing so.
+/// Returns early from a test without root, after printing that it is skipped.
 macro_rules! needs_root {
     ($name:literal) => {
         if !nix::unistd::geteuid().is_root() {
@@ -37,7 +37,7 @@ macro_rules! needs_root {
 const PAYLOAD: usize = 1000;
 const FRAME: usize = PAYLOAD + 8 + 20 + 14;
 
-/// A UDP socket in a node that sends and receives numbered datagrams.
+/// A UDP socket in a node, which sends and receives numbered datagrams.
 struct DatagramProbe {
     socket: UdpSocket,
 }
@@ -57,7 +57,7 @@ impl DatagramProbe {
         assert_eq!(self.socket.send_to(&datagram(number), to).unwrap(), PAYLOAD);
     }
 
-    /// Returns the number of the next datagram, unless none arrives.
+    /// Returns the number of the next datagram, or `None` if none arrives in time.
     fn receive(&self, within: Duration) -> Option<u32> {
         let mut payload = [0u8; 2 * PAYLOAD];
         self.socket.set_read_timeout(Some(within)).unwrap();
@@ -79,12 +79,12 @@ fn datagram(number: u32) -> Vec<u8> {
     payload
 }
 
-/// Two nodes, `pub` and `sub1`, and one emulated link; datagrams go from the first to the second.
+/// Two nodes, `pub` and `sub1`, with an emulated link. Datagrams go from `pub` to `sub1`.
 struct NodePair {
     lab: Lab,
     tx: DatagramProbe,
     rx: DatagramProbe,
-    /// Number of datagrams sent in bursts.
+    /// Number of datagrams that were sent in bursts.
     sent: Cell<u64>,
 }
 
@@ -108,10 +108,10 @@ impl NodePair {
         numbers.for_each(|number| self.tx.send(self.rx.address(), number));
     }
 
-    /// Returns everything that arrives until the link is empty and the receiver has nothing more to read.
+    /// Returns the datagrams that arrive until the link is empty and the receiver has read everything.
     fn rest(&self) -> Vec<u32> {
         let mut numbers = Vec::new();
-        // Netem counts packets at once, the emulator when it processes them.
+        // netem counts packets as soon as they are sent, the emulator only when it processes them.
         let is_netem = self.lab.link("pub-sub1").unwrap().is_netem();
         let look = || {
             numbers.extend(std::iter::from_fn(|| self.rx.receive(SILENCE)));
@@ -172,9 +172,9 @@ fn commands_run_inside_a_node_of_the_lab() {
     assert!(text.contains("to-relay") && text.contains(&format!("{}/24", sub.addr_v4())), "{text}");
     assert!(!text.contains("to-pub"), "{text}");
 
-    // The child is the program itself, so a signal to it reaches the program.
+    // The child process is the program itself, so a signal to the child reaches the program.
     let mut child = sub.command("sleep").arg("1000").spawn().unwrap();
-    let comm = format!("/proc/{}/comm", child.id()); // exact: the path alone
+    let comm = format!("/proc/{}/comm", child.id()); // exact: only a path
     wait_for("exec", || std::fs::read_to_string(&comm).is_ok_and(|comm| comm == "sleep\n"));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -184,11 +184,11 @@ fn commands_run_inside_a_node_of_the_lab() {
 fn segmentation_offload_does_not_reach_the_wire() {
     needs_root!("segmentation_offload_does_not_reach_the_wire");
     let pair = NodePair::new("");
-    let before = pair.counters(); // exact: nothing of the test is under way
+    let before = pair.counters(); // exact: no packet of the test is on its way
     setsockopt(&pair.tx.socket, sockopt::UdpGsoSegment, &(PAYLOAD as i32)).unwrap();
     let segments: Vec<u8> = (0..10).flat_map(datagram).collect();
     if let Err(error) = pair.tx.socket.send_to(&segments, pair.rx.address()) {
-        // Kernels before 6.11 refuse to segment for a device without checksum offload.
+        // Kernels before 6.11 refuse UDP segmentation on a device without checksum offload.
         assert_eq!(error.raw_os_error(), Some(nix::libc::EIO), "{error}");
         println!("SKIP segmentation_offload_does_not_reach_the_wire: the kernel refuses it here (EIO)");
         return;
@@ -196,7 +196,7 @@ fn segmentation_offload_does_not_reach_the_wire() {
     for number in 0..10 {
         assert_eq!(pair.rx.receive(PATIENCE), Some(number));
     }
-    let after = pair.counters(); // exact: what has come through was counted before
+    let after = pair.counters(); // exact: the packets that arrived were counted before
     assert!(after.received - before.received >= 10);
     assert!(after.received_bytes - before.received_bytes >= 10 * FRAME as u64);
 }
@@ -222,12 +222,12 @@ fn total_loss_loses_everything() {
 }
 
 #[test]
-fn random_loss_is_what_the_receiver_misses() {
-    needs_root!("random_loss_is_what_the_receiver_misses");
+fn random_loss_counter_equals_missing_packets() {
+    needs_root!("random_loss_counter_equals_missing_packets");
     let pair = NodePair::new("loss=20%");
     pair.burst(0..2000);
     let missing = 2000 - pair.rest().len() as u64;
-    // The interval is five standard deviations.
+    // The bounds are five standard deviations from the mean of 400.
     assert!((310..490).contains(&missing), "{missing}");
     assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: the link is empty
 }
@@ -243,12 +243,12 @@ fn packets_never_arrive_before_their_delay() {
         assert_eq!(rx.receive(PATIENCE), Some(1));
         start.elapsed()
     };
-    // The delay beyond that depends on the CPUs, and is a figure of `millrace-lab lab accuracy`.
+    // How much later packets arrive depends on the CPUs; `millrace-lab lab accuracy` measures it.
     for _ in 0..10 {
         let there = one_way(&pair.tx, &pair.rx);
         assert!(there >= DELAY, "{there:?}");
     }
-    // The other direction is not delayed.
+    // The other direction must not be delayed.
     let back = pair.lab.link("pub-sub1").unwrap().impairment(LinkDirection::Backward);
     assert_eq!(back, Impairment::default());
     one_way(&pair.rx, &pair.tx);
@@ -287,14 +287,15 @@ fn emulated_rate_limits_throughput() {
     let last = start.elapsed();
     let one = Duration::from_nanos(FRAME as u64 * 8 * 1_000_000_000 / 4_000_000);
     assert!(first >= one, "{first:?}");
-    // Not one bit faster since the first was sent. How much slower is a figure of `millrace-lab lab accuracy`.
+    // The link must not be faster than its rate. How much slower it is depends on the CPUs; `millrace-lab lab accuracy`
+    // measures it.
     assert!(last >= one * 101, "{last:?}");
 }
 
 #[test]
-fn a_full_queue_drops_and_counts() {
-    needs_root!("a_full_queue_drops_and_counts");
-    // A frame takes a minute: none leaves while the burst comes in.
+fn full_queue_drops_packets_and_counts_them() {
+    needs_root!("full_queue_drops_packets_and_counts_them");
+    // At this rate a frame takes a minute, so none leaves the queue during the burst.
     let pair = NodePair::new("rate=100bit queue-packets=10");
     pair.burst(0..100);
     wait_for("the burst", || pair.counters().received >= 100);
@@ -320,7 +321,7 @@ fn link_settings_change_while_the_lab_is_up() {
     wait_for("loss", || pair.counters().lost >= 1);
     assert_eq!(pair.rest(), [0u32; 0]);
 
-    // From outside, by the command.
+    // Another process changes the link by the command.
     let output =
         program(&["set", "--lab", pair.lab.id(), "pub-sub1", "loss=0", "delay=30ms"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -336,8 +337,8 @@ fn link_settings_change_while_the_lab_is_up() {
 }
 
 #[test]
-fn a_plain_link_refuses_settings() {
-    needs_root!("a_plain_link_refuses_settings");
+fn plain_link_refuses_settings() {
+    needs_root!("plain_link_refuses_settings");
     let lab = Lab::new(&Topology::standard(0, 1)).unwrap();
     let link = lab.link("pub-sub1").unwrap();
     let error = link.change(Directions::Both, &Settings::parse("loss=1%").unwrap()).unwrap_err();
@@ -399,7 +400,7 @@ fn netem_is_used_for_links_that_it_can_impair() {
     let error = link.set(LinkDirection::Forward, Impairment::parse("rate=1mbit").unwrap()).unwrap_err();
     assert!(error.to_string().contains("emulate = true"), "{error}");
 
-    // Settings that netem does not support, or not with a seed, go through the emulator.
+    // netem cannot do these, or has no seed for them, so the emulator must be used.
     for text in ["jitter = '1ms'", "rate = '1mbit'"] {
         let file = format!("relays = 0\n[[link]]\nname = 'pub-sub1'\nboth = {{ {text} }}");
         let lab = Lab::new(&Topology::parse(&file).unwrap()).unwrap();
@@ -420,7 +421,7 @@ fn dropped_lab_is_removed_completely() {
     wait_until_inside(&inside, &id);
     drop(lab);
     assert!(is_gone(&id));
-    // Killed, or else this waits for a thousand seconds.
+    // The process must have been killed: by itself it would run for a thousand seconds.
     assert!(!inside.wait().unwrap().success());
 }
 
@@ -449,12 +450,12 @@ fn lab_is_removed_after_a_signal() {
     }
 }
 
-/// Set for the child process of `a_program_with_labs_ends_clean_by_signal`.
+/// Environment variable that makes the child process of `program_with_labs_removes_them_on_signal` hold a lab.
 const HOLD: &str = "MILLRACE_TEST_HOLD_A_LAB";
 
 #[test]
-fn a_program_with_labs_ends_clean_by_signal() {
-    needs_root!("a_program_with_labs_ends_clean_by_signal");
+fn program_with_labs_removes_them_on_signal() {
+    needs_root!("program_with_labs_removes_them_on_signal");
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "holds_a_lab_for_another_test", "--nocapture"])
         .env(HOLD, "1")
@@ -477,7 +478,7 @@ fn holds_a_lab_for_another_test() {
     lab::remove_on_signal().unwrap();
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     println!("\nholding {}", lab.id());
-    std::thread::sleep(Duration::from_secs(1000)); // exact: until it is ended
+    std::thread::sleep(Duration::from_secs(1000)); // exact: the test ends this process
 }
 
 #[test]
@@ -501,10 +502,10 @@ fn lab_run_ends_with_its_command() {
     assert!(is_gone(&id));
 }
 
-/// Ctrl-C comes to everybody in front of the terminal, so that the lab does not pass it on.
+/// The terminal sends Ctrl-C to all foreground processes, so the lab must not forward it to the command.
 #[test]
-fn an_interrupt_is_not_passed_on() {
-    needs_root!("an_interrupt_is_not_passed_on");
+fn interrupt_is_not_forwarded_to_the_command() {
+    needs_root!("interrupt_is_not_forwarded_to_the_command");
     let script = "trap 'exit 42' INT; echo up; read line; exit 41";
     let mut command = program(&["run", "--", "sh", "-c", script]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -512,8 +513,8 @@ fn an_interrupt_is_not_passed_on() {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "up\n");
     kill(pid(&child), Signal::SIGINT).unwrap();
-    std::thread::sleep(SILENCE); // exact: an interrupt that was passed on would end the command meanwhile
-    // The command ends by itself, and the lab with it.
+    std::thread::sleep(SILENCE); // exact: a forwarded interrupt would end the command meanwhile
+    // End the command's input. Then the command ends by itself, and the lab with it.
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(41));
 }
@@ -539,7 +540,7 @@ fn remains_of_a_killed_owner_are_cleaned() {
 fn remains_of_a_killed_owner_are_shown() {
     needs_root!("remains_of_a_killed_owner_are_shown");
     let (mut child, id) = up();
-    // No process cleans meanwhile: cleaning takes an exclusive lock of the registry.
+    // Cleaning takes an exclusive lock of the registry. This shared lock keeps other processes from cleaning meanwhile.
     let registry = std::fs::File::open("/run/millrace/lab/registry").unwrap();
     let shared = Flock::lock(registry, FlockArg::LockShared).map_err(|(_, error)| error).unwrap();
     let shown = || {
@@ -559,7 +560,7 @@ fn remains_of_a_killed_owner_are_shown() {
     child.wait().unwrap();
     let text = shown();
     assert!(left(&text) && !text.contains(&format!("lab {id} (process")), "{text}");
-    // The namespaces of a lab whose directory was removed are still shown.
+    // If the directory of a lab is missing, its namespaces must still be shown.
     std::fs::remove_dir_all(Path::new("/run/millrace/lab").join(&id)).unwrap();
     assert!(left(&shown()), "{}", shown());
     drop(shared);
@@ -569,8 +570,8 @@ fn remains_of_a_killed_owner_are_shown() {
 }
 
 #[test]
-fn the_next_lab_cleans_what_a_killed_owner_left() {
-    needs_root!("the_next_lab_cleans_what_a_killed_owner_left");
+fn next_lab_removes_remains_of_a_killed_owner() {
+    needs_root!("next_lab_removes_remains_of_a_killed_owner");
     let (mut child, id) = up();
     kill(pid(&child), Signal::SIGKILL).unwrap();
     child.wait().unwrap();
@@ -613,7 +614,7 @@ fn program(arguments: &[&str]) -> Command {
     command
 }
 
-/// A lab in the background that must not outlive a test that fails.
+/// Takes a lab in the background down when it is dropped, so that it does not outlive a failing test.
 struct Down<'a>(&'a str);
 
 impl Drop for Down<'_> {
@@ -622,7 +623,7 @@ impl Drop for Down<'_> {
     }
 }
 
-/// Starts a lab that a child process keeps up, and returns its ID.
+/// Starts a lab in a child process. Returns the child and the lab's ID.
 fn up() -> (Child, String) {
     let mut child = program(&["up"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
@@ -641,7 +642,7 @@ fn is_gone(id: &str) -> bool {
     left == 0 && !Path::new("/run/millrace/lab").join(id).exists()
 }
 
-/// Waits until `nsenter` has moved the child into the lab's relay.
+/// Waits until `nsenter` has moved the child into the namespace of the lab's relay.
 fn wait_until_inside(child: &Child, id: &str) {
     use std::os::unix::fs::MetadataExt as _;
     let inode = |path: String| std::fs::metadata(path).map(|meta| meta.ino()).ok();

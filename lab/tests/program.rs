@@ -1,4 +1,4 @@
-//! The behaviour of `millrace-lab` as a program.
+//! Tests `millrace-lab` as a program: its help, and its errors.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 

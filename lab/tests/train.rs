@@ -1,4 +1,4 @@
-//! Runs `millrace-lab train` and `millrace graft why --what-if` as users do: a model must report what its file of
+//! Runs `millrace-lab train` and `millrace graft why --what-if` as users do. The model must report what the file of
 //! transfers shows.
 
 use std::{
@@ -11,7 +11,7 @@ use millrace_graft_proto::select::profile::ByteArrivals;
 use millrace_lab::train::runs::{MeasuredPath, TrainingNetwork, TrainingRun, head};
 use serde_json::Value;
 
-/// Runs `train`, which is the lab's, or a command of the product.
+/// Runs `millrace-lab train`, or another command of `millrace`, with the arguments in `line`.
 fn run(directory: &Path, line: &str) -> Output {
     let lab = Path::new(env!("CARGO_BIN_EXE_millrace-lab"));
     let program = if line.starts_with("train") { lab.to_owned() } else { lab.with_file_name("millrace") };
@@ -29,8 +29,8 @@ fn error(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("text")
 }
 
-/// Makes transfers: BBR is three times as fast where there is loss, CUBIC where there is none. A warm carrier is twice
-/// as fast as either.
+/// Builds a file of transfers. BBR is three times as fast as CUBIC with losses, and CUBIC without. A warm carrier is
+/// twice as fast as the better one.
 fn transfers() -> String {
     let mut text = head() + "\n";
     for network in 0..40 {
@@ -79,7 +79,7 @@ fn measured_runs_are_learned_and_reported() {
     let few = said(&run(here, "graft why --model few.json --what-if loss=1,offer=nothing,profile=loss"));
     assert!(few.starts_with("cubic:"), "only what it was trained with: {few}");
     let unknown = error(&run(here, "train runs.csv --out few.json --arms cubic,vegas"));
-    assert!(unknown.contains("no transfer was by vegas"), "{unknown}");
+    assert!(unknown.contains("it has no transfer with the arm vegas"), "{unknown}");
     let answer = ask("loss=1,offer=nothing,profile=loss");
     assert!(answer.contains("loss is 1 %: more than 0.5 %"), "the way in words: {answer}");
     let data = said(&run(here, "graft why --json --model model.json --what-if loss=1,profile=loss"));
@@ -95,9 +95,12 @@ fn wrong_input_is_named() {
     let write = |name: &str, text: &str| fs::write(here.join(name), text).expect("a file");
     let table = [
         (good.replacen(",bbr,", ",b/r,", 1), "line 3: arm \"b/r\""),
-        (good[..good.len() - 9].to_owned(), "it has no end"),
-        (good.lines().take(10).map(|line| format!("{line}\n")).collect(), "at least 5 are wanted"),
-        ("network,arm\n".to_owned(), "first line is not that of `millrace-lab bench graft select`"),
+        (good[..good.len() - 9].to_owned(), "it does not end with a line break"),
+        (good.lines().take(10).map(|line| format!("{line}\n")).collect(), "at least 5 are needed"),
+        (
+            "network,arm\n".to_owned(),
+            "first line is not the one that `millrace-lab bench graft select` writes",
+        ),
     ];
     for (text, wanted) in table {
         write("wrong.csv", &text);

@@ -1,9 +1,10 @@
-//! A flood of Initials from forged addresses, made inside the kernel: for measurements.
+//! Floods a server with QUIC Initials from forged addresses, which the kernel itself sends. It is used for
+//! measurements.
 //!
-//! A packet socket needs a system call and a socket buffer for each packet, which is most of what then is measured.
-//! Here the kernel runs a program on pages of its own (`BPF_F_TEST_XDP_LIVE_FRAMES`, since 5.18) and sends them as
-//! XDP frames. At the other end of a veth pair whose NAPI is on (by an XDP program or GRO) they arrive as from a
-//! network card's driver: XDP gets the page, and only what passes is made into a socket buffer.
+//! A packet socket needs a system call and a socket buffer for each packet, which would be most of the measured cost.
+//! Here the kernel runs a BPF program on pages of its own (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18) and sends them as
+//! XDP frames. They arrive at the other end of a veth pair as from a network card's driver, if NAPI is on there (by an
+//! XDP program or GRO). XDP gets the page, and a socket buffer is made only for packets that pass.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -14,7 +15,7 @@ use millrace_kernel::object::{LoadedObject, embedded};
 
 use crate::intf::FloodConfig as Config;
 
-/// Sources are in 198.18.0.0/15, which RFC 2544 sets aside for measurements.
+/// Network of the source addresses: 198.18.0.0/15, which RFC 2544 reserves for benchmarks.
 pub const NETWORK: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 pub const SOURCES: u32 = 1 << 17;
 pub const FRAME_BYTES: usize = ETHERNET + IP + UDP + INITIAL;
@@ -23,18 +24,18 @@ const ETHERNET: usize = 14;
 const IP: usize = 20;
 const UDP: usize = 8;
 const INITIAL: usize = 1200;
-/// Source address of the frames, which is locally administered.
+/// MAC source address of the frames. It is locally administered.
 const FROM_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// The flood, loaded.
+/// The loaded flood program and the frame that it starts from.
 pub struct Flood {
     object: LoadedObject,
     frame: Vec<u8>,
 }
 
 impl Flood {
-    /// Loads the flood. It sends to a server by an interface of the calling thread's network namespace. Without one,
-    /// frames are made and dropped, which shows the cost of the flood itself.
+    /// Loads the flood, which sends to a server through an interface of the calling thread's network namespace. Without
+    /// an interface, frames are built and dropped, which shows the cost of the flood itself.
     pub fn load(interface: Option<u32>, mac: [u8; 6], to: SocketAddrV4) -> Result<Self, Error> {
         let frame = frame(mac, to);
         let mut open = embedded!("flood.bpf.o").open()?;
@@ -47,8 +48,8 @@ impl Flood {
         Ok(Self { object: open.load()?, frame })
     }
 
-    /// Sends that many packets. Packets that the interface had no room for are lost, and counted by it. A signal may
-    /// end it early.
+    /// Sends this many packets. The interface counts and loses those that it has no room for. A signal may end the
+    /// flood early.
     pub fn send(&self, packets: u32) -> Result<(), Error> {
         let input = ProgramInput {
             data_in: Some(&self.frame),
@@ -65,9 +66,9 @@ impl Flood {
     }
 }
 
-/// Builds Ethernet, IPv4, UDP without checksum, and an Initial of QUIC version 1 (RFC 9000, section 17.2.2) that cannot
-/// be told from a client's without its keys. Source address, checksum, source port and connection ID are zero: the
-/// program fills them in.
+/// Builds the frame: Ethernet, IPv4, UDP without checksum, and an Initial of QUIC version 1 (RFC 9000, section 17.2.2).
+/// Only the Initial's keys reveal that it is no real client's. The BPF program fills in source address, IP checksum,
+/// source port and connection ID, which are zero here.
 fn frame(mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
     let mut frame = Vec::with_capacity(FRAME_BYTES);
     frame.extend(mac);
@@ -84,7 +85,7 @@ fn frame(mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
     frame.extend([0, 0]);
     frame.extend([0xc3, 0, 0, 0, 1, 8]);
     frame.extend([0; 8]);
-    // No source ID, no token, the length of the rest.
+    // The source connection ID and the token are empty; the length of the rest follows.
     frame.extend([0, 0]);
     let rest = (FRAME_BYTES - frame.len() - 2) as u16;
     frame.extend((0x4000 | rest).to_be_bytes());
@@ -92,7 +93,7 @@ fn frame(mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
     frame
 }
 
-/// Sums the header's 16-bit words in memory order, as the program does.
+/// Returns the sum of the header's 16-bit words in memory order, as the BPF program sums them.
 fn sum(header: &[u8]) -> u32 {
     header.chunks_exact(2).map(|word| u32::from(u16::from_ne_bytes([word[0], word[1]]))).sum()
 }
@@ -125,7 +126,7 @@ mod tests {
         let flood = flood.unwrap_or_else(|error| panic!("{error}"));
         let frames = [made(&flood), made(&flood)];
         for frame in &frames {
-            // With its checksum the header sums to zero.
+            // The words of a valid header, with its checksum, add up to 0xffff in one's complement.
             let header = sum(&frame[ETHERNET..ETHERNET + IP]);
             assert_eq!((header & 0xffff) + (header >> 16), 0xffff, "{frame:x?}");
             let source = &frame[ETHERNET + 12..ETHERNET + 16];

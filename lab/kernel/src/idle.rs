@@ -1,6 +1,6 @@
-//! Times the idle task of each CPU by the clock, as a reference for programs that account CPU time by ticks or samples.
+//! Times the idle task of each CPU by a clock, as a reference for programs that account CPU time by ticks or samples.
 //!
-//! Softirqs that interrupt the idle task are not in its time, and hardware interrupts are.
+//! Softirqs that interrupt the idle task count as busy, and hardware interrupts count as idle.
 
 use libbpf_rs::{Link, MapCore, MapFlags};
 use millrace_kernel::Error;
@@ -8,7 +8,7 @@ use millrace_kernel::clock::monotonic_ns;
 use millrace_kernel::intf::Plain;
 use millrace_kernel::object::{LoadedObject, embedded};
 
-/// A measurement from [`attach`](Self::attach) until it is dropped.
+/// A measurement of idle time. It runs from [`attach`](Self::attach) until it is dropped.
 pub struct Idle {
     object: LoadedObject,
     _links: Vec<Link>,
@@ -30,8 +30,8 @@ impl Idle {
         Ok(Self { object, _links: links })
     }
 
-    /// Returns nanoseconds so far, by CPU number. An idle task that was running at [`attach`](Self::attach) counts from
-    /// its next turn on.
+    /// Returns the idle time so far in ns, by CPU number. An idle task that ran already at [`attach`](Self::attach)
+    /// counts from its next switch on.
     pub fn times(&mut self) -> Result<Vec<u64>, Error> {
         let map = self.object.map("idle")?;
         let words = map.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY);
@@ -45,7 +45,7 @@ impl Idle {
 fn so_far(word: i64, now_ns: u64) -> u64 {
     match u64::try_from(word) {
         Ok(ns) => ns,
-        // The idle task runs now. `-word` is the time when it began minus the idle time before that.
+        // The idle task runs now, so the word is negative: `-word` is its start time minus its earlier idle time.
         Err(_) => now_ns.saturating_sub(word.unsigned_abs()),
     }
 }
@@ -58,7 +58,7 @@ mod tests {
     fn idle_time_includes_the_running_idle_task() {
         assert_eq!(so_far(0, 1000), 0);
         assert_eq!(so_far(70, 1000), 70);
-        // 70 ns before, and 100 ns since 900.
+        // The idle task ran for 70 ns earlier, and for 100 ns since 900.
         assert_eq!(so_far(70 - 900, 1000), 170);
     }
 }

@@ -1,4 +1,4 @@
-//! Structures of `bpf/intf.h` and `bpf/flood_intf.h`, as the build writes them from the headers.
+//! Structures of `bpf/intf.h` and `bpf/flood_intf.h`, which the build generates from these headers.
 
 pub(crate) use generated::{FloodConfig, ProbeConfig, ProbeSample, SoftirqsConfig, SyscallsConfig};
 

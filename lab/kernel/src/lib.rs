@@ -1,12 +1,12 @@
-//! BPF programs that measure, and their handles, for the laboratory and for tests.
+//! BPF programs for measurements, and the handles that load them, for the laboratory and for tests.
 //!
 //! | object | hook | handle | does |
 //! | --- | --- | --- | --- |
 //! | `probe` | TC, both ways | [`probe::PacketProbe`] | stamps the packets that pass an interface |
 //! | `flood` | XDP | [`flood::Flood`] | sends Initials from forged addresses, to measure the gate |
 //! | `cpumap` | XDP | [`contexts::Cpumap`] | hands packets to a thread of another CPU |
-//! | `recursion` | a tracepoint | [`recursion::Recursion`] | interrupts itself, so that the kernel skips a run of it |
-//! | `softirqs`, `syscalls`, `idle` | tracepoints | [`softirqs::Softirqs`], [`syscalls::Syscalls`], [`idle::Idle`] | time or count one thing each |
+//! | `recursion` | a tracepoint | [`recursion::Recursion`] | triggers itself, so that the kernel skips the nested run |
+//! | `softirqs`, `syscalls`, `idle` | tracepoints | [`softirqs::Softirqs`], [`syscalls::Syscalls`], [`idle::Idle`] | measure softirq time, system calls and idle time |
 
 pub mod contexts;
 pub mod flood;

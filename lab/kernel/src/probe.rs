@@ -1,4 +1,4 @@
-//! The wire probe: samples when each UDP packet passed which interface.
+//! The wire probe: a BPF program that records when each UDP packet passes an interface.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,12 +12,12 @@ use crate::intf::{ProbeConfig, ProbeSample};
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Smallest UDP payload (per segment of a super-packet) that is sampled, bytes. It separates media from
-    /// acknowledgements.
+    /// Smallest UDP payload that is sampled (per segment of a super-packet), bytes. Media packets are larger,
+    /// acknowledgements are smaller.
     pub min_payload_bytes: u32,
-    /// Samples that may wait to be read; later ones are dropped and counted in [`ProbeCounters::ring_full`].
+    /// Number of samples that may wait to be read. Later ones are dropped and counted in [`ProbeCounters::ring_full`].
     pub capacity: u32,
-    /// Attachment; `None` takes TCX where the kernel has it.
+    /// Mechanism by which the programs are attached. `None` takes TCX if the kernel has it, else clsact.
     pub mechanism: Option<Mechanism>,
 }
 
@@ -30,23 +30,23 @@ impl Default for Config {
 /// One UDP packet, or one GSO/GRO super-packet, as it passed an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacketSample {
-    /// Time by `CLOCK_MONOTONIC`, which is the same in every network namespace.
+    /// Time of `CLOCK_MONOTONIC`, which is the same in every network namespace.
     pub time_ns: u64,
     pub ifindex: u32,
     pub hook: KernelHook,
     pub source: SocketAddr,
     pub destination: SocketAddr,
-    /// UDP payload of the whole frame.
+    /// UDP payload of the whole frame, all segments together.
     pub payload_bytes: u32,
-    /// UDP payload per segment when the frame is a super-packet.
+    /// UDP payload per segment, if the frame is a super-packet.
     pub segment_bytes: Option<u32>,
-    /// Outermost VLAN ID.
+    /// ID of the outermost VLAN tag.
     pub vlan: Option<u16>,
 }
 
 impl PacketSample {
-    /// Counts packets of at least `min_payload_bytes` in this frame: all its segments are as long as the first, but the
-    /// last may be shorter.
+    /// Returns how many packets of at least `min_payload_bytes` the frame contains. All segments have the first one's
+    /// length, but the last may be shorter.
     pub fn packets(&self, min_payload_bytes: u32) -> u32 {
         let segment = self.segment_bytes.unwrap_or(self.payload_bytes);
         if segment == 0 {
@@ -58,7 +58,7 @@ impl PacketSample {
     }
 }
 
-/// Packets that the probe looked at, by outcome.
+/// Number of packets at the probe, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProbeCounters {
     pub sampled: u64,
@@ -71,7 +71,7 @@ pub struct ProbeCounters {
     pub malformed: u64,
 }
 
-/// The loaded probe. It samples from [`attach`](Self::attach) until it is dropped.
+/// A loaded probe. It samples from [`attach`](Self::attach) until it is dropped.
 pub struct PacketProbe {
     object: LoadedObject,
     attachments: Vec<TcAttachment>,
@@ -89,8 +89,8 @@ impl PacketProbe {
         Ok(Self { object: open.load()?, attachments: Vec::new(), mechanism: config.mechanism })
     }
 
-    /// Samples both directions of an interface of the calling thread's network namespace. On the way in it comes before
-    /// all programs that are attached at this moment, on the way out after them.
+    /// Samples both directions of an interface in the calling thread's network namespace. At ingress the probe runs
+    /// before all programs attached so far, at egress after them.
     pub fn attach(&mut self, ifindex: i32) -> Result<Mechanism, Error> {
         let ingress = TcAttachment::new(
             &self.object.program("probe_ingress")?,
@@ -111,13 +111,13 @@ impl PacketProbe {
         Ok(mechanism)
     }
 
-    /// Detaches from every interface. Earlier samples can still be read.
+    /// Detaches the probe from every interface. Samples that were taken before can still be read.
     pub fn detach(&mut self) {
         self.attachments.clear();
     }
 
-    /// Takes the samples that wait, oldest first on each CPU. Across CPUs they may be out of order by the time that one
-    /// sample takes.
+    /// Takes the waiting samples, oldest first for each CPU. Samples of different CPUs may be out of order by the time
+    /// that taking one sample needs.
     pub fn read(&mut self) -> Result<Vec<PacketSample>, Error> {
         let mut samples = Vec::new();
         let map = self.object.map("samples")?;
@@ -145,7 +145,8 @@ impl PacketProbe {
     }
 }
 
-/// Returns the size of the ring. The kernel wants a power of two of whole pages; each record has an 8-byte header.
+/// Returns the size of the ring buffer. The kernel requires a power of two of whole pages, and each record has an
+/// 8-byte header.
 fn ring_bytes(capacity: u32) -> u32 {
     const MAX: u32 = 1 << 30;
     let record = size_of::<ProbeSample>() as u32 + 8;

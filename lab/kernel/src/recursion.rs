@@ -1,4 +1,4 @@
-//! A program that interrupts itself, to test that runs which the kernel skips are noticed.
+//! A BPF program that triggers itself, to test that skipped runs of a program are noticed.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,7 +7,7 @@ use libbpf_rs::{Link, ProgramInput};
 use millrace_kernel::Error;
 use millrace_kernel::object::{LoadedObject, embedded};
 
-/// The program, attached until it is dropped.
+/// The attached program. Dropping the handle detaches it.
 pub struct Recursion {
     object: LoadedObject,
     _link: Link,
@@ -22,14 +22,14 @@ impl Recursion {
         Ok(Self { object, _link: link })
     }
 
-    /// Runs the program, and calls it again in that run, which the kernel skips.
+    /// Runs the program, which triggers a nested run of itself. The kernel skips the nested run.
     pub fn run(&self) -> Result<(), Error> {
         let ran = self.object.program("recursion_run")?.test_run(ProgramInput::default());
         ran.map(drop)
             .map_err(|error| Error::Run { program: "recursion_run", source: io::Error::other(error) })
     }
 
-    /// Returns a descriptor of the program whose runs are skipped.
+    /// Returns a descriptor of the program whose nested runs the kernel skips.
     pub fn program_fd(&self) -> io::Result<OwnedFd> {
         let fds = self.object.program_fds()?;
         fds.into_iter().next().ok_or_else(|| io::ErrorKind::NotFound.into())

@@ -1,7 +1,7 @@
-//! Times the networking softirqs.
+//! Times the networking softirqs, in total and on top of one process.
 //!
-//! A softirq runs on top of any process, and the kernel charges its time to that process: for example, forwarding in
-//! the kernel to the publisher's. Both totals together separate a process' own time from softirqs on top of it.
+//! A softirq interrupts any process, and the kernel charges the time to that process. For example, the publisher may be
+//! charged for forwarding in the kernel. The two totals separate a process' own time from softirqs on top of it.
 
 use libbpf_rs::Link;
 use millrace_kernel::Error;
@@ -9,26 +9,26 @@ use millrace_kernel::object::{LoadedObject, embedded};
 
 use crate::intf::SoftirqsConfig;
 
-/// Programs and their tracepoints.
+/// Programs and the tracepoints that they are attached to.
 const PROBES: [(&str, &str); 2] = [("softirqs_entry", "softirq_entry"), ("softirqs_exit", "softirq_exit")];
 
-/// A measurement from [`attach`](Self::attach) until it is dropped.
+/// A measurement of softirq time. It runs from [`attach`](Self::attach) until it is dropped.
 pub struct Softirqs {
     object: LoadedObject,
     _links: Vec<Link>,
 }
 
-/// Time in NET_RX and NET_TX so far, ns.
+/// Time in the softirqs NET_RX and NET_TX since the start of the measurement, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SoftirqTimes {
-    /// Networking softirqs of all CPUs.
+    /// Time of networking softirqs on all CPUs.
     pub all_ns: u64,
-    /// The part that ran on top of the process.
+    /// Time of those that interrupted the measured process.
     pub own_ns: u64,
 }
 
 impl Softirqs {
-    /// Attaches the programs. `tgid` is the process ID as the initial PID namespace numbers it.
+    /// Attaches the programs. `tgid` is the measured process' ID in the initial PID namespace.
     pub fn attach(tgid: u32) -> Result<Self, Error> {
         let mut open = embedded!("softirqs.bpf.o").open()?;
         open.configure(&SoftirqsConfig { tgid })?;

@@ -1,4 +1,4 @@
-//! Counts the system calls of a process, of all its threads, by number.
+//! Counts the system calls of all threads of a process, by number.
 
 use libbpf_rs::Link;
 use millrace_kernel::Error;
@@ -8,14 +8,14 @@ use crate::intf::SyscallsConfig;
 
 const TRACEPOINT: &str = "sys_enter";
 
-/// A count from [`attach`](Self::attach) until it is dropped.
+/// A count of system calls. It runs from [`attach`](Self::attach) until it is dropped.
 pub struct Syscalls {
     object: LoadedObject,
     _link: Link,
 }
 
 impl Syscalls {
-    /// Attaches the program. `tgid` is the process ID as the initial PID namespace numbers it.
+    /// Attaches the program. `tgid` is the counted process' ID in the initial PID namespace.
     pub fn attach(tgid: u32) -> Result<Self, Error> {
         let mut open = embedded!("syscalls.bpf.o").open()?;
         open.configure(&SyscallsConfig { tgid })?;
@@ -27,7 +27,7 @@ impl Syscalls {
         Ok(Self { object, _link: link })
     }
 
-    /// Returns the calls so far, indexed by system call number.
+    /// Returns the number of calls so far, indexed by system call number.
     pub fn counts(&mut self) -> Result<Vec<u64>, Error> {
         self.object.counters("calls")
     }

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 const BOUND: Duration = millrace_testkit::BOUND;
 const WORK: Duration = Duration::from_millis(200);
-/// Idle time that the test waits for.
+/// Amount of idle time that the test waits for.
 const ENOUGH: Duration = Duration::from_millis(100);
 
 fn worked() -> Duration {
@@ -46,13 +46,13 @@ fn busy_cpu_has_no_idle_time() {
     while worked() - start < WORK {}
     let work_ns = u64::try_from((worked() - start).as_nanos()).expect("a short time");
     let (_, idle_after, last) = time();
-    // Other programs on this CPU take from the idle time.
+    // Other programs on this CPU shorten the idle time, so only an upper bound holds.
     assert!(
         idle_after - idle_before <= last - first - work_ns,
         "{idle_before} {idle_after}, {work_ns} of work"
     );
 
-    // Wait until the kernel reports that much idle time as well: another program may keep the CPU busy.
+    // Wait until `/proc/stat` reports that much idle time as well: another program may keep the CPU busy.
     let stat = idle_by_kernel(cpu);
     let (_, before, _) = time();
     let deadline = Instant::now() + BOUND;
@@ -62,15 +62,15 @@ fn busy_cpu_has_no_idle_time() {
     let kernel = idle_by_kernel(cpu) - stat;
     let (_, after, _) = time();
     if kernel < ENOUGH {
-        println!("SKIP busy_cpu_has_no_idle_time, that it is idle otherwise: it never was");
+        println!("SKIP busy_cpu_has_no_idle_time, second part: the CPU was never idle");
         return;
     }
-    // The idle task's time includes its interrupts. The kernel's figure does not, and has steps of 10 ms.
+    // Idle time by the BPF program includes hardware interrupts. That of `/proc/stat` does not, and has steps of 10 ms.
     let idle = Duration::from_nanos(after - before);
     assert!(idle + Duration::from_millis(20) >= kernel, "{idle:?}, by the kernel {kernel:?}");
 }
 
-/// Returns the sum of `idle` and `iowait` of `/proc/stat`.
+/// Returns the sum of `idle` and `iowait` in `/proc/stat`.
 fn idle_by_kernel(cpu: usize) -> Duration {
     let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat"); // exact: what is measured goes on in any case
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} "))).expect("the CPU");

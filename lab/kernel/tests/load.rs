@@ -1,5 +1,4 @@
-//! Loads every object of this crate into the running kernel, with the configuration that it is compiled with. Needs
-//! root.
+//! Loads every BPF object of this crate into the running kernel, with its default configuration. Needs root.
 
 const OBJECTS: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 

@@ -1,4 +1,4 @@
-//! The probe on real interfaces: a veth pair between two namespaces. Needs root.
+//! Tests the probe on real interfaces: a veth pair between two namespaces. Needs root.
 
 use millrace_testkit::net;
 use std::net::{SocketAddr, UdpSocket};
@@ -9,7 +9,7 @@ use millrace_kernel::tc::{KernelHook, Mechanism};
 use millrace_lab_kernel::probe::{Config, PacketProbe, PacketSample, ProbeCounters};
 use net::{inside, ip, root};
 
-/// A namespace with one end of a veth pair whose other end is in the namespace `peer`.
+/// Two network namespaces with one end of a veth pair each.
 struct ProbePair {
     near: String,
     far: String,
@@ -53,7 +53,7 @@ fn attach(namespace: &str, probe: &mut PacketProbe) -> Mechanism {
     inside(namespace, || probe.attach(v0()).expect("the probe attaches"))
 }
 
-/// Counts the programs on both hooks of the interface, ours or not.
+/// Counts the programs on both hooks of the interface, including those of other owners.
 fn attached_programs(namespace: &str, mechanism: Mechanism) -> usize {
     match mechanism {
         Mechanism::Tcx => tcx_programs(namespace),
@@ -82,7 +82,7 @@ fn tcx_programs(namespace: &str) -> usize {
     inside(namespace, || count(libbpf_sys::BPF_TCX_INGRESS) + count(libbpf_sys::BPF_TCX_EGRESS))
 }
 
-/// Sends one large packet each way and one small, in both families.
+/// Sends one large and one small packet towards the interface and a large one away from it, in both address families.
 fn exchange(pair: &ProbePair) -> [SocketAddr; 4] {
     let mut addresses = Vec::new();
     for (near, far) in [("10.99.0.1:0", "10.99.0.2:0"), ("[fd99::1]:0", "[fd99::2]:0")] {

@@ -12,8 +12,8 @@ use nix::unistd::Pid;
 
 const PACKETS: usize = 2000;
 
-/// A packet over loopback is received in a softirq on top of its sender. Another process's softirqs are not counted for
-/// this one.
+/// Loopback packets are received in a softirq on top of their sender. Softirqs on top of another process must not
+/// count.
 #[test]
 fn softirqs_are_timed_and_told_apart() {
     if !nix::unistd::geteuid().is_root() {
@@ -29,10 +29,11 @@ fn softirqs_are_timed_and_told_apart() {
     let mut of_other = Softirqs::attach(other.id()).expect("it attaches");
     let start = Instant::now();
     let mut of_this = Softirqs::attach(std::process::id()).expect("it attaches");
-    // An IP packet takes 200 ns at the very least.
+    // Each packet takes at least 200 ns in the IP stack.
     let least_ns = 200 * PACKETS as u64;
     let mut before = SoftirqTimes::default();
-    // A busy machine may run softirqs in a kernel thread, so repeat until a round has enough of its own.
+    // A busy machine may run softirqs in ksoftirqd instead. The test repeats until one round has enough on top of this
+    // process.
     let round = || {
         send_to_self();
         let now = of_this.times().expect("times");
@@ -45,7 +46,7 @@ fn softirqs_are_timed_and_told_apart() {
     let others = of_other.times().expect("times");
     other.kill().and_then(|()| other.wait()).expect("sleep ends");
     assert!(this.own_ns > 0 && this.own_ns <= later.all_ns, "{this:?}, {later:?}");
-    // The softirqs cannot have taken longer than the whole measurement.
+    // Softirqs on top of this process cannot take longer than the whole measurement.
     assert!(Duration::from_nanos(this.own_ns) < elapsed, "{this:?} in {elapsed:?}");
     assert_eq!(others.own_ns, 0, "{others:?}");
     assert!(others.all_ns >= least_ns, "{others:?} saw the same ones");

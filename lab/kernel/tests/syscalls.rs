@@ -6,7 +6,7 @@ use millrace_lab_kernel::syscalls::Syscalls;
 
 const CALLS: u64 = 1000;
 
-/// Calls of all threads of the process count, and those of other processes do not.
+/// Calls of all threads of the process count, and calls of other processes do not.
 #[test]
 fn system_calls_are_counted_exactly() {
     if !nix::unistd::geteuid().is_root() {

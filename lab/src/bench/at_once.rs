@@ -1,10 +1,11 @@
-//! Runs measurements at the same time that do not need the machine for themselves.
+//! Runs several measurements at the same time, for those that do not need the whole machine.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::anyhow;
 
-/// Returns the result of each job, in their order. Jobs are also begun in their order; the first error ends all.
+/// Runs all jobs on `workers` threads, started in their order, and returns the results in the same order. The first
+/// error ends all jobs.
 pub fn at_once<J: Sync, T: Send>(
     workers: usize,
     jobs: &[J],

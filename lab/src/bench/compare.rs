@@ -1,4 +1,4 @@
-//! Compares Millrace with the best of the other relays in the same rounds: ratios of latencies with their intervals.
+//! Compares Millrace with the best other relay in the same rounds: ratios of latencies, with confidence intervals.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -13,13 +13,13 @@ use crate::stats::median;
 pub struct Ratio {
     /// Geometric mean.
     pub mean: f64,
-    /// 95 % interval of the mean; `None` with one round.
+    /// 95 % confidence interval of the mean; `None` with one round.
     pub interval: Option<[f64; 2]>,
 }
 
 impl Ratio {
-    /// Computes the ratio from pairs, one per round. An infinite latency counts as `limit`, which is longer than any
-    /// that was measured. Returns `None` without pairs.
+    /// Computes the ratio from pairs of latencies, one per round. `None` stands for an infinite latency and counts as
+    /// `limit`, which is longer than any measured one. Returns `None` without pairs.
     pub fn from_pairs(pairs: &[(Option<f64>, Option<f64>)], limit: f64) -> Option<Self> {
         let logs: Vec<f64> = pairs
             .iter()
@@ -58,8 +58,8 @@ pub struct RelayComparison {
     pub ratio: Ratio,
 }
 
-/// Compares `one` with the best other relay at each percentile. `rows` are those of its link and load. `limit` is
-/// longer than a run, in us.
+/// Compares `one` with the best other relay at each percentile. `rows` are all rows of the same link and load. `limit`
+/// is longer than any run, us.
 pub fn with_best_peer(one: &RelayRow, rows: &[RelayRow], limit: f64) -> Vec<RelayComparison> {
     if one.contender.engine().is_none() {
         return Vec::new();
@@ -78,13 +78,13 @@ pub fn with_best_peer(one: &RelayRow, rows: &[RelayRow], limit: f64) -> Vec<Rela
 }
 
 impl RelayRow {
-    /// Returns one latency per round that worked, us.
+    /// Returns one latency per successful round, us.
     fn late(&self, percentile: Percentile, limit: f64) -> Vec<f64> {
         let owed = self.rounds.iter().flatten().filter_map(|figures| figures.owed);
         owed.map(|owed| percentile(&owed.latency_us).unwrap_or(limit)).collect()
     }
 
-    /// Returns the latencies of both in each round that worked for both.
+    /// Returns the latencies of both rows for each round in which both succeeded.
     fn pairs(&self, other: &Self, percentile: Percentile) -> Vec<(Option<f64>, Option<f64>)> {
         let owed = |row: &Self| -> Vec<_> {
             row.rounds.iter().map(|round| round.as_ref().ok().and_then(|figures| figures.owed)).collect()
@@ -102,7 +102,7 @@ pub fn json(beside: &[RelayComparison]) -> Value {
     Value::Object(beside.iter().map(one).collect::<Map<_, _>>())
 }
 
-/// Formats one line: `millrace (kernel) x 2, lossy: p50 0.98 (0.97 to 0.99) of moq-relay's, ...`.
+/// Formats one line for the console: `millrace (kernel) x 2, lossy: p50 0.98 (0.97 to 0.99) of moq-relay's, ...`.
 pub fn told(row: &str, beside: &[RelayComparison]) -> String {
     let one = |it: &RelayComparison| {
         let interval = it.ratio.interval.map(|[low, high]| format!(" ({low:.2} to {high:.2})"));

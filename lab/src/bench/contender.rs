@@ -1,4 +1,4 @@
-//! Relays that can be measured, and how each is started.
+//! The relays that can be measured, and the command that starts each.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,33 +13,33 @@ use crate::transport::LabTransport;
 /// Port that every relay listens on.
 pub const PORT: u16 = 4443;
 
-/// Address of Millrace's status.
+/// Address where Millrace serves its status.
 pub const STATUS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9184);
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Validity of a certificate. Browsers reject certificates of 14 days or more when they check the fingerprint only.
+/// Validity of a certificate. Browsers that check only the fingerprint reject certificates of 14 days or more.
 const VALIDITY: Duration = Duration::from_secs(13 * 86_400);
 
-/// The relay's default congestion control.
+/// Congestion control that Millrace uses by default.
 const DEFAULT: &str = "bbr";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Contender {
     /// Millrace, forwarding in the kernel
     Kernel,
-    /// Millrace behind its gate
+    /// Millrace, forwarding in the kernel, behind its gate
     KernelGate,
     /// Millrace, forwarding in the kernel, with CUBIC
     KernelCubic,
-    /// Millrace, forwarding in the kernel, however late it gets
+    /// Millrace, forwarding in the kernel, with `--max-delay=off`
     KernelWhole,
     /// Millrace, forwarding in userspace
     User,
-    /// Millrace behind its gate
+    /// Millrace, forwarding in userspace, behind its gate
     UserGate,
     /// Millrace, forwarding in userspace, with CUBIC
     UserCubic,
-    /// Millrace, forwarding in userspace, however late it gets
+    /// Millrace, forwarding in userspace, with `--max-delay=off`
     UserWhole,
     /// Cloudflare's relay
     MoqRelayIetf,
@@ -54,7 +54,7 @@ pub enum Contender {
 }
 
 impl Contender {
-    /// Returns the row's `relay`.
+    /// Returns the relay's name in a result row.
     pub fn relay(self) -> &'static str {
         match self {
             Self::MoqRelayIetf => "moq-relay-ietf",
@@ -66,12 +66,12 @@ impl Contender {
         }
     }
 
-    /// Reports whether its clients speak plain UDP instead of MoQ.
+    /// Reports whether the clients of this relay speak plain UDP instead of MoQ.
     pub fn is_plain(self) -> bool {
         matches!(self, Self::Forwarder | Self::Batched | Self::Fanout)
     }
 
-    /// Returns Millrace's setup; `None` for other relays.
+    /// Returns the settings of Millrace; `None` for other relays.
     fn setup(self) -> Option<ContenderSetup> {
         let kernel =
             ContenderSetup { engine: "kernel", gate: false, congestion_control: DEFAULT, max_delay: None };
@@ -89,32 +89,32 @@ impl Contender {
         }
     }
 
-    /// Returns the row's `engine`.
+    /// Returns Millrace's engine in a result row; `None` for other relays.
     pub fn engine(self) -> Option<&'static str> {
         self.setup().map(|setup| setup.engine)
     }
 
-    /// Returns the row's `gate`.
+    /// Returns whether Millrace runs behind its gate; `None` for other relays.
     pub fn gate(self) -> Option<bool> {
         self.setup().map(|setup| setup.gate)
     }
 
-    /// Returns the row's `congestion_control`; only Millrace's is chosen here.
+    /// Returns Millrace's congestion control; `None` for other relays, whose own is not chosen here.
     pub fn congestion_control(self) -> Option<&'static str> {
         self.setup().map(|setup| setup.congestion_control)
     }
 
-    /// Returns the row's `max_delay`: `None` where it is the default, and for other relays.
+    /// Returns Millrace's longest media delay; `None` if it is the default, and for other relays.
     pub fn max_delay(self) -> Option<&'static str> {
         self.setup().and_then(|setup| setup.max_delay)
     }
 
-    /// Returns the row's `transport`; `None` for plain UDP.
+    /// Returns the name of the transport for a result row; `None` for plain UDP.
     pub fn over(self, transport: LabTransport) -> Option<&'static str> {
         (!self.is_plain()).then(|| transport.name())
     }
 
-    /// Returns the label, with the transport unless that is raw QUIC.
+    /// Returns the relay's label, followed by the transport unless that is raw QUIC.
     pub fn label_over(self, transport: LabTransport) -> String {
         match transport {
             LabTransport::Raw => self.label(),
@@ -162,7 +162,7 @@ impl Contender {
                 arguments.extend(["--listen-tls-cert", &certificate, "--listen-tls-key", &key]);
                 (find(self.relay())?, arguments)
             }
-            // The other settings are in a file that `BenchSite::start` adds.
+            // The other settings of the fan-out are in a file that `BenchSite::start` writes.
             Self::Fanout => (product()?, vec!["fanout", "run", "--http", "off", "--log-level", "warn"]),
             Self::Batched => {
                 (env::current_exe()?, vec!["bench", "udp", "forward", "--batched", "--listen", &listen])
@@ -173,13 +173,13 @@ impl Contender {
     }
 }
 
-/// Settings of Millrace in a row.
+/// Settings of Millrace for one result row.
 #[derive(Clone, Copy)]
 struct ContenderSetup {
     engine: &'static str,
     gate: bool,
     congestion_control: &'static str,
-    /// Longest delay of media, unless it is the default.
+    /// Longest delay of media before they are dropped; `None` for the default.
     max_delay: Option<&'static str>,
 }
 
@@ -195,7 +195,7 @@ impl CommandLine {
     }
 }
 
-/// Finds a program in `$MILLRACE_PEERS/bin`, `target/peers/bin` or the search path.
+/// Finds a program in `$MILLRACE_PEERS/bin`, in `target/peers/bin` or in `$PATH`.
 pub fn find(program: &str) -> anyhow::Result<PathBuf> {
     let peers = env::var_os("MILLRACE_PEERS").map(|peers| PathBuf::from(peers).join("bin"));
     let built = env::current_dir().map(|dir| dir.join("target/peers/bin")).ok();
@@ -208,11 +208,13 @@ pub fn find(program: &str) -> anyhow::Result<PathBuf> {
         .find(|candidate| candidate.is_file());
     match found {
         Some(program) => Ok(program),
-        None => bail!("{program} is not in $MILLRACE_PEERS/bin, target/peers/bin or $PATH (make peers)"),
+        None => bail!(
+            "{program} is not in $MILLRACE_PEERS/bin, target/peers/bin or $PATH: build it with `make peers`"
+        ),
     }
 }
 
-/// A certificate for the relay's address, in files.
+/// Files with a certificate for the relay's address and its key.
 #[derive(Debug)]
 pub struct ContenderIdentity {
     pub certificate: PathBuf,
@@ -220,8 +222,8 @@ pub struct ContenderIdentity {
 }
 
 impl ContenderIdentity {
-    /// Creates a certificate in its own directory. moq-relay watches the certificate's directory, and would take each
-    /// line of its log there for a new certificate.
+    /// Creates a certificate in a directory of its own. moq-relay watches that directory, and would reload its
+    /// certificate for each line of a log file there.
     pub fn create(directory: &Path, address: Ipv4Addr) -> anyhow::Result<Self> {
         let mut params = rcgen::CertificateParams::new(["localhost".to_owned(), address.to_string()])?;
         let start = SystemTime::now() - HOUR;

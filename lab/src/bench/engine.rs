@@ -1,4 +1,5 @@
-//! Reads what the relay's BPF programs did in a period: from the relay's counters and the kernel's run times.
+//! Measures what the relay's BPF programs did in a period, from the relay's counters and the kernel's run-time
+//! statistics.
 
 use anyhow::{Context as _, ensure};
 use millrace_kernel::programs::{ProgramKind, RunTime};
@@ -8,7 +9,7 @@ use super::contender::STATUS;
 use super::figures::{KernelWork, ProgramWork};
 use crate::lab::LabNode;
 
-/// A reading of the counters; the difference of two is the work between them.
+/// A reading of the relay's counters. The difference of two readings is the work between them.
 pub struct EngineReading {
     status: Status,
     run_time: RunTime,
@@ -16,7 +17,7 @@ pub struct EngineReading {
 }
 
 impl EngineReading {
-    /// Reads the counters. `node` is where the relay runs.
+    /// Reads the counters of the relay with process ID `relay`, which runs in `node`.
     pub fn take(node: &LabNode, relay: u32) -> anyhow::Result<Self> {
         let run_time = |kind| RunTime::list_functions_of_kind(relay, kind);
         Ok(Self {
@@ -32,7 +33,7 @@ impl EngineReading {
         ProgramWork { kernel: self.kernel_since(earlier), gate_ns_per_packet }
     }
 
-    /// Returns the kernel's work; `None` if the kernel forwarded nothing.
+    /// Returns the work of the kernel engine; `None` if it forwarded nothing.
     fn kernel_since(&self, earlier: &Self) -> Option<KernelWork> {
         let totals = |field: fn(&Status) -> u64| field(&self.status).saturating_sub(field(&earlier.status));
         let copies = totals(|status| status.totals.kernel.packets);
@@ -56,10 +57,11 @@ impl EngineReading {
     }
 }
 
-/// Asks the relay of the calling thread's namespace.
+/// Fetches the status of the relay in the calling thread's network namespace.
 pub fn ask() -> anyhow::Result<Status> {
-    let (code, body) = millrace_daemon::http::fetch(STATUS, "/status", None).context("the relay's status")?;
-    ensure!(code == 200, "the relay's status: {code}");
+    let (code, body) =
+        millrace_daemon::http::fetch(STATUS, "/status", None).context("cannot fetch the relay's status")?;
+    ensure!(code == 200, "the relay answered /status with HTTP {code}");
     Ok(serde_json::from_str(&body)?)
 }
 

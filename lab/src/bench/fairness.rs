@@ -1,5 +1,5 @@
-//! `millrace-lab bench fairness`: one flow of a relay that always has something to send competes with one of TCP CUBIC,
-//! on one bottleneck with equal round trips.
+//! `millrace-lab bench fairness`: one saturating flow of a relay competes with one TCP CUBIC flow on a shared
+//! bottleneck, with equal round-trip times.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -33,10 +33,10 @@ pub struct FairnessArgs {
     /// Relays whose flow is measured, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-cubic,user-cubic")]
     relays: Vec<Contender>,
-    /// TCP flows that are measured as the relays' are, by their congestion control
+    /// TCP flows to measure in place of a relay's, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Other flows that are measured as TCP flows are
+    /// Flows that are neither a relay's nor TCP's, measured in the same way.
     #[arg(skip)]
     others: Vec<Other>,
     #[command(flatten)]
@@ -48,10 +48,10 @@ pub struct Bottleneck {
     /// Rate of the bottleneck
     #[arg(long, default_value_t = 20, value_name = "MBIT")]
     rate_mbit: u32,
-    /// Round trip without queue
+    /// Round-trip time while the queue is empty
     #[arg(long, default_value_t = 40, value_name = "MS")]
     rtt_ms: u32,
-    /// Size of the bottleneck's queue, in products of its rate and the round trip
+    /// Size of the bottleneck's queue, in bandwidth-delay products
     #[arg(long, value_delimiter = ',', default_value = "1,4", value_name = "BDP")]
     buffers: Vec<f64>,
     /// Length of the measurement, seconds
@@ -60,7 +60,7 @@ pub struct Bottleneck {
     /// Number of runs of every flow with every buffer
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Runs at once, each in a lab of its own; more than one for low rates, and not for relays
+    /// Number of runs at the same time, each in its own lab; only for low rates and without relays
     #[arg(long, default_value_t = 1)]
     labs: usize,
     /// Write the results to this file, as JSON
@@ -69,40 +69,40 @@ pub struct Bottleneck {
 }
 
 impl FairnessArgs {
-    /// Returns the arguments of `bench graft fairness`, which has no relays.
+    /// Returns the arguments for `bench graft fairness`, which measures no relays.
     pub fn from_grafts(controls: Vec<String>, others: Vec<Other>, bottleneck: Bottleneck) -> Self {
         Self { relays: Vec::new(), tcp: controls, others, bottleneck }
     }
 }
 
-/// Time that both flows run before they are measured, in which slow start ends.
+/// Time that both flows run before the measurement, so that slow start is over.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// Additional time that a publisher sends: until its subscriber has come and both have ended.
+/// Extra time that the publisher sends, seconds: for the subscriber to join and for both to end.
 const SPARE_SECONDS: f64 = 6.0;
-/// Rate of the published media, as a multiple of the bottleneck's, so that there is always something to send.
+/// Rate of the published media, as a multiple of the bottleneck's rate. It keeps the relay's queue full.
 const OVERLOAD: u32 = 2;
 const OBJECT_BYTES: u32 = 1200;
-/// Share of the published packet rate at which media count as flowing.
+/// Share of the published packet rate from which on media count as flowing.
 const FLOWING: f64 = 0.1;
 
 pub fn run(args: FairnessArgs) -> anyhow::Result<()> {
     ensure!(
         args.bottleneck.rate_mbit > 0 && args.bottleneck.rtt_ms > 0,
-        "--rate-mbit and --rtt-ms are at least 1"
+        "--rate-mbit and --rtt-ms must be at least 1"
     );
     ensure!(
         args.bottleneck.rounds > 0 && args.bottleneck.seconds >= 1.0,
-        "--rounds and --seconds are at least 1"
+        "--rounds and --seconds must be at least 1"
     );
-    ensure!(args.bottleneck.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers are more than 0");
+    ensure!(args.bottleneck.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers must be more than 0");
     ensure!(
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no congestion control: leave it out of --relays"
     );
-    ensure!(args.bottleneck.labs > 0, "--labs is at least 1");
+    ensure!(args.bottleneck.labs > 0, "--labs must be at least 1");
     ensure!(
         args.bottleneck.labs == 1 || args.relays.is_empty(),
-        "--labs is 1 with relays, which want the CPUs"
+        "--labs must be 1 with relays: they need the CPUs for themselves"
     );
     warn_if_busy()?;
     let rows = args.measure()?;
@@ -117,7 +117,7 @@ pub fn run(args: FairnessArgs) -> anyhow::Result<()> {
 #[derive(Debug, Clone)]
 enum CompetingFlow {
     Relay(Contender),
-    /// TCP with this congestion control.
+    /// A TCP flow with this congestion control.
     Tcp(String),
     Other(Other),
 }
@@ -126,11 +126,11 @@ enum CompetingFlow {
 #[derive(Debug, Clone, Copy)]
 pub struct Other {
     pub label: &'static str,
-    /// The flow's kind in JSON.
+    /// Kind of the flow in the JSON output.
     pub kind: &'static str,
     pub control: &'static str,
-    /// Sends as much as the path carries for this time, over IPv4, from the relay's host of a site to the subscribers'.
-    /// The number is the round trip in ms.
+    /// Function that saturates the path over IPv4 for the given time, from the relay's host of a site to the
+    /// subscribers'. The number is the round-trip time, ms.
     pub send: fn(&BenchSite, u32, Duration) -> anyhow::Result<()>,
 }
 
@@ -144,7 +144,7 @@ impl CompetingFlow {
     }
 }
 
-/// Rates of IP packets that arrived, Mbit/s.
+/// Rates of the IP packets that arrived for each of the two flows, Mbit/s.
 #[derive(Debug, Clone, Copy)]
 struct SharedRates {
     flow: f64,
@@ -222,7 +222,8 @@ fn render(rows: &[FairnessRow]) -> String {
 }
 
 impl FairnessArgs {
-    /// Measures all rows. Flows vary fastest, so that a drift of the machine affects all of them alike.
+    /// Measures all rows. Consecutive runs measure different flows, so that a drift of the machine affects all of them
+    /// alike.
     fn measure(&self) -> anyhow::Result<Vec<FairnessRow>> {
         let mut rows = self.rows();
         let jobs: Vec<(usize, usize)> = (1..=self.bottleneck.rounds)
@@ -280,7 +281,7 @@ impl FairnessArgs {
         self.run_with_cubic(site, flow)
     }
 
-    /// Measures both flows. An [`Other`] flow has its sender elsewhere.
+    /// Measures the rates of both flows. An [`Other`] flow is sent by a thread of the caller.
     fn run_with_cubic(&self, site: &BenchSite, flow: &CompetingFlow) -> anyhow::Result<SharedRates> {
         let relay = match flow {
             CompetingFlow::Relay(contender) => Some(self.start_relay(site, *contender)?),
@@ -288,7 +289,7 @@ impl FairnessArgs {
         };
         let from = site.relay()?;
         let to = site.subscribers()?;
-        // The measured flow uses IPv4, the other IPv6, so that the receiving host counts them separately.
+        // The measured flow uses IPv4 and CUBIC uses IPv6, so the receiving host's counters separate them.
         let measured = match flow {
             CompetingFlow::Tcp(control) => Some(Saturating::start(from, to, to.addr_v4().into(), control)?),
             CompetingFlow::Relay(_) | CompetingFlow::Other(_) => None,
@@ -326,7 +327,7 @@ impl FairnessArgs {
     }
 }
 
-/// Bytes of IP packets that a host has received from others.
+/// Bytes of IP packets that a host has received from other hosts.
 #[derive(Debug, Clone, Copy)]
 struct Octets {
     v4: u64,
@@ -340,7 +341,8 @@ impl Octets {
             let snmp6 = fs::read_to_string("/proc/thread-self/net/snmp6")?;
             let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
             let within = loopback_octets(&devices).context("no lo in dev")?;
-            // Tunnelled data is counted twice: the tunnel forwards it to its server over loopback, over IPv4 as well.
+            // A tunnel passes received data to its server over loopback IPv4. Subtract loopback, so that they count
+            // once.
             let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?.saturating_sub(within);
             let v6 = ip6_in_octets(&snmp6).context("no Ip6InOctets in snmp6")?;
             Ok(Self { v4, v6 })
@@ -348,7 +350,7 @@ impl Octets {
     }
 }
 
-/// Reads the octets from a line of names and a line of values, both after `IpExt:`.
+/// Returns `InOctets` of the two `IpExt:` lines of /proc/net/netstat, one with names and one with values.
 fn ip_in_octets(netstat: &str) -> Option<u64> {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
     let names = lines.next()?;
@@ -357,7 +359,8 @@ fn ip_in_octets(netstat: &str) -> Option<u64> {
     pairs.find(|(name, _)| *name == "InOctets")?.1.parse().ok()
 }
 
-/// Returns the bytes of IP packets on the loopback interface. The kernel counts them with an Ethernet header.
+/// Returns the bytes of IP packets on the loopback interface. The kernel counts each with an Ethernet header, which is
+/// subtracted.
 fn loopback_octets(devices: &str) -> Option<u64> {
     let mut counts =
         devices.lines().find_map(|line| line.trim_start().strip_prefix("lo:"))?.split_whitespace();
@@ -370,7 +373,7 @@ fn ip6_in_octets(snmp6: &str) -> Option<u64> {
     snmp6.lines().find_map(|line| line.strip_prefix("Ip6InOctets")?.trim().parse().ok())
 }
 
-/// A TCP connection that always has something to send.
+/// A TCP connection that sends as fast as it can until it is stopped.
 struct Saturating {
     stop: Arc<AtomicBool>,
     sender: JoinHandle<()>,
@@ -383,7 +386,8 @@ impl Saturating {
             if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let listener = to.enter(|| TcpListener::bind((any, 0)))??;
         let to = SocketAddr::new(address, listener.local_addr()?.port());
-        let connection = from.enter(|| TcpStream::connect(to))?.with_context(|| format!("no way to {to}"))?;
+        let connection =
+            from.enter(|| TcpStream::connect(to))?.with_context(|| format!("cannot connect to {to}"))?;
         setsockopt(&connection, sockopt::TcpCongestion, &control.into()).map_err(|error| {
             anyhow!("TCP with {control}: {error} (see net.ipv4.tcp_available_congestion_control)")
         })?;
@@ -407,7 +411,7 @@ impl Saturating {
 
 fn send_until(mut connection: TcpStream, stop: &AtomicBool) {
     let block = [0; 1 << 16];
-    // An error ends the flow as well; the figures then show that nothing arrived.
+    // A write error ends the flow too. The figures then show that nothing arrived.
     while !stop.load(Ordering::Relaxed) && connection.write_all(&block).is_ok() {}
 }
 

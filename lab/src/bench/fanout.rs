@@ -1,5 +1,5 @@
-//! `millrace-lab bench fanout`: RTP to many receivers by the kernel and by a process with as few system calls as
-//! possible, and encrypted MoQ by the relay, interleaved.
+//! `millrace-lab bench fanout`: compares three ways to send media to many receivers, interleaved. They are RTP by the
+//! kernel, UDP by a process with as few system calls as possible, and encrypted MoQ by the relay.
 
 use std::path::PathBuf;
 
@@ -22,13 +22,13 @@ pub struct FanoutArgs {
     /// Programs that fan out, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "fanout,batched,kernel")]
     relays: Vec<Contender>,
-    /// UDP payload of a packet; payload of an object
+    /// UDP payload of a packet, and payload of a MoQ object
     #[arg(long, default_value_t = 1200, value_name = "BYTES")]
     packet_bytes: u32,
     /// Packets per second
     #[arg(long, default_value_t = 100, value_name = "HZ")]
     rate_hz: u32,
-    /// Length of the measurement without instruments, seconds; those with instruments take half and a fifth of it
+    /// Length of the measurement without instruments, seconds; the runs with instruments take half and a fifth of it
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Number of runs of each program with every number of receivers
@@ -65,14 +65,18 @@ pub fn run(args: FanoutArgs) -> anyhow::Result<()> {
 
 impl FanoutArgs {
     fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds are at least 1");
-        ensure!(self.receivers.iter().all(|n| *n > 0), "--receivers are at least 1");
-        ensure!(self.seconds > 0.0, "--seconds is more than 0");
-        ensure!(self.packet_bytes >= 100, "--packet-bytes: packets under 100 bytes look like requests");
+        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds must be at least 1");
+        ensure!(self.receivers.iter().all(|n| *n > 0), "--receivers must be at least 1");
+        ensure!(self.seconds > 0.0, "--seconds must be more than 0");
+        ensure!(
+            self.packet_bytes >= 100,
+            "--packet-bytes must be at least 100: smaller packets look like requests to join"
+        );
         Ok(())
     }
 
-    /// Lists the rows. The program varies fastest, so that a drift of the machine affects all programs alike.
+    /// Lists the rows. Consecutive rows measure different programs, so that a drift of the machine affects all of them
+    /// alike.
     fn rows(&self) -> Vec<RelayRow> {
         let object_bytes = self.packet_bytes;
         let rate_hz = self.rate_hz;

@@ -1,4 +1,4 @@
-//! Figures of one run, and the row that the runs of one relay become.
+//! Figures of one run of a relay, and the result row that combines several runs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -10,95 +10,96 @@ use super::wire::Matched;
 use crate::stats::{Percentiles, median};
 use crate::transport::LabTransport;
 
-/// Figures of one run of a relay. Figures that could not be measured are `null`.
+/// Figures of one run of a relay. A figure that could not be measured is `null` in JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RelayFigures {
-    /// Objects that arrived, over all subscribers.
+    /// Number of objects that arrived, summed over all subscribers.
     pub delivered: u64,
     pub lost: u64,
-    /// Time from the publisher's application to the subscribers'.
+    /// Time from the publisher's application to a subscriber's, us.
     pub latency_us: Option<Percentiles>,
-    /// Latency and delivery of all objects owed, which includes those that never came. Rows have it by its own rules.
+    /// Latency and delivery of all objects that subscribers were owed, including those that never arrived. Rows combine
+    /// it by rules of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owed: Option<OwedFigures>,
-    /// Time from the relay's incoming interface to its outgoing one.
+    /// Time from the relay's incoming interface to its outgoing one, us.
     pub wire_latency_us: Option<Percentiles>,
     pub cpu_ns_per_object: CpuPerObject,
     pub syscalls_per_object: Option<f64>,
     pub packets_per_object: PacketsPerObject,
-    /// Work in the kernel, for the kernel engine only.
+    /// Work of the BPF programs; only for the kernel engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelWork>,
-    /// Run time of the gate's program per packet that arrived, with the gate only.
+    /// Run time of the gate's BPF program per packet that arrived, ns; only with the gate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate_ns_per_packet: Option<f64>,
-    /// Peak resident memory of the relay.
+    /// Peak resident memory of the relay, bytes.
     pub rss_bytes: u64,
-    /// How the wire latency was matched.
+    /// Numbers of packets that were matched to measure the wire latency.
     pub wire: Matched,
-    /// Median application latency while the probe is attached, minus the same without it. It is measured with the plain
-    /// forwarder only.
+    /// Median application latency with the probe attached, minus the median without it, us. It is measured with the
+    /// plain forwarder only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe_adds_us: Option<f64>,
 }
 
-/// CPU time per delivered object, ns.
+/// CPU time per delivered object, ns: of the whole machine, and of the relay's process.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CpuPerObject {
     pub machine: f64,
     pub relay: f64,
 }
 
-/// Packets on the links to both ends, of any kind, measured in a period of their own.
+/// Packets of any kind on the links to publisher and subscribers, per object. They are counted in a separate period.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PacketsPerObject {
     pub from_publisher: f64,
-    /// Packets per object that one subscriber got.
+    /// Packets to one subscriber per object that it received.
     pub to_subscriber: f64,
 }
 
-/// Work of the kernel engine, while system calls were counted.
+/// Work of the kernel engine, measured while system calls were counted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KernelWork {
-    /// Share of the outgoing media packets that the kernel sent, percent.
+    /// Share of the outgoing media packets that the kernel sent instead of the process, percent.
     pub sent_percent: f64,
-    /// Share of the packets that the kernel sealed or opened whose keystream was ready, percent.
+    /// Share of the packets sealed or opened in the kernel whose keystream had been computed ahead, percent.
     pub ahead_percent: f64,
-    /// Run time of the engine's BPF programs per packet that they forwarded, other packets' runs included.
+    /// Run time of the engine's BPF programs per packet that they forwarded. It includes their runs on other packets.
     pub bpf_ns_per_packet: f64,
-    /// The same run time per copy.
+    /// Run time of the engine's BPF programs per copy that they sent.
     pub bpf_ns_per_copy: f64,
 }
 
-/// Work of the relay's BPF programs, while system calls were counted.
+/// Work of the relay's BPF programs (engine and gate), measured while system calls were counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ProgramWork {
     pub kernel: Option<KernelWork>,
     pub gate_ns_per_packet: Option<f64>,
 }
 
-/// The load that a row was measured under.
+/// The load under which a row was measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowLoad {
-    /// Transport of publisher and subscribers; the plain forwarder's clients have none.
+    /// Transport of publisher and subscribers. The plain forwarder's clients ignore it.
     pub transport: LabTransport,
     pub subscribers: usize,
     pub object_bytes: u32,
     pub rate_hz: u32,
 }
 
-/// The rounds of one relay under one load.
+/// The results of one relay under one load, over all rounds.
 #[derive(Debug)]
 pub struct RelayRow {
     pub contender: Contender,
     pub profile: LinkProfile,
     pub load: RowLoad,
-    /// Figures or error of each round.
+    /// Figures of each round, or its error.
     pub rounds: Vec<Result<RelayFigures, String>>,
 }
 
 impl RelayRow {
-    /// Returns the median of each figure over the rounds that worked.
+    /// Returns the median of each figure over the successful rounds.
     pub fn median(&self) -> Option<RelayFigures> {
         let rounds = self.measured();
         if rounds.is_empty() {
@@ -108,7 +109,7 @@ impl RelayRow {
         Some(RelayFigures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
     }
 
-    /// Returns the lowest, the median and the highest of each figure.
+    /// Returns the lowest, the median and the highest value of each owed figure.
     fn owed(&self) -> Option<[OwedFigures; 3]> {
         OwedFigures::spread(
             &self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>(),
@@ -119,7 +120,7 @@ impl RelayRow {
         error(&self.rounds)
     }
 
-    /// Returns one flat object: the load, the medians, their spread (lowest and highest), and each round.
+    /// Returns a flat JSON object: the load, the medians, their spread (lowest and highest), and each round.
     pub fn json(&self) -> Value {
         let mut row = Map::new();
         row.insert("relay".into(), json!(self.contender.relay()));
@@ -157,7 +158,7 @@ impl RelayRow {
     }
 }
 
-/// The figures of a row without a successful round.
+/// Figures that are `null` in a row without a successful round.
 const FIGURES: [&str; 8] = [
     "delivered",
     "lost",
@@ -169,10 +170,11 @@ const FIGURES: [&str; 8] = [
     "rss_bytes",
 ];
 
-/// Fails if nothing was measured.
+/// Fails unless at least one round was successful.
 ///
 /// # Errors
-/// No round of any row gave figures.
+///
+/// No round of any row has figures.
 pub fn ensure_measured<'a, T: 'a>(
     rows: impl IntoIterator<Item = &'a [Result<T, String>]>,
 ) -> anyhow::Result<()> {
@@ -181,7 +183,7 @@ pub fn ensure_measured<'a, T: 'a>(
     Ok(())
 }
 
-/// Returns the first error, and how many rounds failed if not all did.
+/// Returns the first error. If only some rounds failed, it says how many.
 pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
     let errors: Vec<&String> = rounds.iter().filter_map(|round| round.as_ref().err()).collect();
     let first = errors.first()?;
@@ -191,7 +193,8 @@ pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
     }
 }
 
-/// Applies `reduce` to each number over trees of one shape. Values that are `null` are left out.
+/// Combines JSON trees of equal shape: applies `reduce` to the values of each number. Values that are `null` are left
+/// out.
 pub fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {
     let trees: Vec<&Value> = trees.iter().filter(|tree| !tree.is_null()).collect();
     match trees.first() {

@@ -1,5 +1,5 @@
-//! `millrace-lab bench hostile`: the effect of a hostile client on a bystander's media, and its cost for the relay. The
-//! same is measured with a harmless client that sends as many packets.
+//! `millrace-lab bench hostile`: the effect of a hostile client on another client's media, and its cost for the relay.
+//! A harmless client that sends as many packets is measured for comparison.
 
 use std::env;
 use std::path::PathBuf;
@@ -28,20 +28,20 @@ use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
 pub struct HostileArgs {
-    /// Relays to attack: those of Millrace, interleaved
+    /// Relays to attack, interleaved; only those of Millrace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
-    /// Transports of the client, interleaved; a scenario for one of them only is left out of the other
+    /// Transports of the hostile client, interleaved; a scenario that needs one of them is skipped on the other
     #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
     transport: Vec<LabTransport>,
-    /// Scenarios of the client (millrace-lab lab hostile --list); default: all
+    /// Scenarios of the hostile client (millrace-lab lab hostile --list); all by default
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     scenarios: Vec<String>,
     /// Number of hostile clients that run the scenario at the same time
     #[arg(long, default_value_t = 1, value_name = "N")]
     clients: usize,
-    /// Time that each scenario is repeated. Media are also measured for that time without a client, and for that time
-    /// with a harmless client that sends as many packets from one port
+    /// Time for which each scenario is repeated. Media are also measured for this time without a hostile client, and
+    /// for this time with a harmless client that sends as many packets from one port
     #[arg(long, default_value_t = 20.0)]
     seconds: f64,
     /// Number of attacks on every relay with every scenario
@@ -52,23 +52,23 @@ pub struct HostileArgs {
     json: Option<PathBuf>,
 }
 
-/// Load of the bystanders.
+/// Load of the publisher and the subscriber that are not hostile.
 const LOAD: RowLoad =
     RowLoad { transport: LabTransport::Raw, subscribers: 1, object_bytes: 1200, rate_hz: 250 };
-/// Share of the packet rate at which media count as flowing.
+/// Share of the packet rate from which on media count as flowing.
 const FLOWING: f64 = 0.8;
-/// Additional time that the publisher sends: start-up, and the first second, which is not owed.
+/// Extra time that the publisher sends, seconds: for the start, and for the first second, which is not owed.
 const SPARE_SECONDS: f64 = 3.0;
-/// Limit of one run of a scenario, which ends by itself long before.
+/// Longest time of one round of a scenario, which normally ends much sooner.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(120);
 const ATTACKER: &str = "attacker";
 const NEWCOMER: &str = "newcomer";
-/// The scenario of a harmless client.
+/// Name of the scenario that a harmless client runs.
 const STEADY: &str = "steady";
 
 pub fn run(args: HostileArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
-    ensure!(args.clients > 0, "--clients is at least 1");
+    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds must be at least 1");
+    ensure!(args.clients > 0, "--clients must be at least 1");
     let mut rows = args.rows()?;
     warn_if_busy()?;
     let mut topology = Topology::standard(1, 1);
@@ -93,11 +93,11 @@ pub fn run(args: HostileArgs) -> anyhow::Result<()> {
 
 struct HostileRow {
     relay: Contender,
-    /// Transport of the client.
+    /// Transport of the hostile client.
     transport: LabTransport,
     scenario: &'static str,
     rounds: Vec<Result<HostileFigures, String>>,
-    /// Packets per second of all clients together in the last round.
+    /// Packets per second of all clients together, in the latest round.
     packets_per_s: Option<f64>,
 }
 
@@ -106,15 +106,15 @@ struct HostileFigures {
     quiet: MediaStretch,
     meanwhile: MediaStretch,
     alike: MediaStretch,
-    /// The clients of `meanwhile`, and those of `alike`.
+    /// Results of the hostile clients (in `meanwhile`), and of the harmless ones (in `alike`).
     attacks: Attacks,
     steady: Attacks,
 }
 
-/// One of the figures.
+/// A function that returns one of the figures.
 type Figure = fn(&HostileFigures) -> f64;
 
-/// Figures of some seconds of media.
+/// Figures of one measured period.
 #[derive(Debug, Clone, Copy)]
 struct MediaStretch {
     owed: OwedFigures,
@@ -123,14 +123,14 @@ struct MediaStretch {
     newcomers: Newcomers,
 }
 
-/// Results of the clients of a period, hostile or not.
+/// Results of the hostile or harmless clients of a period.
 #[derive(Debug, Clone, Copy, Default)]
 struct Attacks {
-    /// Rounds of each client.
+    /// Number of rounds that each client ran.
     count: u32,
     /// Packets per second of all clients together.
     packets_per_s: f64,
-    /// The relay's memory after the first round and after the last, bytes.
+    /// The relay's resident memory after the first and after the last round, bytes.
     rss_bytes: [u64; 2],
 }
 
@@ -139,7 +139,7 @@ impl MediaStretch {
         self.owed.latency_us.p99.unwrap_or(f64::INFINITY)
     }
 
-    /// Returns the 99th percentile of the time until the kernel serves a newcomer.
+    /// Returns the 99th percentile of the time until the kernel forwards to a new subscriber, ms.
     fn ready_ms(&self) -> f64 {
         self.newcomers.ready_ms.map_or(f64::NAN, |ready| ready.p99)
     }
@@ -156,7 +156,7 @@ impl HostileFigures {
         self.meanwhile.p99_us() / self.quiet.p99_us()
     }
 
-    /// Returns the ratio to the 99th percentile while as many harmless packets are sent.
+    /// Returns the ratio of the 99th percentile under attack to that with as many harmless packets.
     fn alike_ratio(&self) -> f64 {
         self.meanwhile.p99_us() / self.alike.p99_us()
     }
@@ -214,7 +214,7 @@ fn told(figures: &Result<HostileFigures, String>) -> String {
     }
 }
 
-/// Columns of figures, each with its number of decimals.
+/// Columns of the table: heading, figure, number of decimals.
 const COLUMNS: [(&str, Figure, usize); 13] = [
     ("attacks", |it| f64::from(it.attacks.count), 0),
     ("packets/s", |it| it.attacks.packets_per_s, 0),
@@ -258,13 +258,14 @@ fn render(rows: &[HostileRow]) -> String {
 }
 
 impl HostileArgs {
-    /// Lists the rows. Relays vary fastest.
+    /// Lists the rows. Consecutive rows have different relays.
     fn rows(&self) -> anyhow::Result<Vec<HostileRow>> {
         if let Some(other) = self.relays.iter().find(|relay| relay.engine().is_none()) {
-            bail!("{}: the scenarios are for Millrace (kernel, user)", other.label());
+            bail!("{}: the scenarios are made for Millrace's relays only (kernel, user)", other.label());
         }
         let find = |name: &String| {
-            scenario::find(name).ok_or_else(|| anyhow!("no scenario `{name}`: see lab hostile --list"))
+            scenario::find(name)
+                .ok_or_else(|| anyhow!("unknown scenario `{name}`: see millrace-lab lab hostile --list"))
         };
         let mut scenarios = self.scenarios.iter().map(find).collect::<anyhow::Result<Vec<_>>>()?;
         if scenarios.is_empty() {
@@ -282,11 +283,11 @@ impl HostileArgs {
                 }));
             }
         }
-        ensure!(!rows.is_empty(), "the scenarios are about WebTransport: --transport webtransport");
+        ensure!(!rows.is_empty(), "the scenarios need WebTransport: use --transport webtransport");
         Ok(rows)
     }
 
-    /// Runs a round. In every other round the harmless client comes first, with as many packets as in the round before.
+    /// Runs a round. In every second round the harmless client comes first, with the packet rate of the round before.
     fn round(&self, site: &BenchSite, row: &mut HostileRow) -> anyhow::Result<HostileFigures> {
         let relay = site.start_relay(row.relay)?;
         let contender = row.relay;
@@ -307,7 +308,7 @@ impl HostileArgs {
         Ok(HostileFigures { quiet, meanwhile, alike, attacks, steady })
     }
 
-    /// Measures media for the set time, with newcomers, while `meanwhile` runs.
+    /// Measures media for the set time while `meanwhile` runs and new subscribers join.
     fn stretch<T>(
         &self,
         site: &BenchSite,
@@ -320,7 +321,7 @@ impl HostileArgs {
         let seconds = self.seconds + SPARE_SECONDS;
         let traffic =
             RelayTraffic::start(contender, &site.route()?, &LOAD, seconds, site.directory(), flows)?;
-        // Publisher and subscribers have priority, so that only the relay and the kernel are slowed down.
+        // Publisher and subscribers run with priority, so that the attack can slow down only the relay and the kernel.
         traffic.go_first()?;
         let way = NewcomerRoute { from: site.node(NEWCOMER)?, relay: node };
         let is_over = AtomicBool::new(false);
@@ -340,11 +341,11 @@ impl HostileArgs {
             anyhow::Ok((done, newcomers, used))
         })?;
         let received = traffic.finish()?;
-        let owed = received.owed.context("too little was delivered to tell what was owed")?;
+        let owed = received.owed.context("too few objects arrived to compute which objects were owed")?;
         Ok((MediaStretch { owed, cpu_percent: used.process_percent(), newcomers }, done))
     }
 
-    /// Repeats a scenario for the set time: once for a start, and then again and again.
+    /// Repeats a scenario for the set time. The first round is run separately, to read the relay's memory after it.
     fn attack(&self, attack: &RepeatedAttack<'_>) -> anyhow::Result<Attacks> {
         let began = Instant::now();
         let time = Duration::from_secs_f64(self.seconds);
@@ -356,7 +357,7 @@ impl HostileArgs {
                 BenchProcess::start("hostile", self.command(attack, rest)?, attack.site.directory())?;
             let output = hostile.finish(SCENARIO_LIMIT + time)?;
             let reports: Vec<HostileReport> =
-                serde_json::from_str(&output).context("a report of lab hostile")?;
+                serde_json::from_str(&output).context("cannot parse the report of lab hostile")?;
             for round in reports.iter().flat_map(|it| &it.rounds) {
                 packets += round.counts.packets_sent;
                 done.count += 1;
@@ -370,8 +371,8 @@ impl HostileArgs {
 
     fn command(&self, attack: &RepeatedAttack<'_>, time: Option<Duration>) -> anyhow::Result<Command> {
         let url = format!("{}://{}:{PORT}", attack.transport.scheme(), attack.site.relay()?.addr_v4());
-        // The attacker would have its own CPU on a machine of its own. Here it gets only time that no other process
-        // wants.
+        // A real attacker has a machine of its own. On this machine the scheduler gives it only time that no other
+        // process wants.
         let mut command = attack.site.node(ATTACKER)?.command("chrt");
         command.args(["--idle", "0"]).arg(env::current_exe()?);
         command.args(["lab", "hostile", attack.scenario, "--relay", &url, "--json", "--clients"]);
@@ -387,17 +388,17 @@ impl HostileArgs {
     }
 }
 
-/// A scenario that is repeated.
+/// A scenario that is repeated against a relay.
 struct RepeatedAttack<'run> {
     site: &'run BenchSite,
     relay: &'run BenchProcess,
     transport: LabTransport,
     scenario: &'run str,
-    /// Packets per second of all clients together, in scenarios that send at a rate.
+    /// Packets per second of all clients together; only for scenarios that send at a rate.
     rate: Option<f64>,
 }
 
-/// Fields of a report of `lab hostile --json`.
+/// Fields of the report of `lab hostile --json` that are used here.
 #[derive(Deserialize)]
 struct HostileReport {
     rounds: Vec<HostileRound>,

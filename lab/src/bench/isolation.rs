@@ -26,7 +26,7 @@ pub struct IsolationArgs {
     /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// Impairments of the other subscriber's link, interleaved; only those that do not change over time
+    /// Impairments of the other subscriber's link, interleaved; only those that are constant
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bottleneck,lossy")]
     impair: Vec<LinkProfile>,
     /// Objects per second
@@ -35,7 +35,7 @@ pub struct IsolationArgs {
     /// Payload of an object, bytes
     #[arg(long, default_value_t = 1200)]
     object_bytes: u32,
-    /// Length of the measurement with either link, seconds
+    /// Length of each measurement, with the good link and with the impaired one, seconds
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
     /// Number of runs of every relay with every link
@@ -46,25 +46,28 @@ pub struct IsolationArgs {
     json: Option<PathBuf>,
 }
 
-/// The link that is impaired.
+/// The link that is impaired: that of the other subscriber.
 const OTHER_LINK: &str = "relay-sub2";
 const OTHER: &str = "sub2";
-/// Delay of the good link, the same as the profiles'.
+/// Delay of a good link. The impaired links have the same.
 const GOOD: &str = "delay=20ms";
-/// Share of the packet rate at which media count as flowing.
+/// Share of the packet rate from which on media count as flowing.
 const FLOWING: f64 = 0.8;
-/// Additional time that the publisher sends: start-up, and the first second, which is not owed.
+/// Extra time that the publisher sends, seconds: for the start, and for the first second, which is not owed.
 const SPARE_SECONDS: f64 = 3.0;
 
 pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
-    ensure!(args.rate_hz > 0, "--rate-hz is at least 1");
+    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds must be at least 1");
+    ensure!(args.rate_hz > 0, "--rate-hz must be at least 1");
     ensure!(
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no tracks: leave it out of --relays"
     );
     let stays = |profile: &LinkProfile| !matches!(profile, LinkProfile::Clean | LinkProfile::Mobile);
-    ensure!(args.impair.iter().all(stays), "--impair: clean is the other half anyway, and mobile changes");
+    ensure!(
+        args.impair.iter().all(stays),
+        "--impair: clean is always measured for comparison, and mobile is not constant"
+    );
     warn_if_busy()?;
     let mut rows = args.rows();
     let good = args.site(GOOD)?;
@@ -75,7 +78,7 @@ pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
         for row in &mut rows {
             progress.begin(format!("round {round}, {}", row.label()));
             let bad = bad.get(row.site).context("a lab for each link")?;
-            // Every other round has the reverse order.
+            // Every second round measures in reverse order, so that a drift of the machine affects both alike.
             let both = match round % 2 {
                 1 => args.run(&good, row.relay).and_then(|good| Ok((good, args.run(bad, row.relay)?))),
                 _ => args.run(bad, row.relay).and_then(|bad| Ok((args.run(&good, row.relay)?, bad))),
@@ -93,7 +96,7 @@ pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-/// Objects owed to both subscribers.
+/// Objects that were owed to both subscribers, and their delivery.
 #[derive(Clone, Copy)]
 struct Both {
     /// The subscriber whose link is always good.
@@ -107,7 +110,7 @@ impl Both {
     }
 }
 
-/// Results while the other one's link is good, and while it is bad.
+/// Results while the other subscriber's link is good, and while it is bad.
 #[derive(Clone, Copy)]
 struct IsolationPair {
     good: Both,
@@ -117,7 +120,7 @@ struct IsolationPair {
 struct IsolationRow {
     relay: Contender,
     profile: LinkProfile,
-    /// Number of the lab that has this link.
+    /// Index of the lab whose other link has this impairment.
     site: usize,
     rounds: Vec<Result<IsolationPair, String>>,
 }
@@ -127,7 +130,7 @@ impl IsolationRow {
         format!("{}, {}", self.relay.label(), self.profile.name())
     }
 
-    /// Returns the latencies of the runs that `of` picks, good link or bad, us.
+    /// Returns the latencies in the runs that `of` selects (with a good or a bad other link), us.
     fn latencies(
         &self,
         percentile: Percentile,
@@ -138,7 +141,7 @@ impl IsolationRow {
         Spread::from_values(&self.rounds.iter().flatten().map(late).collect::<Vec<_>>())
     }
 
-    /// Returns the ratio of the latency next to a bad link to that next to a good one.
+    /// Returns the ratio of latencies: with a bad other link to that with a good one.
     fn ratio(&self, percentile: Percentile, limit: f64) -> Option<Ratio> {
         let pair =
             |it: &IsolationPair| (percentile(&it.bad.one.latency_us), percentile(&it.good.one.latency_us));
@@ -214,7 +217,7 @@ fn render(rows: &[IsolationRow], limit: f64) -> String {
 }
 
 impl IsolationArgs {
-    /// Lists the rows. Relays vary fastest.
+    /// Lists the rows. Consecutive rows have different relays.
     fn rows(&self) -> Vec<IsolationRow> {
         let row = |site, profile, relay: &Contender| IsolationRow {
             relay: *relay,
@@ -228,14 +231,14 @@ impl IsolationArgs {
             .collect()
     }
 
-    /// Returns a latency longer than any that was measured, us.
+    /// Returns a latency that is longer than any measured one, us.
     fn limit_us(&self) -> f64 {
         10.0 * self.seconds * 1e6
     }
 
     fn bad_site(&self, profile: LinkProfile) -> anyhow::Result<BenchSite> {
         let offered = u64::from(self.rate_hz) * u64::from(self.object_bytes) * 8;
-        self.site(&profile.settings(offered).context("the link is perfect")?)
+        self.site(&profile.settings(offered).context("a clean link has no impairment")?)
     }
 
     fn site(&self, other: &str) -> anyhow::Result<BenchSite> {
@@ -256,10 +259,11 @@ impl IsolationArgs {
         let seconds = self.seconds + SPARE_SECONDS;
         let mut traffic = RelayTraffic::start(contender, &route, &load, seconds, site.directory(), flows)?;
         let other = TrafficRoute { subscribers: site.node(OTHER)?, ..route };
+        // The other subscriber joins when traffic flows already.
         let other = ExtraSubscriber::start("other subscriber", &other, site.directory())?;
         std::thread::sleep(Duration::from_secs_f64(self.seconds));
         traffic.check_runs().context("traffic ended before it was measured")?;
-        let few = "too little was delivered to tell what was owed";
+        let few = "too few objects arrived to compute which objects were owed";
         let one = traffic.finish()?.owed.context(few)?;
         Ok(Both { one, other: other.finish()?.context(few)? })
     }

@@ -1,4 +1,4 @@
-//! Finds the highest rate that each relay sustains without loss, and its delivery per core.
+//! Finds the highest rate that each relay sustains without loss, and how much it delivers per core.
 
 use std::io;
 
@@ -12,47 +12,47 @@ use super::traffic::ReceivedObjects;
 use crate::progress::BenchProgress;
 use crate::stats::median;
 
-/// Share of the rate that must have been delivered to each subscriber.
+/// Share of the rate that must reach each subscriber for the rate to count as sustained.
 const SUSTAINED: f64 = 0.97;
-/// Median application latency at which a relay queues rather than keeps up, us.
+/// Median application latency above which the relay is considered to queue instead of keeping up, us.
 const QUEUED_US: f64 = 100_000.0;
-/// The search ends when the lowest failed rate is at most this multiple of the highest that succeeded.
+/// The search ends when the lowest failed rate is at most this multiple of the highest sustained rate.
 const PRECISION: f64 = 1.2;
-/// Objects per second above which the generator would be the limit.
+/// Highest rate that is tried, objects per second. Above it the load generator would be the limit.
 const CEILING_HZ: u32 = 100_000;
 /// Lowest rate that is tried, objects per second.
 const LEAST_HZ: u32 = 100;
 
-/// Delivery at the highest sustained rate.
+/// Delivery and CPU use at the highest sustained rate.
 #[derive(Debug, Clone, Copy)]
 struct Peak {
     rate_hz: u32,
-    /// Payload of objects, over all subscribers.
+    /// Payload of delivered objects, summed over all subscribers, Mbit/s.
     goodput_mbit_s: f64,
-    /// CPUs of the machine that were busy.
+    /// Number of busy CPUs of the machine.
     busy_cpus: f64,
-    /// CPUs that the relay used.
+    /// Number of CPUs that the relay's process used.
     relay_cpus: f64,
 }
 
-/// Why a rate was not sustained.
+/// Reason why a rate was not sustained.
 #[derive(Debug, Clone, PartialEq)]
 enum Limit {
-    /// The relay failed, for this reason.
+    /// The relay did not keep up, for this reason.
     Relay(String),
-    /// The publisher made only this many objects per second, so nothing is known about the relay.
+    /// The publisher made only this many objects per second, so the relay's limit is unknown.
     Generator(f64),
 }
 
-/// Result of a round.
+/// Result of one round of the search.
 #[derive(Debug, Clone, Default)]
 struct MaxRateRound {
     best: Option<Peak>,
-    /// The lowest rate that was not sustained, and why.
+    /// The lowest rate that was not sustained, and the reason.
     failed: Option<(u32, Limit)>,
 }
 
-/// One relay with one number of subscribers: the highest rate of each round.
+/// One relay with one number of subscribers, and the highest rate of each round.
 pub struct MaxRateRow {
     contender: Contender,
     load: RowLoad,
@@ -68,7 +68,7 @@ impl MaxRateRow {
         format!("{} x {}", self.contender.label_over(self.load.transport), self.load.subscribers)
     }
 
-    /// Doubles the rate until it fails, and then bisects.
+    /// Searches for the highest rate: doubles the rate until it is not sustained, then bisects.
     pub fn run(&mut self, bench: &BenchRun, number: usize, progress: &BenchProgress) -> io::Result<()> {
         let mut round = MaxRateRound::default();
         progress.begin(format!("round {number}, {}", self.name()));
@@ -96,7 +96,7 @@ impl MaxRateRow {
         progress.end(&best)
     }
 
-    /// Reports whether there was a rate that it sustained.
+    /// Reports whether any rate was sustained in any round.
     pub fn is_measured(&self) -> bool {
         self.rounds.iter().any(|round| round.best.is_some())
     }
@@ -105,7 +105,7 @@ impl MaxRateRow {
         median(&self.rounds.iter().filter_map(|round| round.best.as_ref()).map(of).collect::<Vec<_>>())
     }
 
-    /// Returns the medians over the rounds.
+    /// Returns the cells of a table row, with medians over the rounds.
     pub fn line(&self) -> Vec<String> {
         let figure =
             |of: fn(&Peak) -> f64| self.middle(of).map_or_else(dash, |figure| format!("{figure:.0}"));
@@ -153,6 +153,7 @@ fn judge(load: &RowLoad, trial: &LoadTrial) -> Result<Peak, Limit> {
     let ReceivedObjects { lost, rate_hz, latency_us, offered_hz, .. } = &trial.received;
     let wanted = f64::from(load.rate_hz) * load.subscribers as f64;
     let p50 = latency_us.map_or(f64::INFINITY, |latency| latency.p50);
+    // Check the generator first: a slow publisher also looks like a slow relay.
     if let Some(offered) = offered_hz.filter(|offered| *offered < SUSTAINED * f64::from(load.rate_hz)) {
         return Err(Limit::Generator(offered));
     }
@@ -229,6 +230,7 @@ fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),
         (Some(best), Some(failed)) => {
+            // The geometric mean, since the precision is a ratio.
             let middle = (f64::from(best) * f64::from(failed)).sqrt();
             (f64::from(failed) / f64::from(best) > PRECISION).then_some(middle as u32)
         }
@@ -244,7 +246,8 @@ mod tests {
     use crate::stats::Percentiles;
     use crate::transport::LabTransport;
 
-    /// Returns the highest rate found, and the number of trials, for a relay that takes up to `limit`.
+    /// Runs the search for a relay that sustains up to `limit`. Returns the highest rate found and the number of
+    /// trials.
     fn search(limit: u32) -> (Option<u32>, usize) {
         let mut best = None;
         let mut failed = None;

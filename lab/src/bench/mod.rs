@@ -1,4 +1,4 @@
-//! `millrace-lab bench`: measurements as commands.
+//! `millrace-lab bench`: measurements, each as a command.
 
 mod adapt;
 mod at_once;
@@ -58,17 +58,17 @@ enum BenchCommand {
     Fairness(fairness::FairnessArgs),
     /// The same video with and without the fast path: delay, system calls by name, CPU over time
     Thesis(thesis::ThesisArgs),
-    /// Viewer's experience while a link loses most of its room and gets it back
+    /// Picture and sound of a viewer while a link loses most of its bandwidth and gets it back
     Adapt(adapt::AdaptArgs),
-    /// Viewer's experience in a browser, which plays from the relay's own page
+    /// Picture and sound of a viewer in a browser, which plays from the relay's own page
     Watch(watch::WatchArgs),
-    /// Matrix of publishers and players at the relay: which can play, and whether the media arrive unchanged
+    /// Matrix of publishers and players at the relay: which pairs work, and whether media arrive unchanged
     Matrix(matrix::MatrixArgs),
     /// Effect of one subscriber's bad link on another subscriber
     Isolation(isolation::IsolationArgs),
-    /// Effect of a hostile client on a bystander's media and on the relay
+    /// Effect of a hostile client on another client's media and on the relay
     Hostile(hostile::HostileArgs),
-    /// Time until the kernel serves viewers again after their addresses have changed
+    /// Time until the kernel forwards to viewers again after their addresses have changed
     Moves(moves::MoveArgs),
     /// Time that viewers are without media when a publisher or the relay is killed and restarted
     Restarts(restarts::RestartArgs),
@@ -77,15 +77,15 @@ enum BenchCommand {
     Viewer(viewer::ViewerArgs),
     /// Compare defences of a QUIC server: answered requests under attack, cost of refused packets
     Gate(gate::GateArgs),
-    /// Grafts: time to load and to swap, effect on TCP's transfers, and fairness
+    /// Grafts: time to load and to swap, effect on TCP transfers, and fairness
     Graft(graft::GraftBenchArgs),
-    /// The attacked server
+    /// The attacked server of `gate`
     #[command(name = "http3-server", hide = true)]
     Http3Server(gate::http3::Http3Serve),
-    /// The flood
+    /// The flood generator of `gate`
     #[command(hide = true)]
     Flood(gate::flood::Send),
-    /// The observer of networking's cost: its accuracy and its own cost
+    /// The observer of networking's CPU cost: its accuracy and its own cost
     Cost(cost::CostArgs),
     /// The parts of the plain UDP reference
     #[command(subcommand, hide = true)]

@@ -1,5 +1,5 @@
-//! `millrace-lab bench moves`: thousands of viewers whose addresses change within a second, and the time until the
-//! kernel serves them again.
+//! `millrace-lab bench moves`: the addresses of thousands of viewers change within a second. It measures the time until
+//! the kernel forwards to all of them again.
 
 use std::collections::HashMap;
 use std::env;
@@ -26,19 +26,19 @@ use crate::stats::Spread;
 
 #[derive(Debug, clap::Args)]
 pub struct MoveArgs {
-    /// Relays to measure: those of Millrace that forward in the kernel
+    /// Relays to measure; only those of Millrace that forward in the kernel
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel")]
     relays: Vec<Contender>,
     /// Number of viewers
     #[arg(long, default_value_t = 2000, value_name = "N")]
     sessions: usize,
-    /// Objects per second to each of them
+    /// Objects per second to each viewer
     #[arg(long, default_value_t = 10, value_name = "HZ")]
     rate_hz: u32,
     /// Payload of an object, bytes
     #[arg(long, default_value_t = 1200, value_name = "BYTES")]
     object_bytes: u32,
-    /// Time between the first viewer's change of address and the last one's
+    /// Time between the first and the last viewer's change of address
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     within: f64,
     /// Number of measurements of every relay
@@ -51,16 +51,16 @@ pub struct MoveArgs {
 
 const NAMESPACE: &str = "bench";
 const OBJECTS_PER_GROUP: u32 = 100;
-/// Time from the last viewer's handshake to the first move, and from there to a second one, seconds. The viewers are
-/// stopped before the second.
+/// Time from the last viewer's handshake to the first move, and from there to a second move, seconds. The viewers are
+/// stopped before the second move.
 const SETTLING: u64 = 20;
-/// Length of the track, seconds. The publisher is stopped long before.
+/// Length of the track, seconds. The publisher is stopped long before its end.
 const SHOW_SECONDS: u32 = 600;
-/// Bound of the time until the kernel serves all viewers at first.
+/// Longest wait until the kernel forwards to all viewers for the first time.
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// Bound of the time until it does again.
+/// Longest wait until the kernel forwards to all viewers after the move.
 const BACK_LIMIT: Duration = Duration::from_secs(15);
-/// Pause after each reading of the relay's status, which is large.
+/// Pause between readings of the relay's status, which is large with thousands of sessions.
 const LOOK: Duration = Duration::from_millis(50);
 const SOCKETS: &str = "32";
 
@@ -76,7 +76,9 @@ pub fn run(args: MoveArgs) -> anyhow::Result<()> {
             progress.begin(format!("round {round}, {}", row.relay.label()));
             let figures = args.round(&site, row.relay).map_err(|error| format!("{error:#}"));
             progress.end(&match &figures {
-                Ok(figures) => format!("all back {:.0} ms after the last one moved", figures.back_ms),
+                Ok(figures) => {
+                    format!("all viewers served again {:.0} ms after the last one moved", figures.back_ms)
+                }
                 Err(error) => error.clone(),
             })?;
             row.rounds.push(figures);
@@ -95,22 +97,22 @@ struct MoveRow {
 }
 
 struct MoveFigures {
-    /// Time from the last viewer's move until the kernel had sent to each of them at its new address.
+    /// Time from the last viewer's move until the kernel had sent to every viewer's new address, ms.
     back_ms: f64,
-    /// Time from the last viewer's move until the relay's status was `kernel_ready` for all.
+    /// Time from the last viewer's move until the relay's status said `kernel_ready` for every viewer, ms.
     ready_ms: f64,
-    /// The relay's CPU from the first move until all were back, percent of one CPU.
+    /// CPU time of the relay from the first move until all viewers were served again, percent of one CPU.
     cpu_percent: f64,
-    /// Readings of the relay's status from the first move on. More readings make the times more precise.
+    /// Number of status readings since the first move. The more there are, the more precise the times are.
     looks: usize,
-    /// The longest the kernel engine's queue was.
+    /// Longest queue of the kernel engine.
     queue: u64,
     viewers: ReceiversReport,
 }
 
 type Figure = fn(&MoveFigures) -> f64;
 
-/// Columns of figures, each with its number of decimals.
+/// Columns of the table: heading, figure, number of decimals.
 const COLUMNS: [(&str, Figure, usize); 9] = [
     ("ready ms", |it| it.ready_ms, 0),
     ("back ms", |it| it.back_ms, 0),
@@ -163,19 +165,19 @@ fn render(rows: &[MoveRow]) -> String {
     text
 }
 
-/// A viewer before the move: its address, and how many packets the kernel had sent to it.
+/// A viewer before the move: its address, and the number of packets that the kernel had sent to it.
 #[derive(Clone, Copy)]
 struct ViewerBeforeMove {
     remote: SocketAddr,
     kernel_packets: u64,
-    /// Packets that the kernel had sent when the viewer was first seen at another address.
+    /// Number of packets that the kernel had sent when the viewer was first seen at its new address.
     moved: Option<u64>,
 }
 
 /// Viewers of a relay, by session ID.
 struct Viewers(HashMap<u64, ViewerBeforeMove>);
 
-/// Counts of viewers: at another address, ready to be served there, and served there.
+/// Numbers of viewers: with a new address, ready for the kernel there, and served by the kernel there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MovedViewers {
     moved: usize,
@@ -212,11 +214,14 @@ impl Viewers {
 impl MoveArgs {
     fn check(&self) -> anyhow::Result<()> {
         if let Some(other) = self.relays.iter().find(|relay| relay.engine() != Some("kernel")) {
-            bail!("{}: what is measured is the kernel's part (kernel, kernel-gate)", other.label());
+            bail!(
+                "{}: only relays that forward in the kernel can be measured (kernel, kernel-gate)",
+                other.label()
+            );
         }
-        ensure!(self.sessions > 0 && self.rounds > 0, "--sessions and --rounds are at least 1");
-        ensure!(self.rate_hz > 0, "--rate-hz is at least 1");
-        ensure!((0.0..10.0).contains(&self.within), "--within is 0 to 10 seconds");
+        ensure!(self.sessions > 0 && self.rounds > 0, "--sessions and --rounds must be at least 1");
+        ensure!(self.rate_hz > 0, "--rate-hz must be at least 1");
+        ensure!((0.0..10.0).contains(&self.within), "--within must be 0 to 10 seconds");
         Ok(())
     }
 
@@ -233,14 +238,14 @@ impl MoveArgs {
         let began = Instant::now();
         let status = loop {
             receivers.check_runs()?;
-            // The relay listens a moment before its status is available.
+            // The relay accepts connections a moment before it serves its status, so an error is tolerated here.
             match ask() {
                 Ok(status) if is_up(&status) => break status,
                 _ => {}
             }
             ensure!(
                 began.elapsed() < START_LIMIT,
-                "the kernel does not serve {} viewers at first",
+                "the kernel did not forward to all {} viewers at the start",
                 self.sessions
             );
             std::thread::sleep(LOOK * 10);
@@ -267,16 +272,20 @@ impl MoveArgs {
             }
             if let Some((first, _)) = &before {
                 let limit = BACK_LIMIT + Duration::from_secs_f64(self.within);
-                ensure!(first.elapsed() < limit, "of {} viewers {seen:?} after {limit:?}", self.sessions);
+                ensure!(
+                    first.elapsed() < limit,
+                    "not all {} viewers were served again within {limit:?}: {seen:?}",
+                    self.sessions
+                );
             }
             std::thread::sleep(LOOK);
         };
-        let (_, before) = before.context("nobody has moved")?;
+        let (_, before) = before.context("no viewer has moved")?;
         let used = UsageReading::take(relay.id())?.used_since(&before);
         let output = receivers.finish_or_interrupt(Duration::ZERO)?;
         drop(publisher);
         let viewers: ReceiversReport =
-            serde_json::from_str(&output).context("the report of lab receivers")?;
+            serde_json::from_str(&output).context("cannot parse the report of lab receivers")?;
         let moved_ns = viewers.moves.first().context("no wave of moves was reported")?.ended_ns;
         let since_ms = |ns: u64| ns.saturating_sub(moved_ns) as f64 / 1e6;
         Ok(MoveFigures {
@@ -344,7 +353,7 @@ mod tests {
         assert_eq!(look(&[session(1, 1001, false, 7), session(2, 1000, true, 7)]), [1, 0, 0]);
         assert_eq!(look(&[session(1, 1001, true, 7), session(2, 1001, true, 8)]), [2, 2, 0]);
         assert_eq!(look(&[session(1, 1001, true, 8), session(2, 1001, true, 8)]), [2, 2, 1]);
-        // Unknown sessions do not count.
+        // Sessions that did not exist before the move do not count.
         assert_eq!(look(&[session(3, 1001, true, 8)]), [0, 0, 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that connect to a relay one after the other, and the time until the kernel serves each.
+//! Clients (newcomers) that connect to a relay one after the other, and the time until the kernel forwards to each.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,35 +14,36 @@ use crate::lab::LabNode;
 use crate::stats::Percentiles;
 use crate::transport::LabTransport;
 
-/// Pause between the end of one newcomer and the beginning of the next.
+/// Pause between the end of one newcomer and the start of the next.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Pause between two readings of the relay's status.
 const LOOK: Duration = Duration::from_millis(10);
-/// Bound of a newcomer's wait. One that is not ready by then counts with this time.
+/// Longest wait for a newcomer. One that is not ready by then counts with this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Result of the newcomers of one period, and the relay's status meanwhile.
+/// Results of the newcomers in one period, and what the relay's status showed meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Newcomers {
     pub count: usize,
-    /// Time from the first packet until the status says `kernel_ready`; absent with engine `user`.
+    /// Time from the newcomer's first packet until the relay's status says `kernel_ready`, ms; `None` with engine
+    /// `user`.
     pub ready_ms: Option<Percentiles>,
-    /// Newcomers that could not connect, or were not ready within ten seconds.
+    /// Number of newcomers that could not connect or were not ready within ten seconds.
     pub failed: usize,
-    /// The longest the kernel engine's queue was.
+    /// Longest queue of the kernel engine.
     pub queue: u64,
-    /// Readings of the status with more queue entries than connections.
+    /// Number of status readings in which the queue had more entries than there were connections.
     pub queue_too_long: usize,
 }
 
-/// The newcomers' node, and the relay's.
+/// The node of the newcomers and the node of the relay.
 pub struct NewcomerRoute<'lab> {
     pub from: &'lab LabNode,
     pub relay: &'lab LabNode,
 }
 
 impl NewcomerRoute<'_> {
-    /// Sends newcomers, one after the other, until `is_over`.
+    /// Connects newcomers one after the other until `is_over` is set.
     pub fn watch(&self, is_over: &AtomicBool) -> anyhow::Result<Newcomers> {
         let mut seen = NewcomerResult::default();
         while !is_over.load(Ordering::Relaxed) {
@@ -63,7 +64,7 @@ impl NewcomerRoute<'_> {
         })
     }
 
-    /// Connects one newcomer, and returns how long it took until it was ready; `None` with engine `user`.
+    /// Connects one newcomer. Returns the time until it was ready; `None` with engine `user`.
     fn one(&self, seen: &mut NewcomerResult) -> anyhow::Result<Option<Duration>> {
         let target = PeerTarget {
             addr: SocketAddr::new(IpAddr::V4(self.relay.addr_v4()), PORT),

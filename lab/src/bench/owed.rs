@@ -1,22 +1,23 @@
-//! Latency of all objects that subscribers were owed.
+//! Latency of all objects that subscribers were owed. A lost object counts as infinitely late.
 
 use serde::{Deserialize, Serialize};
 
 use crate::stats::median;
 
-/// Objects owed in one run, over all subscribers.
+/// Objects owed to subscribers in one run, summed over all subscribers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OwedFigures {
-    /// Objects sent from a second after each subscriber's first arrival to the end of the track.
+    /// Number of owed objects: those sent from one second after each subscriber's first arrival to the end of the
+    /// track.
     pub objects: u64,
-    /// Objects that arrived.
+    /// Number of owed objects that arrived.
     pub delivered: u64,
-    /// Objects that arrived within a second.
+    /// Number of owed objects that arrived within a second.
     pub on_time: u64,
     pub latency_us: Late,
 }
 
-/// Percentiles of the latency, us. A lost object is infinitely late, which is `None`.
+/// Percentiles of the latency, us. `None` stands for infinity: the object was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Late {
     pub p50: Option<f64>,
@@ -24,13 +25,13 @@ pub struct Late {
     pub p99: Option<f64>,
 }
 
-/// Returns one of the percentiles.
+/// A function that returns one of the percentiles.
 pub type Percentile = fn(&Late) -> Option<f64>;
 
 pub const PERCENTILES: [(&str, Percentile); 3] =
     [("p50", |late| late.p50), ("p90", |late| late.p90), ("p99", |late| late.p99)];
 
-/// Picks one of the rounds' values.
+/// A function that picks one of the values of all rounds.
 type Pick = fn(&[f64]) -> Option<f64>;
 
 impl OwedFigures {
@@ -42,7 +43,7 @@ impl OwedFigures {
         100.0 * self.on_time as f64 / self.objects.max(1) as f64
     }
 
-    /// Returns the lowest, middle and highest of each figure over the rounds.
+    /// Returns the lowest, the median and the highest value of each figure over the rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Self; 3]> {
         let picks: [Pick; 3] = [
             |values| values.iter().copied().min_by(f64::total_cmp),

@@ -1,4 +1,4 @@
-//! Plots latency distributions and CPU, by number of subscribers.
+//! Plots latency distributions and CPU time, by number of subscribers.
 
 use std::path::Path;
 
@@ -13,24 +13,24 @@ use crate::stats::Percentiles;
 const SIZE: (u32, u32) = (1500, 560);
 const FONT: &str = "sans-serif";
 const TITLE_HEIGHT: u32 = 30;
-/// Share of the space of one number of subscribers that its relays fill.
+/// Share of the horizontal space of one number of subscribers that is filled by its relays.
 const GROUP_WIDTH: f64 = 0.8;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws the medians of all rows that have results as SVG.
+/// Draws the medians of all rows with results as SVG.
 pub fn draw(rows: &[RelayRow], path: &Path) -> anyhow::Result<()> {
     let measured: Vec<(&RelayRow, RelayFigures)> =
         rows.iter().filter_map(|row| Some((row, row.median()?))).collect();
     let Some((first, _)) = measured.first() else { bail!("no relay could be measured") };
     ensure!(
         measured.iter().all(|(row, _)| row.profile == first.profile),
-        "a picture has one profile of the link"
+        "the rows must have the same link profile to be drawn"
     );
     let mut transports: Vec<_> =
         measured.iter().filter_map(|(row, _)| row.contender.over(row.load.transport)).collect();
     transports.dedup();
-    ensure!(transports.len() < 2, "a picture has one transport");
+    ensure!(transports.len() < 2, "the rows must have the same transport to be drawn");
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let title = format!("{} objects of {} bytes per second", first.load.rate_hz, first.load.object_bytes);
@@ -47,7 +47,7 @@ pub fn draw(rows: &[RelayRow], path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Positions of rows on the horizontal axis: numbers of subscribers side by side, relays within.
+/// Positions of rows on the horizontal axis: numbers of subscribers next to each other, with the relays within each.
 struct Axis {
     subscribers: Vec<usize>,
     contenders: Vec<Contender>,
@@ -105,7 +105,7 @@ pub fn colour(contender: Contender) -> RGBColor {
     }
 }
 
-/// Draws a disc at the median, a line to p99 with ticks at p90 and p99, and a ring at the maximum.
+/// Draws a disc at the median, a line from there to p99 with ticks at p90 and p99, and a ring at the maximum.
 fn latencies(
     area: &Area<'_>,
     title: &str,
@@ -144,7 +144,8 @@ fn latencies(
     Ok(())
 }
 
-/// Draws the whole machine pale, the relay process in full colour, and the legend of the picture.
+/// Draws bars of CPU time: the whole machine in pale colours, the relay's process in full colours. Adds the legend of
+/// the picture.
 fn cpu_bars(area: &Area<'_>, axis: &Axis, measured: &[(&RelayRow, RelayFigures)]) -> anyhow::Result<()> {
     let us = |ns: f64| ns / 1e3;
     let high = measured.iter().map(|(_, f)| us(f.cpu_ns_per_object.machine)).fold(1.0, f64::max);

@@ -1,4 +1,5 @@
-//! Processes of a measurement. They are started in a node of the lab, write to files, and end with the handle.
+//! Processes of a measurement. Each runs in a node of the lab, writes its output to files, and is ended when its handle
+//! is dropped.
 
 use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream};
@@ -15,14 +16,14 @@ use nix::unistd::Pid;
 use super::usage::rss_bytes;
 
 const POLL: Duration = Duration::from_millis(20);
-/// Interval between two checks that a process which is to connect still runs.
+/// Interval between two checks that an awaited process still runs, ms.
 const LOOK_MS: u8 = 200;
-/// Longest time that a process may take to end after SIGTERM.
+/// Longest time that a process may take to end after SIGTERM. Then it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// Longest time that a process may take to print its results and to end after SIGINT.
 const INTERRUPTED: Duration = Duration::from_secs(10);
 const LINES_TOLD: usize = 3;
-/// Network files of the thread, which may have entered another namespace than its process.
+/// Network statistics of the calling thread, which may be in another network namespace than the process.
 const NETWORK: &str = "/proc/thread-self/net";
 
 pub struct BenchProcess {
@@ -33,12 +34,12 @@ pub struct BenchProcess {
 }
 
 impl BenchProcess {
-    /// Starts `command` with its output in `directory`.
+    /// Starts `command`. Its output goes to files in `directory`.
     pub fn start(name: &'static str, command: Command, directory: &Path) -> anyhow::Result<Self> {
         Self::spawn(name, command, directory, Stdio::null())
     }
 
-    /// Starts `command` with a pipe as its input, and returns the writing end.
+    /// Starts `command` with a pipe as its standard input. Returns the writing end of the pipe.
     pub fn start_fed(
         name: &'static str,
         command: Command,
@@ -66,7 +67,8 @@ impl BenchProcess {
         Ok(Self { name, child, output, errors })
     }
 
-    /// Returns the process that does the work. In a daemon of several processes, that is the part with the most memory.
+    /// Returns the ID of the process that does the work. A daemon may run parts as child processes; then it is the part
+    /// with the most memory.
     pub fn id(&self) -> u32 {
         let parts = children(self.child.id()).into_iter().filter(|id| {
             let arguments = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
@@ -75,12 +77,12 @@ impl BenchProcess {
         parts.max_by_key(|id| rss_bytes(*id).unwrap_or_default()).unwrap_or(self.child.id())
     }
 
-    /// Returns everything that it has written to standard output so far.
+    /// Returns everything that the process has written to standard output so far.
     pub fn output(&self) -> std::io::Result<Vec<u8>> {
         fs::read(&self.output)
     }
 
-    /// Fails with the process' output if it has ended.
+    /// Fails if the process has ended. The error contains the end of its output.
     pub fn check_runs(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("{} ended ({status}): {}", self.name, self.last_words()),
@@ -88,7 +90,7 @@ impl BenchProcess {
         }
     }
 
-    /// Polls `condition` until it holds, the process ends, or `limit` is over.
+    /// Polls `condition` until it holds. Fails when the process ends or `limit` has passed.
     pub fn wait_until(
         &mut self,
         what: &str,
@@ -99,21 +101,21 @@ impl BenchProcess {
         while !condition() {
             self.check_runs()?;
             if start.elapsed() > limit {
-                bail!("{}: {what} not within {limit:?}; {}", self.name, self.last_words());
+                bail!("{}: {what} did not happen within {limit:?}; {}", self.name, self.last_words());
             }
             std::thread::sleep(POLL);
         }
         Ok(())
     }
 
-    /// Accepts a connection of the process.
+    /// Accepts a connection from the process. Fails when the process ends or `limit` has passed.
     pub fn accept(&mut self, listener: &TcpListener, limit: Duration) -> anyhow::Result<TcpStream> {
         let start = Instant::now();
         while poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], LOOK_MS)? == 0 {
             self.check_runs()?;
             ensure!(
                 start.elapsed() < limit,
-                "{}: no connection came within {limit:?}; {}",
+                "{}: no connection arrived within {limit:?}; {}",
                 self.name,
                 self.last_words()
             );
@@ -121,7 +123,7 @@ impl BenchProcess {
         Ok(listener.accept()?.0)
     }
 
-    /// Waits for the process to end by itself, and returns its standard output.
+    /// Waits until the process ends by itself. Returns its standard output.
     pub fn finish(mut self, limit: Duration) -> anyhow::Result<String> {
         let status = self.ended_within(limit)?;
         match status {
@@ -131,7 +133,7 @@ impl BenchProcess {
         }
     }
 
-    /// Waits for the process to end by itself, or else interrupts it, and returns its standard output.
+    /// Waits until the process ends, and interrupts it (SIGINT) after `limit`. Returns its standard output.
     pub fn finish_or_interrupt(mut self, limit: Duration) -> anyhow::Result<String> {
         if self.ended_within(limit)?.is_none() {
             self.signal()?;
@@ -139,7 +141,7 @@ impl BenchProcess {
         self.finish(INTERRUPTED)
     }
 
-    /// Interrupts the process, and waits for it to end.
+    /// Interrupts the process (SIGINT) and waits until it ends.
     pub fn interrupt(mut self, limit: Duration) -> anyhow::Result<()> {
         self.check_runs()?;
         self.signal()?;
@@ -149,7 +151,7 @@ impl BenchProcess {
         }
     }
 
-    /// Kills the process at once.
+    /// Kills the process (SIGKILL) and waits for its end.
     pub fn kill(mut self) -> std::io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
@@ -170,7 +172,7 @@ impl BenchProcess {
         }
     }
 
-    /// Returns the end of its output, errors first. Binary output is left out.
+    /// Returns the last lines of the process' output, of standard error if there are any. Binary output is left out.
     pub fn last_words(&self) -> String {
         let said = [&self.errors, &self.output].map(|path| fs::read_to_string(path).unwrap_or_default());
         let text = said.into_iter().find(|text| !text.trim().is_empty()).unwrap_or_default();
@@ -181,7 +183,7 @@ impl BenchProcess {
 
 impl Drop for BenchProcess {
     fn drop(&mut self) {
-        // An error says that it has ended already.
+        // An error is ignored: it means that the process has ended already.
         let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
         if !matches!(self.ended_within(GRACE), Ok(Some(_))) {
             let _ = self.child.kill();
@@ -200,7 +202,7 @@ pub fn listens(port: u16) -> bool {
     })
 }
 
-/// Counters of packets of an interface.
+/// Packet counters of a network interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InterfacePackets {
     pub received: u64,
@@ -208,7 +210,7 @@ pub struct InterfacePackets {
 }
 
 impl InterfacePackets {
-    /// Reads the counters of a device in the calling thread's network namespace.
+    /// Reads the counters of an interface in the calling thread's network namespace.
     pub fn read_device(device: &str) -> Option<Self> {
         const RECEIVED: usize = 1;
         const SENT: usize = 9;
@@ -219,7 +221,7 @@ impl InterfacePackets {
     }
 }
 
-/// Returns the processes that a process has started and that still run.
+/// Returns the IDs of the running child processes of a process.
 fn children(id: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());

@@ -1,30 +1,30 @@
-//! Named impairments of the link between relay and subscribers.
+//! Named impairments of the link between the relay and its subscribers.
 
 use std::time::Duration;
 
 use super::replay::{self, LinkStep};
 use crate::lab::{Directions, Topology};
 
-/// Impairment of a link. It is the same for every relay, with the same seed.
+/// Impairment of a link. With the same seed it is the same for every relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum LinkProfile {
-    /// A perfect wire
+    /// No impairment
     Clean,
-    /// 20 ms each way, 0.5 % of packets lost
+    /// Delay of 20 ms in each direction, 0.5 % of packets lost
     Noisy,
-    /// 20 ms each way, 1 % of packets lost
+    /// Delay of 20 ms in each direction, 1 % of packets lost
     Loss1,
-    /// 20 ms each way, 2 % of packets lost
+    /// Delay of 20 ms in each direction, 2 % of packets lost
     Lossy,
-    /// 20 ms each way, losses in bursts: a thirtieth of the time, of four packets on average
+    /// Delay of 20 ms in each direction, losses in bursts: a thirtieth of the time, of four packets on average
     Bursts,
-    /// 20 ms each way, 4 ms of jitter, 2 % of packets overtaken by those of 5 ms
+    /// Delay of 20 ms in each direction, 4 ms of jitter, 2 % of packets overtaken by up to 5 ms
     Reorder,
-    /// 20 ms each way, three fifths of the rate that one subscriber asks for, a queue of 100 ms
+    /// Delay of 20 ms in each direction, three fifths of the rate that one subscriber needs, a queue of 100 ms
     Bottleneck,
-    /// 20 ms each way, three fifths of the rate that one subscriber asks for, a queue of 2 s
+    /// Delay of 20 ms in each direction, three fifths of the rate that one subscriber needs, a queue of 2 s
     Bufferbloat,
-    /// A radio link on the move: rate and delay change each half second, a queue of 300 ms
+    /// A radio link of a moving receiver: rate and delay change every half second, a queue of 300 ms
     Mobile,
 }
 
@@ -43,13 +43,13 @@ impl LinkProfile {
         }
     }
 
-    /// Reports whether the rate is too low for one subscriber, at least at times.
+    /// Reports whether the link's rate is at times too low for one subscriber.
     pub fn is_narrow(self) -> bool {
         matches!(self, Self::Bottleneck | Self::Bufferbloat | Self::Mobile)
     }
 
-    /// Returns the shortest time of one repair of a single lost packet: one way, the wait until three later packets are
-    /// acknowledged, and one round trip.
+    /// Returns the shortest latency of a packet that was lost once: one way, the wait until three later packets are
+    /// acknowledged, and one round trip. Returns `None` for links without random loss.
     pub fn repair_floor(self, rate_hz: u32) -> Option<Duration> {
         const ONE_WAY: Duration = Duration::from_millis(20);
         const PACKET_THRESHOLD: f64 = 3.0;
@@ -57,7 +57,8 @@ impl LinkProfile {
         matches!(self, Self::Noisy | Self::Loss1 | Self::Lossy).then(|| 3 * ONE_WAY + wait)
     }
 
-    /// Returns the link's settings. `offered` is the rate of media to one subscriber, bits per second.
+    /// Returns the link's settings; `None` without impairment. `offered` is the rate of media to one subscriber, bits
+    /// per second.
     pub fn settings(self, offered: u64) -> Option<String> {
         let rate = offered * 3 / 5;
         let queue = |ms: u64| rate / 8 * ms / 1000;
@@ -74,12 +75,12 @@ impl LinkProfile {
         })
     }
 
-    /// Returns the changes of the link during a run.
+    /// Returns the changes of the link during a run; `None` if it is constant.
     pub fn changes(self, offered: u64) -> Option<impl Iterator<Item = LinkStep>> {
         (self == Self::Mobile).then(|| replay::mobile(offered))
     }
 
-    /// Returns a topology of publisher, relay, and subscribers behind `link`.
+    /// Returns a topology with publisher, relay and subscribers, where `link` has this impairment.
     pub fn topology(self, link: &str, offered: u64) -> anyhow::Result<Topology> {
         let mut topology = Topology::standard(1, 1);
         if let Some(settings) = self.settings(offered) {

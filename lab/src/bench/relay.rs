@@ -1,4 +1,4 @@
-//! `millrace-lab bench relay`: compares relays in one lab, under one load.
+//! `millrace-lab bench relay`: compares relays in the same lab under the same load.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub struct RelayBenchArgs {
     /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// Leave out the plain UDP forwarder, which is otherwise measured as well
+    /// Skip the plain UDP forwarder, which is otherwise measured as well
     #[arg(long)]
     no_forwarder: bool,
     /// Numbers of subscribers
@@ -38,10 +38,10 @@ pub struct RelayBenchArgs {
     /// Impairments of the link to the subscribers, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean", value_name = "PROFILE")]
     impair: Vec<LinkProfile>,
-    /// Find the highest rate that each relay sustains without loss instead, starting from --rate-hz
+    /// Instead, find the highest rate that each relay sustains without loss, starting from --rate-hz
     #[arg(long, conflicts_with_all = ["plot", "impair"])]
     max_rate: bool,
-    /// Length of the measurement without instruments, seconds; those with instruments take half and a fifth of it
+    /// Length of the measurement without instruments, seconds; the runs with instruments take half and a fifth of it
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Number of runs of every relay with every number of subscribers
@@ -78,7 +78,11 @@ pub fn run(args: RelayBenchArgs) -> anyhow::Result<()> {
     print!("{}", table::render(&rows));
     for profile in &args.impair {
         if let Some(floor) = profile.repair_floor(args.rate_hz) {
-            println!("{}: one repair takes {:.0} ms at least", profile.name(), floor.as_secs_f64() * 1e3);
+            println!(
+                "{}: repairing one lost packet takes at least {:.0} ms",
+                profile.name(),
+                floor.as_secs_f64() * 1e3
+            );
         }
     }
     args.write(args.compared(&rows))?;
@@ -109,7 +113,7 @@ impl RelayBenchArgs {
         BenchRun::new(self.seconds, profile, offered)
     }
 
-    /// Prints how Millrace compares with the best peer, and returns the rows with that.
+    /// Prints the comparison of Millrace with the best other relay. Returns the rows with that comparison added.
     fn compared(&self, rows: &[RelayRow]) -> Vec<serde_json::Value> {
         let limit_us = 1e6 * 10.0 * self.seconds;
         let one = |row: &RelayRow| {
@@ -131,14 +135,18 @@ impl RelayBenchArgs {
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds are at least 1");
-        ensure!(self.subscribers.iter().all(|n| *n > 0), "--subscribers are at least 1");
-        ensure!(self.seconds > 0.0, "--seconds is more than 0");
-        ensure!(self.object_bytes >= 64, "--object-bytes: objects under 64 bytes look like acknowledgements");
+        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds must be at least 1");
+        ensure!(self.subscribers.iter().all(|n| *n > 0), "--subscribers must be at least 1");
+        ensure!(self.seconds > 0.0, "--seconds must be more than 0");
+        ensure!(
+            self.object_bytes >= 64,
+            "--object-bytes must be at least 64: packets of smaller objects look like acknowledgements"
+        );
         Ok(())
     }
 
-    /// Lists the rows. Relays vary fastest, so that a drift of the machine affects all of them alike.
+    /// Lists the rows. Consecutive rows have different relays, so that a drift of the machine affects all of them
+    /// alike.
     fn rows(&self) -> Vec<RelayRow> {
         let object_bytes = self.object_bytes;
         let rate_hz = self.rate_hz;
@@ -157,7 +165,7 @@ impl RelayBenchArgs {
         rows
     }
 
-    /// Lists each relay with each transport; plain UDP, which has none, occurs once.
+    /// Lists each relay with each transport. Plain UDP ignores the transport and occurs once.
     fn contenders(&self) -> Vec<(Contender, LabTransport)> {
         let is_relay = |contender: &Contender| !contender.is_plain();
         let relays: Vec<_> = self.relays.iter().copied().filter(is_relay).collect();

@@ -1,15 +1,15 @@
-//! Changes a link over time, as a trace says.
+//! Replays a trace on a link: the link's rate and delay change over time.
 
 use std::time::{Duration, Instant};
 
 use crate::lab::{Directions, LabLink, Settings};
 
-/// Time of each line of a trace.
+/// Time that each line of a trace lasts.
 const STEP: Duration = Duration::from_millis(500);
-/// Size of the queue, as the time in which the link takes it at the rate that a subscriber asks for.
+/// Size of the queue, as the time in which it fills at the rate that one subscriber needs, ms.
 const QUEUE_MS: u64 = 300;
 
-/// Rate and delay of a link for half a second.
+/// Rate, delay and queue of a link for one step (half a second) of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkStep {
     bits_per_second: u64,
@@ -24,8 +24,8 @@ impl LinkStep {
     }
 }
 
-/// Returns the steps of a radio link on the move, in an endless loop. `offered` is the rate of media to one subscriber,
-/// bits per second.
+/// Returns the steps of a moving receiver's radio link, in an endless loop. `offered` is the rate of media to one
+/// subscriber, bits per second.
 pub fn mobile(offered: u64) -> impl Iterator<Item = LinkStep> {
     let queue_bytes = offered / 8 * QUEUE_MS / 1000;
     let lines = include_str!("mobile.csv").lines().filter(|line| !line.starts_with('#')).cycle();
@@ -36,7 +36,7 @@ pub fn mobile(offered: u64) -> impl Iterator<Item = LinkStep> {
     })
 }
 
-/// Changes `link` step by step until `is_over`.
+/// Applies the steps to `link` one after the other until `is_over` returns true.
 pub fn replay(
     link: &LabLink,
     steps: impl Iterator<Item = LinkStep>,

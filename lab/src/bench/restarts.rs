@@ -1,4 +1,4 @@
-//! `millrace-lab bench restarts`: publishers and relays that are killed and restarted, and the time that viewers are
+//! `millrace-lab bench restarts`: publishers and relays are killed and restarted. It measures how long viewers are
 //! without media.
 
 mod player;
@@ -28,22 +28,22 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct RestartArgs {
-    /// Relays to measure, interleaved: those of Millrace
+    /// Relays to measure, interleaved; only those of Millrace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
-    /// Publishers that are killed
+    /// Publishers that are killed and restarted
     #[arg(long, value_enum, value_delimiter = ',', default_value = "millrace")]
     publishers: Vec<RestartPublishing>,
-    /// Seconds from the publisher's death until its restart; none: it is not killed
+    /// Seconds between the publisher's end and its restart; without a value it is not killed
     #[arg(long, value_delimiter = ',', num_args = 0.., default_value = "0,1,4,8", value_name = "SECONDS")]
     publisher_absent: Vec<f64>,
-    /// Seconds from the relay's death until its restart; none: it is not killed
+    /// Seconds between the relay's end and its restart; without a value it is not killed
     #[arg(long, value_delimiter = ',', num_args = 0.., default_value = "2", value_name = "SECONDS")]
     relay_absent: Vec<f64>,
     /// Objects per second
     #[arg(long, default_value_t = 100, value_name = "HZ")]
     rate_hz: u32,
-    /// Number of measurements of each relay with each absence
+    /// Number of measurements of each relay with each time of absence
     #[arg(long, default_value_t = 20)]
     rounds: usize,
     /// Write the results to this file, as JSON
@@ -51,32 +51,34 @@ pub struct RestartArgs {
     json: Option<PathBuf>,
 }
 
-/// Objects of a group: a fifth of a second at the default rate. The wait for the next group adds at most that.
+/// Number of objects in a group: a fifth of a second at the default rate. A viewer that rejoins waits at most for one
+/// group.
 const OBJECTS_PER_GROUP: u32 = 20;
-/// Time that media run before the victim is killed.
+/// Time that media flow before the publisher or relay is killed.
 const RUNNING: Duration = Duration::from_secs(3);
-/// Longest wait for media, at first and again. It is longer than the idle time-outs, which end everything.
+/// Longest wait for media, before and after the absence. It is longer than the idle time-outs of all connections.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
-/// Time that subscriptions are kept; it is raised where the publisher is absent for longer.
+/// Time for which the relay keeps subscriptions without a publisher, seconds. It is raised if the publisher is absent
+/// for longer.
 const DEFAULT_LINGER: f64 = 5.0;
 
-/// Length of the video that moq-pub is given after each start, which is longer than it is watched.
+/// Length of the video that moq-pub publishes after each start, seconds. It is longer than anyone watches.
 const CLIP_SECONDS: u64 = 40;
-/// Number of its fragments that are played before it is killed.
+/// Number of video fragments that are played before moq-pub is killed.
 const FRAGMENTS: u32 = 100;
-/// Longest wait until it is seen, at first and again.
+/// Longest wait until a player shows the video, before and after the absence.
 const PLAYER_PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum RestartPublishing {
-    /// millrace publish, which is watched by a player of ours
+    /// millrace publish, watched by a viewer of this program
     Millrace,
-    /// Cloudflare's publisher, watched by its own player and by millrace subscribe
+    /// Cloudflare's publisher, watched by Cloudflare's player and by millrace subscribe
     MoqPub,
 }
 
-/// The victim.
+/// The program that is killed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Victim {
     Publisher,
@@ -130,7 +132,7 @@ pub fn run(args: RestartArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Formats a round in one line.
+/// Formats the results of a round in one line.
 fn said(seen: &Result<RestartRound, String>) -> String {
     let of = |(name, seen): &(&str, Result<Gap, RestartFailure>)| match seen {
         Ok(gap) => format!("{name} {:.0} ms", gap.again_ms),
@@ -138,7 +140,10 @@ fn said(seen: &Result<RestartRound, String>) -> String {
     };
     match seen {
         Ok(seen) => {
-            format!("media again after its return: {}", seen.iter().map(of).collect::<Vec<_>>().join(", "))
+            format!(
+                "time from the restart until media arrive again: {}",
+                seen.iter().map(of).collect::<Vec<_>>().join(", ")
+            )
         }
         Err(error) => error.clone(),
     }
@@ -149,14 +154,17 @@ impl RestartArgs {
         let is_ours = |relay: &Contender| relay.engine().is_some();
         ensure!(
             self.relays.iter().all(is_ours),
-            "--relays: those of Millrace, as others end with their publishers"
+            "--relays must be Millrace's: other relays end subscriptions when their publisher ends"
         );
-        ensure!(self.rounds > 0 && self.rate_hz > 0, "--rounds and --rate-hz are at least 1");
+        ensure!(self.rounds > 0 && self.rate_hz > 0, "--rounds and --rate-hz must be at least 1");
         let absences = || self.publisher_absent.iter().chain(&self.relay_absent);
-        ensure!(absences().all(|seconds| (0.0..=30.0).contains(seconds)), "absences are 0 to 30 seconds");
+        ensure!(
+            absences().all(|seconds| (0.0..=30.0).contains(seconds)),
+            "--publisher-absent and --relay-absent must be 0 to 30 seconds"
+        );
         ensure!(
             absences().next().is_some(),
-            "nothing is to be killed: give --publisher-absent or --relay-absent"
+            "nothing would be killed: give --publisher-absent or --relay-absent a value"
         );
         if self.publishes(RestartPublishing::MoqPub) {
             find("moq-pub").and_then(|_| find("moq-sub"))?;
@@ -187,15 +195,15 @@ impl RestartArgs {
     }
 }
 
-/// Returns the flag that makes a relay keep subscriptions for longer than their publisher is absent.
+/// Returns the option that makes a relay keep subscriptions for longer than their publisher is absent.
 fn linger(absent: f64) -> String {
     format!("--linger={}", (absent + 2.0).max(DEFAULT_LINGER).ceil())
 }
 
-/// The lab and the video of a run.
+/// The lab, and the video that moq-pub publishes.
 struct RestartStage {
     site: BenchSite,
-    /// The video of moq-pub, if it is measured.
+    /// Video for moq-pub; `None` if moq-pub is not measured.
     clip: Option<Arc<EncodedClip>>,
 }
 
@@ -217,7 +225,7 @@ impl RestartStage {
         let site = &self.site;
         let _relay = site.start_relay_with(relay, &[&linger(absent)])?;
         let publisher = self.publisher(args)?;
-        // A viewer that reconnects would not show that its subscription has ended.
+        // The viewer must not reconnect: that would hide the end of its subscription.
         let mut viewer = self.viewer("viewer", "sub1", site.relay()?.addr_v4(), &["--reconnect=false"])?;
         let before = run_for(&mut viewer)?;
         publisher.kill()?;
@@ -241,7 +249,7 @@ impl RestartStage {
         std::thread::sleep(Duration::from_secs_f64(absent));
         let started = monotonic_ns();
         let _publisher = self.moq_pub()?;
-        // Wait for all at once, since a wait for the first one would add to the others' gaps.
+        // Wait for all players at the same time. Waiting for one after the other would lengthen the measured gaps.
         let seen = std::thread::scope(|scope| {
             let waits: Vec<_> = players
                 .iter_mut()
@@ -302,7 +310,7 @@ impl RestartStage {
         BenchProcess::start(name, command, self.site.directory())
     }
 
-    /// Starts moq-pub, and a camera that feeds it.
+    /// Starts moq-pub and a camera that feeds it video.
     fn moq_pub(&self) -> anyhow::Result<(BenchProcess, ClipCamera)> {
         let clip = self.clip.as_ref().context("moq-pub has nothing to publish")?;
         let mut command = self.site.node("pub")?.command(find("moq-pub")?);
@@ -311,7 +319,7 @@ impl RestartStage {
         Ok((process, ClipCamera::start(Arc::clone(clip), input)?))
     }
 
-    /// Starts all players of moq-pub.
+    /// Starts all players that watch moq-pub.
     fn players(&self) -> anyhow::Result<Vec<RestartPlayer>> {
         let theirs = find("moq-sub")?;
         let players = [
@@ -323,7 +331,7 @@ impl RestartStage {
         players.into_iter().map(start).collect()
     }
 
-    /// Starts a player and waits for media: ours or the `program`.
+    /// Starts a player and waits for media. The player is `program`, or millrace subscribe if that is `None`.
     fn player(
         &self,
         name: &'static str,
@@ -345,14 +353,14 @@ impl RestartStage {
             let mut player = RestartPlayer::start(name, file, command, self.site.directory())?;
             match player.play_to(1, PLAYER_PATIENCE) {
                 Ok(()) => return Ok(player),
-                // The player came before its publisher.
+                // The player started before the broadcast was announced, so it is started again.
                 Err(failure) if failure.ended && began.elapsed() < PLAYER_PATIENCE => {}
                 Err(failure) => bail!("{name}: {}", failure.why),
             }
         }
     }
 
-    /// Adds the arguments that clients of both makes share.
+    /// Adds the arguments that the clients of Millrace and Cloudflare share.
     fn broadcast(&self, command: &mut Command, scheme: &str) -> anyhow::Result<()> {
         let url = format!("{scheme}://{}:{PORT}", self.site.relay()?.addr_v4());
         command.args(["--name", viewer::NAMESPACE, "--tls-disable-verify", &url]).env("NO_COLOR", "1");
@@ -360,7 +368,7 @@ impl RestartStage {
     }
 }
 
-/// Waits until media have run for a while, and returns the time of its end.
+/// Waits until media have flowed for some seconds. Returns the time of the last arrival.
 fn run_for(viewer: &mut BenchProcess) -> anyhow::Result<u64> {
     let running = wait_for(viewer, "no media", |seen| {
         let since = seen.first()?.arrived_ns;
@@ -371,11 +379,11 @@ fn run_for(viewer: &mut BenchProcess) -> anyhow::Result<u64> {
     Ok(monotonic_ns())
 }
 
-/// Returns the viewer's gap around the death at `died` of a publisher or relay that was back at `back`.
+/// Returns the gap that the viewer saw. The publisher or relay was killed at time `died` and was back at `back`.
 fn gap(viewer: &mut BenchProcess, died: u64, back: u64) -> Result<Gap, RestartFailure> {
     let sent_later = |seen: &ShownObject| seen.sent_ns > back;
     let first = wait_for(viewer, "no media again", |seen| seen.iter().find(|one| sent_later(one)).copied())?;
-    // Wait for a while, since repetitions may come later.
+    // Keep reading for a while, since repeated objects may follow.
     let over = first.arrived_ns + RUNNING.as_nanos() as u64 / 3;
     wait_for(viewer, "media have ended", |seen| (seen.last()?.arrived_ns > over).then_some(()))?;
     let seen = read(viewer)?;
@@ -390,7 +398,7 @@ fn gap(viewer: &mut BenchProcess, died: u64, back: u64) -> Result<Gap, RestartFa
 }
 
 fn read(viewer: &BenchProcess) -> anyhow::Result<Vec<ShownObject>> {
-    viewer::parse(&viewer.output().context("what the viewer has written")?)
+    viewer::parse(&viewer.output().context("cannot read the viewer's output")?)
 }
 
 fn wait_for<T>(

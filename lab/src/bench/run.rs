@@ -1,5 +1,5 @@
-//! One run: a relay, its traffic, and one measured period after the other, so that no instrument affects another one's
-//! figures.
+//! One run: a relay and its traffic, in several measured periods. Each instrument has a period of its own, so that it
+//! does not affect the figures of another one.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -28,38 +28,39 @@ use crate::lab::LabNode;
 
 /// Time after the first objects in which path MTU discovery and congestion windows settle.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Additional time that the publisher sends: for start-up, warm-up, and loading of programs.
+/// Extra time that the publisher sends, seconds: for start, warm-up, and loading of BPF programs.
 const SPARE_SECONDS: f64 = 15.0;
-/// The same time where fewer programs are loaded.
+/// Extra time that the publisher sends in a trial, seconds. Trials load fewer BPF programs.
 const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
-/// Share of the packet rate at which traffic counts as flowing.
+/// Share of the packet rate from which on traffic counts as flowing.
 const FLOWING: f64 = 0.8;
-/// The same share where the link does not take that rate.
+/// Share of the packet rate from which on traffic counts as flowing, on links that do not carry that rate.
 const NARROW_FLOWING: f64 = 0.3;
-/// The same share where it is not known whether traffic can ever flow at that rate.
+/// Share of the packet rate from which on traffic counts as flowing in trials, whose rate may be too high for the
+/// relay.
 const TRIAL_FLOWING: f64 = 0.05;
 
-/// The network and settings of all runs.
+/// The lab and the settings of all runs.
 pub struct BenchRun {
     site: BenchSite,
-    /// Length of the undisturbed period; the periods with instruments are parts of it.
+    /// Length of the period without instruments, seconds. Periods with instruments last a fraction of it.
     seconds: f64,
     profile: LinkProfile,
     /// Rate of media to one subscriber, bits per second.
     offered: u64,
 }
 
-/// Result of a relay under a load: whether it keeps up.
+/// Result of a relay under a load, which shows whether it keeps up.
 pub struct LoadTrial {
     pub received: ReceivedObjects,
     pub used: Used,
-    /// CPUs that the relay uses: see [`BenchRun::trial`].
+    /// Number of CPUs that the relay keeps busy; see [`BenchRun::trial`].
     pub relay_cpus: f64,
 }
 
 impl BenchRun {
-    /// Makes the network. `offered` is the rate of media to one subscriber, bits per second.
+    /// Creates the lab. `offered` is the rate of media to one subscriber, bits per second.
     pub fn new(seconds: f64, profile: LinkProfile, offered: u64) -> anyhow::Result<Self> {
         let site = BenchSite::new(&profile.topology(SUBSCRIBERS_LINK, offered)?)?;
         Ok(Self { site, seconds, profile, offered })
@@ -89,13 +90,16 @@ impl BenchRun {
         let before = self.packets()?;
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let after = self.packets()?;
+        // Instruments come after the undisturbed period, one at a time.
         let (probed, wire) = self.probed(load)?;
         let (syscalls_per_object, programs) = self.counted(contender, &relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
+        // Read while the relay still runs.
         let rss_bytes = peak_rss_bytes(relay.id())?;
         let received = traffic.finish()?;
 
         let objects = |ns: u64| received.rate_hz * ns as f64 / 1e9;
+        // The difference of the medians shows what the probe itself costs.
         let probe_adds_us = (received.latency_of(&probed))
             .zip(received.latency_of(&undisturbed))
             .map(|(with, without)| with.p50 - without.p50);
@@ -123,7 +127,7 @@ impl BenchRun {
         })
     }
 
-    /// Measures whether the relay keeps up with a load, and its CPU use.
+    /// Measures whether the relay keeps up with a load, and how many CPUs it needs.
     pub fn trial(&self, contender: Contender, load: &RowLoad) -> anyhow::Result<LoadTrial> {
         let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.attribution_time().as_secs_f64() + TRIAL_SPARE_SECONDS;
@@ -135,8 +139,8 @@ impl BenchRun {
         Ok(LoadTrial { received, used, relay_cpus })
     }
 
-    /// Starts traffic for `seconds` and waits until the warm-up is over. `flowing` is the part of the rate that is
-    /// waited for.
+    /// Starts traffic for `seconds`, and waits until it flows and the warm-up is over. `flowing` is the share of the
+    /// rate from which on traffic counts as flowing.
     fn start_traffic(
         &self,
         contender: Contender,
@@ -164,18 +168,18 @@ impl BenchRun {
         Duration::from_secs_f64((self.seconds / 5.0).max(1.0))
     }
 
-    /// Returns how many packets came from the publisher and left towards the subscribers so far.
+    /// Returns the numbers of packets so far: from the publisher, and towards the subscribers.
     fn packets(&self) -> anyhow::Result<(u64, u64)> {
         let node = self.site.relay()?;
         let of = |link| {
             let device = device(node, link)?;
             node.enter(|| InterfacePackets::read_device(&device))?
-                .with_context(|| format!("no packets of {device} are counted"))
+                .with_context(|| format!("the kernel has no packet counters for {device}"))
         };
         Ok((of(PUBLISHER_LINK)?.received, of(SUBSCRIBERS_LINK)?.sent))
     }
 
-    /// Measures CPU and application latency, with nothing attached.
+    /// Measures CPU time and application latency without any instrument attached.
     fn undisturbed(&self, relay: &BenchProcess) -> anyhow::Result<(Range<u64>, Used)> {
         let start = monotonic_ns();
         let before = UsageReading::take(relay.id())?;
@@ -184,7 +188,7 @@ impl BenchRun {
         Ok((start..monotonic_ns(), used))
     }
 
-    /// Returns the CPUs that the relay keeps busy: its process, without softirqs that run on top of it, and the
+    /// Returns the number of CPUs that the relay keeps busy: its process without softirqs on top of it, plus the
     /// networking softirqs of all CPUs.
     fn attributed(&self, relay: &BenchProcess) -> anyhow::Result<f64> {
         let mut softirqs = Softirqs::attach(relay.id())?;
@@ -195,10 +199,11 @@ impl BenchRun {
         let used = UsageReading::take(relay.id())?.used_since(&before);
         let all_ns = later.all_ns - earlier.all_ns;
         let own_ns = later.own_ns - earlier.own_ns;
+        // The relay's CPU time contains softirqs that interrupted it. They are part of `all_ns` as well.
         Ok((used.process_ns.saturating_sub(own_ns) + all_ns) as f64 / used.elapsed_ns.max(1) as f64)
     }
 
-    /// Measures wire latency.
+    /// Measures the wire latency with the probe attached.
     fn probed(&self, load: &RowLoad) -> anyhow::Result<(Range<u64>, WireFigures)> {
         let mut probe = self.attach_probe(load)?;
         let start = monotonic_ns();
@@ -206,8 +211,7 @@ impl BenchRun {
         Ok((start..monotonic_ns(), wire))
     }
 
-    /// Measures system calls of the relay per object, with the probe as the counter of objects, and the work of its BPF
-    /// programs.
+    /// Measures the relay's system calls per object and the work of its BPF programs. The probe counts the objects.
     fn counted(
         &self,
         contender: Contender,
@@ -237,7 +241,7 @@ impl BenchRun {
             mechanism: None,
         })?;
         let node = self.site.relay()?;
-        // The publisher's side is attached last, so that every object that is seen arriving is also seen leaving.
+        // The publisher's side is attached last, so that every object seen on arrival is also seen when it leaves.
         for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
             let device = device(node, link)?;
             node.enter(|| {
@@ -260,8 +264,8 @@ impl BenchRun {
     }
 }
 
-/// Returns a function that reports whether packets have left a node's interface towards the subscribers at this part of
-/// the rate since its last call.
+/// Returns a function that reports whether traffic flows: whether at least this share of the packet rate has left the
+/// node's interface towards the subscribers since the last call.
 pub fn flow_detector(node: &LabNode, device: String, load: &RowLoad, flowing: f64) -> impl FnMut() -> bool {
     let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
     let mut last = None;
@@ -283,7 +287,7 @@ fn drain(probe: &mut PacketProbe, time: Duration) -> anyhow::Result<Vec<PacketSa
     }
     let dropped = probe.counters()?.ring_full;
     if dropped > 0 {
-        return Err(anyhow!("the probe's ring was full {dropped} times"));
+        return Err(anyhow!("the probe lost {dropped} packets because its ring buffer was full"));
     }
     Ok(samples)
 }

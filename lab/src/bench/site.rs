@@ -1,4 +1,4 @@
-//! The lab where relays are measured, with publisher, relay and subscribers, and how a relay is started there.
+//! The lab in which relays are measured: publisher, relay and subscribers. It also starts the relays.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::lab::{self, Lab, LabLink, LabNode, Topology};
 
 pub const PUBLISHER_LINK: &str = "pub-relay";
 pub const SUBSCRIBERS_LINK: &str = "relay-sub1";
-/// Longest time until a relay listens.
+/// Longest wait until a relay listens.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 pub struct BenchSite {
@@ -24,7 +24,7 @@ pub struct BenchSite {
 }
 
 impl BenchSite {
-    /// Makes the lab. `topology` is the standard one with its links as they are wanted.
+    /// Creates the lab from the standard topology, whose links may be impaired.
     pub fn new(topology: &Topology) -> anyhow::Result<Self> {
         lab::remove_on_signal()?;
         let lab = Lab::new(topology).context("cannot make the lab")?;
@@ -50,12 +50,12 @@ impl BenchSite {
         self.node("sub1")
     }
 
-    /// Returns the directory for files that processes write.
+    /// Returns the directory for output files of processes.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Returns the file of the relays' certificate.
+    /// Returns the file with the relays' certificate.
     pub fn certificate(&self) -> &Path {
         &self.identity.certificate
     }
@@ -74,12 +74,12 @@ impl BenchSite {
         self.start_relay_with(contender, &[])
     }
 
-    /// Starts a relay with additional arguments.
+    /// Starts a relay on the relay's node, with additional arguments.
     pub fn start_relay_with(&self, contender: Contender, further: &[&str]) -> anyhow::Result<BenchProcess> {
         self.start(contender, STATUS, further)
     }
 
-    /// Starts a relay on another node than the first relay's.
+    /// Starts a relay on the given node, in addition to the one on the relay's node.
     pub fn start_relay_on(
         &self,
         node: &str,
@@ -89,7 +89,7 @@ impl BenchSite {
         self.start_on(self.node(node)?, contender, STATUS, further)
     }
 
-    /// Starts a relay that serves its page at `page`, with additional arguments.
+    /// Starts a relay that serves its web page at `page`, with additional arguments.
     pub fn start_relay_with_page(
         &self,
         contender: Contender,
@@ -136,7 +136,8 @@ impl BenchSite {
 }
 
 impl BenchSite {
-    /// Writes settings of one stream for the source and the sinks of plain UDP, which report nothing.
+    /// Writes settings for the fan-out: one stream from the plain UDP source to the sinks. Sinks send no reception
+    /// reports.
     fn fanout_settings(&self) -> anyhow::Result<PathBuf> {
         let interface = device(self.relay()?, PUBLISHER_LINK)?;
         let listen = self.address()?;
@@ -151,7 +152,7 @@ impl BenchSite {
     }
 }
 
-/// Returns the interface of a node at a link.
+/// Returns the name of a node's interface on a link.
 pub fn device(node: &LabNode, link: &str) -> anyhow::Result<String> {
     let interface = node.interface(link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))?;
     Ok(interface.device.clone())

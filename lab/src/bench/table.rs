@@ -1,4 +1,4 @@
-//! Formats the figures for a terminal, and writes them to files.
+//! Formats figures as a table for the terminal, and writes them to JSON files.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ const HEAD: [&str; 18] = [
     "gate us/pkt",
 ];
 
-/// Renders one line per row: medians over the rounds.
+/// Renders one line per row, with medians over the rounds, and the errors below.
 pub fn render(rows: &[RelayRow]) -> String {
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().filter_map(|row| row.median().map(|figures| line(row, &figures))));
@@ -44,7 +44,7 @@ pub fn render(rows: &[RelayRow]) -> String {
     text
 }
 
-/// Returns the line that is printed after a run.
+/// Returns the line that is printed after each run.
 pub fn told(figures: &Result<RelayFigures, String>) -> String {
     match figures {
         Err(error) => error.clone(),
@@ -104,13 +104,13 @@ fn pair(percentiles: Option<Percentiles>) -> String {
     percentiles.map_or_else(dash, |p| format!("{:.0} / {:.0}", p.p50, p.p99))
 }
 
-/// Formats the latencies of objects owed. The latency of an object that never came is infinite.
+/// Formats the latencies of owed objects. A latency is `never` if the object at that percentile was lost.
 fn owed(owed: OwedFigures) -> String {
     let late = |us: Option<f64>| us.map_or_else(|| "never".to_owned(), |us| format!("{us:.0}"));
     format!("{} / {}", late(owed.latency_us.p50), late(owed.latency_us.p99))
 }
 
-/// Returns `all`, or how many copies were missing and how many were superfluous.
+/// Returns `all` if every packet was matched on the wire, or else the numbers of missing and extra copies.
 fn matched(figures: &RelayFigures) -> String {
     match (figures.wire.missing, figures.wire.extra) {
         (0, 0) if figures.wire.copies > 0 => "all".to_owned(),
@@ -118,13 +118,13 @@ fn matched(figures: &RelayFigures) -> String {
     }
 }
 
-/// Aligns lines of cells, the head first: the first column to the left, numbers to the right.
+/// Aligns a table with the heading first. The first column is aligned left, all others right.
 pub fn columns(lines: &[Vec<String>]) -> String {
     let side = |column| if column == 0 { ColumnSide::Left } else { ColumnSide::Right };
     aligned(lines, side).into_iter().map(|line| line + "\n").collect()
 }
 
-/// Writes rows as one JSON array.
+/// Writes the rows to a file as a JSON array.
 pub fn write_json(path: &Path, rows: &[serde_json::Value]) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(rows)?;
     std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))

@@ -1,4 +1,4 @@
-//! Publisher and subscribers of one run: Millrace's clients for a MoQ relay, plain UDP for the forwarder.
+//! Publisher and subscribers of one run: Millrace's clients for MoQ relays, plain UDP programs for the forwarder.
 
 use std::env;
 use std::net::SocketAddr;
@@ -23,14 +23,16 @@ const NAMESPACE: &str = "bench";
 /// Name of the RTP stream.
 pub const STREAM: &str = "bench";
 const TRACK: &str = "objects";
-/// Objects of a group: this many, or those of a fifth of a second. The group is short, so that a subscriber does not
-/// wait long for its begin. It is long enough that the setup of streams does not affect the figures.
+/// Number of objects in a group: this many, or a fifth of a second's. Groups are short, so that a new subscriber does
+/// not wait long for the start of one. They are long enough that the cost of opening streams does not affect the
+/// figures.
 const OBJECTS_PER_GROUP: u32 = 100;
-/// Longest time from the start of both ends until objects flow.
+/// Longest wait from the start of publisher and subscribers until objects flow.
 const FLOW_LIMIT: Duration = Duration::from_secs(60);
 const FLOW_POLL: Duration = Duration::from_millis(250);
 const FLOW_TIMES: u32 = 4;
-/// Longest time from the end of the measured time until both ends have ended. Objects that arrive later do not count.
+/// Longest wait from the end of the measured time until publisher and subscribers have ended. Objects that arrive later
+/// do not count.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 pub struct RelayTraffic {
@@ -43,34 +45,34 @@ pub struct RelayTraffic {
 pub struct ReceivedObjects {
     pub delivered: u64,
     pub lost: u64,
-    /// Rate of delivery, over all subscribers, objects per second.
+    /// Rate at which objects were delivered, summed over all subscribers, objects per second.
     pub rate_hz: f64,
     pub latency_us: Option<Percentiles>,
-    /// Objects owed; `None` for the plain UDP sinks.
+    /// Objects owed and their latency; `None` for the plain UDP sinks.
     pub owed: Option<OwedFigures>,
-    /// Objects that the publisher made per second, which is less than asked for on a busy machine. `None` for the plain
+    /// Objects per second that the publisher made. It is less than requested on a busy machine. `None` for the plain
     /// UDP source.
     pub offered_hz: Option<f64>,
-    /// When each object was sent, and how long it took, ns. Only the plain UDP sinks report it.
+    /// Time of sending and latency of each object, ns. Only the plain UDP sinks report it.
     pub objects: Vec<(u64, u64)>,
 }
 
 impl ReceivedObjects {
-    /// Returns the latency of the objects sent in a period, where it is known object by object.
+    /// Returns the latency of the objects sent in a period; `None` if single objects are not known.
     pub fn latency_of(&self, sent: &Range<u64>) -> Option<Percentiles> {
         let inside = self.objects.iter().filter(|(at, _)| sent.contains(at));
         Percentiles::from_ns(inside.map(|(_, latency)| *latency).collect())
     }
 }
 
-/// Hosts that traffic comes from, goes through and goes to.
+/// Publisher's host, the relay's address, and the subscribers' host.
 pub struct TrafficRoute<'lab> {
     pub publisher: &'lab LabNode,
     pub relay: SocketAddr,
     pub subscribers: &'lab LabNode,
 }
 
-/// An additional subscriber of traffic that flows already.
+/// A subscriber that joins while traffic already flows.
 pub struct ExtraSubscriber(BenchProcess);
 
 impl ExtraSubscriber {
@@ -79,7 +81,7 @@ impl ExtraSubscriber {
         start(name, route.subscribers, command.0, command.1, directory).map(Self)
     }
 
-    /// Waits for the end of the traffic, and returns the objects owed.
+    /// Waits for the end of the traffic. Returns the objects owed to this subscriber.
     pub fn finish(self) -> anyhow::Result<Option<OwedFigures>> {
         let output = self.0.finish_or_interrupt(END_LIMIT)?;
         Ok(received_by_clients(&output, 0.0)?.owed)
@@ -87,7 +89,7 @@ impl ExtraSubscriber {
 }
 
 impl RelayTraffic {
-    /// Starts both ends, and waits until `flows` holds. The publisher sends for `seconds`.
+    /// Starts publisher and subscribers, and waits until `flows` returns true. The publisher sends for `seconds`.
     pub fn start(
         contender: Contender,
         route: &TrafficRoute<'_>,
@@ -97,7 +99,8 @@ impl RelayTraffic {
         flows: impl FnMut() -> bool,
     ) -> anyhow::Result<Self> {
         let commands = Commands { contender, route, load, seconds, directory };
-        // The forwarder's sinks must say hello first; MoQ subscribers want a track that has been published.
+        // Plain UDP sinks must register with the forwarder first. MoQ subscribers need a track that is already
+        // published.
         let (publisher, subscribers) = if contender.is_plain() {
             let subscribers = commands.subscribers()?;
             (commands.publisher()?, subscribers)
@@ -110,8 +113,8 @@ impl RelayTraffic {
         Ok(traffic)
     }
 
-    /// Waits until traffic flows. The relay may not know the track yet when the subscribers come; then they try again.
-    /// Handshakes of refused subscribers are packets as well, so it must flow for a second.
+    /// Waits until traffic has flowed for a second. Subscribers that join before the relay knows the track are started
+    /// again. Their handshakes look like traffic for a moment, so a single positive check is not enough.
     fn wait_until(
         &mut self,
         mut flows: impl FnMut() -> bool,
@@ -127,9 +130,9 @@ impl RelayTraffic {
                 return Ok(());
             }
             if start.elapsed() > FLOW_LIMIT {
-                return Err(
-                    refused.unwrap_or_else(|| anyhow!("nothing like the asked rate within {FLOW_LIMIT:?}"))
-                );
+                return Err(refused.unwrap_or_else(|| {
+                    anyhow!("traffic did not reach the requested rate within {FLOW_LIMIT:?}")
+                }));
             }
             if refused.is_some() {
                 (self.subscribers, times) = (again()?, 0);
@@ -138,7 +141,7 @@ impl RelayTraffic {
         }
     }
 
-    /// Gives both ends priority over everything else that wants a CPU, as if they had machines of their own.
+    /// Gives publisher and subscribers real-time priority, as if they had machines of their own.
     pub fn go_first(&self) -> anyhow::Result<()> {
         for end in [&self.publisher, &self.subscribers] {
             let mut command = std::process::Command::new("chrt");
@@ -149,13 +152,13 @@ impl RelayTraffic {
         Ok(())
     }
 
-    /// Fails if an end has stopped already.
+    /// Fails if the publisher or the subscribers have ended already.
     pub fn check_runs(&mut self) -> anyhow::Result<()> {
         self.publisher.check_runs()?;
         self.subscribers.check_runs()
     }
 
-    /// Waits for the end of the traffic.
+    /// Waits for the end of the traffic. Returns what the subscribers received.
     pub fn finish(self) -> anyhow::Result<ReceivedObjects> {
         let published = self.publisher.finish(END_LIMIT)?;
         let output = self.subscribers.finish_or_interrupt(END_LIMIT)?;
@@ -164,7 +167,7 @@ impl RelayTraffic {
             _ => offered(&published).and_then(|offered_hz| received_by_clients(&output, offered_hz)),
         };
         received.with_context(|| {
-            format!("what the ends print is not as expected: {published:.200} {output:.200}")
+            format!("cannot parse the output of publisher and subscribers: {published:.200} {output:.200}")
         })
     }
 }
@@ -268,7 +271,7 @@ fn subscribing(subscribers: usize, transport: LabTransport, relay: SocketAddr) -
     )
 }
 
-/// Starts a program with arguments that have no spaces in them.
+/// Starts a program. `arguments` are separated by spaces, and none contains a space.
 fn start(
     name: &'static str,
     node: &LabNode,

@@ -1,5 +1,5 @@
-//! A source, forwarders and sinks of plain UDP. They show what the lab and the probe add to a relay's figures, and are
-//! the reference for a fan-out of RTP. Objects are RTP packets.
+//! A source, forwarders and sinks of plain UDP. They show what lab and probe add to a relay's figures, and are the
+//! reference for the RTP fan-out. Objects are RTP packets.
 
 mod batched;
 
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, clap::Subcommand)]
 pub enum UdpArgs {
-    /// Send each object to every sink that has said hello
+    /// Forward each object to every sink that has registered with a hello
     Forward {
         #[arg(long)]
         listen: SocketAddr,
@@ -38,25 +38,25 @@ pub enum UdpArgs {
         #[arg(long)]
         seconds: f64,
     },
-    /// Receive objects until they stop; print what was received
+    /// Receive objects until none arrive any more; print what was received
     Sink {
         #[arg(long)]
         from: SocketAddr,
         #[arg(long)]
         subscribers: usize,
-        /// Ask for this stream of a fan-out
+        /// Request this stream from a fan-out
         #[arg(long)]
         stream: Option<String>,
     },
 }
 
-/// Objects that all sinks together received.
+/// Objects that all sinks received, in total.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct UdpReceived {
     pub delivered: u64,
-    /// Sequence numbers missing between the first and the last that arrived, over all sinks.
+    /// Number of sequence numbers missing between the first and the last that arrived, summed over all sinks.
     pub lost: u64,
-    /// When each object was sent (`CLOCK_MONOTONIC`), and how long it took; ns.
+    /// Time of sending (`CLOCK_MONOTONIC`) and latency of each object, ns.
     pub objects: Vec<(u64, u64)>,
 }
 
@@ -69,18 +69,18 @@ pub fn run(args: UdpArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Port of the source.
+/// UDP port that the source sends from.
 pub const SOURCE_PORT: u16 = 4444;
 const HELLO: &[u8] = b"hello";
-/// RTP header: version 2, payload type 96.
+/// Start of the RTP header: version 2, payload type 96.
 const RTP_BYTES: usize = 12;
 const RTP_START: [u8; 2] = [0x80, 96];
-/// RTP header, sequence number and time; both are little endian.
+/// Length of an object's header: the RTP header, then sequence number and time, 8 bytes each in little endian.
 const HEADER_BYTES: usize = RTP_BYTES + 16;
 const MAX_BYTES: usize = 65_536;
-/// Lease of a receiver at a fan-out: longer than any run.
+/// Lease that a receiver requests from a fan-out, seconds. It is longer than any run.
 const LEASE_S: u16 = 3600;
-/// Longest wait for the first object. Traffic ends after a silence of `SILENCE`.
+/// Longest wait for the first object. After the first one, traffic has ended when nothing arrives for `SILENCE`.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 20;
@@ -97,15 +97,15 @@ fn forward(listen: SocketAddr) -> anyhow::Result<()> {
             continue;
         }
         for sink in &sinks {
-            // An error of a sink that is gone is ignored.
+            // A send error is ignored: the sink may be gone.
             let _ = socket.send_to(datagram, sink);
         }
     }
 }
 
 fn source(to: SocketAddr, object_bytes: usize, rate_hz: u64, seconds: f64) -> anyhow::Result<()> {
-    ensure!(object_bytes >= HEADER_BYTES, "an object holds at least {HEADER_BYTES} bytes");
-    ensure!(rate_hz > 0, "the rate is at least 1 Hz");
+    ensure!(object_bytes >= HEADER_BYTES, "--object-bytes must be at least {HEADER_BYTES}");
+    ensure!(rate_hz > 0, "--rate-hz must be at least 1");
     let socket = connect_from(to, SOURCE_PORT)?;
     let mut object = vec![0; object_bytes];
     object[..2].copy_from_slice(&RTP_START);
@@ -115,7 +115,7 @@ fn source(to: SocketAddr, object_bytes: usize, rate_hz: u64, seconds: f64) -> an
         object[2..4].copy_from_slice(&(sequence as u16).to_be_bytes());
         object[RTP_BYTES..RTP_BYTES + 8].copy_from_slice(&sequence.to_le_bytes());
         object[RTP_BYTES + 8..HEADER_BYTES].copy_from_slice(&monotonic_ns().to_le_bytes());
-        // An error only says that no process listens yet.
+        // A send error is ignored: it means that no process listens yet.
         let _ = socket.send(&object);
     }
     Ok(())
@@ -150,7 +150,7 @@ fn sinks(from: SocketAddr, subscribers: usize, stream: Option<&str>) -> anyhow::
     Ok(())
 }
 
-/// Asks the fan-out until it has a lease.
+/// Requests the stream from the fan-out until it grants a lease.
 fn subscribe(socket: &UdpSocket, stream: &str) -> anyhow::Result<()> {
     let mut token = ReceiverToken::default();
     let mut buffer = [0; MAX_BYTES];
@@ -166,7 +166,7 @@ fn subscribe(socket: &UdpSocket, stream: &str) -> anyhow::Result<()> {
             _ => {}
         }
     }
-    bail!("the fan-out gives no lease")
+    bail!("the fan-out granted no lease")
 }
 
 fn sink(socket: &UdpSocket) -> io::Result<UdpReceived> {

@@ -1,4 +1,4 @@
-//! Measures the resources that a period took: CPU of the machine and of a process, memory.
+//! Measures the use of resources in a period: CPU time of the machine and of a process, and memory.
 
 use std::fs;
 use std::io;
@@ -8,12 +8,12 @@ use millrace_kernel::clock::monotonic_ns;
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// Time that other programs are observed before a benchmark begins.
+/// Time for which other programs are observed before a benchmark starts.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
-/// CPUs that other programs may keep busy without a warning.
+/// Number of CPUs that other programs may keep busy without a warning.
 const BUSY_CPUS: f64 = 0.1;
 
-/// A reading of the clocks; the difference of two is the use of resources between them.
+/// A reading of the CPU clocks. The difference of two readings is the CPU time between them.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageReading {
     at_ns: u64,
@@ -25,9 +25,9 @@ pub struct UsageReading {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
     pub elapsed_ns: u64,
-    /// Time that all CPUs together were not idle.
+    /// Time that all CPUs together were not idle, ns.
     pub machine_ns: u64,
-    /// CPU time of all threads of the process, ended ones included.
+    /// CPU time of all threads of the process, including those that have ended, ns.
     pub process_ns: u64,
 }
 
@@ -35,7 +35,7 @@ impl UsageReading {
     pub fn take(process: u32) -> io::Result<Self> {
         let stat = fs::read_to_string("/proc/stat")?;
         let (not_busy_ns, cpus) = not_busy(&stat, tick_ns())
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/stat is not as expected"))?;
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "cannot parse /proc/stat"))?;
         let clock = clock_getcpuclockid(Pid::from_raw(process.cast_signed()))?;
         let process_ns = Duration::from(clock_gettime(clock)?).as_nanos() as u64;
         Ok(Self { at_ns: monotonic_ns(), not_busy_ns, process_ns, cpus })
@@ -58,15 +58,15 @@ impl Used {
         self.machine_ns as f64 / self.elapsed_ns.max(1) as f64
     }
 
-    /// Returns the process' average CPU, percent of one.
+    /// Returns the average CPU use of the process, percent of one CPU.
     pub fn process_percent(&self) -> f64 {
         100.0 * self.process_ns as f64 / self.elapsed_ns.max(1) as f64
     }
 }
 
-/// Returns the sum of idle, iowait and steal time of all CPUs, and the number of CPUs. Idle time is measured at each
-/// entry and exit of idle. The busy columns are sampled at the tick, and traffic at a fixed rate may be in step with
-/// it.
+/// Returns the sum of idle, iowait and steal time of all CPUs in ns, and the number of CPUs. The kernel measures idle
+/// time at each start and end of idling. Busy time is only sampled at ticks, with which traffic at a fixed rate may be
+/// in step, so it is not used.
 fn not_busy(stat: &str, tick_ns: u64) -> Option<(u64, u64)> {
     let total = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let columns: Vec<u64> = total.split_whitespace().map_while(|column| column.parse().ok()).collect();
@@ -80,12 +80,12 @@ fn tick_ns() -> u64 {
     1_000_000_000 / per_second.max(1) as u64
 }
 
-/// Returns the peak resident memory of a process so far.
+/// Returns the highest resident memory of a process so far, bytes.
 pub fn peak_rss_bytes(process: u32) -> io::Result<u64> {
     memory(process, "VmHWM:")
 }
 
-/// Returns the resident memory of a process.
+/// Returns the current resident memory of a process, bytes.
 pub fn rss_bytes(process: u32) -> io::Result<u64> {
     memory(process, "VmRSS:")
 }
@@ -98,7 +98,7 @@ fn memory(process: u32, name: &str) -> io::Result<u64> {
     status.lines().find_map(kib).map(|kib| kib * 1024).ok_or_else(missing)
 }
 
-/// Warns about other programs that use CPU, since they affect all figures.
+/// Warns if other programs use CPU, since that affects all figures.
 pub fn warn_if_busy() -> io::Result<()> {
     let before = UsageReading::take(std::process::id())?;
     std::thread::sleep(LOOK_AROUND);
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(not_busy("", 10), None);
     }
 
-    /// Half a second of one thread's work must be seen in the process and in the machine.
+    /// Half a second of one thread's work must appear in the figures of the process and of the machine.
     #[test]
     fn work_of_a_thread_is_measured() {
         let before = UsageReading::take(std::process::id()).expect("a reading");
@@ -136,7 +136,7 @@ mod tests {
         let used = UsageReading::take(std::process::id()).expect("a reading").used_since(&before);
         assert!(used.elapsed_ns >= work_ns);
         assert!(used.process_ns >= work_ns, "{used:?}");
-        // /proc/stat counts whole ticks.
+        // /proc/stat has a resolution of ticks, so a few ticks may be missing.
         assert!(used.machine_ns + 5 * tick_ns() >= work_ns, "{used:?}");
     }
 

@@ -1,5 +1,5 @@
-//! The viewer of `millrace-lab bench restarts`: plays a track of generated objects, and writes a line for each object
-//! that the player outputs.
+//! The viewer of `millrace-lab bench restarts`. It plays a track of generated objects, and prints a line for each
+//! object that the player outputs.
 
 use std::collections::HashSet;
 use std::io::{self, Write as _};
@@ -28,7 +28,7 @@ pub struct ViewerArgs {
 /// An object that the player has output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ShownObject {
-    /// Time of `payload::now`, nanoseconds.
+    /// Time of arrival by the clock of `payload::now`, ns.
     pub arrived_ns: u64,
     pub sent_ns: u64,
     pub sequence: u64,
@@ -43,7 +43,7 @@ pub fn run(args: &ViewerArgs) -> anyhow::Result<()> {
     };
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        // The publisher may come later, so try again.
+        // The publisher may start later than the viewer, so the viewer tries again.
         loop {
             match play(&options, PayloadLines, std::future::pending()).await {
                 Err(error) if error.may_pass() && options.reconnect => continue,
@@ -57,7 +57,7 @@ pub fn run(args: &ViewerArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Checks each payload that the player writes, and prints a line for it.
+/// Output of the player. It checks each payload and prints a line for it.
 struct PayloadLines;
 
 impl AsyncWrite for PayloadLines {
@@ -80,7 +80,7 @@ impl AsyncWrite for PayloadLines {
     }
 }
 
-/// Parses everything that a viewer has written so far. An incomplete line is left out.
+/// Parses the lines that a viewer has written so far. An incomplete last line is left out.
 pub fn parse(output: &[u8]) -> anyhow::Result<Vec<ShownObject>> {
     let text = std::str::from_utf8(output)?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -92,7 +92,7 @@ pub fn parse(output: &[u8]) -> anyhow::Result<Vec<ShownObject>> {
     whole.lines().map(line).collect()
 }
 
-/// Counts objects that arrived more than once. No publisher sends two at the same time.
+/// Counts objects that arrived more than once. Objects are equal if number and time of sending are.
 pub fn duplicates(seen: &[ShownObject]) -> usize {
     let distinct: HashSet<_> = seen.iter().map(|one| (one.sent_ns, one.sequence)).collect();
     seen.len() - distinct.len()
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_once_they_are_whole() {
+    fn incomplete_line_is_not_parsed_yet() {
         let seen = parse(b"10 5 0\n20 15 1\n30 2").unwrap();
         assert_eq!(seen.len(), 2);
         assert_eq!(seen[1], ShownObject { arrived_ns: 20, sent_ns: 15, sequence: 1 });

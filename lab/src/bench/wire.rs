@@ -1,7 +1,9 @@
-//! Computes wire latency from the probe's samples: matches each copy that left with the packet that arrived.
+//! Computes the wire latency from the probe's samples: matches each copy that left the relay with the packet that
+//! arrived.
 //!
-//! Packets are encrypted, so a copy is recognised by order alone. That is unambiguous while one object is one packet
-//! and the relay answers before the next object comes. Where the counts show otherwise, the result says so.
+//! Packets are encrypted, so copies are matched by their order alone. That is unambiguous while each object is one
+//! packet and is forwarded before the next object arrives. If the numbers of packets show otherwise, the result says
+//! so.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,40 +12,40 @@ use millrace_kernel::tc::KernelHook;
 use millrace_lab_kernel::probe::PacketSample;
 use serde::{Deserialize, Serialize};
 
-/// Hosts that send objects to the relay and receive them.
+/// Hosts that send objects to the relay and receive them from it.
 #[derive(Debug, Clone, Copy)]
 pub struct WireHosts {
     pub publisher: IpAddr,
     pub subscribers: IpAddr,
-    /// Smallest UDP payload of an object, bytes.
+    /// Smallest UDP payload that counts as an object, bytes.
     pub object_bytes: u32,
 }
 
-/// How the copies of all subscribers were matched. `missing` and `extra` are zero when every object had
-/// exactly one copy for each subscriber.
+/// Numbers of packets that were matched, over all subscribers. `missing` and `extra` are 0 if every object had exactly
+/// one copy for each subscriber.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matched {
-    /// Object packets that entered the relay's interface in the period.
+    /// Packets with objects that arrived at the relay in the period.
     pub objects: u64,
     /// Flows to subscribers that carried copies.
     pub subscribers: u64,
-    /// Packets towards subscribers that were matched. Those on their way at the end are left out.
+    /// Copies that were matched. Copies still on their way at the end are left out.
     pub copies: u64,
-    /// Objects without a copy, over all subscribers.
+    /// Copies that are missing, over all subscribers.
     pub missing: u64,
-    /// Copies without an object: retransmissions, path MTU probes.
+    /// Packets towards subscribers without an object, such as retransmissions and path MTU probes.
     pub extra: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireFigures {
-    /// Time from entering the relay's interface to leaving it, per copy.
+    /// Time from arrival at the relay's interface to departure, for each copy.
     pub latencies_ns: Vec<u64>,
     pub matched: Matched,
 }
 
-/// Matches samples of a period of traffic. The first object counts, so the subscribers' interface must be sampled
-/// before the publisher's.
+/// Matches the samples of a period. All objects count from the first one on, so the subscribers' interface must be
+/// sampled before the publisher's.
 pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
     let mut entered = Vec::new();
     let mut left: BTreeMap<SocketAddr, Vec<u64>> = BTreeMap::new();
@@ -57,7 +59,7 @@ pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
         };
         times.extend((0..sample.packets(ends.object_bytes)).map(|_| sample.time_ns));
     }
-    // CPUs stamp before they reserve ring space, so neighbours may be swapped.
+    // Each CPU takes the time before it reserves space in the ring, so samples of two CPUs may be swapped.
     entered.sort_unstable();
     let mut wire = WireFigures { latencies_ns: Vec::new(), matched: Matched::default() };
     wire.matched.objects = entered.len() as u64;
@@ -70,9 +72,10 @@ pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
 }
 
 impl WireFigures {
-    /// Matches the copies of one subscriber.
+    /// Matches the copies for one subscriber.
     fn add(&mut self, entered: &[u64], left: &[u64]) {
         let (Some(first), Some(last)) = (entered.first(), entered.last()) else { return };
+        // Copies before the first object belong to objects that were not sampled.
         let left = left.get(left.partition_point(|time| time < first)..).unwrap_or_default();
         match settled(entered, left) {
             Some(count) => {
@@ -81,7 +84,7 @@ impl WireFigures {
                 self.latencies_ns.extend(pairs.map(|(came, went)| went - came));
             }
             None => {
-                // Copies of the last object may leave after the period.
+                // Copies of the last object may leave after the period, so that object is left out.
                 let left = left.get(..left.partition_point(|time| time < last)).unwrap_or_default();
                 self.matched.copies += left.len() as u64;
                 self.add_nearest(entered.get(..entered.len() - 1).unwrap_or_default(), left);
@@ -89,12 +92,13 @@ impl WireFigures {
         }
     }
 
-    /// Matches copies where counts differ: a copy belongs to the latest object before it, and each object has one copy.
-    /// No latency can then be longer than the time between two objects.
+    /// Matches copies if their number differs from the objects'. A copy belongs to the latest object before it, and
+    /// each object has one copy. No latency can then exceed the time between two objects.
     fn add_nearest(&mut self, entered: &[u64], left: &[u64]) {
         let mut last = None;
         let mut with_copy = 0;
         for went in left {
+            // The latest object that arrived before this copy left.
             let index = entered.partition_point(|came| came <= went).checked_sub(1);
             match index.and_then(|index| entered.get(index)) {
                 Some(came) if index != last => {
@@ -109,8 +113,8 @@ impl WireFigures {
     }
 }
 
-/// Returns a number of objects late in the period at which exactly as many copies had left, none before its object.
-/// `None` if there is no such moment in the second half.
+/// Returns the largest number of objects, in the second half of the period, after which exactly as many copies had
+/// left. No copy may leave before its object. Returns `None` if there is no such moment.
 fn settled(entered: &[u64], left: &[u64]) -> Option<usize> {
     let count = (entered.len() / 2..entered.len()).rev().find(|count| {
         entered.get(*count).is_some_and(|next| left.partition_point(|went| went < next) == *count)
@@ -183,7 +187,7 @@ mod tests {
 
     #[test]
     fn missing_and_extra_copies_are_counted() {
-        // The first object is lost; the third is sent twice.
+        // The first object has no copy, and the third one has two.
         let wire =
             run(&[came(100), came(200), went(230, 1), came(300), went(340, 1), went(350, 1), went(360, 1)]);
         assert_eq!(wire.latencies_ns, [30, 40]);
@@ -202,8 +206,8 @@ mod tests {
 
     #[test]
     fn unsorted_samples_and_edges_are_matched() {
-        // The copy at 50 belongs to an object before the first. The one at 440 belongs to the last, which is not
-        // settled.
+        // The copy at 50 belongs to an object before the first sample. The copy at 440 belongs to the last object,
+        // which is left out.
         let samples =
             [went(50, 1), went(280, 1), came(260), came(100), went(130, 1), came(400), went(440, 1)];
         let wire = matched(&samples, &ENDS);

@@ -19,22 +19,22 @@ use super::{
 
 use crate::{progress::BenchProgress, transport::LabTransport};
 
-/// Address of a relay on this machine.
+/// Address of a relay on this machine, which is attacked by default.
 const RELAY: &str = "moqt://127.0.0.1:4443";
 
 #[derive(Debug, clap::Args)]
 pub struct HostileCommandArgs {
-    /// Scenario, or `all`; --list shows them
+    /// Scenario to run, or `all`; --list shows them
     #[arg(required_unless_present = "list")]
     scenario: Option<String>,
-    /// Show the scenarios, or with --relay those over its transport
+    /// Show the scenarios; with --relay only those for its transport
     #[arg(long)]
     list: bool,
     /// The relay: moqt://HOST:PORT, or https://HOST:PORT for WebTransport; its certificate is not verified [default:
     /// moqt://127.0.0.1:4443]
     #[arg(long, value_name = "URL")]
     relay: Option<String>,
-    /// Address of the relay's /status; it then has to let go of everything after each round
+    /// Address of the relay's /status; if given, the relay must release everything after each round
     #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
     status: Option<SocketAddr>,
     /// File with the relay's token [default: that of this user's relay; none if it does not exist]
@@ -43,7 +43,7 @@ pub struct HostileCommandArgs {
     /// Number of rounds of the scenario
     #[arg(long, default_value_t = 1, value_name = "N")]
     rounds: u32,
-    /// Repeat the scenario for this time instead
+    /// Repeat the scenario for this time, instead of for a number of rounds
     #[arg(long, value_parser = duration::parse, value_name = "TIME", conflicts_with = "rounds")]
     duration: Option<Duration>,
     /// Number of hostile clients that run the scenario at the same time
@@ -57,8 +57,11 @@ pub struct HostileCommandArgs {
     json: bool,
 }
 
+/// Runs the scenarios and prints their results.
+///
 /// # Errors
-/// There is no such scenario or relay, or the relay holds on to something.
+///
+/// The scenario or the relay does not exist, or the relay did not release everything.
 pub fn run(args: &HostileCommandArgs) -> Result<()> {
     if args.list {
         return list(args.relay.as_deref());
@@ -88,8 +91,8 @@ pub fn run(args: &HostileCommandArgs) -> Result<()> {
 
 impl HostileCommandArgs {
     fn effort(&self) -> Result<Effort> {
-        ensure!(self.clients > 0, "--clients is at least 1");
-        ensure!((1..=100_000).contains(&self.packets_per_s), "--packets-per-s is 1 to 100,000");
+        ensure!(self.clients > 0, "--clients must be at least 1");
+        ensure!((1..=100_000).contains(&self.packets_per_s), "--packets-per-s must be 1 to 100,000");
         let repeat = self.duration.map_or(ScenarioRepeat::Rounds(self.rounds), ScenarioRepeat::For);
         Ok(Effort { clients: self.clients, repeat, packets_per_s: self.packets_per_s })
     }
@@ -112,8 +115,8 @@ fn chosen(name: &str, transport: LabTransport) -> Result<Vec<&'static HostileSce
     }
     match scenario::find(name) {
         Some(scenario) if scenario.is_over(transport) => Ok(vec![scenario]),
-        Some(_) => bail!("scenario `{name}` is about WebTransport: --relay https://HOST:PORT"),
-        None => bail!("no scenario `{name}`: see --list"),
+        Some(_) => bail!("scenario `{name}` needs WebTransport: use --relay https://HOST:PORT"),
+        None => bail!("unknown scenario `{name}`: --list shows them"),
     }
 }
 

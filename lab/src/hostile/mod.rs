@@ -1,8 +1,8 @@
-//! A client that means no good, for operators to try on their own relay: `millrace-lab lab hostile`.
+//! A hostile client for operators to try on their own relay: `millrace-lab lab hostile`.
 //!
-//! [`peer::HostilePeer`] is a QUIC client of our own with a say over every frame, acknowledgement and credit, made of
-//! `millrace-quic`'s packets, keys and parsers, with rustls for the handshake. A [`scenario::HostileScenario`] is what it does
-//! with that, in rounds. [`watch`] asks the relay's `/status` what is left afterwards: the bounds are those of
+//! [`peer::HostilePeer`] is a QUIC client of our own that controls every frame, acknowledgement and credit. It uses the
+//! packets, keys and parsers of `millrace-quic`, and rustls for the handshake. A [`scenario::HostileScenario`] is an
+//! attack with this client, in rounds. [`watch`] reads from the relay's `/status` what it still holds afterwards, as
 //! [`watch::LeftObjects`].
 
 pub mod cli;

@@ -1,5 +1,5 @@
-//! QUIC packets of all levels, encrypted and decrypted with `millrace-quic`'s keys, and the frames that it does not
-//! write itself.
+//! Builds and parses QUIC packets of all encryption levels, with the keys of `millrace-quic`, and frames that
+//! `millrace-quic` itself does not write.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -11,7 +11,7 @@ use millrace_quic::{
 use parking_lot::Mutex;
 use rustls::{CipherSuite, KeyLog};
 
-/// Packet number spaces and encryption levels (RFC 9001, section 4).
+/// Encryption levels, each with its packet number space (RFC 9001, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncryptionLevel {
     Initial,
@@ -25,14 +25,14 @@ pub const LEVELS: [EncryptionLevel; 3] =
 const VERSION: [u8; 4] = 1u32.to_be_bytes();
 const RETRY: u8 = 0b11;
 const KEY_PHASE: u8 = 0x04;
-/// A datagram with an Initial packet is at least this long, bytes (RFC 9000, section 14.1).
+/// Minimum length of a datagram with an Initial packet, bytes (RFC 9000, section 14.1).
 pub const MIN_INITIAL: usize = 1200;
 
-/// Keys of one level: ours to encrypt, the peer's to decrypt.
+/// Keys of one level: our own to encrypt, the peer's to decrypt.
 pub struct LevelKeys {
     ours: (TrafficSecret, DirectionKey, HeaderKey),
     theirs: (TrafficSecret, DirectionKey, HeaderKey),
-    /// Generations of our keys and of the peer's.
+    /// Number of key updates so far: of our own keys, and of the peer's.
     generations: [u16; 2],
 }
 
@@ -45,13 +45,14 @@ impl LevelKeys {
         Self { ours: of(ours), theirs: of(theirs), generations: [0; 2] }
     }
 
-    /// Returns the keys of Initial packets to this connection ID.
+    /// Returns the keys for Initial packets, derived from the client's first destination connection ID.
     pub fn initial(id: &[u8]) -> Self {
         let (client, server) = initial_secrets(id);
         Self::new(client, server)
     }
 
-    /// Encrypts with the next keys from now on, if the peer uses the current ones already (RFC 9001, section 6.5).
+    /// Encrypts with the next keys from now on, provided that the peer already uses the current ones (RFC 9001, section
+    /// 6.5).
     pub fn update(&mut self) {
         let [ours, theirs] = self.generations;
         if ours == theirs {
@@ -65,8 +66,8 @@ impl LevelKeys {
         self.ours.1 = self.ours.0.packet_key();
     }
 
-    /// Decrypts a packet whose header protection is removed. A 1-RTT packet of the other key phase may use the next
-    /// keys, which become ours as well (RFC 9001, section 6).
+    /// Decrypts a packet whose header protection has been removed. A 1-RTT packet with the other key phase may use the
+    /// next keys. If so, our own keys are updated as well (RFC 9001, section 6).
     fn open(&mut self, level: EncryptionLevel, number: u64, header: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         let phase = header[0] & KEY_PHASE != 0;
         let open = |key: &DirectionKey| {
@@ -79,11 +80,13 @@ impl LevelKeys {
         if level != EncryptionLevel::OneRtt || phase == packet::key_phase(theirs) {
             return open(&self.theirs.1);
         }
+        // The other key phase: try the next keys, and keep them only if they decrypt the packet.
         let next = self.theirs.0.next();
         let opened = open(&next.packet_key())?;
         self.generations[1] = theirs + 1;
         self.theirs.1 = next.packet_key();
         self.theirs.0 = next;
+        // The peer began this update, so follow it.
         if ours == theirs {
             self.advance();
         }
@@ -91,7 +94,7 @@ impl LevelKeys {
     }
 }
 
-/// The secrets of handshake and traffic that TLS reports.
+/// Handshake and traffic secrets of both sides, as TLS reports them.
 #[derive(Default)]
 pub struct TlsSecrets(Mutex<[Option<Vec<u8>>; 4]>);
 
@@ -103,7 +106,7 @@ impl TlsSecrets {
         "SERVER_TRAFFIC_SECRET_0",
     ];
 
-    /// Returns the keys of a level, once TLS has them.
+    /// Returns the keys of a level; `None` until TLS has reported their secrets.
     pub fn keys(&self, level: EncryptionLevel, suite: CipherSuite) -> Option<LevelKeys> {
         let suite = match suite {
             CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => KeySuite::ChaCha20Poly1305,
@@ -132,17 +135,17 @@ impl KeyLog for TlsSecrets {
     }
 }
 
-/// Secrets shared between TLS and the connection.
+/// TLS secrets, shared between TLS and the connection.
 pub type SharedSecrets = Arc<TlsSecrets>;
 
-/// Connection IDs of a packet, and the token of a Retry.
+/// Connection IDs for a packet's header, and the token of a Retry.
 pub struct PacketRoute<'a> {
     pub to: &'a ConnectionId,
     pub from: &'a ConnectionId,
     pub token: &'a [u8],
 }
 
-/// Builds an encrypted packet of `frames`.
+/// Builds an encrypted packet that contains `frames`.
 pub fn seal(
     level: EncryptionLevel,
     route: &PacketRoute<'_>,
@@ -159,6 +162,7 @@ pub fn seal(
         return out;
     }
     let kind = if level == EncryptionLevel::Initial { 0 } else { 2 };
+    // A long header, with the fixed bit set.
     out.push(0xc0 | kind << 4 | (packet::NUMBER_LEN as u8 - 1));
     out.extend_from_slice(&VERSION);
     for id in [route.to, route.from] {
@@ -169,6 +173,7 @@ pub fn seal(
         varint::encode(route.token.len() as u64, &mut out);
         out.extend_from_slice(route.token);
     }
+    // The length covers the packet number and the AEAD's tag of 16 bytes too.
     let length = packet::NUMBER_LEN + frames.len() + 16;
     varint::encode(length as u64, &mut out);
     let number_at = out.len();
@@ -182,16 +187,17 @@ pub fn seal(
     out
 }
 
-/// Content of a datagram.
+/// Content of one packet of a datagram.
 pub enum DatagramContent {
     Packet { level: EncryptionLevel, number: u64, from: Option<ConnectionId>, frames: Vec<u8> },
     Retry { from: ConnectionId, token: Vec<u8> },
 }
 
-/// A long header that is too short.
+/// Error of a long header that ends too early.
 struct TruncatedHeader;
 
-/// Takes the next packet off a datagram. Packets that cannot be decrypted are skipped; returns `None` at the end.
+/// Removes the next packet from a datagram and decrypts it. Skips packets that cannot be decrypted. Returns `None` at
+/// the end.
 pub fn next(
     datagram: &mut Vec<u8>,
     id_len: usize,
@@ -200,6 +206,7 @@ pub fn next(
 ) -> Option<DatagramContent> {
     while let Some(first) = datagram.first().copied() {
         let (level, mut packet, number_at, from) = if first & 0x80 == 0 {
+            // A short header has no length, so its packet takes the rest of the datagram.
             (EncryptionLevel::OneRtt, std::mem::take(datagram), 1 + id_len, None)
         } else {
             match long_header(datagram) {
@@ -208,6 +215,7 @@ pub fn next(
                     (level, std::mem::replace(datagram, rest), number_at, Some(from))
                 }
                 Ok(LongHeaderPacket::Retry(retry)) => {
+                    // A Retry has no length either.
                     datagram.clear();
                     return Some(retry);
                 }
@@ -232,16 +240,19 @@ enum LongHeaderPacket {
 }
 
 fn long_header(datagram: &[u8]) -> Result<LongHeaderPacket, TruncatedHeader> {
+    // Skip the first byte and the version.
     let mut rest = datagram.get(5..).ok_or(TruncatedHeader)?;
     take_id(&mut rest)?;
     let from = take_id(&mut rest)?;
     let kind = datagram[0] >> 4 & 0b11;
     if kind == RETRY {
+        // The last 16 bytes are the integrity tag, which is not checked.
         let token = rest.split_last_chunk::<16>().ok_or(TruncatedHeader)?.0.to_vec();
         return Ok(LongHeaderPacket::Retry(DatagramContent::Retry { from, token }));
     }
     let level = match kind {
         0 => {
+            // Skip the token, which only Initial packets have.
             let len = varint::decode(&mut rest).ok_or(TruncatedHeader)?;
             rest = rest.get(usize::try_from(len).map_err(|_| TruncatedHeader)?..).ok_or(TruncatedHeader)?;
             EncryptionLevel::Initial
@@ -266,7 +277,7 @@ fn take_id(rest: &mut &[u8]) -> Result<ConnectionId, TruncatedHeader> {
 
 const MAX_ACK_RANGES: usize = 64;
 
-/// Appends an ACK frame of `numbers`, with the newest ranges.
+/// Appends an ACK frame for `numbers`. If there are too many ranges, the oldest are left out.
 pub fn write_ack(numbers: &BTreeSet<u64>, out: &mut Vec<u8>) {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for number in numbers.iter().rev() {
@@ -278,28 +289,30 @@ pub fn write_ack(numbers: &BTreeSet<u64>, out: &mut Vec<u8>) {
         }
     }
     let Some((first, last)) = ranges.first().copied() else { return };
+    // Type, largest number, delay, number of further ranges, length of the first range.
     for field in [0x02, last, 0, ranges.len() as u64 - 1, last - first] {
         varint::encode(field, out);
     }
+    // Each further range: the gap before it and its length, both minus one (RFC 9000, section 19.3.1).
     for pair in ranges.windows(2) {
         varint::encode(pair[0].0 - pair[1].1 - 2, out);
         varint::encode(pair[1].1 - pair[1].0, out);
     }
 }
 
-/// Appends frames whose fields are all variable-length integers, the type first.
+/// Appends a frame whose fields are all variable-length integers, starting with the type.
 pub fn write_fields(fields: &[u64], out: &mut Vec<u8>) {
     fields.iter().for_each(|field| varint::encode(*field, out));
 }
 
-/// Appends a NEW_CONNECTION_ID frame that retires all earlier IDs.
+/// Appends a NEW_CONNECTION_ID frame that asks the peer to retire all earlier IDs.
 pub fn write_new_id(sequence: u64, id: &ConnectionId, out: &mut Vec<u8>) {
     write_fields(&[0x18, sequence, sequence, id.len() as u64], out);
     out.extend_from_slice(id);
     out.extend_from_slice(&[0; 16]); // stateless reset token
 }
 
-/// Appends a CRYPTO frame.
+/// Appends a CRYPTO frame with data at this offset.
 pub fn write_crypto(offset: u64, data: &[u8], out: &mut Vec<u8>) {
     write_fields(&[0x06, offset, data.len() as u64], out);
     out.extend_from_slice(data);

@@ -1,14 +1,14 @@
-//! Transport parameters that the hostile client declares.
+//! Transport parameters that the hostile client sends.
 
 use millrace_quic::varint;
 
-/// Limits that the client gives the relay (RFC 9000, section 18.2).
+/// Limits that the client sets for the relay (RFC 9000, section 18.2).
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
-    /// Data limits of all streams together, and of each, bytes.
+    /// Largest amount of data on all streams together, and on each stream that the relay opens, bytes.
     pub max_data: u64,
     pub max_stream_data: u64,
-    /// The same limits for answers, on streams that the client opens.
+    /// Largest amount of data that the relay may send on each stream that the client opens, bytes.
     pub max_answer_data: u64,
     pub max_streams: u64,
     pub max_datagram: u64,
@@ -51,7 +51,7 @@ impl ClientLimits {
     }
 }
 
-/// The peer's limits for the client, from its parameters and later frames.
+/// Limits that the relay has set for the client, by transport parameters and later frames.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerCredit {
     pub data: u64,
@@ -62,7 +62,7 @@ pub struct PeerCredit {
 }
 
 impl PeerCredit {
-    /// Parses the limits of encoded parameters; a missing one is 0.
+    /// Parses the limits from encoded transport parameters. A missing one is 0.
     pub fn parse(mut encoded: &[u8]) -> Self {
         let mut credit = Self::default();
         while let (Some(id), Some(len)) = (varint::decode(&mut encoded), varint::decode(&mut encoded)) {

@@ -1,4 +1,4 @@
-//! A QUIC client whose frames and acknowledgements the caller chooses: it follows a scenario, not RFC 9000.
+//! A QUIC client whose frames and acknowledgements the caller controls, so that it can break RFC 9000 on purpose.
 
 mod stream;
 pub mod web;
@@ -33,42 +33,42 @@ use super::{
 };
 use crate::transport::LabTransport;
 
-/// MoQ draft that the client speaks.
+/// MoQ draft that the client uses.
 pub const DRAFT: Draft = Draft::NEWEST;
 /// Longest wait for the relay in a scenario.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Packets in flight at a time.
+/// Largest number of packets in flight.
 const WINDOW: usize = 128;
-/// Time without an acknowledgement after which packets are sent again.
+/// Time without an acknowledgement after which a packet is sent again.
 const PROBE: Duration = Duration::from_millis(250);
-/// A packet is lost if one that was sent this many packets later has been acknowledged.
+/// Packet threshold: a packet is lost if one sent this many packets later has been acknowledged.
 const REORDERING: u64 = 64;
 const ID_LEN: usize = 8;
-/// Least overhead of an Initial packet, without token and frames, bytes.
+/// Smallest overhead of an Initial packet beyond token and frames, bytes.
 const INITIAL_OVERHEAD: usize = 44;
-/// Size of the frames of one packet, bytes.
+/// Largest size of the frames in one packet, bytes.
 pub const ROOM: usize = 1150;
 
-/// The relay to connect to, and the client's identity.
+/// The relay to connect to, and the path to request.
 #[derive(Clone, Debug)]
 pub struct PeerTarget {
     pub addr: SocketAddr,
     pub name: String,
-    /// Path and query of SETUP, or of the request for a session.
+    /// Path and query, sent in SETUP or in the WebTransport request.
     pub path: String,
     pub transport: LabTransport,
 }
 
-/// The packet numbers that the client acknowledges.
+/// Packet numbers that the client acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
-    /// Numbers of packets that arrived.
+    /// Acknowledges the packets that arrived.
     Honest,
-    /// No numbers.
+    /// Acknowledges nothing.
     None,
-    /// Numbers of packets that arrived, and as many again of packets that did not (RFC 9000, section 21.4).
+    /// Acknowledges the packets that arrived, and as many that did not (RFC 9000, section 21.4).
     Optimistic,
-    /// Every number up to the largest that arrived, including those that were lost or left out.
+    /// Acknowledges every number up to the largest that arrived, including packets that were lost.
     Gapless,
 }
 
@@ -80,9 +80,9 @@ pub struct PeerCounts {
     pub packets_received: u64,
     pub streams_opened: u64,
     pub stream_bytes: u64,
-    /// Connections that the relay closed or refused.
+    /// Number of connections that the relay closed or refused.
     pub closed_by_relay: u64,
-    /// Packets whose number an earlier one had.
+    /// Number of packets whose packet number had been received before.
     pub repeated: u64,
 }
 
@@ -98,15 +98,15 @@ impl PeerCounts {
     }
 }
 
-/// One packet number space.
+/// State of one packet number space.
 #[derive(Default)]
 struct Space {
     next: u64,
-    /// The largest number received plus one.
+    /// The largest packet number received, plus one.
     expected: u64,
     received: BTreeSet<u64>,
     owes_ack: bool,
-    /// Frames that must arrive, by packet number.
+    /// Frames that must arrive, with their time of sending, by packet number.
     unacked: BTreeMap<u64, (Instant, Vec<u8>)>,
     crypto_in: ReceivedStream,
     crypto_sent: u64,
@@ -124,41 +124,42 @@ pub struct HostilePeer {
     spaces: [Space; 3],
     level: EncryptionLevel,
     pub acks: Acks,
-    /// Whether it answers PATH_CHALLENGE with PATH_RESPONSE.
+    /// Whether the client answers PATH_CHALLENGE with PATH_RESPONSE.
     pub answers_challenges: bool,
-    /// Sequence number of the relay's ID that is in use.
+    /// Sequence number of the relay's connection ID that is in use.
     remote_sequence: u64,
-    /// IDs of the relay that may be used next.
+    /// Connection IDs of the relay that may be used next, with their sequence numbers.
     next_ids: VecDeque<(u64, ConnectionId)>,
-    /// Sequence number of this end's newest ID.
+    /// Sequence number of this client's newest connection ID.
     local_sequence: u64,
-    /// MoQ's binding of streams and datagrams.
+    /// Mapping of MoQ streams and datagrams to the transport (raw QUIC or WebTransport).
     pub binding: Binding,
     credit: PeerCredit,
-    /// The relay's limits of single streams that differ from the initial one.
+    /// The relay's limits on single streams that it has raised above the initial one.
     stream_credit: HashMap<u64, u64>,
     offsets: HashMap<u64, u64>,
     data_sent: u64,
     opened: [u64; 2],
     received: HashMap<u64, ReceivedStream>,
     pub datagrams: u64,
-    /// Why the relay closed the connection.
+    /// Reason for which the relay closed the connection.
     pub closed: Option<String>,
     pub counts: PeerCounts,
 }
 
 impl HostilePeer {
-    /// Connects, and sends SETUP.
+    /// Connects, and sends MoQ's SETUP.
     pub fn establish(target: &PeerTarget) -> Result<Self> {
         let mut peer = Self::connect(target, ClientLimits::default())?;
         peer.setup(target)?;
         Ok(peer)
     }
 
-    /// Connects, and opens a session of WebTransport if that is the transport.
+    /// Connects, and opens a WebTransport session if that is the transport.
     ///
     /// # Errors
-    /// There is no handshake in time, or no session of WebTransport.
+    ///
+    /// The handshake was not completed in time, or the relay refused the session.
     pub fn connect(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::handshake(target, params)?;
         match target.transport {
@@ -168,16 +169,17 @@ impl HostilePeer {
         Ok(peer)
     }
 
-    /// Connects, and sends nothing after the handshake.
+    /// Completes the handshake, and sends nothing afterwards.
     ///
     /// # Errors
-    /// There is no handshake in time.
+    ///
+    /// The handshake was not completed in time.
     pub fn handshake(target: &PeerTarget, params: ClientLimits) -> Result<Self> {
         let mut peer = Self::start(target, params)?;
         let is_up =
             |peer: &Self| peer.keys[EncryptionLevel::OneRtt as usize].is_some() && !peer.tls.is_handshaking();
         if !peer.pump(PATIENCE, is_up) {
-            bail!("no handshake: {}", peer.closed.as_deref().unwrap_or("no answer"));
+            bail!("the handshake was not completed: {}", peer.closed.as_deref().unwrap_or("no answer"));
         }
         peer.credit = PeerCredit::parse(peer.tls.quic_transport_parameters().unwrap_or_default());
         Ok(peer)
@@ -228,10 +230,11 @@ impl HostilePeer {
         Ok(peer)
     }
 
-    /// Returns where it sends from.
+    /// Returns the address that the client sends from.
     ///
     /// # Errors
-    /// The socket is gone.
+    ///
+    /// The socket has no local address any more.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         Ok(self.socket.local_addr()?)
     }
@@ -252,6 +255,7 @@ impl HostilePeer {
                 space.crypto_sent += chunk.len() as u64;
                 self.send_at(self.level, frames, true)?;
             }
+            // The next bytes belong to the new level, whose keys TLS has just reported.
             self.level = match change {
                 Some(quic::KeyChange::Handshake { .. }) => EncryptionLevel::Handshake,
                 Some(quic::KeyChange::OneRtt { .. }) => EncryptionLevel::OneRtt,
@@ -264,17 +268,17 @@ impl HostilePeer {
         }
     }
 
-    /// Sends one packet of `frames`. If `reliably`, it is sent again until it is acknowledged.
+    /// Sends one packet with `frames`. With `reliably`, lost packets are sent again until they are acknowledged.
     pub fn send(&mut self, frames: Vec<u8>, reliably: bool) -> Result<()> {
         let is_open = |peer: &Self| peer.spaces[EncryptionLevel::OneRtt as usize].unacked.len() < WINDOW;
         if reliably && !is_open(self) && !self.pump(PATIENCE, is_open) {
-            bail!("nothing is acknowledged: {}", self.closed.as_deref().unwrap_or("no answer"));
+            bail!("the relay acknowledges nothing: {}", self.closed.as_deref().unwrap_or("no answer"));
         }
         self.send_at(EncryptionLevel::OneRtt, frames, reliably)
     }
 
-    /// Sends one packet of `frames` in a datagram that begins with a packet of the completed handshake. A fast path
-    /// leaves such datagrams to userspace.
+    /// Sends one packet with `frames` behind a Handshake packet in the same datagram. The relay's fast path passes such
+    /// datagrams to userspace, so it does not see the frames.
     pub fn send_hidden(&mut self, frames: Vec<u8>) -> Result<()> {
         let mut datagram = self.seal_at(EncryptionLevel::Handshake, Vec::new(), false)?;
         datagram.extend(self.seal_at(EncryptionLevel::OneRtt, frames, true)?);
@@ -291,7 +295,8 @@ impl HostilePeer {
             let room = MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len());
             frames.resize(frames.len().max(room), 0);
         }
-        // Header protection takes its sample after the packet number.
+        // Header protection samples 16 bytes, starting four bytes after the start of the packet number, so short
+        // packets are padded.
         frames.resize(frames.len().max(4), 0);
         let space = &mut self.spaces[level as usize];
         let number = space.next;
@@ -308,7 +313,7 @@ impl HostilePeer {
 
     fn transmit(&self, datagram: &[u8]) -> Result<()> {
         match self.socket.send(datagram) {
-            // An error that ICMP reports for an earlier packet, or a full queue, counts as a lost packet.
+            // ICMP's answer to an earlier packet, or a full queue: treat both as a lost packet.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) => {
                 Ok(())
             }
@@ -316,7 +321,8 @@ impl HostilePeer {
         }
     }
 
-    /// Processes incoming packets until `done` or for `patience`, and returns whether it was done.
+    /// Processes incoming packets until `done` returns true or `patience` has passed. Returns whether `done` returned
+    /// true.
     pub fn pump(&mut self, patience: Duration, done: impl Fn(&Self) -> bool) -> bool {
         let deadline = Instant::now() + patience;
         loop {
@@ -333,20 +339,20 @@ impl HostilePeer {
         }
     }
 
-    /// Reads packets that wait, or waits for one, and acknowledges them.
+    /// Reads and acknowledges all waiting packets. Waits up to `wait` for the first one.
     fn receive(&mut self, wait: Duration) -> Result<()> {
         let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        // The time-out is in whole milliseconds, rounded up: a shorter one would not wait.
+        // The time-out has whole milliseconds. It is rounded up, since 0 would not wait at all.
         let _ = poll(&mut polled, PollTimeout::from(wait.as_micros().div_ceil(1000).min(60_000) as u16));
         let mut buffer = [0; 65536];
         loop {
             match self.socket.recv(&mut buffer) {
                 Ok(len) => self.on_datagram(buffer[..len].to_vec())?,
-                // A later error means nothing: anyone on the path could have caused it.
+                // Only before the first packet is this error trusted. Later, anyone on the path could have caused it.
                 Err(error)
                     if error.kind() == ErrorKind::ConnectionRefused && self.counts.packets_received == 0 =>
                 {
-                    self.closed = Some("nobody listens on that UDP port".to_owned());
+                    self.closed = Some("no process listens on that UDP port".to_owned());
                     return Ok(());
                 }
                 Err(_) => break,
@@ -375,12 +381,14 @@ impl HostilePeer {
         }
     }
 
-    /// Handles a Retry: sends the first flight again, with the token (RFC 9000, section 8.1.2).
+    /// Handles a Retry: sends the first flight again with the token (RFC 9000, section 8.1.2).
     fn retry(&mut self, from: ConnectionId, token: Vec<u8>) -> Result<()> {
         (self.remote, self.token) = (from, token);
+        // Initial keys depend on the destination connection ID, which the Retry has changed.
         self.keys[0] = Some(LevelKeys::initial(&from));
         let flight = std::mem::take(&mut self.spaces[0].unacked);
         flight.into_values().try_for_each(|(_, mut frames)| {
+            // The padding shrinks to make room for the token.
             frames.truncate(MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len()));
             self.send_at(EncryptionLevel::Initial, frames, true)
         })
@@ -393,6 +401,7 @@ impl HostilePeer {
             self.counts.repeated += 1;
             return Ok(());
         }
+        // Memory is bounded: the oldest numbers are forgotten.
         while space.received.len() > 4096 {
             space.received.pop_first();
         }
@@ -450,6 +459,7 @@ impl HostilePeer {
             }
             Frame::PathChallenge(_) if !self.answers_challenges => {}
             Frame::PathChallenge(data) => {
+                // PATH_RESPONSE with the same data.
                 let mut frames = vec![0x1b];
                 frames.extend_from_slice(&data);
                 self.send_at(level, frames, false)?;
@@ -472,6 +482,7 @@ impl HostilePeer {
             }
             let mut frames = Vec::new();
             match self.acks {
+                // Only 1-RTT packets are acknowledged dishonestly, so that every handshake succeeds.
                 Acks::None if level == EncryptionLevel::OneRtt => continue,
                 Acks::Optimistic if level == EncryptionLevel::OneRtt => {
                     let ahead = space.received.len() as u64;
@@ -509,25 +520,26 @@ impl HostilePeer {
         lost.into_iter().try_for_each(|(_, frames)| self.send_at(level, frames, true))
     }
 
-    /// Changes to another port, as after a NAT has lost its state.
+    /// Changes to a new source port, as if a NAT had lost its state.
     pub fn hop(&mut self) -> Result<()> {
         self.socket = socket_to(self.socket.peer_addr()?)?;
         self.ping()
     }
 
-    /// Changes to the next keys, if the relay uses the current ones already.
+    /// Changes to the next keys, provided that the relay already uses the current ones.
     pub fn update_keys(&mut self) -> Result<()> {
         self.keys[EncryptionLevel::OneRtt as usize].iter_mut().for_each(LevelKeys::update);
         self.ping()
     }
 
-    /// Changes to another ID of the relay, if there is one, and makes the relay change to another of ours. Both ends
-    /// retire the IDs that they used.
+    /// Changes to another connection ID of the relay, if there is one, and makes the relay change to another ID of
+    /// ours. Both sides retire the old IDs.
     pub fn change_ids(&mut self) -> Result<()> {
         let mut frames = Vec::new();
         if let Some((sequence, id)) = self.next_ids.pop_front() {
             let retired = std::mem::replace(&mut self.remote_sequence, sequence);
             self.remote = id;
+            // RETIRE_CONNECTION_ID.
             packet::write_fields(&[0x19, retired], &mut frames);
         }
         self.local_sequence += 1;
@@ -535,22 +547,23 @@ impl HostilePeer {
         self.send(frames, true)
     }
 
-    /// Sends a packet that only asks for an acknowledgement.
+    /// Sends a packet that only elicits an acknowledgement.
     pub fn ping(&mut self) -> Result<()> {
         let mut frames = Vec::new();
         frame::write_ping(&mut frames);
         self.send(frames, false)
     }
 
-    /// Closes the connection.
+    /// Closes the connection. Returns its counts.
     pub fn close(mut self) -> Result<PeerCounts> {
         let mut frames = Vec::new();
+        // CONNECTION_CLOSE of the application, without a reason.
         packet::write_fields(&[0x1d, 0, 0], &mut frames);
         self.send_at(EncryptionLevel::OneRtt, frames, false)?;
         Ok(self.counts)
     }
 
-    /// Asks for an acknowledgement, and waits until everything that was sent has one.
+    /// Waits until everything that was sent reliably has been acknowledged.
     pub fn settle(&mut self) -> Result<()> {
         let mut frames = Vec::new();
         frame::write_ping(&mut frames);
@@ -560,7 +573,7 @@ impl HostilePeer {
     }
 }
 
-/// Makes a socket with a port of its own.
+/// Creates a socket with a new port that is connected to `addr`.
 fn socket_to(addr: SocketAddr) -> Result<UdpSocket> {
     let local: IpAddr = match addr {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -1,4 +1,4 @@
-//! Checks what a relay holds, and whether it lets go of it.
+//! Reads from a relay's status what it holds, and checks that the relay releases it.
 
 use std::{
     fmt, fs,
@@ -12,12 +12,12 @@ use millrace_daemon::http::fetch;
 use millrace_relay::status::Status;
 use serde::Serialize;
 
-/// Longest time until a relay has released the state of clients that are gone. It includes idle timeouts and cached
-/// groups.
+/// Longest wait until a relay has released the state of clients that are gone. Idle time-outs and the lifetime of
+/// cached groups are shorter.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Objects that a relay holds.
+/// Numbers of objects that a relay holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LeftObjects {
     pub sessions: u64,
@@ -27,7 +27,7 @@ pub struct LeftObjects {
     pub cache_groups: u64,
     /// Streams to subscribers that the kernel sends.
     pub kernel_streams: u64,
-    /// Tasks of the relay's runtime.
+    /// Tasks of the relay's async runtime.
     pub tasks: u64,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for LeftObjects {
     }
 }
 
-/// Address of a relay's `/status`, and the token that it asks for.
+/// Address of a relay's `/status`, and the token that the relay requires.
 #[derive(Clone)]
 pub struct Http {
     pub addr: SocketAddr,
@@ -74,10 +74,11 @@ pub struct Http {
 }
 
 impl Http {
-    /// Takes a relay's address and reads its token from a file. Without a file it takes the token of this user's relay,
-    /// if there is one.
+    /// Builds the access to a relay's status, with the token from a file. Without a file, the token of this user's
+    /// relay is used, if there is one.
     ///
     /// # Errors
+    ///
     /// The file cannot be read.
     pub fn from_address(addr: Option<SocketAddr>, token_file: Option<&Path>) -> Result<Option<Self>> {
         let Some(addr) = addr else { return Ok(None) };
@@ -90,20 +91,21 @@ impl Http {
         Ok(Some(Self { addr, token: token.map(|token| token.trim_end().to_owned()) }))
     }
 
-    /// Asks the relay for its status.
+    /// Fetches the relay's status.
     ///
     /// # Errors
-    /// It cannot be asked, or answers something else.
+    ///
+    /// The relay cannot be reached, or answers with an error or an unknown format.
     pub fn status(&self) -> Result<Status> {
         let (code, body) = fetch(self.addr, "/status", self.token.as_deref())?;
         if code != 200 {
-            bail!("/status answers {code}");
+            bail!("the relay answered /status with HTTP {code}");
         }
-        serde_json::from_str(&body).context("/status is of another version")
+        serde_json::from_str(&body).context("cannot parse the relay's /status: it may be of another version")
     }
 }
 
-/// Returns the token file of this user's relay.
+/// Returns the path of the token file of this user's relay.
 fn default_token_file() -> PathBuf {
     let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(directory) if !nix::unistd::geteuid().is_root() => directory.into(),
@@ -115,15 +117,17 @@ fn default_token_file() -> PathBuf {
 /// Returns what the relay holds now.
 ///
 /// # Errors
+///
 /// The relay does not answer.
 pub fn look(http: &Http) -> Result<LeftObjects> {
     Ok(LeftObjects::from_status(&http.status()?))
 }
 
-/// Waits until the relay holds no more than `before`, and returns what it holds then.
+/// Waits until the relay holds no more than `before`. Returns what it holds then.
 ///
 /// # Errors
-/// It still holds more after two minutes.
+///
+/// The relay still holds more after two minutes.
 pub fn settle(http: &Http, before: &LeftObjects) -> Result<LeftObjects> {
     let began = Instant::now();
     loop {
@@ -132,7 +136,7 @@ pub fn settle(http: &Http, before: &LeftObjects) -> Result<LeftObjects> {
             return Ok(now);
         }
         if began.elapsed() > PATIENCE {
-            bail!("the relay held {before}, and holds {now}");
+            bail!("the relay did not release everything: it held {before}, and now holds {now}");
         }
         std::thread::sleep(LOOK);
     }

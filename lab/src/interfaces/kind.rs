@@ -1,4 +1,4 @@
-//! Kinds of the relay's interfaces, and how each is made.
+//! The kinds of interfaces that the relay is tested with, and how each is created.
 
 use std::os::fd::OwnedFd;
 use std::process::Command;
@@ -11,34 +11,35 @@ use crate::lab::{Lab, LabNode};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum InterfaceKind {
-    /// Ends of VETH pairs, as containers have them
+    /// veth, as containers use it
     Veth,
-    /// Ends of VETH pairs with an MTU of 9,000
+    /// veth with an MTU of 9,000
     Jumbo,
-    /// Bridges with VETH ports
+    /// Bridge with a veth port
     Bridge,
-    /// MACVLANs on VETH pairs
+    /// macvlan on a veth
     Macvlan,
-    /// Taps, as virtual machines have them
+    /// TAP device, as virtual machines use it
     Tap,
-    /// Tun devices, which have no link headers
+    /// TUN device, which has no link-layer header
     Tun,
-    /// VLANs
+    /// VLAN
     Vlan,
-    /// VLANs in VLANs (802.1ad)
+    /// VLAN in a VLAN (802.1ad)
     Qinq,
-    /// Bonds with one link
+    /// Bond with one link
     Bond,
 }
 
-/// Both links: the name of the lab's, the node at its other end, and the final name of the relay's interface.
+/// The two links of the relay: the lab's name of the link, the node at its other end, and the final name of the relay's
+/// interface.
 const LINKS: [(&str, &str, &str); 2] = [("pub-relay", "pub", "if-pub"), ("relay-sub1", "sub1", "if-sub")];
 
-/// Interfaces made for a lab.
+/// The interfaces that were created in a lab.
 pub struct LabInterfaces {
-    /// The relay's interfaces.
+    /// Names of the relay's interfaces.
     pub interfaces: Vec<String>,
-    /// Shuttles that pass frames from one tap to the other.
+    /// Threads that pass frames between TAP devices.
     _shuttles: Vec<Shuttle>,
 }
 
@@ -61,7 +62,8 @@ impl InterfaceKind {
         if self == Self::Jumbo { 9000 } else { 1500 }
     }
 
-    /// Returns what the running kernel lacks for this kind. The node is where a device may be created to find out.
+    /// Returns what the running kernel lacks for this kind, if anything. A device is created in `node` to find out, and
+    /// removed again.
     pub fn missing(self, node: &LabNode) -> Option<String> {
         let probe = match self {
             Self::Veth | Self::Jumbo | Self::Tap | Self::Tun => return None,
@@ -72,13 +74,13 @@ impl InterfaceKind {
             Self::Bond => "link add probe type bond",
         };
         let missing = ip(node, probe).err().map(|error| error.to_string());
-        let _ = ip(node, "link del probe"); // where it was not made there is none
-        // The loopback interface takes no MACVLANs and no VLANs. A kernel that knows these types has another error than
-        // for an unknown type.
+        let _ = ip(node, "link del probe"); // fails if the device could not be created
+        // The loopback interface accepts no macvlan and no VLAN. The kernel reports that with another error than an
+        // unknown type.
         missing.filter(|error| error.contains("Unknown device type"))
     }
 
-    /// Replaces a lab's plain links by interfaces of this kind.
+    /// Replaces a lab's veth links by interfaces of this kind.
     pub fn make(self, lab: &Lab, offloads: bool) -> anyhow::Result<LabInterfaces> {
         let relay = lab.node("relay")?;
         let mut made = LabInterfaces::new();
@@ -87,7 +89,7 @@ impl InterfaceKind {
             let own = device(relay, link)?;
             let other = device(far, link)?;
             if !matches!(self, Self::Veth | Self::Jumbo) {
-                // The lab's neighbour entries are permanent, and have the former link addresses.
+                // The lab's permanent neighbour entries have the link addresses of the old interfaces.
                 ip(relay, &format!("neighbour flush dev {own} nud permanent"))?;
                 ip(far, &format!("neighbour flush dev {other} nud permanent"))?;
             }
@@ -102,7 +104,8 @@ impl InterfaceKind {
                     take_over(relay, link, &own, name)?;
                 }
                 Self::Macvlan => {
-                    // The lower interface would answer ARP for the address, and get its packets.
+                    // Otherwise the lower interface would also answer ARP requests for the address, and get its
+                    // packets.
                     run(relay, "sysctl", "-qw net.ipv4.conf.all.arp_ignore=1")?;
                     ip(relay, &format!("link add link {own} name {name} type macvlan mode bridge"))?;
                     take_over(relay, link, &own, name)?;
@@ -138,7 +141,7 @@ impl InterfaceKind {
         Ok(made)
     }
 
-    /// Sets the routes between the ends, as they were before addresses moved.
+    /// Restores the routes that the kernel removed when the addresses moved to other interfaces.
     fn route(self, lab: &Lab) -> anyhow::Result<()> {
         let relay = lab.node("relay")?;
         let via = relay.interface("relay-sub1").context("the relay has its links")?.v4;
@@ -158,7 +161,7 @@ impl LabInterfaces {
     }
 }
 
-/// Moves a device's addresses to another one.
+/// Moves a link's addresses from one device to another one.
 fn take_over(node: &LabNode, link: &str, from: &str, to: &str) -> anyhow::Result<()> {
     let own = node.interface(link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))?;
     ip(node, &format!("address flush dev {from}"))?;

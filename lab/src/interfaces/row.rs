@@ -1,4 +1,4 @@
-//! One row of the table: a relay with interfaces of one kind, a publisher, a subscriber, and how their media arrived.
+//! One row of the table: a relay with interfaces of one kind, a publisher, a subscriber, and how media arrived.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,20 +17,20 @@ use crate::program::product;
 
 const PORT: u16 = 4443;
 const HTTP: &str = "127.0.0.1:9184";
-/// Size of an object: several packets, so that the publisher sends super-packets.
+/// Size of an object, bytes. It fills several packets, so the publisher sends super-packets.
 const OBJECT_BYTES: u32 = 20_000;
 const OBJECTS_PER_GROUP: u32 = 30;
-/// Time for a process to start, on a busy machine.
+/// Time that a process may take to start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The case that a row shows.
+/// The case that a row measures.
 #[derive(Debug, Clone, Copy)]
 pub struct CaseSetup {
     pub kind: InterfaceKind,
-    /// Whether super-packets and unfinished checksums cross the links.
+    /// Whether offloads are on: super-packets and packets without checksums may then cross the links.
     pub offloads: bool,
     pub gate: bool,
-    /// Time that the publisher publishes.
+    /// Time that the publisher sends.
     pub duration: Duration,
     pub rate_hz: u32,
 }
@@ -45,7 +45,7 @@ enum CaseOutcome {
     Forwarded(InterfaceFigures),
     /// The relay did not start, for this reason.
     Refused(String),
-    /// This kernel has no such interface, for this reason.
+    /// This kernel does not support the interface, for this reason.
     Absent(String),
 }
 
@@ -55,7 +55,7 @@ struct InterfaceFigures {
     super_packets: u64,
     published: u64,
     received: CaseReceived,
-    /// Reasons why the relay left packets to userspace, most frequent first.
+    /// Reasons for which packets were left to userspace, the most frequent first.
     reasons: Vec<(String, u64)>,
 }
 
@@ -100,7 +100,7 @@ struct CaseRun<'lab> {
 impl CaseRun<'_> {
     fn outcome(&self) -> anyhow::Result<CaseOutcome> {
         let mut relay = self.start_relay()?;
-        // A relay that has ended has printed the reason.
+        // If the relay has ended, its output contains the reason.
         match self.media(&mut relay) {
             Ok(figures) => Ok(CaseOutcome::Forwarded(figures)),
             Err(error) => match relay.check_runs() {
@@ -122,7 +122,7 @@ impl CaseRun<'_> {
             "subscribe --name lab --track objects --json --tls-disable-verify --reconnect=false {url}"
         );
         let subscriber = self.client("sub1", "subscriber", &subscribing)?;
-        // The first quarter is left out, since userspace begins the streams and windows are short.
+        // The first quarter is left out: userspace starts the streams, and congestion windows are still small.
         let beginning = (self.setup.duration.as_secs() * u64::from(self.setup.rate_hz)).div_ceil(4);
         let mut kernel = 0;
         let mut user = 0;
@@ -133,7 +133,7 @@ impl CaseRun<'_> {
         })?;
         let published: CasePublished = serde_json::from_str(&publisher.finish(self.setup.duration + LIMIT)?)?;
         let received: CaseReceived = serde_json::from_str(&subscriber.finish(LIMIT)?)?;
-        let status = self.status().context("the relay's status")?;
+        let status = self.status().context("cannot read the relay's status")?;
         let kernel = status.totals.kernel.bytes - kernel;
         let user = status.totals.data_plane.bytes - user;
         let packets = status.engine.received.unwrap_or_default();
@@ -160,7 +160,7 @@ impl CaseRun<'_> {
         BenchProcess::start("relay", command, self.directory)
     }
 
-    /// Returns a command with `millrace` on the relay's node.
+    /// Returns a command that runs `millrace` on the relay's node.
     fn command(&self, arguments: &str) -> anyhow::Result<Command> {
         let mut command = self.relay.command(product()?);
         command.args(arguments.split_whitespace());
@@ -222,7 +222,8 @@ impl InterfaceFigures {
 }
 
 impl InterfaceRow {
-    /// Reports whether the kernel sent at least this percentage of media that arrived whole, or a reason was given.
+    /// Reports whether the media arrived intact and the kernel sent at least `least` percent, or whether a reason was
+    /// given.
     pub fn is_good(&self, least: f64) -> bool {
         match &self.outcome {
             CaseOutcome::Forwarded(figures) => figures.is_intact() && figures.share >= least,

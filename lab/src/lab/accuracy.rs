@@ -1,7 +1,7 @@
 //! `millrace-lab lab accuracy`: how precisely the emulator impairs packets, measured from outside with UDP probes.
 //!
-//! A probe carries the time of its send call; the kernel stamps its arrival at the receiver's interface. The same
-//! probes over a plain veth show what the kernel and the measuring cost.
+//! A probe carries the time of its send call, and the kernel adds the time of its arrival at the receiver's interface.
+//! The same probes over a plain veth show the share of the kernel and of the measurement itself.
 
 use std::fmt;
 use std::io::IoSliceMut;
@@ -20,23 +20,24 @@ use super::emulator::be_punctual;
 use super::{Impairment, Lab, LabLink, LinkDirection, Topology};
 use crate::progress::BenchProgress;
 
-/// UDP payload of a probe, in bytes: a media packet.
+/// UDP payload of a probe, bytes. It has the size of a media packet.
 const PAYLOAD: usize = 1200;
-/// Size of the same probe as a frame of the link.
+/// Size of a probe as an Ethernet frame, bytes.
 const FRAME: usize = PAYLOAD + 8 + 20 + 14;
-/// Probes of a row of delays.
+/// Number of probes for each row of delays.
 const PROBES: usize = 2000;
 const DELAYS: [&str; 4] = ["0ms", "1ms", "10ms", "50ms"];
 const LOSSES: [f64; 3] = [0.01, 0.05, 0.2];
 const RATES: [u64; 3] = [1_000_000, 10_000_000, 100_000_000];
-/// Rate of probes above which those of a millisecond are sent at once, per second.
+/// Rate above which the probes of each millisecond are sent together, per second.
 const BULK: u64 = 1000;
-/// Silence after which a receiver checks whether there is more to come.
+/// Time without a probe after which the receiver checks whether more are to come.
 const SILENCE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Serialize)]
 pub(super) struct AccuracyReport {
-    /// Delay with which a real-time thread wakes from a sleep of a millisecond. No emulator here can be more precise.
+    /// Delay with which a real-time thread wakes up from a sleep of a millisecond, us. An emulator on this machine
+    /// cannot be more precise.
     timer_us: Quantiles,
     delay: Vec<DelayRow>,
     max_packets_per_second: u64,
@@ -44,13 +45,13 @@ pub(super) struct AccuracyReport {
     rate: Vec<RateRow>,
 }
 
-/// Time from send call to arrival, less the set delay, us.
+/// Time from the send call to the arrival, minus the delay that was set, us.
 #[derive(Debug, Serialize)]
 struct DelayRow {
     link: String,
     probes: usize,
     error_us: Quantiles,
-    /// `p99 - p50`.
+    /// Difference of the 99th percentile and the median, us.
     jitter_us: f64,
 }
 
@@ -67,7 +68,7 @@ struct Quantiles {
 struct LossRow {
     asked: f64,
     measured: f64,
-    /// Standard error of the measurement.
+    /// Standard error of the measured share.
     sigma: f64,
 }
 
@@ -79,7 +80,7 @@ struct RateRow {
 }
 
 pub(super) fn measure() -> Result<AccuracyReport> {
-    // The other steps are the timer, the packet rate, and the plain link.
+    // The three additional steps are the plain link, the timer, and the packet rate.
     let progress = BenchProgress::with_steps(3 + DELAYS.len() + LOSSES.len() + RATES.len());
     progress.begin("a plain link");
     let mut delay = vec![delay_row("plain veth", &AccuracyPath::new(false)?, Duration::ZERO)?];
@@ -143,7 +144,7 @@ impl Quantiles {
     }
 }
 
-/// Finds the highest rate, in steps of a tenth, at which no probe of a second is lost.
+/// Returns the highest rate at which no probe of a second is lost. Each rate tried is 10 % above the previous one.
 fn max_packets_per_second(path: &AccuracyPath) -> Result<u64> {
     let whole = |rate: u64| -> Result<Option<u64>> {
         let (arrivals, sending) = path.probe_timed(rate as usize, rate, false)?;
@@ -152,7 +153,7 @@ fn max_packets_per_second(path: &AccuracyPath) -> Result<u64> {
     };
     let mut best = 0;
     let mut rate = 10_000;
-    // A rate that the sender does not reach shows nothing about the link.
+    // Stop once the sender cannot reach the rate, since that says nothing about the link.
     while let Some(reached) = whole(rate)?
         && reached > best
     {
@@ -170,14 +171,14 @@ fn loss_row(path: &AccuracyPath, asked: f64) -> Result<LossRow> {
     Ok(LossRow { asked, measured: 1.0 - arrived as f64 / PROBES as f64, sigma })
 }
 
-/// Offers half more than the link takes, and measures between the first arrival and the last. The queue holds 200 ms,
-/// so that a sender that stalls does not leave the link without work.
+/// Sends 50 % more than the link's rate, and measures the rate between the first and the last arrival. The queue holds
+/// 200 ms, so the link never idles while the sender stalls.
 fn rate_row(path: &AccuracyPath, asked: u64) -> Result<RateRow> {
     let queue_bytes = Some((asked / 8 / 5) as usize);
     path.set(Impairment { rate: Some(asked), queue_bytes, ..Impairment::default() })?;
     let offered = asked * 3 / 2 / (FRAME as u64 * 8);
     let arrivals = path.probe(offered as usize * 2, offered)?;
-    let (first, last) = arrivals.first().zip(arrivals.last()).context("nothing arrived")?;
+    let (first, last) = arrivals.first().zip(arrivals.last()).context("no probe arrived")?;
     let bits = (arrivals.len() - 1) as f64 * FRAME as f64 * 8.0;
     let measured = bits / ((last.arrived - first.arrived) as f64 / 1e9);
     Ok(RateRow {
@@ -187,15 +188,15 @@ fn rate_row(path: &AccuracyPath, asked: u64) -> Result<RateRow> {
     })
 }
 
-/// A lab of two nodes and one link, with a socket at each end.
+/// A lab with two nodes and one link, and a socket on each node.
 struct AccuracyPath {
     tx: UdpSocket,
     rx: UdpSocket,
-    // The field is the last: the sockets live in its namespaces.
+    // The lab is dropped last, since the sockets are in its namespaces.
     lab: Lab,
 }
 
-/// Times of a probe by the wall clock, ns.
+/// Times of a probe by the real-time clock, ns.
 struct AccuracyArrival {
     sent: i64,
     arrived: i64,
@@ -231,10 +232,10 @@ impl AccuracyPath {
         Ok(self.probe_timed(count, per_second, true)?.0)
     }
 
-    /// Returns the arrivals, and how long the sending took.
+    /// Sends probes. Returns the arrivals and the duration of the sending.
     ///
-    /// A punctual sender has priority over others. A probe that loses the CPU between its stamp and its send would
-    /// measure the sender, and so would a limited link without work.
+    /// A `punctual` sender has real-time priority. Without it, a probe may lose the CPU between taking the time and
+    /// sending. The measurement would then be of the sender.
     fn probe_timed(
         &self,
         count: usize,
@@ -258,7 +259,7 @@ impl AccuracyPath {
         })
     }
 
-    /// Sends evenly, or by the millisecond above [`BULK`] per second.
+    /// Sends probes evenly, or, above [`BULK`] per second, those of each millisecond together.
     fn send(&self, count: usize, per_second: u64) -> Result<Duration> {
         let mut payload = [0u8; PAYLOAD];
         let start = Instant::now();
@@ -295,8 +296,8 @@ impl AccuracyPath {
                 }),
                 Err(nix::errno::Errno::EAGAIN) if last_call => return Ok(arrivals),
                 Err(nix::errno::Errno::EAGAIN) => {
-                    // The check is made only in silence, since it locks the link, and we may lose the CPU while we hold
-                    // the lock.
+                    // This is only checked in silence. The check locks the link, and this thread may lose the CPU while
+                    // it holds the lock.
                     last_call = sent_all.load(Ordering::Relaxed) && self.is_idle()?;
                     continue;
                 }

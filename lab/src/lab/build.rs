@@ -1,4 +1,4 @@
-//! Builds a topology: namespaces, devices, addresses, routes and emulated links.
+//! Builds the network of a topology: namespaces, devices, addresses, routes and emulated links.
 
 use std::cell::LazyCell;
 
@@ -11,7 +11,8 @@ use super::shape::Shaper;
 use super::topology::{LinkDirection, LinkSpec, NodeInterface, NodePlan, Topology, plan};
 use super::{Driver, LabLink, LabNetwork, LabNode, Result, Wires};
 
-/// The namespace that holds the inner ends of emulated links. A node's name cannot be that long.
+/// Name of the namespace with the inner ends of emulated links. It is longer than a node's name may be, so it is
+/// unique.
 const EMULATOR: &str = "link-emulator";
 
 pub(super) fn build(topology: &Topology) -> Result<LabNetwork> {
@@ -25,13 +26,13 @@ pub(super) fn build(topology: &Topology) -> Result<LabNetwork> {
         claim.netns(&plan.name).enter(quiet_ipv6)??;
     }
     ip(&devices(topology, &kinds, &plans, &claim))?;
-    // The inner ends come up first, so that the nodes' ends have a carrier.
+    // The inner ends are brought up first, so that the nodes' devices have a carrier.
     middle.enter(|| raise_inner_ends(&kinds))??;
     for plan in &plans {
         let netns = claim.netns(&plan.name);
         netns.enter(|| configure(plan, topology.offloads))??;
     }
-    // The links start last, so that no frame arrives before the far end is up.
+    // The links are started last, so that no frame arrives before the receiving device is up.
     let links = middle.enter(|| start_links(topology, &kinds, &plans, &claim))??;
     let nodes = plans
         .into_iter()
@@ -50,7 +51,7 @@ enum BuildKind {
     Emulated,
 }
 
-/// Returns how each link is built. It runs inside the emulator's namespace, where netem can be tried.
+/// Returns how each link is built. It must be called in the emulator's namespace, where netem is tried out.
 fn kinds(topology: &Topology) -> Vec<BuildKind> {
     let has_netem = LazyCell::new(netem::is_available);
     let kind = |link| match topology.is_emulated(link) {
@@ -61,8 +62,8 @@ fn kinds(topology: &Topology) -> Vec<BuildKind> {
     topology.links.iter().map(kind).collect()
 }
 
-/// Turns off link-local addresses, router solicitations and duplicate detection. Links then carry only what nodes send,
-/// and a multicast listener report or two when they come up. It applies to devices that are made afterwards.
+/// Turns off link-local addresses, router solicitations and duplicate address detection. Links then carry only what
+/// nodes send, and a few multicast listener reports when they come up. It affects devices that are created afterwards.
 fn quiet_ipv6() -> Result<()> {
     sysctl("ipv6/conf/default/addr_gen_mode", "1")?;
     sysctl("ipv6/conf/default/accept_dad", "0")?;
@@ -70,7 +71,7 @@ fn quiet_ipv6() -> Result<()> {
     sysctl("ipv6/conf/default/router_solicitations", "0")
 }
 
-/// Returns `ip` lines that make the veth pairs of all links.
+/// Returns the lines for `ip -batch` that create the veth pairs of all links.
 fn devices(topology: &Topology, kinds: &[BuildKind], plans: &[NodePlan], claim: &LabClaim) -> Vec<String> {
     let mut lines = Vec::new();
     for (index, (link, kind)) in topology.links.iter().zip(kinds).enumerate() {
@@ -88,7 +89,7 @@ fn devices(topology: &Topology, kinds: &[BuildKind], plans: &[NodePlan], claim: 
     lines
 }
 
-/// Returns `DEVICE address MAC netns NAME` of a node's end of a link.
+/// Returns the arguments `DEVICE address MAC netns NAME` for a node's end of a link.
 fn outer_end(plans: &[NodePlan], claim: &LabClaim, link: &LinkSpec, end: usize) -> String {
     let node = &link.ends[end];
     let describe = |NodeInterface { device, mac, .. }: &NodeInterface| {
@@ -106,7 +107,7 @@ fn inner_ends(index: usize) -> [String; 2] {
     [format!("link{index}a"), format!("link{index}b")]
 }
 
-/// Brings the devices up. It runs inside the emulator's namespace.
+/// Brings up the inner ends of emulated links. It must be called in the emulator's namespace.
 fn raise_inner_ends(kinds: &[BuildKind]) -> Result<()> {
     let emulated = kinds.iter().enumerate().filter(|(_, kind)| **kind == BuildKind::Emulated);
     let inner: Vec<String> = emulated.flat_map(|(index, _)| inner_ends(index)).collect();
@@ -114,7 +115,7 @@ fn raise_inner_ends(kinds: &[BuildKind]) -> Result<()> {
     ip(&inner.iter().map(|device| format!("link set {device} up")).collect::<Vec<_>>())
 }
 
-/// Starts the links. It runs inside the emulator's namespace.
+/// Starts all links. It must be called in the emulator's namespace.
 fn start_links(
     topology: &Topology,
     kinds: &[BuildKind],
@@ -143,7 +144,7 @@ fn attach_netem(link: &LinkSpec, plans: &[NodePlan], claim: &LabClaim) -> Result
 
 fn start_wires(topology: &Topology, index: usize, link: &LinkSpec) -> Result<Wires> {
     let [a, b] = inner_ends(index);
-    // Each direction has its own stream of random numbers.
+    // Each direction has random numbers of its own.
     let seed = |direction: u64| topology.seed.wrapping_add((index as u64) << 1 | direction);
     let wire = |from, to, impairment: &Impairment, seed| {
         let shaper = Shaper::new(impairment.clone(), seed);
@@ -155,7 +156,7 @@ fn start_wires(topology: &Topology, index: usize, link: &LinkSpec) -> Result<Wir
     })
 }
 
-/// Configures a node's devices and routes. It runs inside the node's namespace.
+/// Configures a node's devices and routes. It must be called in the node's namespace.
 fn configure(plan: &NodePlan, offloads: bool) -> Result<()> {
     sysctl("ipv4/ip_forward", "1")?;
     sysctl("ipv6/conf/all/forwarding", "1")?;
@@ -168,7 +169,8 @@ fn configure(plan: &NodePlan, offloads: bool) -> Result<()> {
         lines.push(format!("address add {}/24 dev {device}", own.v4));
         lines.push(format!("address add {}/64 dev {device} nodad", own.v6));
         lines.push(format!("link set {device} up"));
-        // Neighbours are known, so neither ARP nor neighbour discovery meets loss, or appears in the counts.
+        // Static neighbour entries: ARP and neighbour discovery would suffer from losses, and would be counted as
+        // frames.
         for address in [peer.v4.to_string(), peer.v6.to_string()] {
             lines.push(format!("neighbour add {address} lladdr {} dev {device} nud permanent", peer.mac));
         }

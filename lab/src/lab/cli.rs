@@ -1,4 +1,4 @@
-//! `millrace-lab lab`: commands that make and change labs.
+//! `millrace-lab lab`: commands that create, change and remove labs.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -23,7 +23,7 @@ use super::{Lab, registry};
 
 use crate::{hostile, receivers};
 
-/// Time that a command gets to end after a signal, and a lab to come up or go down.
+/// Time that a command may take to end after a signal, and that a lab may take to come up or go down.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The line that `lab up` prints once the lab is up.
@@ -73,10 +73,10 @@ struct LabShapeArgs {
     /// Impair a link: `LINK[:forward|:backward] KEY=VALUE ...`; LINK may be `all`
     #[arg(long, value_name = "SETTINGS")]
     impair: Vec<String>,
-    /// Put every link through the emulator, so that all can be changed while up
+    /// Use the emulator for every link, so that each can be changed while the lab is up
     #[arg(long)]
     emulate: bool,
-    /// Seed of the emulator's random decisions; netem is not used, since it takes none
+    /// Seed of the emulator's random decisions; netem is not used then, since it has no seed
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -88,7 +88,7 @@ struct RunCommand {
     /// Run the command inside this node instead of outside of the lab
     #[arg(long, value_name = "NODE")]
     r#in: Option<String>,
-    /// The command; it finds the lab in LAB_ID and its addresses in LAB_<NODE>_V4 and LAB_<NODE>_V6
+    /// Command to run; it finds the lab in LAB_ID and its addresses in LAB_<NODE>_V4 and LAB_<NODE>_V6
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
@@ -104,7 +104,7 @@ struct Up {
 
 #[derive(Debug, clap::Args)]
 struct Which {
-    /// Lab, if more than one is up; default: LAB_ID
+    /// ID of the lab, if more than one is up; LAB_ID by default
     #[arg(long, value_name = "ID")]
     lab: Option<String>,
 }
@@ -200,11 +200,12 @@ fn run_in_lab(run: &RunCommand) -> Result<()> {
             signal = signals.recv() => end(&mut child, signal).await,
         }
     })?;
+    // As in a shell, the exit status after a signal is 128 plus the signal's number.
     std::process::exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
 }
 
-/// Returns the variables that tell a command about the lab: `LAB_ID`, `LAB_RELAY_V4`, `LAB_RELAY_V6`,
-/// `LAB_RELAY_NETNS`, ...
+/// Returns the environment variables that describe the lab to a command: `LAB_ID`, `LAB_RELAY_V4`, `LAB_RELAY_V6`,
+/// `LAB_RELAY_NETNS`, and so on.
 fn environment(lab: &Lab) -> Vec<(String, String)> {
     let mut list = vec![("LAB_ID".to_owned(), lab.id().to_owned())];
     for node in lab.nodes() {
@@ -216,10 +217,10 @@ fn environment(lab: &Lab) -> Vec<(String, String)> {
     list
 }
 
-/// Ends the command with the signal, and kills it if it goes on.
+/// Ends the command with the signal, and kills it if that does not help.
 ///
-/// The terminal sends Ctrl-C to all processes in the foreground, so the command has received it as well. A second one
-/// would mean "at once". A command that goes on nevertheless gets SIGTERM.
+/// The terminal sends Ctrl-C to all foreground processes, so the command has received it already. A second SIGINT would
+/// mean "end at once" to many programs. So the command gets time first, and then SIGTERM.
 async fn end(child: &mut tokio::process::Child, mut signal: Signal) -> Result<ExitStatus> {
     if signal == Signal::SIGINT {
         if let Ok(status) = tokio::time::timeout(GRACE, child.wait()).await {
@@ -253,7 +254,7 @@ fn up(shape: &LabShapeArgs) -> Result<()> {
     })
 }
 
-/// Runs the same command in the background, and waits until it is ready.
+/// Runs the same command in the background, and waits until the lab is ready.
 fn up_detached() -> Result<()> {
     let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");
     let mut child = Command::new(std::env::current_exe()?)
@@ -261,6 +262,7 @@ fn up_detached() -> Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // A process group of its own, so that Ctrl-C in this terminal does not end the lab.
         .process_group(0)
         .spawn()?;
     let lines = BufReader::new(child.stdout.take().context("no output")?).lines();
@@ -278,7 +280,7 @@ fn up_detached() -> Result<()> {
 
 fn down(which: &Which) -> Result<()> {
     let id = which.find()?;
-    let owner = registry::owner(&id).with_context(|| format!("lab {id} has no owner"))?;
+    let owner = registry::owner(&id).with_context(|| format!("lab {id} has no owner process"))?;
     kill(Pid::from_raw(owner), Signal::SIGTERM)?;
     let start = Instant::now();
     while registry::live().contains(&id) {
@@ -308,14 +310,14 @@ fn show_status(json: bool) -> Result<()> {
     let ask = |id: String| match control::ask(&id, &LabRequest::Status) {
         Ok(status) => Some(status),
         Err(error) => {
-            eprintln!("lab {id} is not to be asked now, it may be coming up or going down: {error}");
+            eprintln!("lab {id} does not answer; it may be coming up or going down: {error}");
             None
         }
     };
     let labs: Vec<Status> = registry::live().into_iter().filter_map(ask).collect();
     let dead = registry::dead();
     let left = format!(
-        "left behind by processes that ended: {}; `millrace-lab lab clean` removes it",
+        "left behind by processes that ended: {}; `millrace-lab lab clean` removes these labs",
         dead.join(", ")
     );
     let left = Some(indented(&left, WIDTH, "  ")).filter(|_| !dead.is_empty());
@@ -370,17 +372,17 @@ impl Which {
         match (asked, live.as_slice()) {
             (Some(id), _) if live.contains(&id) => Ok(id),
             (Some(id), []) => bail!("lab {id} is not up, nor any other"),
-            (Some(id), _) => bail!("lab {id} is not up; there are {}", live.join(", ")),
+            (Some(id), _) => bail!("lab {id} is not up; the labs that are up are {}", live.join(", ")),
             (None, [id]) => Ok(id.clone()),
             (None, []) => bail!("no lab is up"),
-            (None, _) => bail!("more than one lab is up: say with --lab which of {}", live.join(", ")),
+            (None, _) => bail!("more than one lab is up: choose one of {} with --lab", live.join(", ")),
         }
     }
 }
 
 struct StatusText<'a>(&'a Status);
 
-/// Width of lines, which any terminal has.
+/// Width of output lines, characters. Every terminal is at least that wide.
 const WIDTH: usize = 80;
 
 impl fmt::Display for StatusText<'_> {
@@ -420,7 +422,7 @@ impl fmt::Display for LinkText<'_> {
     }
 }
 
-/// Writes a text as lines that fit, further ones indented by two more.
+/// Writes a text in lines of at most [`WIDTH`]. Further lines are indented by two more.
 fn line(f: &mut fmt::Formatter<'_>, indent: &str, text: &str) -> fmt::Result {
     writeln!(
         f,

@@ -1,6 +1,7 @@
-//! Serves a running lab: its timeline, and the socket for `millrace-lab lab set` and `status`.
+//! Threads of a running lab: one applies the timeline's events, one serves the socket for `millrace-lab lab set` and
+//! `status`.
 //!
-//! One connection carries one request and one answer, each a line of JSON.
+//! Each connection to the socket carries one request and one answer, each a line of JSON.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +18,7 @@ use super::shape::FrameCounters;
 use super::topology::{Directions, LinkDirection, LinkEvent, NodeInterface};
 use super::{Error, LabLink, LabNetwork, Result, registry};
 
-/// Longest wait for a client. One that sends nothing must not hold up the others.
+/// Longest wait for a client's request, since clients are served one after the other.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -85,7 +86,7 @@ impl WireStatus {
     }
 }
 
-/// Sends a request to a live lab.
+/// Sends a request to a running lab. Returns its status.
 pub(super) fn ask(id: &str, request: &LabRequest) -> Result<Status> {
     let io = |source| Error::Io { what: format!("talk to lab {id}"), source };
     let mut stream = UnixStream::connect(registry::control_socket(id)).map_err(io)?;
@@ -95,7 +96,7 @@ pub(super) fn ask(id: &str, request: &LabRequest) -> Result<Status> {
     answer.map_err(Error::Invalid)
 }
 
-/// The threads of a lab, which end when it is dropped.
+/// The threads of a lab. They end when this is dropped.
 pub(super) struct Background {
     socket: PathBuf,
     stop: Option<Sender<()>>,
@@ -121,7 +122,7 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // An empty request ends the server: see `serve`.
+        // An empty request ends the server; see `serve`.
         let asked = UnixStream::connect(&self.socket).and_then(|mut stream| stream.write_all(b"\n"));
         if asked.is_err() {
             self.server = None;
@@ -147,7 +148,7 @@ fn play(net: &LabNetwork, mut events: Vec<LinkEvent>, stopped: &Receiver<()>) {
     }
 }
 
-/// Answers requests until a client sends an empty line, with which the owner ends the thread.
+/// Answers requests until one is an empty line. The lab's owner sends that to end the thread.
 fn serve(net: &LabNetwork, listener: &UnixListener) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
@@ -161,7 +162,7 @@ fn serve(net: &LabNetwork, listener: &UnixListener) {
         let answer = serde_json::from_str(&line)
             .map_err(|error| error.to_string())
             .and_then(|request| handle(net, request).map_err(|error| error.to_string()));
-        // The client may be gone.
+        // A write error is ignored: the client may be gone.
         let _ = write_line(&mut stream, &answer);
     }
 }

@@ -1,7 +1,7 @@
-//! One direction of an emulated link: a thread that moves frames from one packet socket to another through a
+//! One direction of an emulated link: a thread that passes frames from one packet socket to another one through a
 //! [`Shaper`].
 //!
-//! Delays count from the kernel's receive timestamp, so that only the wake-up before sending adds to them.
+//! Delays start at the kernel's receive timestamp. So only the wake-up before sending makes them longer.
 
 use std::io::{IoSlice, IoSliceMut, PipeReader, PipeWriter, Write as _};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,13 +23,13 @@ use super::impair::{Impairment, Settings};
 use super::shape::{FrameCounters, Shaper};
 use super::{Error, Result};
 
-/// Frames per system call.
+/// Largest number of frames per system call.
 const BATCH: usize = 64;
 
-/// Socket buffer for bursts while the thread waits for its CPU.
+/// Size of the socket buffer, bytes. It holds bursts while the thread waits for a CPU.
 const SOCKET_BUFFER: usize = 64 << 20;
 
-/// Priority of SCHED_FIFO. It is low: above ordinary threads, below those that ask for more.
+/// Priority of the thread under SCHED_FIFO. The lowest one is enough to precede all ordinary threads.
 const PRIORITY: &str = "1";
 
 const ETHERNET_HEADER: usize = 14;
@@ -52,7 +52,7 @@ nix::getsockopt_impl!(
     sockopt::GetStruct<libc::tpacket_stats>
 );
 
-/// A running direction of an emulated link; dropping it cuts the wire.
+/// A running direction of an emulated link. Dropping it stops the forwarding of frames.
 pub struct EmulatedWire {
     shaper: Arc<Mutex<Shaper>>,
     input: Arc<OwnedFd>,
@@ -62,8 +62,8 @@ pub struct EmulatedWire {
 }
 
 impl EmulatedWire {
-    /// Moves frames from the device `from` to the device `to`, both in the calling thread's namespace. The devices must
-    /// be up, and carry frames of up to `mtu` bytes and an Ethernet header.
+    /// Starts to pass frames from the device `from` to the device `to`, both in the calling thread's namespace. The
+    /// devices must be up, and must carry frames of `mtu` bytes plus the Ethernet header.
     pub fn start(from: &str, to: &str, mtu: usize, shaper: Shaper) -> Result<Self> {
         let io = |source: Errno| Error::Io {
             what: format!("packet socket {from} -> {to}"),
@@ -98,7 +98,7 @@ impl EmulatedWire {
         self.wake();
     }
 
-    /// Changes the named settings, and leaves the rest.
+    /// Changes the given settings, and keeps the others.
     pub fn change(&self, settings: &Settings) -> Result<()> {
         let mut shaper = self.shaper.lock();
         let mut changed = shaper.settings().clone();
@@ -110,7 +110,7 @@ impl EmulatedWire {
     }
 
     pub fn counters(&self) -> FrameCounters {
-        // Reading the statistics resets them.
+        // The kernel resets these statistics on each read, so they are added to a total.
         let dropped =
             socket::getsockopt(&self.input, PacketStatistics).map_or(0, |statistics| statistics.tp_drops);
         let mut shaper = self.shaper.lock();
@@ -119,7 +119,7 @@ impl EmulatedWire {
     }
 
     fn wake(&self) {
-        // The write fails only once the thread is gone.
+        // A write error is ignored: it means that the thread has ended.
         let _ = (&self.waker).write(&[0]);
     }
 }
@@ -134,7 +134,7 @@ impl Drop for EmulatedWire {
     }
 }
 
-/// Opens a packet socket that receives every frame that enters through `device`.
+/// Opens a packet socket that receives every frame that arrives at `device`.
 pub(super) fn input(device: &str) -> nix::Result<OwnedFd> {
     let fd = socket::socket(
         socket::AddressFamily::Packet,
@@ -149,7 +149,7 @@ pub(super) fn input(device: &str) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Opens a packet socket that sends through `device` and receives nothing.
+/// Opens a packet socket that sends through `device` and receives no frames.
 pub(super) fn output(device: &str) -> nix::Result<OwnedFd> {
     let fd = socket::socket(
         socket::AddressFamily::Packet,
@@ -163,16 +163,16 @@ pub(super) fn output(device: &str) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Returns the packet address of a device. Its protocol is 0, so that bind keeps the socket's own.
+/// Returns the link-layer address of a device. Its protocol is 0, so that bind keeps the socket's own protocol.
 fn address(device: &str) -> nix::Result<LinkAddr> {
     let of_device = nix::ifaddrs::getifaddrs()?.filter(|entry| entry.interface_name == device);
     of_device.filter_map(|entry| entry.address?.as_link_addr().copied()).next().ok_or(Errno::ENODEV)
 }
 
-/// Gives the calling thread priority over all ordinary ones and exact timers, since a wire does not wait for a CPU.
-/// Where that is not allowed, links work less exactly.
+/// Gives the calling thread real-time priority and exact timers, as frames would not wait for a CPU on a real wire.
+/// Without permission for that, links are less exact.
 pub(super) fn be_punctual() {
-    // The default slack lets the kernel wake us 50 us late.
+    // With the default timer slack, the kernel may wake the thread 50 us late.
     let _ = nix::sys::prctl::set_timerslack(1);
     let thread = nix::unistd::gettid().to_string();
     match Command::new("chrt").args(["--fifo", "--pid", PRIORITY, &thread]).output() {
@@ -215,7 +215,7 @@ impl FramePump {
         }
     }
 
-    /// Sends frames that are due, and returns when the next one is.
+    /// Sends the frames that are due. Returns when the next frame is due.
     fn deliver(&self) -> Option<Instant> {
         loop {
             let mut shaper = self.shaper.lock();
@@ -243,7 +243,8 @@ impl FramePump {
                 Err(_) => 0,
             };
             if sent == 0 {
-                // The first frame cannot be sent: the device is down, or memory is short.
+                // The first frame of the batch cannot be sent: the device is down, or memory is short. Count it as
+                // overrun.
                 self.shaper.lock().count_overrun(1);
             }
             frames = frames.get(sent.max(1)..).unwrap_or_default();
@@ -263,7 +264,7 @@ impl FramePump {
         Ok(())
     }
 
-    /// Reads one batch of frames that have arrived.
+    /// Reads a batch of frames that have arrived.
     fn collect(&self, inbox: &mut FrameBatch) -> nix::Result<()> {
         let arrived = inbox.receive(&self.input)?;
         let mut shaper = self.shaper.lock();
@@ -279,7 +280,7 @@ impl FramePump {
 /// Buffers for a batch of received frames.
 struct FrameBatch {
     frames: Vec<Vec<u8>>,
-    /// Headers that are made once: since every frame has a timestamp, the room for it in each stays the same.
+    /// Message headers, which are reused. Each has room for the timestamp that every frame has.
     headers: MultiHeaders<LinkAddr>,
 }
 
@@ -289,7 +290,7 @@ impl FrameBatch {
         Self { frames: vec![vec![0; frame_size]; BATCH], headers }
     }
 
-    /// Returns arrival time and length of the first of `frames`.
+    /// Receives a batch. Returns the arrival time and the length of each frame; the data is in `frames`.
     fn receive(&mut self, socket: &OwnedFd) -> nix::Result<Vec<(Instant, usize)>> {
         let mut slices: Vec<[IoSliceMut; 1]> =
             self.frames.iter_mut().map(|frame| [IoSliceMut::new(frame)]).collect();

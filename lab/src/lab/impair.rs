@@ -1,7 +1,7 @@
 //! Impairments of packets in one direction of a link, and their textual form.
 //!
-//! Topology files, timelines, flags and `millrace-lab lab set` all use the same `key = value` settings, read by
-//! [`Impairment::assign`].
+//! Topology files, timelines, command-line options and `millrace-lab lab set` all use the same `key = value` settings,
+//! which [`Impairment::assign`] reads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use millrace_daemon::duration::{self, number_and_unit};
 use serde::{Deserialize, Serialize};
 
-/// Queue length when `rate` is set and neither queue limit is; netem's default.
+/// Queue length if `rate` is set and neither queue limit is. It is netem's default.
 pub const DEFAULT_QUEUE_PACKETS: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,42 +46,42 @@ pub enum JitterShape {
     /// Uniform within `delay ± jitter`.
     #[default]
     Uniform,
-    /// Normal around `delay` with standard deviation `jitter`, cut off at four of them.
+    /// Normal distribution around `delay` with standard deviation `jitter`, cut off at four standard deviations.
     Normal,
 }
 
-/// One direction of a link. The default is a perfect wire.
+/// Impairment of one direction of a link. The default impairs nothing.
 ///
-/// A frame first waits in the queue until `rate` lets it go, then meets loss, duplication, delay, jitter and
-/// reordering on the wire.
+/// A frame first waits in the queue for its turn at `rate`. On the wire it then meets loss, duplication, delay, jitter
+/// and reordering.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Settings")]
 pub struct Impairment {
     pub delay: Duration,
-    /// Random part of the delay. It never reorders: a frame leaves no earlier than the one before it. `reorder` does
-    /// that.
+    /// Random part of the delay. It never reorders frames: none leaves earlier than the one before it. Use `reorder`
+    /// for that.
     pub jitter: Duration,
     pub jitter_shape: JitterShape,
-    /// Probability of loss; with bursts, of loss outside of a burst.
+    /// Probability that a frame is lost. With bursts, it applies outside of bursts.
     pub loss: f64,
-    /// Gilbert-Elliott model: probability per frame that a burst starts ("p").
+    /// Probability per frame that a burst starts (`p` in the Gilbert-Elliott model).
     pub burst_start: f64,
-    /// Probability per frame that a burst ends ("r").
+    /// Probability per frame that a burst ends (`r` in the Gilbert-Elliott model).
     pub burst_end: f64,
-    /// Probability of loss within a burst ("1 - h").
+    /// Probability that a frame is lost within a burst (`1 - h` in the Gilbert-Elliott model).
     pub burst_loss: f64,
     /// Probability that a frame arrives twice.
     pub duplicate: f64,
-    /// Probability that a frame is held back by `reorder_by`, so that the ones behind overtake it.
+    /// Probability that a frame is held back by `reorder_by`, so that later frames overtake it.
     pub reorder: f64,
     pub reorder_by: Duration,
-    /// Bits per second of Ethernet frames (without preamble and checksum).
+    /// Rate of the link, bits per second of Ethernet frames without preamble and checksum.
     pub rate: Option<u64>,
-    /// Frames that may wait for `rate`, the one being sent included; more are dropped at the tail.
+    /// Largest number of frames that wait for `rate`, including the one being sent. Further ones are dropped.
     pub queue_packets: Option<usize>,
-    /// Bytes that may wait for `rate`.
+    /// Largest number of bytes that wait for `rate`.
     pub queue_bytes: Option<usize>,
-    /// IP packets longer than this disappear: a black hole for path MTU discovery.
+    /// Largest IP packet, bytes. Longer ones are dropped silently, which is a black hole for path MTU discovery.
     pub mtu: Option<usize>,
 }
 
@@ -111,14 +111,14 @@ impl Impairment {
         *self == Self::default()
     }
 
-    /// Parses `delay=10ms loss=5%`.
+    /// Parses settings such as `delay=10ms loss=5%` into an impairment.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut impairment = Self::default();
         impairment.apply(&Settings::parse(text)?)?;
         Ok(impairment)
     }
 
-    /// Changes the named settings only, and nothing at all if one of them is wrong.
+    /// Changes the given settings, or none of them if one is invalid.
     pub fn apply(&mut self, settings: &Settings) -> Result<(), Error> {
         let mut changed = self.clone();
         for (key, value) in &settings.0 {
@@ -158,7 +158,7 @@ impl Impairment {
         Ok(())
     }
 
-    /// Returns every setting that differs from its default.
+    /// Returns all settings that differ from the default, as text.
     fn settings(&self) -> Vec<(&'static str, String)> {
         let perfect = Self::default();
         let mut list = Vec::new();
@@ -207,13 +207,13 @@ impl TryFrom<Settings> for Impairment {
     }
 }
 
-/// Settings as they were written, in order, not yet checked.
+/// Settings as they were written, in their order. They are not checked yet.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, Scalar>", into = "BTreeMap<String, String>")]
 pub struct Settings(pub Vec<(String, String)>);
 
 impl Settings {
-    /// Parses `delay=10ms loss=5%`.
+    /// Parses settings such as `delay=10ms loss=5%`, without checking the values.
     pub fn parse(text: &str) -> Result<Self, Error> {
         text.split_whitespace().map(assignment).collect::<Result<_, _>>().map(Self)
     }
@@ -228,7 +228,7 @@ fn assignment(word: &str) -> Result<(String, String), Error> {
     }
 }
 
-/// A setting's value in TOML or JSON: `"10ms"`, `0.05`, `100`.
+/// Value of a setting in TOML or JSON, such as `"10ms"`, `0.05` or `100`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Scalar {

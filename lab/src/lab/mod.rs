@@ -1,8 +1,8 @@
-//! `millrace-lab lab`: networks out of namespaces and emulated links.
+//! `millrace-lab lab`: networks of namespaces and emulated links.
 //!
-//! [`Lab::new`] builds a [`Topology`]; dropping the lab removes everything, processes inside included. A lab
-//! whose owner died without dropping it is removed when the next one starts, or by [`clean`]; a process that
-//! should not die by a signal without dropping its labs calls [`remove_on_signal`].
+//! [`Lab::new`] builds a [`Topology`]. Dropping the lab removes everything, including processes inside. A lab whose
+//! owner died without dropping it is removed when the next one starts, or by [`clean`]. A program that must remove its
+//! labs when a signal ends it calls [`remove_on_signal`].
 //!
 //! ```no_run
 //! use millrace_lab::lab::{LinkDirection, Impairment, Lab, Topology};
@@ -56,7 +56,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("a lab needs root: it makes network namespaces")]
+    #[error("a lab needs root, since it creates network namespaces")]
     NotRoot,
     #[error(transparent)]
     Topology(#[from] TopologyError),
@@ -70,21 +70,21 @@ pub enum Error {
     NoNode { name: String, known: String },
     #[error("link `{0}` is a plain veth; give it `emulate = true` to change it while it is up")]
     NotEmulated(String),
-    #[error("link `{0}` is netem's, which cannot do that; give it `emulate = true`")]
+    #[error("link `{0}` is impaired by netem, which cannot do that; give it `emulate = true`")]
     NotByNetem(String),
     #[error("{0}")]
     Invalid(String),
 }
 
-/// A network that is up, until it is dropped.
+/// A running network. Dropping it removes the network.
 pub struct Lab {
-    // The fields' order is that of removal: users of the links, then the links, then the namespaces.
+    // Fields are dropped in this order: the threads that use links, then links and namespaces.
     _background: Background,
     net: Arc<LabNetwork>,
 }
 
 impl Lab {
-    /// Builds the topology and starts its events. Needs root, `ip`, `nsenter` and `ethtool`.
+    /// Builds the topology and starts its timeline. Needs root and the programs `ip`, `nsenter` and `ethtool`.
     pub fn new(topology: &Topology) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
             return Err(Error::NotRoot);
@@ -95,7 +95,7 @@ impl Lab {
         Ok(Self { _background: background, net })
     }
 
-    /// Returns `mr-PID.N`: the prefix of its namespaces, and its name for `millrace-lab lab --lab`.
+    /// Returns the lab's ID, `mr-PID.N`. It is the prefix of its namespaces, and the name for `millrace-lab lab --lab`.
     pub fn id(&self) -> &str {
         self.net.claim.id()
     }
@@ -117,11 +117,11 @@ impl Lab {
     }
 }
 
-/// Nodes and links, shared with the threads that serve them.
+/// Nodes and links, which the lab shares with its threads.
 struct LabNetwork {
     nodes: Vec<LabNode>,
     links: Vec<LabLink>,
-    // The field is the last: links end before their namespaces.
+    // The claim is dropped last: links must end before their namespaces are removed.
     claim: LabClaim,
 }
 
@@ -141,7 +141,7 @@ impl LabNetwork {
     }
 }
 
-/// A host of the lab: a network namespace with an interface per link.
+/// A host of the lab: a network namespace with one interface per link.
 pub struct LabNode {
     name: String,
     netns: Netns,
@@ -161,27 +161,27 @@ impl LabNode {
         &self.interfaces
     }
 
-    /// Returns the interface on a link; its `device` is `to-PEER`.
+    /// Returns the interface on a link. Its `device` is named `to-PEER`.
     pub fn interface(&self, link: &str) -> Option<&NodeInterface> {
         self.interfaces.iter().find(|interface| interface.link == link)
     }
 
-    /// Returns the address on the node's first link. Every node reaches every address of every other.
+    /// Returns the IPv4 address on the node's first link. Every node can reach every address of the lab.
     pub fn addr_v4(&self) -> Ipv4Addr {
         self.interfaces.first().map_or(Ipv4Addr::LOCALHOST, |interface| interface.v4)
     }
 
-    /// Returns the address on the node's first link.
+    /// Returns the IPv6 address on the node's first link.
     pub fn addr_v6(&self) -> Ipv6Addr {
         self.interfaces.first().map_or(Ipv6Addr::LOCALHOST, |interface| interface.v6)
     }
 
-    /// Returns a command that runs inside; the child's process ID is the program's.
+    /// Returns a command that runs inside the node. The process ID of the child is that of the program.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
         self.netns.command(program)
     }
 
-    /// Runs `work` on a thread inside. Sockets and processes made there stay inside.
+    /// Runs `work` in a thread inside the node. Sockets and processes that it creates stay inside.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         self.netns.enter(work)
     }
@@ -199,7 +199,7 @@ struct Wires {
     backward: Driver,
 }
 
-/// Implementation that impairs one direction.
+/// Mechanism that impairs one direction of a link.
 enum Driver {
     Emulator(EmulatedWire),
     Netem(NetemQdisc),
@@ -243,17 +243,17 @@ impl LabLink {
         &self.name
     }
 
-    /// Returns the names of both nodes; `Forward` is from the first to the second.
+    /// Returns the names of the two nodes. The direction `Forward` leads from the first to the second.
     pub fn ends(&self) -> [&str; 2] {
         [&self.ends[0], &self.ends[1]]
     }
 
-    /// Reports whether it can be changed while it is up.
+    /// Reports whether the link can be changed while the lab is up.
     pub fn is_emulated(&self) -> bool {
         self.wires.is_some()
     }
 
-    /// Reports whether the kernel's netem impairs it, and not the emulator.
+    /// Reports whether the kernel's netem impairs the link, instead of the emulator.
     pub fn is_netem(&self) -> bool {
         matches!(&self.wires, Some(Wires { forward: Driver::Netem(_), .. }))
     }
@@ -263,17 +263,17 @@ impl LabLink {
         self.wire(direction)?.set(impairment)
     }
 
-    /// Changes the named settings, and leaves the rest.
+    /// Changes the given settings, and keeps the others.
     pub fn change(&self, directions: Directions, settings: &Settings) -> Result<()> {
         directions.each().iter().try_for_each(|direction| self.wire(*direction)?.change(settings))
     }
 
-    /// Returns the link's current impairment, which is perfect for a plain veth.
+    /// Returns the current impairment of one direction. A plain veth has none.
     pub fn impairment(&self, direction: LinkDirection) -> Impairment {
         self.wire(direction).map(Driver::settings).unwrap_or_default()
     }
 
-    /// Returns frame counts since the lab came up; none for a plain veth.
+    /// Returns the frame counters since the lab came up; `None` for a plain veth.
     pub fn counters(&self, direction: LinkDirection) -> Option<FrameCounters> {
         self.wire(direction).and_then(Driver::counters).ok()
     }

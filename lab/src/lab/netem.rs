@@ -1,9 +1,9 @@
-//! Impairs one direction of a link by the kernel's netem queueing discipline. It is used where the kernel supports it
-//! and where it means the same as the emulator.
+//! Impairs one direction of a link by the kernel's queueing discipline netem. It is used if the kernel supports it and
+//! its result equals the emulator's.
 //!
-//! It sits on the sending node's device, so that nothing but the kernel touches a frame. Jitter in netem reorders
-//! packets, its queue includes packets on the wire, and its random numbers take no seed on most kernels. Links that
-//! want those, a rate, reordering or an MTU go through the emulator.
+//! netem is attached to the sending node's device, so frames stay in the kernel. It differs from the emulator in some
+//! ways: its jitter reorders packets, its queue includes packets on the wire, and on most kernels its random numbers
+//! have no seed. So links with jitter, a rate, reordering or an MTU use the emulator.
 
 use std::process::Command;
 
@@ -15,16 +15,16 @@ use super::netns::{Netns, check};
 use super::shape::FrameCounters;
 use super::{Error, Result};
 
-/// Most frames on the wire: a second at a rate that no lab reaches.
+/// Largest number of frames on the wire. It is never reached: that would be a second at a rate that no lab reaches.
 const LIMIT: &str = "1000000";
 
-/// Reports whether the kernel has netem, by trying it on the loopback device of the calling thread's namespace.
+/// Reports whether the kernel has netem, by attaching it to the loopback device of the calling thread's namespace.
 pub(super) fn is_available() -> bool {
     tc(&["qdisc", "replace", "dev", "lo", "root", "netem"]).is_ok()
         && tc(&["qdisc", "delete", "dev", "lo", "root"]).is_ok()
 }
 
-/// Reports whether netem means the same by these settings.
+/// Reports whether netem has the same effect as the emulator with these settings.
 pub(super) fn can(impairment: &Impairment) -> bool {
     let Impairment { jitter, reorder, rate, mtu, .. } = impairment;
     jitter.is_zero() && *reorder == 0.0 && rate.is_none() && mtu.is_none()
@@ -72,7 +72,7 @@ impl NetemQdisc {
         Ok(())
     }
 
-    /// Reads netem's counters. They do not include duplicates, and count every dropped packet as lost.
+    /// Reads netem's counters. They do not count duplicates, and count every dropped packet as lost.
     pub(super) fn counters(&self) -> Result<FrameCounters> {
         let line = ["-s", "-json", "qdisc", "show", "dev", &self.device, "root"];
         let text = self.netns.enter(|| tc(&line))??;
@@ -85,7 +85,7 @@ fn arguments(settings: &Impairment) -> Vec<String> {
     let micros = format!("{:.3}us", settings.delay.as_nanos() as f64 / 1e3);
     let mut arguments = vec!["netem".to_owned(), "limit".into(), LIMIT.into(), "delay".into(), micros];
     if settings.burst_start > 0.0 {
-        // p, r, loss within a burst, loss outside.
+        // Order of the arguments: p, r, loss within a burst, loss outside.
         let Impairment { burst_start, burst_end, burst_loss, loss, .. } = *settings;
         arguments.extend(["loss".into(), "gemodel".into()]);
         arguments.extend([burst_start, burst_end, burst_loss, loss].map(percent));

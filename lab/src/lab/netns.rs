@@ -1,4 +1,4 @@
-//! Named network namespaces, through `ip` (iproute2) and `setns`.
+//! Named network namespaces, by `ip` (iproute2) and `setns`.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -16,10 +16,10 @@ use super::{Error, Result};
 /// Directory of the namespaces of `ip netns`.
 pub(super) const RUN: &str = "/run/netns";
 
-/// Longest time until killed processes are gone.
+/// Longest wait until killed processes have disappeared.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
-/// A named network namespace, which the lab makes and removes.
+/// A named network namespace that belongs to a lab.
 #[derive(Debug, Clone)]
 pub struct Netns {
     name: String,
@@ -38,15 +38,15 @@ impl Netns {
         Path::new(RUN).join(&self.name)
     }
 
-    /// Returns a command that runs inside. It uses `nsenter` rather than `ip netns exec`, which hides the mounts below
-    /// `/sys`: cgroups, bpffs, tracefs. `nsenter` becomes the program, so the child's process ID is the program's.
+    /// Returns a command that runs inside the namespace, by `nsenter`. `ip netns exec` would hide the mounts below
+    /// `/sys` (cgroups, bpffs, tracefs). `nsenter` executes the program, so the child's process ID is the program's.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.path().display())).arg("--").arg(program);
         command
     }
 
-    /// Runs `work` on a thread inside. Sockets made there, and processes started there, stay inside.
+    /// Runs `work` in a thread inside the namespace. Sockets and processes that it creates stay inside.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let path = self.path();
         let inside =
@@ -64,7 +64,7 @@ impl Netns {
     }
 }
 
-/// Runs `ip -batch` with the lines.
+/// Runs these lines with `ip -batch`.
 pub(super) fn ip(lines: &[String]) -> Result<()> {
     let what = || "run ip (iproute2)".to_owned();
     let mut child = Command::new("ip")
@@ -75,7 +75,8 @@ pub(super) fn ip(lines: &[String]) -> Result<()> {
         .spawn()
         .map_err(|source| Error::Io { what: what(), source })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // `ip` stops reading at the first line that fails, and its error is reported below.
+        // A write error is ignored: `ip` stops reading at the first line that fails, and its own error is reported
+        // below.
         let _ = stdin.write_all(format!("{}\n", lines.join("\n")).as_bytes());
     }
     let output = child.wait_with_output().map_err(|source| Error::Io { what: what(), source })?;
@@ -94,7 +95,7 @@ pub(super) fn create(namespaces: &[Netns]) -> Result<()> {
     ip(&namespaces.iter().map(|netns| format!("netns add {}", netns.name)).collect::<Vec<_>>())
 }
 
-/// Removes namespaces with the processes inside. A missing namespace is no error.
+/// Removes namespaces and kills the processes inside. A missing namespace is no error.
 pub(super) fn remove(namespaces: &[Netns]) -> Result<()> {
     kill_inside(namespaces)?;
     let there = namespaces.iter().filter(|netns| netns.path().exists());
@@ -102,7 +103,7 @@ pub(super) fn remove(namespaces: &[Netns]) -> Result<()> {
     if lines.is_empty() { Ok(()) } else { ip(&lines) }
 }
 
-/// Lists every namespace whose name starts with `prefix`.
+/// Returns all namespaces whose name starts with `prefix`.
 pub(super) fn list(prefix: &str) -> Vec<Netns> {
     let Ok(entries) = std::fs::read_dir(RUN) else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -121,14 +122,14 @@ fn kill_inside(namespaces: &[Netns]) -> Result<()> {
             return Err(Error::Invalid(format!("processes {inside:?} survived SIGKILL")));
         }
         for pid in inside {
-            // A process that is gone already is no error.
+            // An error is ignored: the process may have ended already.
             let _ = kill(pid, Signal::SIGKILL);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Lists processes in one of the namespaces. A zombie is in none.
+/// Returns the processes in these namespaces. Zombies are in no namespace.
 fn processes_in(inodes: &[u64]) -> Vec<Pid> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -140,8 +141,8 @@ fn processes_in(inodes: &[u64]) -> Vec<Pid> {
     pids.map(Pid::from_raw).filter(|pid| *pid != own).filter(inside).collect()
 }
 
-/// Switches off segmentation, merging and checksum offload, which make frames on a veth differ from frames on a wire.
-/// It applies to devices of the calling thread's namespace.
+/// Turns off segmentation, merging and checksum offloads, which make frames on a veth differ from frames on a wire. The
+/// device must be in the calling thread's namespace.
 pub(super) fn disable_offloads(device: &str) -> Result<()> {
     const OFF: [&str; 6] = ["rx", "tx", "tso", "gso", "gro", "tx-udp-segmentation"];
     let mut command = Command::new("ethtool");

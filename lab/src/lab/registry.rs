@@ -1,9 +1,9 @@
-//! Registers the labs of this host and their owners.
+//! Registers the labs of this host and their owner processes.
 //!
-//! A lab is a directory `/run/millrace/lab/ID` with a `lock` that its owner keeps locked and its control socket, and
-//! the namespaces `ID-NODE`. Every process that may open a file may lock it, so only the owner of all labs may open
-//! these. The kernel drops the lock however the owner ends: a lab whose lock is free is dead, and its remains may be
-//! removed. Process IDs, which are used again, decide nothing.
+//! A lab has a directory `/run/millrace/lab/ID` with its control socket and a file `lock`, and the namespaces
+//! `ID-NODE`. The lab's owner keeps `lock` locked. Whoever may open the file could lock it, so only the user of all
+//! labs may open it. The kernel releases the lock however the owner ends. So a lab with a free lock is dead, and its
+//! remains may be removed. Process IDs decide nothing, since they are reused.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::Write as _;
@@ -20,14 +20,14 @@ const PREFIX: &str = "mr-";
 /// File that is locked while labs are claimed or removed.
 const REGISTRY: &str = "registry";
 
-/// Ownership of a lab's name, its directory and its namespaces. Dropping it removes them all.
+/// Ownership of a lab's ID, directory and namespaces. Dropping it removes them all.
 pub(super) struct LabClaim {
     id: String,
     _lock: Flock<File>,
 }
 
 impl LabClaim {
-    /// Removes the remains of dead labs, then claims a new ID and makes its namespaces.
+    /// Removes the remains of dead labs, then claims a new ID and creates its namespaces.
     pub(super) fn new(nodes: &[&str]) -> Result<Self> {
         let _one_at_a_time = lock_registry()?;
         sweep()?;
@@ -38,7 +38,7 @@ impl LabClaim {
         writeln!(file, "{}", std::process::id()).map_err(|source| io("write", &lock, source))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|(_, errno)| io("lock", &lock, errno.into()))?;
-        // Dropping the claim cleans up from here on.
+        // From here on, an error drops the claim, which removes everything that was created.
         let claim = Self { id, _lock: lock };
         netns::create(&nodes.iter().map(|node| claim.netns(node)).collect::<Vec<_>>())?;
         Ok(claim)
@@ -73,30 +73,30 @@ pub(super) fn control_socket(id: &str) -> PathBuf {
     dir(id).join("control")
 }
 
-/// Returns the IDs of labs whose owners live.
+/// Returns the IDs of labs whose owners are alive.
 pub(super) fn live() -> Vec<String> {
     ids().into_iter().filter(|id| !is_dead(id)).collect()
 }
 
 /// Returns the IDs of labs whose owners ended without removing them.
 pub(super) fn dead() -> Vec<String> {
-    // If nothing can be locked, no lab is being claimed either.
+    // If the registry cannot be locked, no lab can be claimed either, so it is safe to go on.
     let _none_is_claimed = lock_registry_for(FlockArg::LockShared).ok();
     remains()
 }
 
-/// Returns the process ID of a live lab's owner.
+/// Returns the process ID of a running lab's owner.
 pub(super) fn owner(id: &str) -> Option<i32> {
     fs::read_to_string(dir(id).join("lock")).ok()?.trim().parse().ok()
 }
 
-/// Removes the remains of dead labs, and returns their IDs.
+/// Removes the remains of dead labs. Returns their IDs.
 pub fn clean() -> Result<Vec<String>> {
     let _one_at_a_time = lock_registry()?;
     sweep()
 }
 
-/// Removes the labs of this process although they are in use.
+/// Removes this process' labs, even if they are in use.
 pub(super) fn remove_own() -> Result<()> {
     let _one_at_a_time = lock_registry()?;
     let own = format!("{PREFIX}{}.", std::process::id());
@@ -117,10 +117,10 @@ fn sweep() -> Result<Vec<String>> {
     Ok(dead)
 }
 
-/// Returns the IDs of dead labs' remains. The caller has locked the registry.
+/// Returns the IDs of dead labs. The caller must hold the registry's lock.
 fn remains() -> Vec<String> {
     let mut dead: Vec<String> = ids().into_iter().filter(|id| is_dead(id)).collect();
-    // Namespaces without a directory are remains as well: /run/millrace was emptied.
+    // A namespace without a directory is left over too: /run/millrace may have been emptied.
     let orphans = netns::list(PREFIX).into_iter().filter_map(|netns| id_of(netns.name()));
     dead.extend(orphans.filter(|id| !dir(id).exists()));
     dead.sort();
@@ -128,7 +128,7 @@ fn remains() -> Vec<String> {
     dead
 }
 
-/// Returns `mr-PID.N` of `mr-PID.N-NODE`; `None` for namespaces that are not ours.
+/// Returns the lab's ID `mr-PID.N` for a namespace `mr-PID.N-NODE`; `None` for other namespaces.
 fn id_of(netns: &str) -> Option<String> {
     let (number, _node) = netns.strip_prefix(PREFIX)?.split_once('-')?;
     let (pid, n) = number.split_once('.')?;
@@ -151,7 +151,8 @@ fn is_dead(id: &str) -> bool {
     }
 }
 
-/// Locks the registry while labs are claimed or removed: between making a directory and locking it a lab looks dead.
+/// Locks the registry while labs are claimed or removed. A lab looks dead between the creation of its directory and of
+/// its lock.
 fn lock_registry() -> Result<Flock<File>> {
     lock_registry_for(FlockArg::LockExclusive)
 }
@@ -164,11 +165,11 @@ fn lock_registry_for(whom: FlockArg) -> Result<Flock<File>> {
     lock_in(root, whom)
 }
 
-/// Makes the directory if there is none, and makes it accessible to its owner only.
+/// Creates the directory if it is missing, makes it private to its owner, and locks the registry in it.
 fn lock_in(root: &Path, whom: FlockArg) -> Result<Flock<File>> {
     match DirBuilder::new().mode(0o700).create(root) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            // An older version may have left it accessible.
+            // An older version may have created it accessible to others.
             fs::set_permissions(root, Permissions::from_mode(0o700)).map_err(|it| io("close", root, it))?;
         }
         made => made.map_err(|source| io("create", root, source))?,
@@ -177,7 +178,7 @@ fn lock_in(root: &Path, whom: FlockArg) -> Result<Flock<File>> {
     Flock::lock(own_file(&path)?, whom).map_err(|(_, errno)| io("lock", &path, errno.into()))
 }
 
-/// Opens or makes a file that only its owner may open.
+/// Opens or creates a file that only its owner may open.
 fn own_file(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
@@ -201,13 +202,13 @@ fn io(what: &str, path: &Path, source: std::io::Error) -> Error {
 mod tests {
     use super::*;
 
-    /// A process that may open a file can keep it locked for as long as it likes.
+    /// Whoever may open a file can keep it locked forever.
     #[test]
     fn locked_files_are_open_to_their_owner_only() {
         let above = std::env::temp_dir().join(format!("millrace-registry-{}", std::process::id()));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         fs::create_dir(&above).unwrap();
-        // A new directory, and one that all could read.
+        // The cases are a new directory, and one that others could read.
         for (name, before) in [("new", None), ("open", Some(0o755))] {
             let root = above.join(name);
             if let Some(before) = before {

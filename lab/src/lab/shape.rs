@@ -1,5 +1,5 @@
-//! One direction of an emulated link as pure logic: frames go in with their arrival time, and come out when they are
-//! due. It has no clock and no sockets. The same seed and the same arrivals give the same departures.
+//! One direction of an emulated link as pure logic. Frames go in with their time of arrival, and come out when they are
+//! due. It has no clock and no sockets: the same seed and the same arrivals give the same departures.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use super::impair::{DEFAULT_QUEUE_PACKETS, Impairment, JitterShape};
 
-/// Most bytes that one direction holds, queue and wire together. Further frames count as `overrun`: the emulator, not
-/// the emulated link, ran out of room.
+/// Largest number of bytes that one direction holds, in queue and on the wire. Further frames count as `overrun`, since
+/// the emulator, not the emulated link, is full.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 const ETHERNET_HEADER: usize = 14;
 
-/// Limit of the normal distribution, in standard deviations.
+/// Cut-off of the normal distribution, in standard deviations.
 const NORMAL_CUT: f64 = 4.0;
 
-/// Frames of one direction by outcome, in frames unless named otherwise.
+/// Numbers of frames in one direction, by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FrameCounters {
     pub received: u64,
@@ -29,24 +29,24 @@ pub struct FrameCounters {
     pub lost: u64,
     /// Frames dropped at the tail of the queue.
     pub queue_dropped: u64,
-    /// Frames longer than `mtu`.
+    /// Frames dropped because they were longer than `mtu`.
     pub oversize: u64,
-    /// Copies made in addition to the originals.
+    /// Copies that were added to the originals.
     pub duplicated: u64,
-    /// Frames held back so that others overtake.
+    /// Frames that were held back so that later ones overtake them.
     pub reordered: u64,
-    /// Frames lost because the emulator could not keep up or its receiver was down. Anything but 0 spoils a
-    /// measurement.
+    /// Frames that were lost because the emulator was too slow or the receiving device was down. Any such frame
+    /// invalidates a measurement.
     pub overrun: u64,
-    /// Frames that wait for `rate` now.
+    /// Frames that are waiting for `rate` now.
     pub queued: u64,
-    /// Frames on the wire now.
+    /// Frames that are on the wire now.
     pub in_flight: u64,
 }
 
 struct InFlight {
     due: Instant,
-    /// Sequence number that keeps frames which are due at the same time in order.
+    /// Sequence number. It keeps frames in order that are due at the same time.
     order: u64,
     frame: Vec<u8>,
 }
@@ -77,12 +77,13 @@ impl Ord for InFlight {
     }
 }
 
-/// The queue in front of the bottleneck. The head is being sent.
+/// The queue in front of the bottleneck. Its first frame is being sent.
 #[derive(Default)]
 struct BottleneckQueue {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Time when the last bit of the head leaves; if the queue is empty, when the last frame left.
+    /// Time when the last bit of the first frame leaves. If the queue is empty, it is the time when the last frame
+    /// left.
     head_leaves: Option<Instant>,
 }
 
@@ -129,8 +130,8 @@ impl Shaper {
         self.counters.overrun += frames;
     }
 
-    /// Changes the settings. Frames on the wire keep their time of arrival. Frames in the queue get the new rate, the
-    /// frame being sent for its remaining part.
+    /// Changes the settings. Frames on the wire keep their arrival time. Frames in the queue get the new rate, and so
+    /// does the unsent part of the frame being sent.
     pub fn set(&mut self, now: Instant, settings: Impairment) {
         self.advance(now);
         let old = self.settings.rate;
@@ -140,12 +141,14 @@ impl Shaper {
         }
         let Some((head, leaves)) = self.queue.frames.front().zip(self.queue.head_leaves) else { return };
         match (old, self.settings.rate) {
+            // The unsent part of the first frame continues at the new rate.
             (Some(old), Some(new)) => {
                 let left =
                     leaves.duration_since(now).as_secs_f64() / send_time(head.len(), old).as_secs_f64();
                 self.queue.head_leaves = Some(now + send_time(head.len(), new).mul_f64(left.min(1.0)));
             }
             _ => {
+                // Without a rate there is no queue, so all its frames leave now.
                 self.queue.bytes = 0;
                 self.queue.head_leaves = None;
                 for frame in std::mem::take(&mut self.queue.frames) {
@@ -170,7 +173,7 @@ impl Shaper {
         }
     }
 
-    /// Returns the next frame that is due, if any.
+    /// Returns the next frame that is due at `now`, if any.
     pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.advance(now);
         if self.flight.peek()?.0.due > now {
@@ -183,7 +186,7 @@ impl Shaper {
         Some(frame)
     }
 
-    /// Returns when to call [`Shaper::pop`] again. Nothing is due before.
+    /// Returns the time when [`Shaper::pop`] should be called next. No frame is due earlier.
     pub fn deadline(&self) -> Option<Instant> {
         let flight = self.flight.peek().map(|next| next.0.due);
         let queue = self.queue.frames.front().and(self.queue.head_leaves).map(|at| at + self.least_delay());
@@ -202,6 +205,7 @@ impl Shaper {
             return;
         }
         if self.queue.frames.is_empty() {
+            // The link is free once the last frame has left.
             let free = self.queue.head_leaves.map_or(arrived, |left| left.max(arrived));
             self.queue.head_leaves = Some(free + send_time(frame.len(), rate));
         }
@@ -209,7 +213,7 @@ impl Shaper {
         self.queue.frames.push_back(frame);
     }
 
-    /// Moves frames that have left the queue by `now` onto the wire.
+    /// Moves the frames that have left the queue by `now` to the wire.
     fn advance(&mut self, now: Instant) {
         while let Some((rate, leaves)) = self.settings.rate.zip(self.queue.head_leaves)
             && leaves <= now
@@ -241,6 +245,7 @@ impl Shaper {
             self.counters.reordered += 1;
             due += self.settings.reorder_by;
         } else {
+            // Jitter alone does not reorder frames.
             due = self.last_due.map_or(due, |last| last.max(due));
             self.last_due = Some(due);
         }
@@ -249,8 +254,8 @@ impl Shaper {
         self.next_order += 1;
     }
 
-    /// Decides a loss by the Gilbert-Elliott model: the state's loss probability decides, then the state moves, as in
-    /// netem.
+    /// Decides whether a frame is lost, by the Gilbert-Elliott model. As in netem, the current state decides first, and
+    /// then the state changes.
     fn loses(&mut self) -> bool {
         let Impairment { loss, burst_start, burst_end, burst_loss, .. } = self.settings;
         let (loss, flips) = if self.in_burst { (burst_loss, burst_end) } else { (loss, burst_start) };
@@ -260,8 +265,8 @@ impl Shaper {
     }
 
     fn happens(&mut self, probability: f64) -> bool {
-        // An impossible event draws no random number, so that adding one impairment does not change the others'
-        // decisions.
+        // An impossible event draws no random number. So adding one impairment leaves the decisions of the others
+        // unchanged.
         probability > 0.0 && self.rng.f64() < probability
     }
 
@@ -277,13 +282,13 @@ impl Shaper {
         Duration::from_secs_f64((delay.as_secs_f64() + jitter.as_secs_f64() * swing).max(0.0))
     }
 
-    /// Returns a normally distributed number, by the Box-Muller transform.
+    /// Returns a normally distributed random number (Box-Muller transform).
     fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.rng.f64()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.rng.f64()).cos()
     }
 
-    /// Returns the shortest delay of a frame on the wire.
+    /// Returns the shortest delay that a frame can have on the wire.
     fn least_delay(&self) -> Duration {
         let swing = match self.settings.jitter_shape {
             JitterShape::Uniform => self.settings.jitter,

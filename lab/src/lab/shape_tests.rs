@@ -7,7 +7,7 @@ fn shaper(settings: &str) -> Shaper {
 }
 
 fn counted(shaper: &Shaper) -> FrameCounters {
-    shaper.counters() // exact: it does nothing by itself
+    shaper.counters() // exact: the shaper changes nothing by itself
 }
 
 fn frame(number: u32, len: usize) -> Vec<u8> {
@@ -20,7 +20,7 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[..4].try_into().unwrap())
 }
 
-/// Runs the shaper by its own deadlines. Returns the frames, and when each came out after `start`.
+/// Pops all frames at the shaper's own deadlines. Returns each frame's number and the time since `start`.
 fn drain(shaper: &mut Shaper, start: Instant) -> Vec<(Duration, u32)> {
     let mut out = Vec::new();
     while let Some(deadline) = shaper.deadline() {
@@ -31,7 +31,7 @@ fn drain(shaper: &mut Shaper, start: Instant) -> Vec<(Duration, u32)> {
     out
 }
 
-/// Runs `count` frames of 1000 bytes, one per `gap`. All are pushed before any is taken out.
+/// Pushes `count` frames of 1000 bytes, one every `gap`, and then pops them all.
 fn run(shaper: &mut Shaper, count: u32, gap: Duration) -> Vec<(Duration, u32)> {
     let start = Instant::now();
     for n in 0..count {
@@ -41,7 +41,7 @@ fn run(shaper: &mut Shaper, count: u32, gap: Duration) -> Vec<(Duration, u32)> {
 }
 
 #[test]
-fn a_perfect_wire_passes_all_at_once_and_in_order() {
+fn perfect_wire_passes_frames_at_once_and_in_order() {
     let out = run(&mut shaper(""), 100, MS);
     assert_eq!(out.len(), 100);
     assert!(out.iter().enumerate().all(|(n, got)| *got == (MS * n as u32, n as u32)));
@@ -80,7 +80,7 @@ fn jitter_stays_in_range_and_never_reorders() {
 }
 
 #[test]
-fn jitter_has_the_shape_asked_for() {
+fn jitter_has_the_requested_shape() {
     let deviation = |settings| {
         let out = run(&mut shaper(settings), 20_000, 100 * MS);
         let delays: Vec<f64> = out.iter().map(|(at, n)| (*at - 100 * MS * *n).as_secs_f64() * 1e3).collect();
@@ -98,7 +98,7 @@ fn jitter_has_the_shape_asked_for() {
 }
 
 #[test]
-fn random_loss_takes_its_share() {
+fn random_loss_has_the_requested_probability() {
     for (settings, low, high) in
         [("loss=0", 0, 0), ("loss=10%", 9_500, 10_500), ("loss=100%", 100_000, 100_000)]
     {
@@ -111,8 +111,8 @@ fn random_loss_takes_its_share() {
 }
 
 #[test]
-fn bursts_are_as_long_and_as_frequent_as_the_model_says() {
-    // Gilbert: stationary loss p / (p + r) = 1/11, mean burst 1 / r = 5 frames.
+fn bursts_have_the_models_length_and_frequency() {
+    // In Gilbert's model, the stationary loss is p / (p + r) = 1/11, and the mean burst has 1 / r = 5 frames.
     let mut shaper = shaper("burst-start=2% burst-end=20%");
     let out = run(&mut shaper, 200_000, Duration::ZERO);
     let lost = counted(&shaper).lost as f64;
@@ -130,7 +130,7 @@ fn duplication_is_counted() {
 }
 
 #[test]
-fn reordering_lets_the_others_overtake() {
+fn reordered_frames_are_overtaken() {
     let mut shaper = shaper("delay=5ms reorder=10% reorder-by=3ms");
     let out = run(&mut shaper, 10_000, MS);
     let late = out.iter().filter(|(at, n)| *at - MS * *n == 8 * MS).count() as u64;
@@ -149,7 +149,7 @@ fn emulated_rate_spaces_frames() {
 }
 
 #[test]
-fn a_full_queue_drops_at_the_tail() {
+fn full_queue_drops_new_frames() {
     let mut packets = shaper("rate=8mbit queue-packets=4");
     let out = run(&mut packets, 10, Duration::ZERO);
     assert_eq!(out.iter().map(|got| got.1).collect::<Vec<_>>(), [0, 1, 2, 3]);
@@ -177,7 +177,7 @@ fn new_rate_applies_to_waiting_frames() {
     for n in 0..3 {
         shaper.push(start, frame(n, 1000));
     }
-    // Half of the first frame is out; the rest takes ten times as long.
+    // Half of the first frame has left. The other half takes ten times as long.
     shaper.set(start + MS / 2, Impairment::parse("rate=800kbit").unwrap());
     let out = drain(&mut shaper, start);
     assert_eq!(out.iter().map(|got| got.0).collect::<Vec<_>>(), [MS * 11 / 2, MS * 31 / 2, MS * 51 / 2]);
@@ -198,7 +198,7 @@ fn lifting_the_rate_empties_the_queue() {
 }
 
 #[test]
-fn a_shorter_delay_does_not_overtake() {
+fn shorter_delay_does_not_reorder_frames() {
     let mut shaper = shaper("delay=50ms");
     let start = Instant::now();
     shaper.push(start, frame(0, 100));
@@ -208,7 +208,7 @@ fn a_shorter_delay_does_not_overtake() {
 }
 
 #[test]
-fn long_packets_fall_into_the_black_hole() {
+fn packets_over_the_mtu_are_dropped() {
     let mut shaper = shaper("mtu=1280");
     let start = Instant::now();
     shaper.push(start, frame(0, 1280 + 14));

@@ -1,15 +1,16 @@
-//! Removes labs when a signal ends the program.
+//! Removes a program's labs when a signal ends it.
 
 use nix::sys::signal::Signal;
 use tokio::signal::unix;
 
 use super::{Error, Result, registry};
 
-/// SIGINT, SIGTERM and SIGHUP. They are caught, not blocked: children would inherit a blocked signal.
+/// Streams of SIGINT, SIGTERM and SIGHUP. The signals are caught instead of blocked, since children would inherit a
+/// blocked signal.
 pub(super) struct CaughtSignals([(Signal, unix::Signal); 3]);
 
 impl CaughtSignals {
-    /// Catches the signals. It must be called inside a runtime.
+    /// Catches the signals from now on. It must be called inside an async runtime.
     pub(super) fn catch() -> std::io::Result<Self> {
         let catch = |signal: Signal| {
             unix::signal(unix::SignalKind::from_raw(signal as i32)).map(|stream| (signal, stream))
@@ -32,8 +33,8 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime> {
     runtime.map_err(|source| Error::Io { what: "start a runtime".into(), source })
 }
 
-/// Makes SIGINT, SIGTERM and SIGHUP remove all labs of this process with the processes inside, and end it. It is for
-/// programs that use labs as a library and do not handle these signals otherwise.
+/// Makes SIGINT, SIGTERM and SIGHUP remove all labs of this process, with the processes inside, and end the process. It
+/// is meant for programs that use labs as a library and do not handle these signals themselves.
 pub fn remove_on_signal() -> Result<()> {
     let io = |source| Error::Io { what: "catch signals".into(), source };
     let runtime = runtime()?;

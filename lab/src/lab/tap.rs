@@ -1,4 +1,4 @@
-//! Records frames that arrive at a device, and puts frames on a wire.
+//! Records frames that arrive at a device, and sends frames from it.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
@@ -12,20 +12,20 @@ use super::{Error, Result};
 const FRAME_MOST: usize = 65_600;
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A tap of a device of the calling thread's namespace.
+/// Access to the frames of a device in the calling thread's namespace.
 pub struct DeviceTap {
     input: OwnedFd,
     output: OwnedFd,
 }
 
 impl DeviceTap {
-    /// Opens the tap. It keeps packets that arrive at the device from now on, as far as there is room.
+    /// Opens the device. From now on the kernel keeps arriving frames for this tap, up to its buffer's size.
     pub fn new(device: &str) -> Result<Self> {
         let io = |source: Errno| Error::Io { what: format!("packet socket {device}"), source: source.into() };
         Ok(Self { input: input(device).map_err(io)?, output: output(device).map_err(io)? })
     }
 
-    /// Returns frames that arrived and that `wanted` accepts, up to this number or for this time.
+    /// Returns arriving frames that `wanted` accepts: at most `most`, and only within `limit`.
     pub fn record(
         &self,
         most: usize,
@@ -49,7 +49,7 @@ impl DeviceTap {
         frames
     }
 
-    /// Puts a frame on the wire, away from the device's host.
+    /// Sends a frame from the device to the other end of its link.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         let sent = send(self.output.as_raw_fd(), frame, MsgFlags::empty());
         sent.map(drop).map_err(|source| Error::Io { what: "send a frame".into(), source: source.into() })

@@ -1,4 +1,4 @@
-//! Nodes and links of a lab, read from TOML or made from two numbers.
+//! Nodes and links of a lab, read from a TOML file or created for given numbers of relays and subscribers.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::impair::{self, Impairment, Settings};
 use super::netem;
 
-/// Interface names are `to-PEER` and have at most 15 characters (IFNAMSIZ).
+/// Longest name of a node. Interfaces are named `to-PEER`, with at most 15 characters (IFNAMSIZ - 1).
 const MAX_NODE_NAME: usize = 12;
-/// Links are numbered into `10.77.0.0/16`.
+/// Largest number of links: each has a /24 in `10.77.0.0/16`.
 const MAX_LINKS: usize = 256;
 const DEFAULT_MTU: u32 = 1500;
 
@@ -31,7 +31,7 @@ pub enum Error {
     Invalid(String),
 }
 
-/// Direction from the first end of a link to the second, or back.
+/// Direction of a link: from its first end to its second (`Forward`), or back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkDirection {
@@ -59,7 +59,7 @@ impl Directions {
     }
 }
 
-/// A change of a link, at a time after the lab came up.
+/// A change of a link at a given time after the lab came up.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LinkEvent {
     #[serde(deserialize_with = "time")]
@@ -75,8 +75,8 @@ pub struct LinkEvent {
 pub struct LinkSpec {
     pub name: String,
     pub ends: [String; 2],
-    /// Whether the link uses the emulator even while perfect, so that it can be changed later. A link that is impaired
-    /// or that an event names always does.
+    /// Whether the link uses the emulator although it is perfect, so that it can be changed later. A link with an
+    /// impairment or an event is always emulated.
     pub emulate: bool,
     pub forward: Impairment,
     pub backward: Impairment,
@@ -86,12 +86,12 @@ pub struct LinkSpec {
 pub struct Topology {
     /// Seed of all random decisions of the emulator.
     pub seed: u64,
-    /// MTU of every link, in bytes of IP packet.
+    /// MTU of every link: largest IP packet, bytes.
     pub mtu: u32,
-    /// Lets the kernel's netem impair links where it can, unless the link says `emulate`. Netem takes no seed, so a
-    /// file that gives one does without it.
+    /// Whether the kernel's netem impairs links if it can, except links with `emulate`. netem has no seed, so it is not
+    /// used if the file has a seed.
     pub netem: bool,
-    /// Leaves GSO, GRO and checksum offload on, so that super-packets without checksums cross plain links.
+    /// Whether GSO, GRO and checksum offload stay on, so that super-packets without checksums cross plain links.
     pub offloads: bool,
     pub links: Vec<LinkSpec>,
     pub events: Vec<LinkEvent>,
@@ -111,8 +111,8 @@ impl Default for Topology {
 }
 
 impl Topology {
-    /// Makes `pub - relay [- relay2 ...] - sub1, sub2, ...`, with perfect links and the subscribers on the last relay.
-    /// Links are named by their ends: `pub-relay`, `relay-sub1`.
+    /// Creates `pub - relay [- relay2 ...] - sub1, sub2, ...`: perfect links, with the subscribers on the last relay.
+    /// Links are named by their ends, such as `pub-relay` and `relay-sub1`.
     pub fn standard(relays: usize, subscribers: usize) -> Self {
         let mut topology = Self::default();
         let mut last = "pub".to_owned();
@@ -151,7 +151,7 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Adds a perfect link `a-b`.
+    /// Adds a perfect link named `a-b`.
     pub fn connect(&mut self, a: &str, b: &str) -> &mut LinkSpec {
         self.links.push(LinkSpec {
             name: format!("{a}-{b}"),
@@ -164,7 +164,7 @@ impl Topology {
         &mut self.links[last]
     }
 
-    /// Applies settings such as `delay=10ms loss=1%` to one link, or to every link if it is `all`.
+    /// Applies settings such as `delay=10ms loss=1%` to one link, or to all links if the name is `all`.
     pub fn impair(&mut self, link: &str, directions: Directions, settings: &str) -> Result<(), Error> {
         let bad = |source| Error::Setting { link: link.into(), source };
         let settings = Settings::parse(settings).map_err(bad)?;
@@ -180,7 +180,7 @@ impl Topology {
         found.ok_or_else(|| Error::NoLink { name: name.into(), known })
     }
 
-    /// Returns node names in order of appearance.
+    /// Returns the names of the nodes in order of first appearance.
     pub fn nodes(&self) -> Vec<&str> {
         let mut seen = BTreeSet::new();
         self.links
@@ -198,7 +198,7 @@ impl Topology {
             || self.events.iter().any(|event| event.link == link.name)
     }
 
-    /// Reports whether netem, if there is one, can do all that the link needs.
+    /// Reports whether netem could impair the link as needed, now and in all events.
     pub(super) fn is_for_netem(&self, link: &LinkSpec) -> bool {
         let start =
             [LinkDirection::Forward, LinkDirection::Backward].iter().all(|d| netem::can(link.impairment(*d)));
@@ -242,10 +242,12 @@ impl Topology {
         let mut pairs = BTreeSet::new();
         for LinkSpec { name, ends: [a, b], .. } in &self.links {
             if !is_name(name) || name == "all" || !names.insert(name) {
-                return invalid(format!("link `{name}`: wants a unique name of a-z, 0-9 and -, not `all`"));
+                return invalid(format!(
+                    "link `{name}`: must have a unique name of a-z, 0-9 and -, other than `all`"
+                ));
             }
             if a == b || !pairs.insert((a.min(b), a.max(b))) {
-                return invalid(format!("link `{name}`: wants two nodes that have no other link"));
+                return invalid(format!("link `{name}`: must join two nodes that have no other link"));
             }
         }
         self.events.iter().try_for_each(|event| {
@@ -322,18 +324,18 @@ pub struct NodeInterface {
     pub link: String,
     pub device: String,
     pub mac: String,
-    /// IPv4 address in a /24.
+    /// IPv4 address, in a /24.
     pub v4: Ipv4Addr,
-    /// IPv6 address in a /64.
+    /// IPv6 address, in a /64.
     pub v6: Ipv6Addr,
 }
 
-/// Configuration of a node.
+/// Interfaces and routes of a node.
 #[derive(Debug, Clone)]
 pub(super) struct NodePlan {
     pub name: String,
     pub interfaces: Vec<NodeInterface>,
-    /// The far end of each interface, in the same order.
+    /// The opposite ends of the interfaces, in the same order.
     pub peers: Vec<NodeInterface>,
     pub routes: Vec<NodeRoute>,
 }
@@ -346,7 +348,7 @@ pub(super) struct NodeRoute {
     pub via_v6: Ipv6Addr,
 }
 
-/// Plans addresses and shortest-path routes for every node.
+/// Returns the addresses and the shortest-path routes of every node.
 pub(super) fn plan(topology: &Topology) -> Vec<NodePlan> {
     let nodes = topology.nodes();
     let mut plans: BTreeMap<&str, NodePlan> = BTreeMap::new();
@@ -388,13 +390,14 @@ fn subnet_v6(index: usize) -> u128 {
     u128::from(Ipv6Addr::new(0xfd00, 0x6d72, 0, 0, 0, 0, 0, 0)) + ((index as u128) << 64)
 }
 
-/// Returns routes from `node` to every subnet that it is not on. A node with one link has a default route.
+/// Returns routes from `node` to all subnets that it is not on. A node with a single link gets a default route.
 fn routes(topology: &Topology, node: &str, own: &[NodeInterface], peers: &[NodeInterface]) -> Vec<NodeRoute> {
     let via = |first: usize, v4, v6| NodeRoute { v4, v6, via_v4: peers[first].v4, via_v6: peers[first].v6 };
     if own.len() == 1 {
         return vec![via(0, (Ipv4Addr::UNSPECIFIED, 0), (Ipv6Addr::UNSPECIFIED, 0))];
     }
-    // Breadth-first search over the links: `first[node]` is the interface that leads to it on a shortest path.
+    // This is a breadth-first search over the links. `first[node]` is the interface that starts a shortest path to that
+    // node.
     let mut first: BTreeMap<&str, usize> = BTreeMap::new();
     let mut queue = VecDeque::from([node]);
     let mut routes = Vec::new();

@@ -1,4 +1,4 @@
-//! `millrace-lab lab receivers`: many subscribers in one process.
+//! `millrace-lab lab receivers`: runs many subscribers in one process.
 
 use std::{
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
@@ -35,28 +35,28 @@ pub struct ReceiversArgs {
     /// Number of subscribers
     #[arg(long, default_value_t = 100, value_name = "N")]
     sessions: usize,
-    /// Sockets that the subscribers share, each with a port of its own
+    /// Number of sockets that the subscribers share, each with its own port
     #[arg(long, default_value_t = 16, value_name = "N")]
     sockets: usize,
     /// Addresses of this host that the sockets use in turn
     #[arg(long, value_delimiter = ',', value_name = "ADDR")]
     from: Vec<IpAddr>,
-    /// Streams that the relay may have open on each session
+    /// Number of streams that the relay may have open on each session
     #[arg(long, default_value_t = 128, value_name = "N")]
     streams: u32,
-    /// Time to stay; default: until the track is over
+    /// Time to stay; until the end of the track by default
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
-    /// Interval of moves to another address, beginning when all are connected
+    /// Interval of moves to another address, which start when all subscribers are connected
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     move_every: Option<Duration>,
     /// Share of the sessions that move each time, percent
     #[arg(long, default_value_t = 100.0, value_name = "PERCENT", requires = "move_every")]
     move_share: f64,
-    /// Time between the first and the last move; 0: all at once
+    /// Time between the first and the last move; 0 moves all at once
     #[arg(long, default_value = "1s", value_parser = duration::parse, value_name = "TIME", requires = "move_every")]
     move_within: Duration,
-    /// Address of the relay's /status, to show the part of its kernel engine
+    /// Address of the relay's /status, to also report the work of its kernel engine
     #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
     status: Option<SocketAddr>,
     /// File with the relay's token [default: that of this user's relay; none if it does not exist]
@@ -67,8 +67,11 @@ pub struct ReceiversArgs {
     json: bool,
 }
 
+/// Runs the subscribers and prints a report.
+///
 /// # Errors
-/// The settings are not usable, or there is no socket.
+///
+/// The settings are invalid, no socket can be opened, or no session received an object.
 pub fn run(args: &ReceiversArgs) -> Result<()> {
     let settings = args.settings()?;
     let http = Http::from_address(args.status, args.http_token_file.as_deref())?;
@@ -83,18 +86,18 @@ pub fn run(args: &ReceiversArgs) -> Result<()> {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
         false => show(&report),
     }
-    ensure!(report.served > 0, "no session got an object: {}", first_reason(&report));
+    ensure!(report.served > 0, "no session received an object: {}", first_reason(&report));
     Ok(())
 }
 
 impl ReceiversArgs {
     fn settings(&self) -> Result<Settings> {
         let url = parse_url(&self.url)?;
-        ensure!(url.scheme() == "moqt", "{url}: receivers come by QUIC alone, as moqt://");
-        ensure!(self.sessions > 0, "--sessions is at least 1");
-        ensure!((0.0..=100.0).contains(&self.move_share), "--move-share is 0 to 100");
-        ensure!(self.move_every.is_none() || self.sockets > 1, "--sockets: moves need at least two");
-        ensure!(self.move_every != Some(Duration::ZERO), "--move-every is more than 0");
+        ensure!(url.scheme() == "moqt", "{url}: receivers support only raw QUIC, moqt://");
+        ensure!(self.sessions > 0, "--sessions must be at least 1");
+        ensure!((0.0..=100.0).contains(&self.move_share), "--move-share must be 0 to 100");
+        ensure!(self.move_every.is_none() || self.sockets > 1, "--sockets must be at least 2 for moves");
+        ensure!(self.move_every != Some(Duration::ZERO), "--move-every must be more than 0");
         let wave = WaveSettings { share: self.move_share / 100.0, within: self.move_within };
         Ok(Settings {
             relay: resolve(&url)?,
@@ -124,7 +127,7 @@ fn resolve(url: &Url) -> Result<SocketAddr> {
     }
 }
 
-/// Ends the sessions on SIGINT and SIGTERM, so that their figures are printed.
+/// Ends the sessions on SIGINT and SIGTERM, so that the report is still printed.
 fn stop_on_signal(control: Arc<ReceiverControl>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let [mut int, mut term] = {
@@ -153,7 +156,7 @@ fn kernel_since(before: &Status, after: &Status) -> KernelShare {
 }
 
 fn first_reason(report: &ReceiversReport) -> &str {
-    report.ended_early.keys().next().map_or("the track had none", String::as_str)
+    report.ended_early.keys().next().map_or("the track had no objects", String::as_str)
 }
 
 fn show(report: &ReceiversReport) {
@@ -164,7 +167,7 @@ fn show(report: &ReceiversReport) {
     }
     let ReceiversReport { objects, duplicates, missing, late, streams_cut, .. } = report;
     println!(
-        "{objects} objects: {missing} missing, {duplicates} twice, {late} late; {streams_cut} streams cut short"
+        "{objects} objects: {missing} missing, {duplicates} duplicates, {late} late; {streams_cut} streams cut short"
     );
     let times = [
         ("first object", report.first_object_ms),
@@ -179,14 +182,14 @@ fn show(report: &ReceiversReport) {
     if !report.moves.is_empty() {
         let ReceiversReport { moves, not_resumed, packets_too_late, .. } = report;
         println!(
-            "{} moves: no object after {not_resumed}; {packets_too_late} packets to addresses that were left",
+            "{} moves: no object after {not_resumed}; {packets_too_late} packets to addresses that sessions had left",
             moves.iter().map(|moved| moved.sessions).sum::<u64>()
         );
     }
     println!("{} bytes of memory for each session", report.bytes_per_session);
     if let Some(KernelShare { sent_percent, ready }) = report.kernel {
         println!(
-            "kernel: sent {sent_percent:.1} % of the relay's media packets, may send to {ready} sessions"
+            "kernel: sent {sent_percent:.1} % of the relay's media packets, could send to {ready} sessions"
         );
     }
 }

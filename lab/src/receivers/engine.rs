@@ -1,4 +1,4 @@
-//! One thread that serves all sessions.
+//! The thread that serves all sessions of a run.
 
 use std::{
     collections::BTreeSet,
@@ -21,20 +21,20 @@ use super::{
     sockets::ReceiverSockets,
 };
 
-/// Handshakes at a time: fewer than a relay accepts without proof of their address.
+/// Largest number of handshakes at the same time. A relay accepts that many before it requires address validation.
 const AT_ONCE: usize = 32;
-/// Interval of checks that depend on no packet.
+/// Interval of checks that no packet or timer triggers.
 const TICK: Duration = Duration::from_millis(100);
-/// Most batches that are read from a socket in a row.
+/// Largest number of batches that are read from one socket in a row.
 const BATCHES: usize = 16;
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const IDLE_MS: u32 = 30_000;
-/// Receive windows of a session, bytes. Data are read at once, so a window takes no memory.
+/// Receive windows of a session, bytes. Data are read at once, so a large window takes no memory.
 const WINDOW: u32 = 4 << 20;
-/// Request streams that the relay may open.
+/// Number of request streams that the relay may open.
 const REQUESTS: u32 = 4;
 
-/// Sessions that run until their track or their time is over, or [`ReceiverControl::stop`] is called.
+/// A run of all sessions. It lasts until their track or their time is over, or [`ReceiverControl::stop`] is called.
 pub struct ReceiverRun {
     settings: Settings,
     wish: Wish,
@@ -42,16 +42,16 @@ pub struct ReceiverRun {
     endpoint: Endpoint,
     client: ClientConfig,
     sockets: ReceiverSockets,
-    /// Sessions in the order in which they began. `None` is a session that is over.
+    /// Sessions in the order in which they began; `None` for a session that has ended.
     sessions: Vec<Option<ReceiverSession>>,
-    /// Indices of sessions by the handles of their connections.
+    /// Indices of sessions, by their connections' handles.
     routes: Vec<usize>,
-    /// Indices of sessions whose connections have something to do.
+    /// Indices of sessions whose connections have work to do.
     dirty: Vec<usize>,
     timers: BTreeSet<(Instant, usize)>,
-    /// Number of sessions that are not connected yet.
+    /// Number of sessions whose handshake is under way.
     handshakes: usize,
-    /// Whether every session has been connected, or has failed.
+    /// Whether every session has been connected or has failed.
     have_come: bool,
     wave: Option<(MoveWave, Moved)>,
     next_move: Option<Instant>,
@@ -63,8 +63,11 @@ pub struct ReceiverRun {
 }
 
 impl ReceiverRun {
+    /// Creates a run and binds its sockets.
+    ///
     /// # Errors
-    /// Sockets cannot be bound.
+    ///
+    /// A socket cannot be bound.
     pub fn new(settings: Settings, control: Arc<ReceiverControl>) -> Result<Self> {
         let Settings { relay, host, path, track, streams, .. } = &settings;
         Ok(Self {
@@ -89,10 +92,11 @@ impl ReceiverRun {
         })
     }
 
-    /// Runs all sessions to their end.
+    /// Runs all sessions until they have ended. Returns their report.
     ///
     /// # Errors
-    /// Packets cannot be waited for, or a session cannot begin.
+    ///
+    /// The process cannot wait for packets, or a session cannot begin.
     pub fn run(mut self) -> Result<ReceiversReport> {
         let began = Instant::now();
         loop {
@@ -119,7 +123,7 @@ impl ReceiverRun {
         is_late || self.control.stops() || (have_begun && self.sessions.iter().all(Option::is_none))
     }
 
-    /// Returns how long to wait if no packet comes.
+    /// Returns the longest time to wait for a packet: until the next timer, move or check.
     fn patience(&self, now: Instant) -> Duration {
         let timer = self.timers.first().map(|(deadline, _)| *deadline);
         let wave = self.wave.as_ref().and_then(|(wave, _)| wave.next_due());
@@ -127,7 +131,7 @@ impl ReceiverRun {
         next.saturating_duration_since(now)
     }
 
-    /// Ends the sessions, and returns their figures.
+    /// Ends the sessions. Returns their report.
     fn finish(mut self, now: Instant) -> ReceiversReport {
         for at in 0..self.sessions.len() {
             if let Some(Some(session)) = self.sessions.get_mut(at) {
@@ -139,9 +143,9 @@ impl ReceiverRun {
     }
 }
 
-/// Methods for the life of sessions, from begin to end.
+/// Methods for the life cycle of sessions.
 impl ReceiverRun {
-    /// Begins as many sessions as may be in their handshake at a time.
+    /// Begins as many sessions as may have their handshake at the same time.
     fn begin_sessions(&mut self, now: Instant) -> Result<()> {
         while self.sessions.len() < self.settings.sessions && self.handshakes < AT_ONCE {
             let at = self.sessions.len();
@@ -149,6 +153,7 @@ impl ReceiverRun {
             let (handle, connection) = self.endpoint.connect(now, self.client.clone(), *relay, host)?;
             let index = handle.0;
             if self.routes.len() <= index {
+                // `usize::MAX` stands for no session.
                 self.routes.resize(index + 1, usize::MAX);
             }
             self.routes[index] = at;
@@ -160,7 +165,7 @@ impl ReceiverRun {
         Ok(())
     }
 
-    /// Checks the conditions that no packet or timer reports: tracks that are over, and whether all are connected.
+    /// Checks what no packet or timer triggers: whether tracks are over, and whether all sessions are connected.
     fn tick(&mut self, now: Instant) {
         if now < self.next_tick {
             return;
@@ -169,16 +174,18 @@ impl ReceiverRun {
         let is_done =
             |session: &Option<ReceiverSession>| session.as_ref().is_some_and(ReceiverSession::is_done);
         let sessions = self.sessions.iter().enumerate();
+        // Their last streams may have arrived, or the wait for them may be over.
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
         if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
             self.have_come = true;
+            // All sessions have connected or failed, so measure the memory, once.
             let taken = rss_bytes().saturating_sub(self.rss_before);
             self.figures.bytes_per_session = taken / self.figures.connected.max(1);
             self.next_move = self.settings.moves.map(|(every, _)| now + every);
         }
     }
 
-    /// Begins the wave that is due, and moves its sessions whose time has come.
+    /// Begins the next wave of moves if it is due, and moves the sessions that are due in it.
     fn move_sessions(&mut self, now: Instant) {
         if self.next_move.is_some_and(|at| at <= now)
             && let Some((every, wanted)) = self.settings.moves
@@ -213,6 +220,7 @@ impl ReceiverRun {
     fn end(&mut self, at: usize) {
         let Some(session) = self.sessions.get_mut(at).and_then(Option::take) else { return };
         if !session.is_drained {
+            // The endpoint still knows the connection, so make it forget it.
             self.endpoint.handle_event(session.handle, EndpointEvent::drained());
         }
         if let Some(deadline) = session.deadline {
@@ -243,7 +251,7 @@ impl ReceiverRun {
                 };
                 let Some(at) = routes.get(index).copied() else { return };
                 let Some(Some(session)) = sessions.get_mut(at) else { return };
-                // The session has left this address.
+                // The session has moved to another socket, so this packet comes too late.
                 if session.socket != socket {
                     figures.packets_too_late += 1;
                     return;
@@ -272,14 +280,16 @@ impl ReceiverRun {
 
     fn drive_all(&mut self, now: Instant) {
         let mut dirty = std::mem::take(&mut self.dirty);
+        // Several packets and a timer may have added the same session.
         dirty.sort_unstable();
         dirty.dedup();
         dirty.drain(..).for_each(|at| self.drive(at, now));
         self.dirty = dirty;
     }
 
-    /// Drives a connection until it has nothing to do, and ends its session if it is over.
+    /// Drives a connection until it has nothing left to do. Ends its session if that is over.
     fn drive(&mut self, at: usize, now: Instant) {
+        // `|` evaluates both sides, so packets are sent in each round.
         while self.events(at, now) | self.transmit(at, now) {}
         let Some(Some(session)) = self.sessions.get_mut(at) else { return };
         if session.ended.is_some() || !session.connection.is_handshaking() {
@@ -300,7 +310,7 @@ impl ReceiverRun {
         }
     }
 
-    /// Passes on a connection's events, and returns whether there were any.
+    /// Processes a connection's events. Returns whether there were any.
     fn events(&mut self, at: usize, now: Instant) -> bool {
         let Some(Some(session)) = self.sessions.get_mut(at) else { return false };
         let clocks = Now { instant: now, monotonic: payload::now() };
@@ -320,7 +330,7 @@ impl ReceiverRun {
         any
     }
 
-    /// Sends a connection's packets, and returns whether there were any.
+    /// Sends a connection's packets. Returns whether there were any.
     fn transmit(&mut self, at: usize, now: Instant) -> bool {
         let Some(Some(session)) = self.sessions.get_mut(at) else { return false };
         let mut any = false;
@@ -334,8 +344,8 @@ impl ReceiverRun {
     }
 }
 
-/// Returns the configuration of a client that keeps no state of the relay between connections, and no more buffers than
-/// a subscription needs.
+/// Returns the configuration of the clients. They keep no state between connections, and have no larger buffers than a
+/// subscription needs.
 fn client_config(streams: u32) -> Result<ClientConfig> {
     let mut tls = CertificateTrust::Anyone.client_config(&[DRAFT.alpn()])?;
     tls.resumption = rustls::client::Resumption::disabled();
@@ -358,7 +368,7 @@ fn monotonic_ns() -> u64 {
     u64::try_from(payload::now().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the resident memory of this process, or 0 where it cannot be read.
+/// Returns the resident memory of this process in bytes, or 0 if it cannot be read.
 fn rss_bytes() -> u64 {
     let pages = || {
         let text = std::fs::read_to_string("/proc/self/statm").ok()?;

@@ -1,4 +1,4 @@
-//! A unidirectional stream of the relay's, as far as its objects are counted: payloads are passed over.
+//! Finds the objects on a unidirectional stream of the relay, to count them. Payloads are skipped.
 
 use millrace_client::payload::{self, MIN_LEN, Stamp};
 use millrace_moq::{DecodeError, Location, ObjectParser, StreamHeader};
@@ -9,10 +9,10 @@ pub struct IncomingStream(IncomingState);
 
 #[derive(Debug)]
 enum IncomingState {
-    /// The beginning of a stream whose header is not complete yet.
+    /// Start of the stream, whose header is not complete yet.
     Header(Vec<u8>),
     Objects(IncomingObjects),
-    /// A stream without objects: the relay's control stream, padding.
+    /// A stream without objects: the relay's control stream, or padding.
     Other,
 }
 
@@ -23,15 +23,15 @@ struct IncomingObjects {
     current: Option<CurrentObject>,
 }
 
-/// An object whose payload is not complete yet.
+/// An object whose payload has not arrived completely.
 #[derive(Debug)]
 struct CurrentObject {
     id: u64,
-    /// Stream offset of the byte after it.
+    /// Stream offset of the first byte after the object.
     end: u64,
-    /// The beginning of the payload, at most the length of a stamp.
+    /// First bytes of the payload, at most as many as a stamp has.
     front: Vec<u8>,
-    /// Bytes that the payload has of a stamp.
+    /// Number of bytes of the payload that belong to a stamp.
     stamp_len: usize,
 }
 
@@ -42,9 +42,10 @@ impl Default for IncomingStream {
 }
 
 impl IncomingStream {
-    /// Takes the next bytes, and tells `came` of each object that is all there, with its stamp if it has one.
+    /// Reads the next bytes of the stream. Calls `came` for each object that is complete, with its stamp if it has one.
     ///
     /// # Errors
+    ///
     /// The stream is malformed.
     pub fn take(
         &mut self,
@@ -86,7 +87,7 @@ impl IncomingStream {
         !matches!(self.0, IncomingState::Other)
     }
 
-    /// Reports whether the stream may end here.
+    /// Reports whether the stream may end at this point.
     pub fn is_whole(&self) -> bool {
         match &self.0 {
             IncomingState::Header(front) => front.is_empty(),
@@ -103,6 +104,7 @@ impl IncomingObjects {
         came: &mut impl FnMut(Location, Option<Stamp>),
     ) -> Result<(), DecodeError> {
         loop {
+            // The parser skips the payload, so copy the stamp's bytes first.
             self.fill_stamp(bytes);
             let start = self.parser.next(&mut bytes)?;
             self.end_current(came);
@@ -111,13 +113,14 @@ impl IncomingObjects {
             let id = start.id;
             let end = start.end();
             self.current = Some(CurrentObject { id, end, front: Vec::new(), stamp_len });
+            // No byte follows that would end this object.
             if start.payload_len == 0 {
                 self.end_current(came);
             }
         }
     }
 
-    /// Copies the part of the stamp that `bytes` has.
+    /// Copies those of `bytes` that belong to the stamp.
     fn fill_stamp(&mut self, bytes: &[u8]) {
         if let Some(current) = &mut self.current {
             let missing = current.stamp_len - current.front.len();
@@ -146,7 +149,7 @@ mod tests {
         Stamp { sequence, sent: Duration::from_nanos(77), total: 9 }
     }
 
-    /// Returns a stream of three objects: with a stamp, without one, and one that is too short for one.
+    /// Returns a stream with three objects: one with a stamp, one without, and one too short for a stamp.
     fn stream() -> Vec<u8> {
         let header = SubgroupHeader {
             alias: 1,
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn other_streams_are_passed_over() {
+    fn streams_without_objects_are_skipped() {
         let mut setup = Vec::new();
         let message = millrace_moq::message::SetupOptions::default();
         millrace_moq::Message::from(message).encode(millrace_moq::Draft::NEWEST, &mut setup).unwrap();

@@ -1,9 +1,10 @@
 //! Thousands of subscribers in one process: `millrace-lab lab receivers`.
 //!
-//! Each is a QUIC client of quinn's own state machine with real handshakes, acknowledgements and migration; what it is spared is
-//! a task, a socket and buffers of its own. One thread serves all ([`ReceiverRun`]): a few [`sockets`] for all connections, one queue of
-//! timers. [`session`] speaks as much of MoQ as one subscription takes, [`incoming`] finds the objects on a stream, [`sequence`]
-//! counts gaps and duplicates, and [`moves`] says who goes on from another address when.
+//! Each subscriber is a QUIC client with quinn's own state machine, and does real handshakes, acknowledgements and
+//! migrations. It has no task, socket or buffers of its own: one thread serves all ([`ReceiverRun`]), with a few
+//! [`sockets`] and one queue of timers. [`session`] implements the part of MoQ that one subscription needs.
+//! [`incoming`] finds the objects on a stream, [`sequence`] counts gaps and duplicates, and [`moves`] decides which
+//! sessions move to another address when.
 
 pub mod cli;
 mod engine;
@@ -30,24 +31,24 @@ use self::{moves::WaveSettings, report::ReceiverCounters};
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub relay: SocketAddr,
-    /// Name of the relay in the URL.
+    /// Host name of the relay, from the URL.
     pub host: String,
     /// Path and query of the URL.
     pub path: String,
     pub track: TrackName,
     pub sessions: usize,
     pub sockets: usize,
-    /// Addresses that sockets are bound to in turn; if empty, any.
+    /// Local addresses that sockets are bound to in turn; if empty, any address.
     pub from: Vec<IpAddr>,
-    /// Streams that the relay may have open at a time on each session.
+    /// Number of streams that the relay may have open on each session.
     pub streams: u32,
-    /// Time to stay, from when the first session begins; `None`: until the track is over.
+    /// Time to stay from the start of the first session; `None` to stay until the track is over.
     pub duration: Option<Duration>,
-    /// A repeated move, and its interval.
+    /// Interval of moves, and the settings of each wave.
     pub moves: Option<(Duration, WaveSettings)>,
 }
 
-/// A handle of a run, for other threads: it moves and stops the sessions, and counts them.
+/// Control of a run from other threads: moves or stops the sessions, and counts them.
 #[derive(Debug, Default)]
 pub struct ReceiverControl {
     stops: AtomicBool,
@@ -63,7 +64,7 @@ impl ReceiverControl {
         self.stops.store(true, Relaxed);
     }
 
-    /// Moves a part of the sessions to another address. A move that has not begun yet is replaced.
+    /// Moves a share of the sessions to another address. A requested move that has not started yet is replaced.
     pub fn move_sessions(&self, wanted: WaveSettings) {
         *self.wanted.lock() = Some(wanted);
     }
@@ -82,17 +83,17 @@ impl ReceiverControl {
         self.ended_early.store(figures.ended_early(), Relaxed);
     }
 
-    /// Returns how many sessions have received an object.
+    /// Returns the number of sessions that have received an object.
     pub fn served(&self) -> u64 {
         self.served.load(Relaxed)
     }
 
-    /// Returns how many times a session has received an object at an address that it had moved to.
+    /// Returns how often a session has received an object at an address that it had moved to.
     pub fn resumed(&self) -> u64 {
         self.resumed.load(Relaxed)
     }
 
-    /// Returns how many sessions were over before their track.
+    /// Returns the number of sessions that ended before their track.
     pub fn ended_early(&self) -> u64 {
         self.ended_early.load(Relaxed)
     }

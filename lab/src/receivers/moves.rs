@@ -1,17 +1,17 @@
-//! Moves sessions to another address in waves, each of a share of the sessions within some time.
+//! Moves sessions to other addresses in waves. A wave moves a share of the sessions within some time.
 
 use std::time::{Duration, Instant};
 
-/// Settings of a wave.
+/// Settings of a wave of moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WaveSettings {
-    /// Share of the sessions, 0 to 1.
+    /// Share of the sessions that move, 0 to 1.
     pub share: f64,
-    /// Time from the first move to the last.
+    /// Time from the first move to the last one.
     pub within: Duration,
 }
 
-/// A wave in progress. Sessions are handed out in even steps, in any order.
+/// A wave of moves in progress. Its sessions are due at even intervals, in random order.
 #[derive(Debug)]
 pub struct MoveWave {
     began: Instant,
@@ -21,7 +21,7 @@ pub struct MoveWave {
 }
 
 impl MoveWave {
-    /// Begins a wave among `sessions`. Those that move are chosen at random.
+    /// Starts a wave. The sessions that move are chosen among `sessions` at random.
     pub fn begin(wanted: WaveSettings, mut sessions: Vec<usize>, now: Instant) -> Self {
         fastrand::shuffle(&mut sessions);
         let count = (sessions.len() as f64 * wanted.share.clamp(0.0, 1.0)).round() as usize;
@@ -29,7 +29,7 @@ impl MoveWave {
         Self { began: now, within: wanted.within, sessions, moved: 0 }
     }
 
-    /// Returns the sessions that became due since the last call.
+    /// Returns the sessions that have become due since the last call.
     pub fn take_due(&mut self, now: Instant) -> Vec<usize> {
         let elapsed = now.saturating_duration_since(self.began);
         let part = match self.within.is_zero() || elapsed >= self.within {
@@ -43,14 +43,14 @@ impl MoveWave {
         taken
     }
 
-    /// Returns when the next session is due, if there is one.
+    /// Returns the time when the next session is due; `None` if all have moved.
     pub fn next_due(&self) -> Option<Instant> {
         let step = self.within.as_secs_f64() / self.sessions.len() as f64;
         (self.moved < self.sessions.len())
             .then(|| self.began + Duration::from_secs_f64(step * self.moved as f64))
     }
 
-    /// Returns how many sessions the wave moves.
+    /// Returns the number of sessions that the wave moves.
     pub fn count(&self) -> usize {
         self.sessions.len()
     }

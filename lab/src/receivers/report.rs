@@ -1,4 +1,4 @@
-//! The figures of all sessions together.
+//! Figures of all sessions of a run.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::{sequence::SequenceCounts, session::ReceiverEvent};
 use crate::stats::Percentiles;
 
-/// Number of reasons with a count of their own; further ones share one.
+/// Largest number of reasons that are counted separately. Further ones are counted together.
 const REASONS: usize = 16;
 const OTHER: &str = "other reasons";
 
-/// A wave of moves. Times are of `CLOCK_MONOTONIC`, nanoseconds.
+/// A wave of moves. Times are of `CLOCK_MONOTONIC`, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     pub began_ns: u64,
@@ -20,53 +20,53 @@ pub struct Moved {
     pub sessions: u64,
 }
 
-/// The kernel engine's part of the relay's work.
+/// The kernel engine's share of the relay's work during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KernelShare {
-    /// Share of all media packets that the kernel sent in the meantime, percent.
+    /// Share of the media packets of the run that the kernel sent, percent.
     pub sent_percent: f64,
-    /// Sessions that the kernel engine may send to, at the end.
+    /// Number of sessions that the kernel engine could send to at the end.
     pub ready: u64,
 }
 
-/// The figures of a run.
+/// The report of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReceiversReport {
     pub sessions: u64,
     pub connected: u64,
     pub subscribed: u64,
-    /// Sessions that received an object.
+    /// Number of sessions that received an object.
     pub served: u64,
-    /// Sessions that the relay or the network ended before their track was over, by reason.
+    /// Sessions that the relay or the network ended before the end of their track, by reason.
     pub ended_early: BTreeMap<String, u64>,
     pub objects: u64,
     pub duplicates: u64,
-    /// Objects that never arrived, although later ones did, or the track was longer.
+    /// Objects that never arrived, although later ones did or the track's end shows that they existed.
     pub missing: u64,
-    /// Objects that arrived when their group was no longer tracked.
+    /// Objects that arrived after their group was no longer tracked.
     pub late: u64,
-    /// Streams that were reset, or ended inside of an object.
+    /// Streams that were reset, or that ended inside an object.
     pub streams_cut: u64,
     pub packets: u64,
     pub bytes: u64,
-    /// Time from the first packet of a session to its first object.
+    /// Time from a session's first packet to its first object.
     pub first_object_ms: Option<Percentiles>,
-    /// Latency from the publisher, of objects with a time stamp.
+    /// Time from the publisher to the subscriber, for objects with a time stamp.
     pub latency_ms: Option<Percentiles>,
     pub moves: Vec<Moved>,
-    /// Time from a session's move to the next object, at the new address.
+    /// Time from a session's move to the next object at the new address.
     pub resumed_ms: Option<Percentiles>,
-    /// Moves after which no object came.
+    /// Moves after which no object arrived.
     pub not_resumed: u64,
     /// Packets to an address that their session had left. They are dropped.
     pub packets_too_late: u64,
-    /// Memory of this process for each session, when all were connected.
+    /// Memory of this process per session once all were connected, bytes.
     pub bytes_per_session: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelShare>,
 }
 
-/// Counters of a run, while sessions are running.
+/// Counters of a run in progress.
 pub struct ReceiverCounters {
     pub connected: u64,
     pub subscribed: u64,
@@ -87,10 +87,11 @@ pub struct ReceiverCounters {
 }
 
 impl ReceiverCounters {
-    /// Makes empty figures.
+    /// Creates counters that are zero.
     ///
     /// # Errors
-    /// It never fails, since three digits are a valid precision of histograms.
+    ///
+    /// It never fails: three digits are a valid precision for histograms.
     pub fn new() -> anyhow::Result<Self> {
         Ok(Self {
             connected: 0,
@@ -112,9 +113,9 @@ impl ReceiverCounters {
         })
     }
 
-    /// Records an event of a session.
+    /// Counts an event of a session.
     pub fn take(&mut self, news: ReceiverEvent) {
-        // Histograms grow on demand, so they take any value.
+        // An error is ignored: histograms grow on demand, so they accept any value.
         let record = |times: &mut Histogram<u64>, time: Duration| {
             let _ = times.record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         };
@@ -134,24 +135,24 @@ impl ReceiverCounters {
         }
     }
 
-    /// Counts a session that is over before its track.
+    /// Counts a session that ended before its track.
     pub fn end_early(&mut self, reason: String) {
         let is_known = self.ended_early.len() < REASONS || self.ended_early.contains_key(&reason);
         let reason = if is_known { reason } else { OTHER.to_owned() };
         *self.ended_early.entry(reason).or_default() += 1;
     }
 
-    /// Returns how many sessions are over before their track.
+    /// Returns the number of sessions that ended before their track.
     pub fn ended_early(&self) -> u64 {
         self.ended_early.values().sum()
     }
 
-    /// Adds the objects of a session that is over.
+    /// Adds the object counts of a session that has ended.
     pub fn add(&mut self, counts: SequenceCounts) {
         self.counts.add(counts);
     }
 
-    /// Returns the figures of this number of sessions.
+    /// Returns the report for this number of sessions.
     pub fn report(&self, sessions: u64) -> ReceiversReport {
         let SequenceCounts { objects, duplicates, missing, late } = self.counts;
         ReceiversReport {

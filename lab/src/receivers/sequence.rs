@@ -1,4 +1,4 @@
-//! The objects of a track that have come: duplicates and gaps, in little memory however long the track is.
+//! Counts duplicates and gaps among the objects of a track that arrived, in little memory even for a long track.
 
 use std::collections::VecDeque;
 
@@ -6,12 +6,12 @@ use millrace_moq::Location;
 use millrace_quic::ranges::Ranges;
 use serde::Serialize;
 
-/// Groups that are tracked at a time; an object of an older one is late.
+/// Number of groups that are tracked at the same time. An object of an older group counts as late.
 const GROUPS: usize = 4;
-/// Most ranges of objects of one group. With more, the first gap counts as missing for good.
+/// Largest number of ranges of objects in a group. If there are more, the first gap counts as missing for good.
 const RANGES: usize = 32;
 
-/// Counts of objects that arrived, and of those that did not.
+/// Numbers of objects that arrived, and of those that did not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SequenceCounts {
     /// Objects that arrived, each counted once.
@@ -19,7 +19,7 @@ pub struct SequenceCounts {
     pub duplicates: u64,
     /// Objects that never arrived, although later ones of their group did.
     pub missing: u64,
-    /// Objects of a group that was no longer tracked.
+    /// Objects that arrived after their group was no longer tracked.
     pub late: u64,
 }
 
@@ -32,9 +32,9 @@ impl SequenceCounts {
     }
 }
 
-/// The objects of one subscription, from the first that came on.
+/// The objects of one subscription, from the first one that arrived.
 ///
-/// Objects are inserted in any order; [`Sequence::finish`] comes last.
+/// Objects may be inserted in any order. [`Sequence::finish`] is called last.
 #[derive(Debug, Default)]
 pub struct Sequence {
     /// Groups that are tracked, in ascending order.
@@ -47,7 +47,7 @@ pub struct Sequence {
 #[derive(Debug)]
 struct SequenceGroup {
     id: u64,
-    /// Whether the subscription began inside this group, so its first objects are not owed.
+    /// Whether the subscription started inside this group, so that its first objects are not owed.
     is_joined: bool,
     came: Ranges,
 }
@@ -73,9 +73,10 @@ impl Sequence {
         }
     }
 
-    /// Returns the index of a group, which is added if it is new.
+    /// Returns the index of a group, and adds the group if it is new.
     fn place_of(&mut self, id: u64) -> usize {
         self.groups.binary_search_by_key(&id, |group| group.id).unwrap_or_else(|place| {
+            // Only the oldest group of all can have been joined in its middle.
             let is_joined = place == 0 && self.closed.is_none();
             self.groups.insert(place, SequenceGroup { id, is_joined, came: Ranges::default() });
             place
@@ -89,7 +90,7 @@ impl Sequence {
         }
     }
 
-    /// Ends the sequence. `end` is one after the track's last object, if that is known.
+    /// Ends the counting. `end` is the location after the track's last object, if it is known.
     pub fn finish(mut self, end: Option<Location>) -> SequenceCounts {
         if let Some(end) = end
             && let Ok(place) = self.groups.binary_search_by_key(&end.group, |group| group.id)
@@ -105,14 +106,14 @@ impl Sequence {
 }
 
 impl SequenceGroup {
-    /// Returns how many objects before an arrived one are missing.
+    /// Returns the number of missing objects before the last one that arrived.
     fn missing(&self) -> u64 {
         let (Some(first), Some(last)) = (self.came.first(), self.came.last()) else { return 0 };
         let begin = if self.is_joined { first.start } else { 0 };
         last.end - begin - self.came.total()
     }
 
-    /// Counts the first gaps as missing for good if there are too many, and returns how many objects these are.
+    /// Gives up the first gaps while there are too many ranges. Returns the number of objects in them.
     fn give_up(&mut self) -> u64 {
         let mut missing = 0;
         while self.came.len() > RANGES {
@@ -120,6 +121,7 @@ impl SequenceGroup {
             let (Some(first), Some(second)) = (ranges.next(), ranges.next()) else { break };
             drop(ranges);
             missing += second.start - first.end;
+            // Filling the gap merges both ranges. If one of its objects arrives later, it counts as a duplicate.
             self.came.insert(first.end..second.start);
         }
         missing
@@ -148,7 +150,7 @@ mod tests {
     #[test]
     fn objects_before_the_first_one_are_not_owed() {
         assert_eq!(counts([(7, 5), (7, 6), (8, 0)], None), [3, 0, 0, 0]);
-        // Objects may arrive later of another subgroup or of an earlier group.
+        // Objects of another subgroup or of an earlier group may arrive later.
         assert_eq!(counts([(7, 5), (7, 3), (6, 9)], None), [3, 0, 1, 0]);
     }
 
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn object_of_a_group_that_is_not_watched_is_late() {
+    fn object_of_an_untracked_group_is_late() {
         let groups = GROUPS as u64 + 1;
         let track = (0..groups).map(|group| (group, 0)).chain([(0, 1)]);
         assert_eq!(counts(track, None), [groups, 0, 0, 1]);

@@ -1,4 +1,4 @@
-//! One subscriber: a connection of quinn's state machine, and the part of MoQ that one subscription needs.
+//! One subscriber: a connection with quinn's state machine, and the part of MoQ that one subscription needs.
 
 use std::time::{Duration, Instant};
 
@@ -17,37 +17,37 @@ use super::{
     sequence::{Sequence, SequenceCounts},
 };
 
-/// The draft that sessions speak.
+/// MoQ draft that sessions use.
 pub const DRAFT: Draft = Draft::NEWEST;
-/// How long SUBSCRIBE waits for a publisher, ms.
+/// Time that SUBSCRIBE may wait for a publisher, ms.
 const RENDEZVOUS_MS: u64 = 60_000;
-/// Longest wait for streams that PUBLISH_DONE has counted but that do not arrive.
+/// Longest wait for streams that PUBLISH_DONE has counted but that have not arrived.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
-/// The track to subscribe to, and the relay's name in SETUP.
+/// The track to subscribe to, and the path and authority for SETUP.
 #[derive(Debug)]
 pub struct Wish {
     pub track: TrackName,
-    /// SETUP's path and query.
+    /// Path and query for SETUP.
     pub path: String,
-    /// SETUP's authority.
+    /// Authority for SETUP.
     pub authority: String,
 }
 
-/// A subscriber.
+/// One subscriber.
 ///
-/// The owner feeds `connection` and calls [`ReceiverSession::on_event`] for each of its events. The session asks for its track once it is
-/// connected, and is over when `ended` says why.
+/// The owner drives `connection`, and calls [`ReceiverSession::on_event`] for each of its events. The session
+/// subscribes once it is connected. It has ended when `ended` is set.
 pub struct ReceiverSession {
     pub connection: Box<Connection>,
     pub handle: ConnectionHandle,
-    /// The socket that it sends from. Packets to another socket are dropped.
+    /// Index of the socket that the session sends from. Packets that arrive at another socket are dropped.
     pub socket: usize,
-    /// True once the endpoint has forgotten the connection.
+    /// Whether the endpoint has forgotten the connection.
     pub is_drained: bool,
-    /// True while its handshake counts as one of those at a time.
+    /// Whether its handshake still counts towards the limit of handshakes at the same time.
     pub is_new: bool,
-    /// When the connection's next timer fires.
+    /// Time when the connection's next timer fires.
     pub deadline: Option<Instant>,
     began: Instant,
     request: Option<StreamId>,
@@ -56,18 +56,18 @@ pub struct ReceiverSession {
     streams: Vec<(StreamId, IncomingStream)>,
     /// Number of streams with objects that have ended.
     streams_ended: u64,
-    /// When the publisher ended the track, and how many streams there were.
+    /// Time when the publisher ended the track, and the number of streams that it opened.
     done: Option<(Instant, u64)>,
     pub ended: Option<ReceiverEnd>,
     sequence: Sequence,
-    /// Number of objects of the track, if a stamp has it.
+    /// Number of objects in the track, if an object's stamp says it; else 0.
     total: u64,
     has_objects: bool,
     /// Time of the last move; `None` once an object has arrived at the new address.
     moved: Option<Instant>,
 }
 
-/// End of a session.
+/// Reason why a session has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReceiverEnd {
     /// The track is over.
@@ -78,26 +78,26 @@ pub enum ReceiverEnd {
     Stopped,
 }
 
-/// Events of a session, for its owner.
+/// An event of a session, which its owner counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReceiverEvent {
     Connected,
     Subscribed,
-    /// The first object arrived this long after the first packet.
+    /// The first object arrived; the time since the first packet.
     FirstObject(Duration),
-    /// The first object after a move arrived this long after it.
+    /// The first object after a move arrived; the time since the move.
     Resumed(Duration),
-    /// An object with a stamp arrived, with this latency from the publisher.
+    /// An object with a stamp arrived; its latency from the publisher.
     Latency(Duration),
     /// A stream was reset, or ended inside an object.
     Cut,
 }
 
-/// The current time, by both clocks that are needed.
+/// The current time by two clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     pub instant: Instant,
-    /// The clock of the publisher's stamps.
+    /// Time of the clock that the publisher's stamps use.
     pub monotonic: Duration,
 }
 
@@ -164,16 +164,16 @@ impl ReceiverSession {
         Ok(())
     }
 
-    /// Opens a stream with a message.
+    /// Opens a stream that starts with a message.
     fn write(&mut self, direction: Dir, message: Message) -> Result<StreamId> {
         let mut bytes = Vec::new();
         message.encode(DRAFT, &mut bytes)?;
         let Some(id) = self.connection.streams().open(direction) else {
-            bail!("the relay allows no stream for {}", message.name());
+            bail!("the relay allows no stream to send {}", message.name());
         };
         let written = self.connection.send_stream(id).write(&bytes)?;
         if written < bytes.len() {
-            bail!("the relay gives no credit for {}", message.name());
+            bail!("the relay gives no credit to send {}", message.name());
         }
         Ok(id)
     }
@@ -184,6 +184,7 @@ impl ReceiverSession {
         now: Instant,
         tell: &mut dyn FnMut(ReceiverEvent),
     ) -> Result<()> {
+        // Nothing after PUBLISH_DONE matters.
         if self.done.is_some() {
             return Ok(());
         }
@@ -198,7 +199,9 @@ impl ReceiverSession {
                     self.is_subscribed = true;
                     tell(ReceiverEvent::Subscribed);
                 }
-                Message::RequestError(error) => bail!("refused: {} {}", error.code, error.reason),
+                Message::RequestError(error) => {
+                    bail!("the relay refused the subscription: {} {}", error.code, error.reason)
+                }
                 Message::PublishDone(done) => self.done = Some((now, done.stream_count)),
                 _ => {}
             }
@@ -223,6 +226,7 @@ impl ReceiverSession {
         let mut came = Vec::new();
         let take = |bytes: &[u8]| incoming.take(bytes, |at, stamp| came.push((at, stamp)));
         let end = read_stream(&mut self.connection, id, take)?;
+        // Reading borrows the connection, so objects are recorded afterwards.
         came.into_iter().for_each(|(at, stamp)| self.object(at, stamp, now, tell));
         if end == StreamEnd::Open {
             self.streams.push((id, incoming));
@@ -245,8 +249,8 @@ impl ReceiverSession {
         Ok(())
     }
 
-    /// Records an object. Objects of a publisher that numbers them are identified by their numbers, so that a missing
-    /// end of a group is noticed as well.
+    /// Records an object. If the publisher numbers its objects, the number identifies an object. Then missing objects
+    /// at the end of a group are noticed too.
     fn object(&mut self, at: Location, stamp: Option<Stamp>, now: Now, tell: &mut dyn FnMut(ReceiverEvent)) {
         if !std::mem::replace(&mut self.has_objects, true) {
             tell(ReceiverEvent::FirstObject(now.instant.saturating_duration_since(self.began)));
@@ -264,14 +268,14 @@ impl ReceiverSession {
         }
     }
 
-    /// Changes to another socket, as a host does that has changed networks.
+    /// Moves the session to another socket, like a host that changes networks.
     pub fn move_to(&mut self, socket: usize, now: Instant) {
         self.socket = socket;
         self.moved = Some(now);
         self.connection.local_address_changed();
     }
 
-    /// Ends the session if its track is over and nothing of it is on its way any more.
+    /// Ends the session if the track is over and all its streams have arrived, or should have.
     pub fn end_if_done(&mut self, now: Instant) {
         let Some((at, streams)) = self.done else { return };
         let open = self.streams.iter().filter(|(_, incoming)| incoming.is_media()).count();
@@ -291,29 +295,29 @@ impl ReceiverSession {
         self.ended.get_or_insert(why);
     }
 
-    /// Reports whether it is connected and not over.
+    /// Reports whether the session is connected and has not ended.
     pub fn is_up(&self) -> bool {
         self.request.is_some() && self.ended.is_none()
     }
 
-    /// Reports whether its track is over.
+    /// Reports whether the publisher has ended the track.
     pub fn is_done(&self) -> bool {
         self.done.is_some()
     }
 
-    /// Reports whether it has moved and has received no object since.
+    /// Reports whether the session has moved and has received no object since then.
     pub fn waits_for_media(&self) -> bool {
         self.moved.is_some()
     }
 
-    /// Returns the objects that arrived, and, once the track is over, those that are missing.
+    /// Returns the counts of objects that arrived, and of missing ones if the track was received to its end.
     pub fn into_counts(self) -> SequenceCounts {
         let is_whole = self.ended == Some(ReceiverEnd::Whole) && self.total > 0;
         self.sequence.finish(is_whole.then(|| Location::new(0, self.total)))
     }
 }
 
-/// Result of reading a stream.
+/// State of a stream after reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamEnd {
     Open,
@@ -337,7 +341,7 @@ fn read_stream(
             Err(ReadError::Reset(_)) => break StreamEnd::Reset,
         }
     };
-    // The session's owner sends the resulting packets.
+    // The result says whether packets are to be sent, which the session's owner checks anyway.
     let _ = chunks.finalize();
     Ok(end)
 }

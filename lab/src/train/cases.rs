@@ -1,5 +1,5 @@
-//! Questions with their answers from measured transfers. A question is a network with a profile, a size, and the peer's
-//! offer.
+//! Training cases: questions with their right answers, computed from measured transfers. A question is a network with a
+//! traffic profile, a size, and the peer's offer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,33 +10,34 @@ use millrace_graft_proto::select::profile::{LADDER_KIB, TrafficProfile};
 use super::grow::Example;
 use super::runs::TrainingRun;
 
-/// Congestion controls that represent TCP.
+/// Congestion controls that represent plain TCP in the comparison.
 pub const TCP: [&str; 2] = ["cubic", "bbr"];
-/// Share of the best utility from which on an arm counts as right.
+/// Share of the best utility from which on an arm counts as right, too.
 pub const TIE: f64 = 0.95;
 
-/// A question with the costs of its arms.
+/// A question, with the cost and utility of each arm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingCase {
     pub network: u32,
     pub features: Features,
-    /// Cost in milliseconds, in the order of the arms; `None`: the arm did not get there.
+    /// Cost in ms, in the order of the arms; `None` if the arm did not transfer the data.
     pub cost_ms: Vec<Option<f64>>,
     /// Utility from 0 to 1, in the order of the arms.
     pub utility: Vec<f64>,
 }
 
-/// Questions that a file of runs answers.
+/// The cases that a file of measured transfers gives.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cases {
     pub arms: Vec<String>,
     pub cases: Vec<TrainingCase>,
-    /// Networks that lack an arm, which are left out.
+    /// Number of networks that are left out because transfers with an arm are missing.
     pub incomplete: usize,
 }
 
 impl Cases {
-    /// Makes the cases. Answers are means over all seeds of a network; a question has what was observed with one seed.
+    /// Builds the cases. Answers are means over all seeds of a network. Each question has the observations made with
+    /// one seed.
     pub fn from_runs(runs: &[TrainingRun]) -> Self {
         let arms: BTreeSet<&str> = runs.iter().map(|run| run.arm.as_str()).collect();
         let arms: Vec<String> = arms.into_iter().map(str::to_owned).collect();
@@ -61,7 +62,7 @@ impl Cases {
             for (rung, kib) in LADDER_KIB.iter().enumerate() {
                 let costs: Vec<Option<f64>> =
                     self.arms.iter().map(|arm| mean_cost(runs, arm, profile, rung)).collect();
-                // No transfer reached this size, so its answer would be a guess.
+                // No transfer reached this size, so an answer would be a guess.
                 if !runs.iter().any(|run| run.came.rungs_ms.get(rung).is_some_and(Option::is_some)) {
                     continue;
                 }
@@ -98,7 +99,8 @@ impl Cases {
     }
 }
 
-/// Returns the mean cost over the seeds. It is `None` if one run received nothing: the arm cannot be recommended.
+/// Returns the mean cost over the seeds. It is `None` if a run received nothing, since such an arm cannot be
+/// recommended.
 fn mean_cost(runs: &[&TrainingRun], arm: &str, profile: TrafficProfile, rung: usize) -> Option<f64> {
     let of: Option<Vec<f64>> =
         runs.iter().filter(|run| run.arm == arm).map(|run| profile.cost_ms(&run.came, rung)).collect();
@@ -112,7 +114,7 @@ fn utilities(profile: TrafficProfile, cost_ms: &[Option<f64>]) -> Vec<f64> {
 }
 
 impl TrainingCase {
-    /// Returns an identity that is the same for each transfer on a network.
+    /// Returns a key that is equal for cases that differ only in their observations.
     pub fn question(&self) -> (u32, [Option<u64>; 4]) {
         let asked = [Feature::Profile, Feature::Size, Feature::Offer, Feature::Warmth];
         (self.network, asked.map(|feature| self.features.get(feature).map(f64::to_bits)))
@@ -126,7 +128,7 @@ impl TrainingCase {
         self.cost_ms.get(arm).is_some_and(Option::is_some)
     }
 
-    /// Returns the example with the features of the tree.
+    /// Returns the case as an example with the tree's features.
     pub fn example(&self) -> Example {
         self.example_of(self.features.values().to_vec())
     }
@@ -136,14 +138,14 @@ impl TrainingCase {
         Example { values, right, utility: self.utility.clone() }
     }
 
-    /// Returns the example with the features of the seed's tree.
+    /// Returns the case as an example with the seed tree's features.
     pub fn seed_example(&self) -> Example {
         self.example_of(seed_values(&self.features))
     }
 }
 
-/// Columns of the seed: classes of the round trip as in VTL, of loss and bandwidth in three steps each, and the
-/// profile.
+/// Columns of the seed tree: classes of the round-trip time as in VTL, three classes each of loss and rate, and the
+/// traffic profile.
 pub const SEED_COLUMNS: [ExampleColumn; 4] = [
     ExampleColumn { name: "rtt", unit: "", choices: &["lan", "terrestrial", "long-delay"] },
     ExampleColumn { name: "loss", unit: "", choices: &["none", "some", "much"] },
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn unreached_rungs_are_not_asked_for() {
+    fn unreached_sizes_give_no_cases() {
         let mut runs = [run(1, "bbr", 1.0), run(1, "cubic", 1.0)];
         runs.iter_mut().for_each(|run| run.came.rungs_ms[2..].fill(None));
         runs[0].came.rungs_ms[2] = Some(5.0);

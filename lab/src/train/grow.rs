@@ -1,16 +1,18 @@
-//! Growing a tree by gain ratio, and pruning it: C4.5 (Quinlan, 1993), with examples that may have several right answers.
+//! Grows a decision tree by gain ratio, and prunes it: C4.5 (Quinlan, 1993), with examples that may have several right
+//! answers.
 //!
-//! An example counts for each of its right answers with an equal part where information is reckoned, and fully where an answer is
-//! judged: whoever gives any of them is right. Where a value is not known, an example goes every way with the share of those that know
-//! it. Thresholds lie between two values, without the later releases' penalty for numbers.
+//! In the computation of information, an example's weight is divided equally among its right answers. In the counting
+//! of errors, each of them is fully right. An example with an unknown value goes into every branch, weighted by the
+//! share of examples known to belong there. Thresholds lie between two values, without the penalty that later releases
+//! of C4.5 give to numeric columns.
 
 use millrace_graft_proto::select::features::ExampleColumn;
 use millrace_graft_proto::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Split, TreeSide};
 
-/// A question with its answers.
+/// An example to learn from: the values of its columns, and its right answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Example {
-    /// Values in the order of the columns.
+    /// Values in the order of the columns; `None` if unknown.
     pub values: Vec<Option<f64>>,
     /// Whether each arm is right, in the order of the arms.
     pub right: Vec<bool>,
@@ -22,10 +24,10 @@ pub struct Example {
 pub struct Settings {
     /// Weight of examples that at least two branches of a node must have.
     pub least: f64,
-    /// Confidence of the errors' upper bound that prunes branches, in standard deviations; C4.5's quarter is 0.69.
-    /// Below 0 nothing is pruned.
+    /// Confidence for pruning, in standard deviations of the error's upper bound. C4.5's default of 25 % corresponds to
+    /// 0.69. Below 0 nothing is pruned.
     pub doubt: f64,
-    /// Number of examples that count as one, since they are of the same network.
+    /// Number of examples that count as one, since they belong to the same network.
     pub alike: f64,
     pub depth: usize,
 }
@@ -36,7 +38,7 @@ impl Default for Settings {
     }
 }
 
-/// Grows a tree for examples. There may be no examples.
+/// Grows a tree for the examples. The list of examples may be empty.
 pub fn grow(columns: &[ExampleColumn], arms: &[String], examples: &[Example], settings: Settings) -> Node {
     let grower = Grower { columns, arms, examples, settings };
     let all: ExampleSet = (0..examples.len()).map(|at| (at, 1.0)).collect();
@@ -46,7 +48,7 @@ pub fn grow(columns: &[ExampleColumn], arms: &[String], examples: &[Example], se
     root
 }
 
-/// Indices of examples, with the weight of each.
+/// Indices of examples, each with its weight.
 type ExampleSet = Vec<(usize, f64)>;
 
 struct Grower<'a> {
@@ -56,18 +58,18 @@ struct Grower<'a> {
     settings: Settings,
 }
 
-/// A column that could divide a set, and the information gained by that.
+/// A column by which a set could be divided, and the information gained by that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     column: usize,
-    /// Threshold of a numeric column.
+    /// Threshold, if the column is numeric.
     at: Option<f64>,
     gain: f64,
     ratio: f64,
 }
 
 impl Grower<'_> {
-    /// Returns the node and the upper bound of its errors.
+    /// Returns the node for a set, and the upper bound of its errors.
     fn node(&self, set: &ExampleSet, depth: usize) -> (Node, f64) {
         let leaf = self.leaf(set);
         let feared = self.feared(&leaf);
@@ -80,7 +82,7 @@ impl Grower<'_> {
         let sets = self.divided(set, chosen);
         let grown: Vec<(Node, f64)> = sets.iter().map(|set| self.node(set, depth - 1)).collect();
         let below: f64 = grown.iter().map(|(_, feared)| feared).sum();
-        // A simpler tree is preferred if it costs at most a tenth of an error.
+        // A leaf is preferred if it costs at most a tenth of an error more.
         if self.settings.doubt >= 0.0 && feared <= below + 0.1 {
             return (Node::Leaf(leaf), feared);
         }
@@ -110,7 +112,7 @@ impl Grower<'_> {
         }
     }
 
-    /// Makes a leaf, whose best answer is the one that is right most often.
+    /// Builds a leaf, which ranks the arms by how often they are right.
     fn leaf(&self, set: &ExampleSet) -> Leaf {
         let all = weight(set).max(f64::MIN_POSITIVE);
         let share = |of: &dyn Fn(&Example) -> f64| {
@@ -137,7 +139,7 @@ impl Grower<'_> {
         leaf.examples * upper(wrong, leaf.examples / self.settings.alike, self.settings.doubt.max(0.0))
     }
 
-    /// Returns the candidate of the greatest ratio among those whose gain is at least average.
+    /// Returns the candidate with the highest gain ratio among those whose gain is at least average.
     fn best(&self, set: &ExampleSet) -> Option<Candidate> {
         let candidates: Vec<_> = (0..self.columns.len())
             .filter_map(|column| self.candidate(set, column))
@@ -167,13 +169,13 @@ impl Grower<'_> {
         let knowing = weight(&known);
         let after: f64 = parts.iter().map(|part| information(&self.shares(part)) * weight(part)).sum();
         let gain = (information(&self.shares(&known)) - after / knowing) * knowing / all;
-        // Examples without a value count as a branch of their own here.
+        // Examples without a value count as another branch in the split information.
         let mut ways = weights;
         ways.push(all - knowing);
         Some(Candidate { column, at, gain, ratio: gain / information(&ways) })
     }
 
-    /// Returns the threshold between two values that gains most information.
+    /// Returns the threshold between two values with the highest gain of information.
     fn threshold(&self, known: &ExampleSet, column: usize) -> Option<f64> {
         let mut sorted: Vec<(f64, usize, f64)> =
             known.iter().filter_map(|(at, weight)| Some((self.value(*at, column)?, *at, *weight))).collect();
@@ -208,7 +210,7 @@ impl Grower<'_> {
         }
     }
 
-    /// Returns the weights of the answers.
+    /// Returns the weight of each answer in a set.
     fn shares(&self, set: &ExampleSet) -> Vec<f64> {
         let mut none = vec![0.0; self.arms.len()];
         let mut shares = vec![0.0; self.arms.len()];
@@ -216,7 +218,8 @@ impl Grower<'_> {
         shares
     }
 
-    /// Divides a set. Examples without a value go every way, each with the share of the examples that have one.
+    /// Divides a set. Examples without a value go into every branch, weighted by the share of examples known to belong
+    /// there.
     fn divided(&self, set: &ExampleSet, chosen: Candidate) -> Vec<ExampleSet> {
         let mut sets = vec![ExampleSet::new(); self.ways(chosen.column)];
         let mut unknown = ExampleSet::new();
@@ -261,7 +264,7 @@ fn information(weights: &[f64]) -> f64 {
     -shares.map(|share| share * share.log2()).sum::<f64>()
 }
 
-/// Returns the upper bound of a share that was seen in `n` (Witten & Frank, Data Mining, 6.1; Wilson's).
+/// Returns the upper bound of a share that was measured with `n` examples (Wilson; Witten & Frank, Data Mining, 6.1).
 fn upper(share: f64, n: f64, z: f64) -> f64 {
     if n <= 0.0 {
         return share;
@@ -270,7 +273,7 @@ fn upper(share: f64, n: f64, z: f64) -> f64 {
     (share + z * z / (2.0 * n) + z * root) / (1.0 + z * z / n)
 }
 
-/// Returns the number between both that has the fewest digits.
+/// Returns the number with the fewest digits between `low` and `high`.
 fn between(low: f64, high: f64) -> f64 {
     let middle = f64::midpoint(low, high);
     let texts = (0..15).map(|digits| format!("{middle:.digits$e}").parse().unwrap_or(middle));
@@ -292,7 +295,7 @@ mod tests {
         ExampleColumn { name: "windy", unit: "", choices: &["false", "true"] },
     ];
 
-    /// Quinlan's data, from the first table of "C4.5".
+    /// Data of the first table in Quinlan's book "C4.5".
     const DAYS: [([f64; 4], bool); 14] = [
         ([0.0, 75.0, 70.0, 1.0], true),
         ([0.0, 80.0, 90.0, 1.0], false),
@@ -343,7 +346,7 @@ mod tests {
         assert!(close(outlook.gain, 0.246) && close(outlook.ratio, 0.156), "{outlook:?}");
         let windy = candidate(&days, &GOLF, 3);
         assert!(close(windy.gain, 0.048) && close(windy.ratio, 0.049), "{windy:?}");
-        // Chapter 3: one day's outlook is unknown.
+        // Chapter 3 of the book: the outlook of one day is unknown.
         days[5].values[0] = None;
         let outlook = candidate(&days, &GOLF, 0);
         assert!(close(outlook.gain, 0.199) && close(outlook.ratio, 0.110), "{outlook:?}");
@@ -366,8 +369,7 @@ mod tests {
         assert_eq!(root.to.values().flat_map(Node::leaves).map(|leaf| leaf.examples).sum::<f64>(), 14.0);
     }
 
-    /// Computes gain and ratio from their definition, without the code above: every threshold, every share counted
-    /// again.
+    /// Computes gain and gain ratio from their definition, independently of the code under test.
     fn by_hand(examples: &[Example], column: usize) -> (f64, f64) {
         let entropy = |parts: &[f64]| {
             let all: f64 = parts.iter().sum();
@@ -407,7 +409,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn ties_and_gaps_are_reckoned_as_defined(
+        fn gain_with_ties_and_gaps_matches_its_definition(
             rows in proptest::collection::vec((proptest::option::of(0_u8..6), 1_u8..8), 4..40)
         ) {
             let columns = [ExampleColumn { name: "it", unit: "", choices: &[] }];
@@ -421,7 +423,8 @@ mod tests {
             if gain > 1e-6 {
                 let candidate = candidate(&examples, &columns, 0);
                 proptest::prop_assert!((candidate.gain - gain).abs() < 1e-6, "{:?} {}", candidate, gain);
-                // Thresholds of equal gain may divide the examples in another way.
+                // Two thresholds with equal gain may divide the examples differently, so only the sign of the ratios is
+                // compared.
                 proptest::prop_assert!(candidate.ratio > 0.0 && ratio > 0.0);
             }
         }
@@ -438,7 +441,7 @@ mod tests {
     #[test]
     fn noisy_branches_are_pruned_and_real_rules_kept() {
         let columns = [GOLF[1], GOLF[2]];
-        // The right arm follows from the first column. A twentieth is wrong at random, and the second column has no
+        // The right arm follows from the first column, but 5 % of the examples are wrong. The second column has no
         // information.
         let mut random = 1_u32;
         let mut example = |at: u32| {
@@ -478,7 +481,7 @@ mod tests {
         assert!(matches!(grow(&columns, &arms(2), &[], Settings::default()), Node::Leaf(_)));
     }
 
-    /// A column with another value for each example gains as much, and is worth less.
+    /// A column with a different value for each example has the same gain, and must have a lower gain ratio.
     #[test]
     fn attribute_with_many_branches_is_not_preferred() {
         let columns = [

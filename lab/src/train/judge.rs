@@ -1,4 +1,4 @@
-//! Judges decisions on networks that the training has not seen: five folds, each network judged once.
+//! Scores decisions on networks that the tree was not trained with: five folds, in which each network is scored once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ use super::grow::{Example, Settings, grow};
 use super::runs::TrainingRun;
 
 pub const FOLDS: usize = 5;
-/// Quantile of the normal distribution for 95 %.
+/// Quantile of the normal distribution for a 95 % interval.
 const Z: f64 = 1.96;
-/// An arm is slower than TCP if its cost is more than this multiple.
+/// Ratio of costs above which an arm counts as slower than TCP.
 const SLOWER: f64 = 1.05;
 
 /// Score of one way to decide.
@@ -21,43 +21,45 @@ const SLOWER: f64 = 1.05;
 pub struct Score {
     pub by: String,
     pub cases: usize,
-    /// Share of cases whose arm was within a tie of the best.
+    /// Share of cases whose chosen arm was right.
     pub right: f64,
-    /// 95 % interval by Wilson. Cases of a network are alike, so networks are counted.
+    /// 95 % interval by Wilson. Its sample size is the number of networks, since cases of one network are alike.
     pub right_low: f64,
     pub right_high: f64,
-    /// Mean utility that was given away, of 1.
+    /// Mean utility that was lost against the best arm, of 1.
     pub regret: f64,
-    /// Share of cases whose cost was more than 5 % above that of TCP with this control.
+    /// Share of cases whose cost was more than 5 % above TCP's, by TCP's congestion control.
     pub slower_than: Vec<(String, f64)>,
 }
 
-/// Scores of all ways that are compared, and of the tree by arm.
+/// Scores of all ways to decide that are compared, and details of the tree's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JudgeReport {
     pub networks: usize,
     pub incomplete: usize,
-    /// Scores of the ways to decide, the tree first.
+    /// Scores of the ways to decide, the tree's first.
     pub scores: Vec<Score>,
     pub classes: Vec<CandidateScore>,
-    /// Counts of chosen arms, by the arm that would have been right. If the chosen arm is right, it counts for itself.
+    /// Numbers of cases by right arm (row) and chosen arm (column). If the chosen arm is right, it counts as the right
+    /// one.
     pub confusion: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CandidateScore {
     pub arm: String,
-    /// Share of right choices among the cases where it was chosen.
+    /// Share of right decisions among the cases in which the arm was chosen.
     pub precision: Option<f64>,
-    /// Share of cases where it was chosen among those that it is right for.
+    /// Share of cases in which the arm was chosen among those in which it was right.
     pub recall: Option<f64>,
 }
 
-/// Trains on four fifths of the networks and judges the others by it, five times.
+/// Trains a tree on four fifths of the networks and scores it on the rest, five times.
 pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     let networks: Vec<u32> = cases.networks().into_iter().collect();
     let mut choices: [Vec<Option<usize>>; 4] = std::array::from_fn(|_| vec![None; cases.cases.len()]);
     for fold in 0..FOLDS {
+        // The networks are spread over the folds, so that none is both trained with and scored.
         let held =
             |case: &TrainingCase| networks.binary_search(&case.network).is_ok_and(|at| at % FOLDS == fold);
         let training: Vec<&TrainingCase> = cases.cases.iter().filter(|case| !held(case)).collect();
@@ -76,8 +78,9 @@ pub fn judge(cases: &Cases, settings: Settings) -> JudgeReport {
     JudgeReport { networks: networks.len(), incomplete: cases.incomplete, scores, classes, confusion }
 }
 
-/// Scores the choice that was best for all other transfers on the same network. A way that knows less of the network
-/// can hardly do better, so the rest is chance. Returns `None` if each network has one transfer of each arm.
+/// Scores the arm that was best in all other transfers on the same network. A decision with less knowledge can hardly
+/// be better, so what this score lacks is due to chance. Returns `None` if each network has only one transfer with each
+/// arm.
 pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     let seeds: BTreeSet<u32> = runs.iter().map(|run| run.seed).collect();
     let mut all = Cases::default();
@@ -103,7 +106,7 @@ pub fn again(runs: &[TrainingRun]) -> Option<Score> {
     (networks > 0).then(|| score("other transfers there", &all, &choices, networks))
 }
 
-/// Trains the tree that is used, from all cases.
+/// Trains the final tree with all cases.
 pub fn train(cases: &Cases, settings: Settings) -> Node {
     let examples: Vec<Example> = cases.cases.iter().map(TrainingCase::example).collect();
     let mut tree = grow(&COLUMNS, &cases.arms, &examples, settings);
@@ -126,7 +129,7 @@ fn ninth_of_ten(costs: &mut [f64]) -> Option<f64> {
     costs.get(costs.len() * 9 / 10).map(|cost| (cost * 1e3).round() / 1e3)
 }
 
-/// Returns the best arm of a leaf that is available in this case.
+/// Returns the best arm of a leaf among those available in this case.
 fn best(arms: &[String], leaf: &Leaf, case: &TrainingCase) -> Option<usize> {
     let mut places = leaf.ranking.iter().filter_map(|rank| arms.iter().position(|arm| *arm == rank.arm));
     places.find(|arm| case.can_be_had(*arm))
@@ -136,7 +139,7 @@ struct Deciders<'a> {
     arms: &'a [String],
     tree: Node,
     seed: Node,
-    /// The arm that is right most often, for all cases.
+    /// The arm that is right most often over all cases, for comparison.
     majority: Leaf,
 }
 
@@ -193,7 +196,7 @@ fn score(by: &str, cases: &Cases, choices: &[Option<usize>], networks: usize) ->
     }
 }
 
-/// Returns the bounds of a share that was seen in `n`, at 95 %.
+/// Returns the 95 % bounds of a share that was measured with `n` cases.
 pub fn wilson(share: f64, n: usize) -> (f64, f64) {
     if n == 0 {
         return (0.0, 1.0);
@@ -237,7 +240,8 @@ mod tests {
     use super::super::runs::tests::run;
     use super::*;
 
-    /// Makes cases: on networks that lose, one arm is three times as fast, on the others the other arm.
+    /// Builds cases: with losses one arm is three times as fast, without losses the other arm. `seen` says whether
+    /// features show the loss.
     fn cases(seen: bool) -> Cases {
         let mut runs = Vec::new();
         for network in 0..50 {
@@ -293,7 +297,7 @@ mod tests {
         }
     }
 
-    /// The tree would be right if it could recognise a network from the training.
+    /// A tree that could recognise a network from the training would be right. It must not be able to.
     #[test]
     fn property_that_no_feature_shows_is_not_learned() {
         let report = judge(&cases(false), SETTINGS);
@@ -301,7 +305,7 @@ mod tests {
         assert!(report.scores[0].regret > 0.1);
     }
 
-    /// Every second network has another best arm in each transfer; the others always have the same one.
+    /// Networks differ: on every second one, another arm is best in each transfer. On the rest it is always the same arm.
     #[test]
     fn repeated_transfers_show_the_share_of_chance() {
         let runs = |seeds: u32| -> Vec<TrainingRun> {
@@ -317,13 +321,13 @@ mod tests {
         assert_eq!(again(&runs(1)), None);
         let score = again(&runs(2)).expect("two");
         assert_eq!((score.cases, score.by.as_str()), (2 * 10 * 4 * 9 * 3, "other transfers there"));
-        // The profile `insensitive` accepts twice the time.
+        // The profile `insensitive` also accepts twice the time, so some answers are right by chance.
         assert!((0.5..0.65).contains(&score.right), "{score:?}");
     }
 
     #[test]
     fn confidence_bounds_match_published_values() {
-        // 475 of 500, and the seed's 30 of 38.
+        // The first case is 475 of 500, and the second is the seed tree's 30 of 38.
         let (low, high) = wilson(0.95, 500);
         assert!((low - 0.927).abs() < 0.0006 && (high - 0.966).abs() < 0.001, "{low} {high}");
         let (low, high) = wilson(30.0 / 38.0, 38);

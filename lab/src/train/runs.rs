@@ -1,4 +1,5 @@
-//! Measured transfers, one per line: the network as it was made, the path as it was measured, and when bytes arrived.
+//! Measured transfers, one per line: the network as the lab created it, the path as it was measured, and when bytes
+//! arrived.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -6,7 +7,7 @@ use std::fmt::Write as _;
 use millrace_graft_proto::select::features::{Feature, Features};
 use millrace_graft_proto::select::profile::{ByteArrivals, LADDER_KIB};
 
-/// Largest file of runs; a larger one is not read.
+/// Largest file that is read, bytes.
 pub const BYTES_MAX: usize = 64 << 20;
 const ARM_MAX: usize = 32;
 const BEFORE_LADDER: [&str; 20] = [
@@ -32,11 +33,11 @@ const BEFORE_LADDER: [&str; 20] = [
     "over_ms",
 ];
 
-/// One transfer.
+/// One measured transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingRun {
     pub network: u32,
-    /// A congestion control in place, or a way to tunnel.
+    /// Arm of the transfer: a congestion control of plain TCP, or a tunnel.
     pub arm: String,
     pub seed: u32,
     pub truth: TrainingNetwork,
@@ -44,23 +45,23 @@ pub struct TrainingRun {
     pub came: ByteArrivals,
 }
 
-/// The network as the lab made it. The training does not use it.
+/// The network as the lab created it. The training does not use these figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainingNetwork {
     pub rtt_ms: f64,
     pub rate_mbit: f64,
     pub loss_percent: f64,
-    /// Packets lost in a row, on average; 1: each is lost independently.
+    /// Mean number of consecutive packets in a burst of losses; 1: each packet is lost independently.
     pub burst_packets: f64,
-    /// Size of the queue in bandwidth-delay products.
+    /// Size of the queue, in bandwidth-delay products.
     pub queue_bdp: f64,
     pub jitter_ms: f64,
     pub reorder_percent: f64,
-    /// Share of the rate that other traffic takes.
+    /// Share of the rate that cross traffic takes, percent.
     pub cross_percent: f64,
 }
 
-/// The path as probes and an earlier connection have measured it.
+/// The path as probes and an earlier connection measured it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeasuredPath {
     pub rtt_ms: Option<f64>,
@@ -74,15 +75,15 @@ pub struct MeasuredPath {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("it has {0} bytes; up to {BYTES_MAX} are read")]
+    #[error("the file has {0} bytes, and at most {BYTES_MAX} are read")]
     Long(usize),
-    #[error("its first line is not that of `millrace-lab bench graft select`: {0:?}")]
+    #[error("the first line is not the one that `millrace-lab bench graft select` writes: {0:?}")]
     Head(String),
     #[error("line {line}: {what}")]
     Line { line: usize, what: String },
 }
 
-/// Returns the first line of a file.
+/// Returns the first line of a file, with the names of the fields.
 pub fn head() -> String {
     let ladder = LADDER_KIB.iter().map(|kib| format!("ms_{kib}k"));
     BEFORE_LADDER.iter().map(|name| (*name).to_owned()).chain(ladder).collect::<Vec<_>>().join(",")
@@ -91,7 +92,8 @@ pub fn head() -> String {
 /// Parses a file.
 ///
 /// # Errors
-/// The line, and what is wrong with it. No line may be incomplete.
+///
+/// A line is malformed or incomplete. The error has its number and the reason.
 pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
     if text.len() > BYTES_MAX {
         return Err(Error::Long(text.len()));
@@ -101,8 +103,12 @@ pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
     if first != head() {
         return Err(Error::Head(first.chars().take(60).collect()));
     }
+    // Without a final line break, the file may have been cut off.
     if !text.ends_with('\n') {
-        return Err(Error::Line { line: text.lines().count(), what: "it has no end".to_owned() });
+        return Err(Error::Line {
+            line: text.lines().count(),
+            what: "it does not end with a line break".to_owned(),
+        });
     }
     let mut seen = HashSet::new();
     let mut runs = Vec::new();
@@ -119,7 +125,7 @@ pub fn parse(text: &str) -> Result<Vec<TrainingRun>, Error> {
 }
 
 impl TrainingRun {
-    /// Returns the row without the end of the line.
+    /// Returns the transfer as a line without the line break.
     pub fn line(&self) -> String {
         let Self { network, arm, seed, truth, seen, came } = self;
         let mut line = format!("{network},{arm},{seed}");
@@ -233,7 +239,7 @@ impl<'a> CsvFields<'a> {
 
     fn number<T: std::str::FromStr>(&mut self) -> Result<T, String> {
         let (name, text) = self.next()?;
-        text.parse().map_err(|_| format!("{name} is a whole number, and not {text:?}"))
+        text.parse().map_err(|_| format!("{name} must be a whole number, not {text:?}"))
     }
 
     fn figure(&mut self) -> Result<f64, String> {
@@ -246,7 +252,7 @@ impl<'a> CsvFields<'a> {
         if text.is_empty() { Ok(None) } else { figure(name, text).map(Some) }
     }
 
-    /// Parses the ladder: each time is later than the one before, up to the first rung that was not reached.
+    /// Parses the times of the ladder's sizes. They must increase, up to the first size that was not reached.
     fn ladder(&mut self) -> Result<[Option<f64>; LADDER_KIB.len()], String> {
         let mut rungs = [None; LADDER_KIB.len()];
         let mut before = Some(0.0);
@@ -263,14 +269,14 @@ impl<'a> CsvFields<'a> {
 
 fn figure(name: &str, text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|value| (0.0..=1e12).contains(value));
-    value.ok_or_else(|| format!("{name} is a number of 0 or more, and not {text:?}"))
+    value.ok_or_else(|| format!("{name} must be a number from 0, not {text:?}"))
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
 
-    /// Makes a run with this time for each rung.
+    /// Builds a run whose sizes each take `ms` longer than the previous one.
     pub(crate) fn run(network: u32, arm: &str, ms: f64) -> TrainingRun {
         let rung = |at: usize| Some(ms * (at + 1) as f64);
         TrainingRun {
@@ -308,13 +314,13 @@ pub(crate) mod tests {
             (String::new(), "first line"),
             (good.replace("rtt_ms", "rtt"), "first line"),
             (format!("{good}{line}\n"), "line 3: network 1, bbr, seed 1 occurs twice"),
-            (good.trim_end().to_owned(), "line 2: it has no end"),
+            (good.trim_end().to_owned(), "line 2: it does not end with a line break"),
             (good.replace("1,bbr,1,100", "1,bbr,1"), "line 2: a rung of the ladder is missing"),
-            (good.replace("1,bbr,1,100", "1,bbr,1,100,100"), "line 2: paths is a whole number"),
+            (good.replace("1,bbr,1,100", "1,bbr,1,100,100"), "line 2: paths must be a whole number"),
             (format!("{head}\n{line},5\n"), "line 2: \"5\" is one field too many"),
             (good.replace(",bbr,", ",b r,"), "line 2: arm \"b r\""),
-            (good.replace("1,bbr,1,100", "-1,bbr,1,100"), "network is a whole number, and not \"-1\""),
-            (good.replace(",101.5,", ",inf,"), "seen_rtt_ms is a number of 0 or more, and not \"inf\""),
+            (good.replace("1,bbr,1,100", "-1,bbr,1,100"), "network must be a whole number, not \"-1\""),
+            (good.replace(",101.5,", ",inf,"), "seen_rtt_ms must be a number from 0, not \"inf\""),
             (good.replace(",7,8,9\n", ",9,8,9\n"), "comes before the one below"),
             (good.replace(",7,8,9\n", ",,8,9\n"), "comes before the one below"),
         ];

@@ -1,4 +1,4 @@
-//! `millrace-lab bench cost`, small. Needs root, iperf3 and perf.
+//! Runs `millrace-lab bench cost` at a small size. Needs root, iperf3 and perf.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -16,7 +16,8 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Checks that each context appears under load with its name. Its accuracy needs longer runs on a quiet machine.
+/// Checks that each context is reported under load by its name. Checking the accuracy would need longer runs on a quiet
+/// machine.
 #[test]
 fn each_context_of_the_kernel_has_its_name() {
     if !nix::unistd::geteuid().is_root() {
@@ -76,7 +77,7 @@ fn accuracy_and_overhead_of_one_scenario() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("millrace-lab runs");
-    // A reported row is in the file, even if the rest fails.
+    // A row that was reported is in the file already, even if a later one fails.
     let mut said = BufReader::new(bench.stderr.take().expect("a pipe"));
     let mut line = String::new();
     while !line.starts_with("veth udp") {
@@ -96,7 +97,7 @@ fn accuracy_and_overhead_of_one_scenario() {
     assert_eq!(calibration.get("error"), None, "{calibration}");
     for cpu in calibration["calibration"].as_array().expect("a list") {
         let figure = |name: &str| cpu[name].as_f64().unwrap_or_else(|| panic!("{calibration}"));
-        // A busy machine may give the load no CPU.
+        // On a busy machine the load may get no CPU time at all.
         assert!(figure("bursts_pct") >= 0.0 && figure("thread_pct") >= 0.0, "{calibration}");
         assert!(figure("ticks_pct") > 0.0 && figure("profile_busy_pct") > 0.0, "{calibration}");
     }
@@ -104,7 +105,7 @@ fn accuracy_and_overhead_of_one_scenario() {
         assert_eq!(row.get("error"), None, "{row}");
         assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
     }
-    // A small error needs longer runs on a quiet machine. This test only checks that there is a figure.
+    // A small error would need longer runs on a quiet machine. This test only checks that the figures exist.
     let error = |name: &str| accuracy[name].as_f64().unwrap_or_else(|| panic!("{accuracy}"));
     assert!(error("procstat_error_pct").is_finite() && error("clock_error_pct").is_finite(), "{accuracy}");
     assert!(error("worst_subevent_error_points") >= 0.0, "{accuracy}");
@@ -122,7 +123,7 @@ fn accuracy_and_overhead_of_one_scenario() {
         [clock, array, http].map(|row| &row["mode"]),
         [&Value::Null, &"events".into(), &"events".into()]
     );
-    // The mode in force depends on how many packets this machine moves, but the row must agree with it.
+    // The mode depends on how many packets this machine transfers, but the row must be consistent.
     let sampled = auto["overhead"]["sampled_pct"].as_f64().unwrap_or_else(|| panic!("{auto}"));
     assert_eq!(auto["mode"], if sampled > 50.0 { "sampling" } else { "events" }, "{auto}");
     assert!(auto["overhead"]["timing_pct"].as_f64() > Some(0.0), "{auto}");

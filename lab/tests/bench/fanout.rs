@@ -1,4 +1,4 @@
-//! `millrace-lab bench fanout`, small. Needs root.
+//! Runs `millrace-lab bench fanout` at a small size. Needs root.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ fn kernel_process_and_moq_are_measured() {
         assert_eq!(number("/wire/subscribers"), RECEIVERS);
         assert!(number("/wire/copies") > 0.0 && number("/wire_latency_us/p50") > 0.0, "{row}");
     }
-    // The kernel's fan-out wakes no process for a packet. The batched process receives each one, and sends its copies.
+    // In the kernel's fan-out no process wakes up for a packet. The batched process has to receive and send each one.
     let [fanout, batched, _] = rows.as_slice() else { panic!("three rows") };
     let calls = |row: &Value| row["syscalls_per_object"].as_f64().expect("calls");
     assert!(calls(fanout) < calls(batched), "{} {}", calls(fanout), calls(batched));

@@ -1,4 +1,4 @@
-//! `millrace-lab bench gate`, small. Needs root.
+//! Runs `millrace-lab bench gate` at a small size. Needs root.
 
 use std::process::Command;
 
@@ -12,9 +12,9 @@ fn is_installed(program: &str) -> bool {
 }
 
 #[test]
-fn defences_refuse_what_is_over_quota_and_a_flood() {
+fn defences_refuse_excess_connections_and_a_flood() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP defences_refuse_what_is_over_quota_and_a_flood: needs root");
+        println!("SKIP defences_refuse_excess_connections_and_a_flood: needs root");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -47,7 +47,7 @@ fn defences_refuse_what_is_over_quota_and_a_flood() {
         assert!(row["requests_per_second"].as_f64() > Some(0.0), "{row}");
         assert!(row["cpu_ns_per_refused_packet"].as_f64() > Some(0.0), "{row}");
     }
-    // Every attempt is at least one packet, and reaches either the server or the gate.
+    // Every attempt has at least one packet, and that reaches either the server or the gate.
     assert!(row("quota", "gate")["refused_packets"].as_u64() >= Some(ATTACKERS * REQUESTS));
     for defence in ["user", "gate"] {
         assert!(row("quota", defence)["syscalls"].as_u64() > Some(0), "{defence}");
@@ -57,7 +57,7 @@ fn defences_refuse_what_is_over_quota_and_a_flood() {
     if is_installed("xdp-filter") {
         assert_eq!(filtered.get("error"), None, "{filtered}");
     } else {
-        println!("SKIP defences_refuse_what_is_over_quota_and_a_flood, by xdp-filter: it is not installed");
+        println!("SKIP defences_refuse_excess_connections_and_a_flood, by xdp-filter: it is not installed");
     }
     let flood = row("flood", "gate");
     assert_eq!(flood.get("error"), None, "{flood}");

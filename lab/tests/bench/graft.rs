@@ -1,4 +1,4 @@
-//! `millrace-lab bench graft`, as small as it can be. Needs root and cgroup version 2.
+//! Runs each measurement of `millrace-lab bench graft` at its smallest size. Needs root and cgroup version 2.
 
 use std::{fs::File, process::Command};
 
@@ -6,7 +6,7 @@ use millrace_lab::train::runs;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
-/// Runs a measurement with these arguments and returns its rows. Returns `None` after printing why it cannot run here.
+/// Runs a measurement with these arguments. Returns its rows, or `None` after printing why it cannot run here.
 fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");
@@ -16,7 +16,8 @@ fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     Some(rows.as_array().expect("a list").clone())
 }
 
-/// Measurements run one after another, also with other test programs, since a congestion control is registered with TCP only once.
+/// A congestion control can be registered with TCP only once. So the measurements run one after another, and a lock
+/// keeps other test programs out.
 #[test]
 fn each_graft_benchmark_measures_something() {
     let file = File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).expect("a lock");
@@ -40,7 +41,8 @@ fn each_graft_benchmark_measures_something() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
-    // A graft that is known is loaded without libbpf, so only then is the verifier's time reported separately.
+    // A graft that was loaded before is loaded without libbpf, and only then is the verifier's time reported
+    // separately.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
     let negotiated = rows(
@@ -133,11 +135,11 @@ fn lists_are_swapped_under_datagrams() {
     assert!(row["agreed_us"]["p50"].as_f64().is_some_and(|us| us > 40_000.0), "two round trips: {row}");
 }
 
-/// Checks the promises of lists on a link that loses packets. The figures are not checked.
+/// Checks that each list of functions keeps its promises on a link that loses packets. The figures are not checked.
 #[test]
-fn lost_messages_are_repaired_as_lists_say() {
+fn lost_messages_are_repaired_as_graft_promises() {
     let arguments = "repair --windows 1,16 --loss 5 --rtt-ms 10 --delay-rtt-ms 20 --delay-loss 5 --rate 100 --seconds 3 --rounds 1";
-    let Some(rows) = rows("lost_messages_are_repaired_as_lists_say", arguments) else { return };
+    let Some(rows) = rows("lost_messages_are_repaired_as_graft_promises", arguments) else { return };
     let (windows, messages): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "window");
     assert_eq!(windows.iter().map(|row| row["window"].clone()).collect::<Vec<_>>(), [1, 16]);
     for row in &windows {
@@ -160,7 +162,7 @@ fn lost_messages_are_repaired_as_lists_say() {
             Some("QUIC datagrams") => assert!(lost * 4 <= sent, "far more than the link loses: {row}"),
             _ => assert_eq!(lost, 0, "{row}"),
         }
-        // A lost message counts as later than all that arrived.
+        // A lost message counts as later than every message that arrived.
         let owed = (row["owed"].as_u64().expect("a count"), row["p99_of_owed_ms"].as_f64());
         assert_eq!(owed.0, 300);
         let most = row["delay_ms"]["max"].as_f64();
@@ -168,7 +170,7 @@ fn lost_messages_are_repaired_as_lists_say() {
     }
 }
 
-/// Each transfer is a row of a file. Complete rows are not measured again, incomplete ones are.
+/// Each transfer is a row of the file. A complete row is not measured again, and an incomplete one is.
 fn transfers_are_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let csv = directory.path().join("runs.csv");
@@ -190,7 +192,7 @@ fn transfers_are_kept() {
         assert!(row.came.bytes == 128 << 10 && row.came.rungs_ms[2].is_some(), "{row:?}");
         assert!(row.seen.rtt_ms.is_some_and(|ms| ms >= row.truth.rtt_ms * 0.9), "{row:?}");
     }
-    // A connection that its path never limited shows no rate.
+    // A connection that was never limited by its path shows no delivery rate, so not all rows have one.
     assert!(rows.iter().any(|row| row.seen.rate_mbit.is_some()), "{rows:?}");
     let again = measure(&[]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("--resume"), "it is not written over");
@@ -201,14 +203,14 @@ fn transfers_are_kept() {
     assert_eq!((now[3].network, &now[3].arm), (rows[3].network, &rows[3].arm));
 }
 
-/// The graft changes when the path does, and back, by an application or a rule. Nothing that is owed is lost, or the
-/// command fails.
+/// The graft changes with the path and back again, by an application or by a rule. The command fails if a message is
+/// lost that is owed.
 #[test]
-fn a_graft_changes_with_the_path() {
+fn graft_changes_with_the_path() {
     let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
     let arguments = "reconfigure --rounds 1 --window 16 --megabytes 4 --after-s 1 --far-s 4 --plot ";
     let arguments = format!("{arguments}{}", plot.path().display());
-    let Some(rows) = rows("a_graft_changes_with_the_path", &arguments) else { return };
+    let Some(rows) = rows("graft_changes_with_the_path", &arguments) else { return };
     let arms: Vec<_> = rows.iter().filter_map(|row| row["arm"].as_str()).collect();
     assert_eq!(arms, ["aware", "in-place", "none"]);
     for row in &rows {
@@ -229,7 +231,7 @@ fn a_graft_changes_with_the_path() {
     assert!(svg.contains("in-place") && svg.contains("320 ms from 1 s on"), "{svg}");
 }
 
-/// The stated memory is the kernel's figure, with one session and with many, and does not grow after they were used.
+/// The memory that the daemon reports is the kernel's figure. It does not grow when the sessions are used.
 #[test]
 fn sessions_take_the_stated_memory() {
     let arguments = "sessions --sessions 1,3 --rate 200 --seconds 1 --rounds 1 --memory-sessions 1,300";
@@ -256,7 +258,7 @@ fn sessions_take_the_stated_memory() {
     }
 }
 
-/// Both paths are used, and the remaining one goes on.
+/// Both paths are used, and the remaining one continues after the other was cut.
 #[test]
 fn benchmark_uses_two_paths() {
     let Some(rows) = rows("benchmark_uses_two_paths", "paths --rate-mbit 5 --seconds 2 --rounds 1") else {
@@ -270,12 +272,12 @@ fn benchmark_uses_two_paths() {
     }
 }
 
-/// This is the short form; `make soak` runs the long one.
+/// A short form of the measurement, which `make soak` runs for longer.
 #[test]
-fn faults_take_no_byte_along() {
-    let test = "faults_take_no_byte_along";
+fn tunnelled_connections_survive_faults_without_damage() {
+    let test = "tunnelled_connections_survive_faults_without_damage";
     if Command::new("nft").arg("--version").output().is_err() {
-        println!("SKIP {test}: no nft");
+        println!("SKIP {test}: needs nft");
         return;
     }
     let only = "client-killed,client-restarted,blackhole";

@@ -1,5 +1,6 @@
-//! `millrace-lab bench`, each comparison as small as it can be. Needs root, and what each of them says.
-//! Tier: test-all, since what is measured is no feature of the product.
+//! Runs each comparison of `millrace-lab bench` at its smallest size. Needs root, and the programs that each test
+//! names.
+//! Tier: test-all, since the measurements are no feature of the product.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cost;
@@ -13,7 +14,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs `millrace-lab bench` with these arguments, and returns what it has written by `--json`.
+/// Runs `millrace-lab bench` with these arguments. Returns the rows that it wrote with `--json`.
 fn rows(arguments: &str) -> Value {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");

@@ -1,4 +1,5 @@
-//! `millrace-lab bench relay` on the plain forwarder, whose figures are known. Needs root.
+//! Runs `millrace-lab bench relay` with the plain forwarder, whose figures are known, and other benchmarks at a small
+//! size. Needs root.
 
 use std::process::Command;
 
@@ -49,16 +50,16 @@ fn check_forwarder(row: &Value) {
         |path: &str| row.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} in {row}"));
     assert!(number("/delivered") >= RATE_HZ * SUBSCRIBERS);
     assert_eq!(number("/lost"), 0.0);
-    // Every copy of the objects of the probed second is found.
+    // Every copy of every object in the probed period was matched.
     assert_eq!(number("/wire/subscribers"), SUBSCRIBERS);
     assert!(number("/wire/objects") > 0.0, "{row}");
     assert!(number("/wire/copies") > 0.0, "{row}");
     assert_eq!((number("/wire/missing"), number("/wire/extra")), (0.0, 0.0));
-    // Both are of different periods, so neither has to be the longer one.
+    // The two latencies were measured in different periods, so neither has to be longer.
     assert!(number("/wire_latency_us/p50") > 0.0);
     assert!(number("/latency_us/p50") > 0.0);
-    // There is one receive for each object and one send for each copy, but for those at the edges of the counted
-    // period.
+    // There are one receive per object and one send per copy. At the edges of the counted period the numbers may be off
+    // by a few.
     let calls = number("/syscalls_per_object");
     assert!((calls - (1.0 + 1.0 / SUBSCRIBERS)).abs() < 0.5, "{calls}");
     assert!(number("/cpu_ns_per_object/relay") > 0.0);
@@ -66,11 +67,11 @@ fn check_forwarder(row: &Value) {
     assert!(number("/rss_bytes") > 0.0);
 }
 
-/// Measures both engines, over raw QUIC and in sessions of WebTransport.
+/// Measures both engines, over raw QUIC and over WebTransport.
 #[test]
-fn relays_are_measured_over_webtransport_too() {
+fn relays_are_measured_over_both_transports() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP relays_are_measured_over_webtransport_too: needs root");
+        println!("SKIP relays_are_measured_over_both_transports: needs root");
         return;
     }
     let rows = rows(
@@ -93,15 +94,15 @@ fn relays_are_measured_over_webtransport_too() {
     }
 }
 
-/// Our own ends play over both transports and through both engines.
+/// Millrace's own publisher and player work over both transports and with both engines.
 #[test]
-fn publishers_and_players_meet_or_say_why_not() {
+fn publishers_and_players_are_paired_or_skipped_with_reason() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP publishers_and_players_meet_or_say_why_not: needs root");
+        println!("SKIP publishers_and_players_are_paired_or_skipped_with_reason: needs root");
         return;
     }
     if Command::new("ffmpeg").arg("-version").output().is_err() {
-        println!("SKIP publishers_and_players_meet_or_say_why_not: no ffmpeg");
+        println!("SKIP publishers_and_players_are_paired_or_skipped_with_reason: no ffmpeg");
         return;
     }
     let (is_fine, rows, table) =
@@ -121,7 +122,7 @@ fn publishers_and_players_meet_or_say_why_not() {
         );
         assert!(row["frames"].as_u64().is_some_and(|frames| frames >= 30), "{row}");
     }
-    // A run without a possible pair fails.
+    // A run without any possible pair is an error.
     let (is_fine, rows, _) = matrix("--publishers chromium --players millrace --transport raw");
     assert!(!is_fine && rows.len() == 2);
     for row in rows {
@@ -130,7 +131,7 @@ fn publishers_and_players_meet_or_say_why_not() {
     }
 }
 
-/// Runs the matrix without peers installed. Returns whether it succeeds, its rows, and its table.
+/// Runs the matrix without other programs installed. Returns whether it succeeded, its rows, and its table.
 fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
@@ -152,9 +153,9 @@ fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
 }
 
 #[test]
-fn a_bottleneck_is_shared_with_tcp() {
+fn bottleneck_is_shared_with_tcp() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP a_bottleneck_is_shared_with_tcp: needs root");
+        println!("SKIP bottleneck_is_shared_with_tcp: needs root");
         return;
     }
     let rows = rows(
@@ -215,11 +216,11 @@ fn bystanders_of_a_hostile_client_are_measured() {
     }
 }
 
-/// The time until they are served again depends on the CPUs, and is not tested.
+/// How long it takes until viewers are served again depends on the CPUs, and is not checked.
 #[test]
-fn viewers_that_move_are_measured() {
+fn moving_viewers_are_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP viewers_that_move_are_measured: needs root");
+        println!("SKIP moving_viewers_are_measured: needs root");
         return;
     }
     let rows = rows("moves --sessions 50 --rounds 1");
@@ -237,11 +238,12 @@ fn viewers_that_move_are_measured() {
     assert!(viewers["bytes_per_session"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
 }
 
-/// Both engines: viewers keep their subscriptions, get nothing twice, and get media again. The time is not tested.
+/// Viewers of both engines keep their subscriptions, receive no object twice, and receive media again. The time is
+/// not checked.
 #[test]
-fn publishers_and_relays_that_come_back_are_measured() {
+fn restarted_publishers_and_relays_are_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP publishers_and_relays_that_come_back_are_measured: needs root");
+        println!("SKIP restarted_publishers_and_relays_are_measured: needs root");
         return;
     }
     let rows = rows("restarts --publisher-absent 0,1 --relay-absent 1 --rounds 1");
@@ -264,11 +266,11 @@ fn publishers_and_relays_that_come_back_are_measured() {
     }
 }
 
-/// Both engines. The effect of one on the other depends on the machine, and is not tested.
+/// Both engines are measured. The effect of one subscriber on the other depends on the machine, and is not checked.
 #[test]
-fn the_neighbour_of_a_bad_link_is_measured() {
+fn neighbour_of_a_bad_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP the_neighbour_of_a_bad_link_is_measured: needs root");
+        println!("SKIP neighbour_of_a_bad_link_is_measured: needs root");
         return;
     }
     let rows = rows("isolation --relays kernel,user --impair bursts --seconds 2 --rounds 1");
@@ -289,7 +291,8 @@ fn the_neighbour_of_a_bad_link_is_measured() {
     }
 }
 
-/// Both engines, with a ladder and without. The share shown in time depends on the machine, and is not tested.
+/// Both engines are measured, with several renditions and with one. The share that is shown in time depends on the
+/// machine, and is not checked.
 #[test]
 fn adaptation_is_measured() {
     if !nix::unistd::geteuid().is_root() {
@@ -331,7 +334,7 @@ fn adaptation_is_measured() {
     }
 }
 
-/// Both engines. The share shown in time depends on the machine, and is not tested.
+/// Both engines are measured. The share that is shown in time depends on the machine, and is not checked.
 #[test]
 fn browser_playback_is_measured() {
     if let Some(why) = no_browser() {
@@ -361,7 +364,7 @@ fn browser_playback_is_measured() {
     }
 }
 
-/// Returns why a browser cannot be tested here, if it cannot.
+/// Returns the reason why a browser cannot be tested here, if so.
 fn no_browser() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root".to_owned());
@@ -373,7 +376,7 @@ fn no_browser() -> Option<String> {
     missing.map(|program| format!("no {program}"))
 }
 
-/// A benchmark without results also reports the error, and its progress on the way.
+/// A benchmark without results fails with an error, after reporting its progress.
 #[test]
 fn benchmark_without_results_fails() {
     if !nix::unistd::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! `millrace-lab bench thesis` for a second with both engines. Needs root.
+//! Runs `millrace-lab bench thesis` for a few seconds with both engines. Needs root.
 
 use std::process::Command;
 
@@ -39,11 +39,11 @@ fn check(row: &Value) {
     let number = |path: &str| row.pointer(path).and_then(Value::as_f64).expect("a number");
     let sequences = list("/series/sequence");
     let delays = list("/series/delay_us");
-    // The publisher begins when the subscriber is present.
+    // The publisher waits for the subscriber, so every object must arrive.
     let mut sequences: Vec<_> = sequences.iter().map(|number| number.as_u64().expect("a number")).collect();
     sequences.sort_unstable();
     assert_eq!(sequences, (0..90).collect::<Vec<_>>(), "each object once");
-    // Both links.
+    // Both links delay each object by 5 ms.
     assert!(delays.iter().all(|delay| delay.as_f64().expect("a number") >= 10_000.0), "{delays:?}");
     assert!(number("/delay_us/mean") >= 10_000.0 && number("/delay_us/deviation") > 0.0);
     let names = ["futex", "epoll_wait", "clock_nanosleep", "sendmsg", "sendmmsg", "recvmsg"];

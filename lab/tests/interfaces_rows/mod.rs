@@ -1,11 +1,11 @@
-//! Rows of `millrace-lab interfaces`.
+//! Runs `millrace-lab interfaces` and checks its rows.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs it with these arguments and checks each row: forwarded and whole, refused with a reason, or of a kind that the
-/// kernel lacks. Returns `None` after printing that it needs root.
+/// Runs the command with these arguments and checks each row. Its interface must be forwarded intact, refused with a
+/// reason, or missing in this kernel. Returns `None` after printing that root is needed.
 pub fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP {test}: needs root");

@@ -1,4 +1,5 @@
-//! Names the protocol of what a client and a server sent first: `look PORT CLIENT_FILE [SERVER_FILE]`.
+//! Names the protocol of a connection by the first bytes of the client and the server: `look PORT CLIENT_FILE
+//! [SERVER_FILE]`.
 
 use std::{env, error::Error, fs};
 

@@ -1,9 +1,10 @@
-//! Names the protocol of a TCP connection by its first bytes, with nDPI's library, which is loaded at run time.
+//! Names the protocol of a TCP connection by its first bytes, with the library nDPI, which is loaded at run time.
 //!
 //! Tier: test-all, since it is no part of the product.
 //!
-//! The library's structures differ from version to version, so only its own functions make and read them. The functions used have the same
-//! form in all of 4.2. The library parses strangers' bytes in C, so callers should run it in a process that can do nothing else.
+//! The library's structures differ from version to version, so only its own functions create and read them. The
+//! functions used here have the same signature in all versions 4.2. The library parses untrusted bytes in C, so callers
+//! should run it in a process without any rights.
 
 #![allow(unsafe_code)]
 
@@ -18,26 +19,26 @@ mod sample;
 pub use names::{USUAL_NAMES, profile};
 pub use sample::{NdpiSample, RECORD_MAX, parse};
 
-/// The library's name in Debian 12 and 13.
+/// File name of the library in Debian 12 and 13.
 pub const LIBRARY: &str = "libndpi.so.4.2";
-/// The package that has it. The library's own package has another name in each release.
+/// Debian package that installs the library. The library's own package has another name in each release.
 pub const PACKAGE: &str = "libndpi-dev";
-/// The version whose functions are declared here.
+/// Version whose functions are declared here.
 const VERSION: &str = "4.2.";
 
-/// Protocols that a bit mask has room for; the library reads fewer.
+/// Size of the bit mask of protocols, bytes. The library reads fewer.
 const MASK_BYTES: usize = 1024;
-/// No flow is larger.
+/// Largest size of a flow's state that is accepted, bytes.
 const FLOW_BYTES_MAX: u32 = 1 << 16;
 const PACKET_MAX: usize = 1500;
 const HEADERS: usize = 40;
 
-/// Payload bytes of one packet.
+/// Largest payload of one packet, bytes.
 pub const SEGMENT_MAX: usize = PACKET_MAX - HEADERS;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{LIBRARY} cannot be opened, which on Debian and Ubuntu the package {PACKAGE} brings")]
+    #[error("{LIBRARY} cannot be opened: on Debian and Ubuntu, install the package {PACKAGE}")]
     Absent(#[source] libloading::Error),
     #[error("{LIBRARY} has no usable {name}")]
     Symbol { name: &'static str, source: libloading::Error },
@@ -45,18 +46,18 @@ pub enum Error {
         "{LIBRARY} is nDPI {0}: only {VERSION}x is supported, since its functions change from version to version"
     )]
     Version(String),
-    #[error("nDPI cannot be made ready")]
+    #[error("nDPI cannot be initialised")]
     NotReady,
 }
 
 /// Names as nDPI has them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NdpiFound {
-    /// The protocol, such as `TLS`.
+    /// Name of the protocol, such as `TLS`.
     pub protocol: String,
-    /// The protocol beneath it, if it is known: for a site recognized by its name that is `TLS`.
+    /// Name of the underlying protocol, if known. For a site that is recognised by its name, it is `TLS`.
     pub carrier: Option<String>,
-    /// The category, such as `Web`.
+    /// Name of the category, such as `Web`.
     pub category: String,
 }
 
@@ -72,7 +73,7 @@ type Process = unsafe extern "C" fn(*mut c_void, *mut c_void, *const u8, u16, u6
 type ProtocolName = unsafe extern "C" fn(*mut c_void, u16) -> *const c_char;
 type CategoryName = unsafe extern "C" fn(*mut c_void, u32) -> *const c_char;
 
-/// The library, ready. Of one thread: it holds pointers.
+/// The initialised library. It must stay in one thread, since it holds raw pointers.
 pub struct Ndpi {
     module: NonNull<c_void>,
     process: Process,
@@ -81,33 +82,35 @@ pub struct Ndpi {
     free_flow_data: unsafe extern "C" fn(*mut c_void),
     exit: unsafe extern "C" fn(*mut c_void),
     flow_bytes: usize,
-    // The last to go: the functions are its.
+    // Dropped last, since the function pointers above point into the library.
     _library: Library,
 }
 
 impl Drop for Ndpi {
     fn drop(&mut self) {
-        // SAFETY: made by its `init`, and used by nobody any more.
+        // SAFETY: the library's own `init` created the module, and nothing uses it after this.
         unsafe { (self.exit)(self.module.as_ptr()) }
     }
 }
 
 impl Ndpi {
-    /// Takes most of a second, and some 100 MiB of address space.
+    /// Loads and initialises the library. That takes most of a second, and some 100 MiB of address space.
     ///
     /// # Errors
-    /// It is not there, or another version.
+    ///
+    /// The library is missing, or has another version.
     pub fn load() -> Result<Self, Error> {
-        // SAFETY: what Debian's library does when it is opened is nothing that this process minds.
+        // SAFETY: Debian's library has no constructors that affect this process.
         let library = unsafe { Library::new(LIBRARY) }.map_err(Error::Absent)?;
-        // SAFETY: so it is declared in ndpi_api.h of all versions.
+        // SAFETY: ndpi_api.h declares the function so in all versions.
         let revision: unsafe extern "C" fn() -> *const c_char = unsafe { get(&library, "ndpi_revision") }?;
-        // SAFETY: it returns a constant.
+        // SAFETY: the function returns a constant string.
         let version = text(unsafe { revision() });
         if !version.starts_with(VERSION) {
             return Err(Error::Version(version));
         }
-        // SAFETY: each as ndpi_api.h of 4.2 declares it; `ndpi_init_prefs` is an enumeration, of four bytes.
+        // SAFETY: ndpi_api.h of 4.2 declares each function with this type; `ndpi_init_prefs` is a four-byte
+        // enumeration.
         unsafe {
             let init: unsafe extern "C" fn(u32) -> *mut c_void = get(&library, "ndpi_init_detection_module")?;
             let all: unsafe extern "C" fn(*mut c_void, *const u8) =
@@ -141,8 +144,9 @@ impl Ndpi {
         }
     }
 
-    /// Returns the protocol of a connection to this port, given its first segments in order, each with whether the client sent it. At most
-    /// [`SEGMENT_MAX`] bytes of a segment are used. `None`: the library does not know it.
+    /// Returns the protocol of a connection to `port`, or `None` if the library does not recognise it. `segments` are
+    /// the connection's first ones in order, each with whether the client sent it. At most [`SEGMENT_MAX`] bytes of
+    /// each are used.
     pub fn look<'a>(
         &self,
         port: u16,
@@ -156,23 +160,25 @@ impl Ndpi {
         let mut found = None;
         for (by_client, bytes) in segments {
             let bytes = bytes.get(..SEGMENT_MAX).unwrap_or(bytes);
-            // The first answers may be guesses; later ones are of more.
+            // The first answers may be guesses. Later answers are based on more packets.
             found = flow.process(&packets.next(by_client, NdpiFlags::Data, bytes)).or(found);
         }
         found
     }
 
     fn name(&self, protocol: u16) -> Option<String> {
-        // 0: not known.
-        // SAFETY: the module is live, and it returns a string of the module's for any number.
+        // SAFETY: the module is live, and returns a string of its own for any number. Protocol 0 stands for unknown.
         (protocol != 0).then(|| text(unsafe { (self.protocol_name)(self.module.as_ptr(), protocol) }))
     }
 }
 
+/// Returns a function of the library.
+///
 /// # Safety
-/// `T` is the function's type.
+///
+/// `T` must be the function's type.
 unsafe fn get<T: Copy>(library: &Library, name: &'static str) -> Result<T, Error> {
-    // SAFETY: the caller knows its type.
+    // SAFETY: the caller guarantees the type.
     let symbol: Symbol<'_, T> =
         unsafe { library.get(name.as_bytes()) }.map_err(|source| Error::Symbol { name, source })?;
     Ok(*symbol)
@@ -182,13 +188,13 @@ fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();
     }
-    // SAFETY: a string of the library's, which ends with a zero and lives as long as the module.
+    // SAFETY: the pointer is to a zero-terminated string of the library, which lives as long as the module.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
 struct NdpiFlow<'a> {
     ndpi: &'a Ndpi,
-    /// Aligned for whatever is in it.
+    /// State of the flow, for the library only. `u128` gives it the strictest alignment that it may need.
     memory: Vec<u128>,
 }
 
@@ -199,8 +205,9 @@ impl<'a> NdpiFlow<'a> {
 
     fn process(&mut self, packet: &[u8]) -> Option<NdpiFound> {
         let length = u16::try_from(packet.len()).ok()?;
-        // SAFETY: the module is live; the flow began as zeroes, is as large as the library says, and is used by nobody else; the packet outlives the
-        // call, which keeps no pointer to it that a later call would follow.
+        // SAFETY: the module is live. The flow started as zeros, has the size that the library demands, and is used by
+        // nothing else. The packet outlives the call, and the library keeps no pointer to it that a later call would
+        // follow.
         let found = unsafe {
             (self.ndpi.process)(
                 self.ndpi.module.as_ptr(),
@@ -215,7 +222,7 @@ impl<'a> NdpiFlow<'a> {
             Some(application) => (application, carrier),
             None => (carrier?, None),
         };
-        // SAFETY: as for names of protocols; a category that is none has an empty name.
+        // SAFETY: the module is live, and an unknown category has an empty name.
         let category = text(unsafe { (self.ndpi.category_name)(self.ndpi.module.as_ptr(), found.category) });
         Some(NdpiFound { protocol, carrier, category })
     }
@@ -223,7 +230,7 @@ impl<'a> NdpiFlow<'a> {
 
 impl Drop for NdpiFlow<'_> {
     fn drop(&mut self) {
-        // SAFETY: it frees what it has allocated for the flow, and not the flow itself.
+        // SAFETY: the library frees what it has allocated for the flow, but not the flow itself.
         unsafe { (self.ndpi.free_flow_data)(self.memory.as_mut_ptr().cast()) }
     }
 }
@@ -236,10 +243,10 @@ enum NdpiFlags {
     Data = 0x18,
 }
 
-/// IPv4 and TCP around payloads, as they might have been.
+/// Builds IPv4 and TCP headers around payloads, as if they had been captured.
 struct NdpiPackets {
     port: u16,
-    /// The client's, the server's.
+    /// Next sequence numbers: of the client, and of the server.
     next: [u32; 2],
 }
 
@@ -258,7 +265,7 @@ impl NdpiPackets {
         let mut packet = Vec::with_capacity(usize::from(length));
         packet.extend([0x45, 0]);
         packet.extend(length.to_be_bytes());
-        // Identification, not to be fragmented, 64 hops, TCP, no checksum.
+        // These are identification, \"do not fragment\", 64 hops, TCP, and no checksum.
         packet.extend([0, 1, 0x40, 0, 64, 6, 0, 0]);
         packet.extend(from.0.to_be_bytes());
         packet.extend(to.0.to_be_bytes());
@@ -266,7 +273,7 @@ impl NdpiPackets {
         packet.extend(to.1.to_be_bytes());
         packet.extend(self.next[own].to_be_bytes());
         packet.extend((if flags == NdpiFlags::Syn { 0 } else { self.next[other] }).to_be_bytes());
-        // Five words, the window, no checksum, nothing urgent.
+        // These are a header of five words, the window, no checksum, and no urgent data.
         packet.extend([0x50, flags as u8, 0xff, 0xff, 0, 0, 0, 0]);
         packet.extend(payload);
         let syn = u32::from(matches!(flags, NdpiFlags::Syn | NdpiFlags::SynAck));
@@ -279,7 +286,7 @@ impl NdpiPackets {
 mod tests {
     use super::*;
 
-    /// Loads the library. `None`: it is not here, which is reported.
+    /// Loads the library, or prints that the test is skipped and returns `None`.
     fn ndpi(test: &str) -> Option<Ndpi> {
         match Ndpi::load() {
             Ok(ndpi) => Some(ndpi),
@@ -308,8 +315,8 @@ mod tests {
     }
 
     #[test]
-    fn protocols_are_known_by_their_first_bytes() {
-        let Some(ndpi) = ndpi("protocols_are_known_by_their_first_bytes") else { return };
+    fn protocols_are_recognised_by_their_first_bytes() {
+        let Some(ndpi) = ndpi("protocols_are_recognised_by_their_first_bytes") else { return };
         let hello: &[(bool, &[u8])] = &[(true, include_bytes!("client_hello.bin"))];
         let http: &[(bool, &[u8])] = &[
             (true, b"GET / HTTP/1.1\r\nHost: archive.example\r\nUser-Agent: curl/8.0\r\nAccept: */*\r\n\r\n"),

@@ -1,17 +1,17 @@
-//! The purposes of protocols, by nDPI's names.
+//! Maps nDPI's names of protocols and categories to traffic profiles.
 
 use millrace_graft_proto::select::profile::TrafficProfile;
 
 use crate::NdpiFound;
 
-/// Returns what a connection is for by its protocol, then by the one beneath it, then by its category.
+/// Returns the profile for the protocol's name, or else for the underlying protocol's, or else for the category's.
 pub fn profile(found: &NdpiFound) -> Option<TrafficProfile> {
     let names = [Some(found.protocol.as_str()), found.carrier.as_deref(), Some(found.category.as_str())];
     let usual = |name: &str| USUAL_NAMES.iter().find(|(known, _)| *known == name);
     names.into_iter().flatten().find_map(usual).map(|(_, profile)| *profile)
 }
 
-/// Protocols and categories as nDPI calls them.
+/// Names of protocols and categories in nDPI, each with its traffic profile.
 pub const USUAL_NAMES: [(&str, TrafficProfile); 44] = [
     ("SSH", TrafficProfile::Time),
     ("Telnet", TrafficProfile::Time),

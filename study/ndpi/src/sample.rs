@@ -1,18 +1,19 @@
-//! The first bytes of a connection, as a record for the process that looks at them.
+//! A record of the first bytes of a connection, for the process that recognises the protocol.
 
 use crate::SEGMENT_MAX;
 
-/// Segments of both directions.
+/// Largest number of segments in a record, both directions together.
 pub const SEGMENTS_MAX: usize = 10;
-/// Bytes of all of them.
+/// Largest number of payload bytes in a record, both directions together.
 pub const BYTES_MAX: usize = 4096;
 const PORT: usize = 2;
-/// Bytes of a segment's sender and length.
+/// Bytes in front of each segment: its sender and its length.
 const HEAD: usize = 3;
 /// Largest size of a record, bytes.
 pub const RECORD_MAX: usize = PORT + SEGMENTS_MAX * HEAD + BYTES_MAX;
 
-/// The server's port; then of each segment 1 (the client's) or 0, its length, its bytes. Numbers are in network order.
+/// A record: the server's port, then for each segment 1 (client) or 0 (server), its length and its bytes. Numbers are
+/// in network order.
 pub struct NdpiSample {
     record: Vec<u8>,
     segments: usize,
@@ -24,7 +25,7 @@ impl NdpiSample {
         Self { record: port.to_be_bytes().to_vec(), segments: 0, bytes: 0 }
     }
 
-    /// Takes as much as there is room for. Returns whether it is full.
+    /// Appends bytes of one side as far as there is room. Returns whether the record is full.
     pub fn take(&mut self, by_client: bool, bytes: &[u8]) -> bool {
         for piece in bytes.chunks(SEGMENT_MAX) {
             let room = BYTES_MAX - self.bytes;
@@ -33,7 +34,7 @@ impl NdpiSample {
             }
             let piece = piece.get(..room).unwrap_or(piece);
             self.record.push(u8::from(by_client));
-            // At most SEGMENT_MAX.
+            // The cast is lossless, since a piece has at most SEGMENT_MAX bytes.
             self.record.extend((piece.len() as u16).to_be_bytes());
             self.record.extend(piece);
             self.segments += 1;
@@ -51,10 +52,10 @@ impl NdpiSample {
     }
 }
 
-/// Each with whether the client sent it.
+/// Segments of a record, each with whether the client sent it.
 type Segments<'a> = Vec<(bool, &'a [u8])>;
 
-/// The port and the segments of a record. `None`: it is none.
+/// Returns the port and the segments of a record; `None` if it is malformed.
 pub fn parse(record: &[u8]) -> Option<(u16, Segments<'_>)> {
     let (port, mut rest) = record.split_first_chunk::<PORT>()?;
     let mut segments = Vec::new();

@@ -1,4 +1,4 @@
-//! Connections between two sockets, whose protocol and purpose follow from the bytes that pass.
+//! Recognises the protocol and the profile of connections between two sockets from the bytes that pass.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -18,10 +18,10 @@ const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: archive.example\r\nUser-Agent: curl
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nyes";
 const SSH: &[u8] = b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n";
 
-/// Segments in their order, and whether the client sends each.
+/// Segments in their order, each with whether the client sends it.
 type SpokenSegments = &'static [(bool, &'static [u8])];
 
-/// Sends all of `bytes` over a connection, and adds the received bytes to the sample.
+/// Sends `bytes` over a connection, and adds the received bytes to the sample.
 fn pass(from: &mut TcpStream, to: &mut TcpStream, is_client: bool, bytes: &[u8], sample: &mut NdpiSample) {
     from.write_all(bytes).unwrap();
     let mut got = vec![0; bytes.len()];
@@ -30,10 +30,12 @@ fn pass(from: &mut TcpStream, to: &mut TcpStream, is_client: bool, bytes: &[u8],
 }
 
 #[test]
-fn applications_are_known_by_what_they_speak() {
+fn application_protocols_are_recognised_by_their_first_bytes() {
     let ndpi = match Ndpi::load() {
         Ok(ndpi) => ndpi,
-        Err(error) => return println!("SKIP applications_are_known_by_what_they_speak: {error}"),
+        Err(error) => {
+            return println!("SKIP application_protocols_are_recognised_by_their_first_bytes: {error}");
+        }
     };
     let table: [(&str, SpokenSegments, _); 3] = [
         ("SSH", &[(false, SSH), (true, SSH)], TrafficProfile::Time),

@@ -1,4 +1,5 @@
-//! Measures round trips of 64 bytes between two sockets on loopback, by TCP and past it, in turns: `round_trip [COUNT]`. Needs root.
+//! Measures round trips of 64 bytes between two sockets on loopback, in turn by TCP and past it: `round_trip [COUNT]`.
+//! Needs root.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -19,13 +20,13 @@ fn main() {
     for round in 1..=ROUNDS {
         for (name, window) in [("TCP", None), ("past TCP", Some(u64::MAX >> 1))] {
             let Some((listener, _bypass)) = support::broker("127.0.0.1:0", window) else {
-                return println!("this needs root and a cgroup of version 2");
+                return println!("this needs root and cgroup v2");
             };
             let (application, broker) = support::connect(&listener);
             let echo = thread::spawn(move || echo(broker));
             let mut times = round_trips(&application, count);
             drop(application);
-            // The echo ends with the application.
+            // The echo thread ends when the application's socket is closed.
             let _ = echo.join();
             times.sort_unstable();
             let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or_default();

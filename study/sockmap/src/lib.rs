@@ -1,5 +1,5 @@
-//! Passes the bytes of an application and a broker of the same host from the one socket's send to the other's queue, past TCP and the
-//! loopback interface (sockmap).
+//! Passes bytes between an application and a broker on the same host from one socket's send to the other's receive
+//! queue (sockmap). They bypass TCP and the loopback interface.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -14,16 +14,16 @@ use std::{
 use libbpf_rs::{Link, MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bypass.bpf.o"));
-/// `struct bypass_end`.
+/// Size of `struct bypass_end`, bytes.
 const END_BYTES: usize = 20;
 
-/// Verdicts on each send, and on sockets, in the order of `enum bypass_verdict`.
+/// Verdicts on sends and on entering sockets, in the order of `enum bypass_verdict`.
 pub const VERDICTS: [&str; 9] =
     ["passed-on", "full", "behind", "alone", "one-way", "unknown", "entered", "no-room", "early"];
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the kernel refuses the programs")]
+    #[error("the kernel refuses the BPF programs")]
     Load(#[from] libbpf_rs::Error),
     #[error("the cgroup cannot be opened")]
     Cgroup(#[from] io::Error),
@@ -31,31 +31,36 @@ pub enum Error {
     Missing(&'static str),
 }
 
-/// The programs on a cgroup. Sockets of the cgroup that connect to the broker, and the broker's, are entered until this is dropped.
+/// The BPF programs attached to a cgroup. Until this is dropped, they enter sockets of the cgroup that connect to the
+/// broker, and the broker's own.
 pub struct Bypass {
-    // Links and maps go before the programs that they refer to.
+    // Links and maps are dropped before the programs that they refer to.
     _link: Link,
     taken: MapHandle,
     verdicts: MapHandle,
     _object: Object,
 }
 
-/// How the broker is known, and what it bounds.
+/// How the broker is recognised, and its limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The broker's port on 127.0.0.1 and ::1.
+    /// Port of the broker on 127.0.0.1 and ::1.
     pub port: u16,
-    /// Bytes that an application may have given and the broker not taken.
+    /// Number of bytes that may be passed to the broker before it has read them.
     pub window_bytes: u64,
-    /// Whether what the broker sends is passed on, too. Before Linux 6.13 nobody can tell how much of it was not read.
+    /// Whether bytes from the broker to applications are passed, too. Before Linux 6.13 it is not known how many of
+    /// them are unread.
     pub both_ways: bool,
 }
 
 impl Bypass {
+    /// Loads the programs and attaches them to a cgroup.
+    ///
     /// # Errors
-    /// The kernel refuses the programs, or this is no cgroup of version 2.
+    ///
+    /// The kernel refuses the programs, or the path is not a cgroup of version 2.
     pub fn attach(config: Config, cgroup: &Path) -> Result<Self, Error> {
-        // libelf wants the image aligned, as a `Vec` is.
+        // libelf requires an aligned image, which the memory of a `Vec` is.
         let image = OBJECT.to_vec();
         let mut open = ObjectBuilder::default().open_memory(&image)?;
         let mut maps = open.maps_mut();
@@ -77,19 +82,21 @@ impl Bypass {
         Ok(Self { _link: link, taken, verdicts, _object: object })
     }
 
-    /// Tells the kernel that the broker has taken so many bytes of this application's by now.
+    /// Tells the programs how many bytes of an application's socket the broker has read so far.
     ///
     /// # Errors
-    /// The kernel refuses.
+    ///
+    /// The kernel refuses the update of the map.
     pub fn take(&self, application: SocketAddr, broker: SocketAddr, bytes: u64) -> Result<(), Error> {
         let key = [end(application), end(broker)].concat();
         Ok(self.taken.update(&key, &bytes.to_ne_bytes(), MapFlags::ANY)?)
     }
 
-    /// Returns how often the programs gave this verdict, one of [`VERDICTS`].
+    /// Returns how often the programs gave this verdict, which is one of [`VERDICTS`].
     ///
     /// # Errors
-    /// The kernel refuses, or there is no such verdict.
+    ///
+    /// The map cannot be read, or there is no such verdict.
     pub fn count(&self, verdict: &str) -> Result<u64, Error> {
         let at = VERDICTS.iter().position(|known| *known == verdict).ok_or(Error::Missing("verdict"))?;
         let counts = self.verdicts.lookup_percpu(&(at as u32).to_ne_bytes(), MapFlags::ANY)?;
@@ -99,14 +106,14 @@ impl Bypass {
 }
 
 impl Config {
-    /// `struct bypass_config`.
+    /// Returns the bytes of `struct bypass_config`.
     fn bytes(self) -> Vec<u8> {
         let both_ways = u32::from(self.both_ways).to_ne_bytes();
         [&self.window_bytes.to_ne_bytes()[..], &both_ways, &self.port.to_ne_bytes(), &[0; 2]].concat()
     }
 }
 
-/// `struct bypass_end`.
+/// Returns the bytes of `struct bypass_end`.
 fn end(address: SocketAddr) -> Vec<u8> {
     let octets = match address.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

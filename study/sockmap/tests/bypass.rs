@@ -1,4 +1,4 @@
-//! Bytes between two sockets past TCP: what holds, and what breaks.
+//! Tests bytes that are passed between two sockets past TCP: what still works, and what breaks.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -28,12 +28,12 @@ const LONG: Duration = Duration::from_secs(60);
 fn is_there(test: &str) -> bool {
     let is_there = cgroup().is_some();
     if !is_there {
-        println!("SKIP {test}: needs root and a cgroup of version 2");
+        println!("SKIP {test}: needs root and cgroup v2");
     }
     is_there
 }
 
-/// Reads some bytes. A read that waits may say EAGAIN before anything has come.
+/// Reads some bytes. A blocking read may fail with EAGAIN before anything has arrived, so it is repeated.
 fn read_some(mut stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     let start = Instant::now();
     loop {
@@ -44,7 +44,7 @@ fn read_some(mut stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Reads all bytes until the end, and tells the kernel of what was taken if `stream` is the broker's.
+/// Reads all bytes until the end. For the broker's `stream`, it also reports the bytes that were read to the programs.
 fn read_all(stream: &TcpStream, bypass: Option<&Bypass>) -> Vec<u8> {
     let ends = (stream.peer_addr().unwrap(), stream.local_addr().unwrap());
     let mut all = Vec::new();
@@ -92,10 +92,10 @@ fn bytes_arrive_once_and_in_order() {
     }
 }
 
-/// A broker that takes nothing has the application use TCP, which holds it back.
+/// If the broker reads nothing, the application's bytes go by TCP after one window. TCP then blocks the application.
 #[test]
-fn slow_broker_costs_one_window() {
-    if !is_there("slow_broker_costs_one_window") {
+fn slow_broker_makes_application_use_tcp() {
+    if !is_there("slow_broker_makes_application_use_tcp") {
         return;
     }
     let (listener, bypass) = broker("127.0.0.1:0", Some(WINDOW)).unwrap();
@@ -126,7 +126,7 @@ fn splice_misses_data_that_is_available() {
         let mut seen = [0; LENGTH];
         wait_for("all bytes", || application.peek(&mut seen).is_ok_and(|seen| seen == LENGTH));
         let (_read, write) = nix::unistd::pipe().unwrap();
-        // Else it would wait for ever.
+        // A blocking socket would make splice wait forever.
         application.set_nonblocking(true).unwrap();
         let moved = splice(&application, None, &write, None, LENGTH, SpliceFFlags::SPLICE_F_NONBLOCK);
         assert_eq!(moved, wanted, "window {window:?}");

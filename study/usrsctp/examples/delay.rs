@@ -1,5 +1,5 @@
-//! Measures the delay of messages that two confined processes pass by SCTP over a path that delays and loses:
-//! `delay [SECONDS] [RTT_MS] [LOSS_PERCENT] [MESSAGES_PER_SECOND]`.
+//! Measures the delay of messages that two confined processes exchange by SCTP, over a path with delay and loss: `delay
+//! [SECONDS] [RTT_MS] [LOSS_PERCENT] [MESSAGES_PER_SECOND]`.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +23,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 const BYTES: usize = 200;
 const PAUSE: Duration = Duration::from_millis(1);
-/// How long the example waits for messages that SCTP still owes at the end.
+/// Longest wait at the end for messages that SCTP has not delivered yet.
 const OWED: Duration = Duration::from_secs(60);
 
 /// A confined process, and the application's end of its socket.
@@ -71,7 +71,7 @@ fn main() -> anyhow::Result<()> {
         let mut buffer = [0; BYTES];
         while delays.len() < messages && base.elapsed() < due(messages) + OWED {
             match recv(&far.application, &mut buffer[..], RecvFlags::DONTWAIT) {
-                // All come in order, so that the number says when it was due.
+                // Messages arrive in order, so the number of those before gives the time when a message was due.
                 Ok(_) => delays.push(base.elapsed().saturating_sub(due(delays.len()))),
                 Err(_) => thread::sleep(PAUSE),
             }
@@ -93,7 +93,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts a process for the session whose packets go by `wire`.
+/// Starts a confined process for a session whose packets are sent and received on `wire`.
 fn begin(wire: &UnixDatagram) -> anyhow::Result<ConfinedEnd> {
     let (process, control) = Confined::start(["process"], CPU_IDLE)?;
     loop {
@@ -109,12 +109,12 @@ fn begin(wire: &UnixDatagram) -> anyhow::Result<ConfinedEnd> {
     Ok(ConfinedEnd { application: own.as_fd().try_clone_to_owned()?, _process: process, _control: control })
 }
 
-/// Passes packets on, each after `delay`, but for a part of them.
+/// Forwards packets after `delay`, except for a share `loss` of them, which is dropped.
 fn carry(from: &UnixDatagram, to: &UnixDatagram, delay: Duration, loss: f64, is_over: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(7);
     let mut waiting = VecDeque::<(Instant, Vec<u8>)>::new();
     let mut packet = [0; 2048];
-    // A path that cannot wait would spin: the example would only use more CPU time.
+    // An error is ignored: without the time-out this loop would only use more CPU time.
     let _ = from.set_read_timeout(Some(PAUSE));
     while !is_over.load(Ordering::Relaxed) {
         if let Ok(length) = from.recv(&mut packet)
@@ -123,7 +123,7 @@ fn carry(from: &UnixDatagram, to: &UnixDatagram, delay: Duration, loss: f64, is_
             waiting.push_back((Instant::now() + delay, packet.get(..length).unwrap_or_default().to_vec()));
         }
         while let Some((_, bytes)) = waiting.front().filter(|(due, _)| *due <= Instant::now()) {
-            // A full socket loses packets, as a queue on the way does.
+            // A send error is ignored: a full socket loses packets like a full queue on a real path.
             let _ = to.send(bytes);
             waiting.pop_front();
         }

@@ -1,19 +1,21 @@
-//! Child processes for hostile bytes: this binary once more, with nothing but the descriptors that it is given.
+//! Child processes for untrusted bytes: this binary again, with nothing but the descriptors that it is given.
 //!
-//! What a peer or a stranger has written is taken apart by libraries in C there. Whoever takes such a process over has a socket to the daemon,
-//! what the daemon has sent through it, and a bounded part of the memory: no file, no network, no other process, no right.
+//! In such a process, C libraries parse what a peer or a stranger has sent. An attacker who takes it over has a socket
+//! to the daemon, the descriptors that the daemon sent through it, and limited memory. There are no files, no network,
+//! no other processes and no rights.
 //!
-//! | layer | what |
+//! | layer | content |
 //! | --- | --- |
-//! | descriptors | standard input, which is a socket to the daemon; what was open besides is closed |
-//! | system calls | a list (seccomp): to read and write, to wait, memory that is not executable. All others fail |
-//! | rights | a user of its own where the daemon may change users, no capability, none to be had (`no_new_privs`) |
-//! | namespaces | where the daemon may make them: a network without interfaces, a file system that is empty |
-//! | limits | memory, descriptors; no process, no file, no core |
-//! | CPU time | so much, and what the daemon grants for answers; it is ended when it has used more |
-//! | life | it dies with the daemon, and reads the end of its socket |
+//! | descriptors | standard input, which is a socket to the daemon; all others are closed |
+//! | system calls | an allow-list (seccomp): read, write, wait, and memory that is not executable; all others fail |
+//! | rights | a user of its own if the daemon may change users, no capabilities, and none to gain (`no_new_privs`) |
+//! | namespaces | if the daemon may create them: a network without interfaces, and an empty file system |
+//! | limits | memory and descriptors; no processes, no files, no core dump |
+//! | CPU time | an initial amount, and what the daemon grants for answers; a child that exceeds it is killed |
+//! | life | the child dies with the daemon, and sees the end of its socket |
 //!
-//! The layers of rights and namespaces need CAP_SETUID, CAP_SETGID and CAP_SYS_ADMIN. Where the daemon has less, the child says what it goes without.
+//! The layers of rights and namespaces need CAP_SETUID, CAP_SETGID and CAP_SYS_ADMIN. If the daemon lacks one of them,
+//! the child reports which layers are missing.
 
 use std::{
     collections::BTreeMap,
@@ -54,35 +56,38 @@ use seccompiler::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A user for each process, so that none can touch another: this and its number. Above what systems give to anybody.
+/// Lowest user ID of the children. Each child adds its process ID, so that none can affect another. Systems assign no
+/// user IDs this high.
 const USERS_BASE: u32 = 0x6d00_0000;
 
-/// CPU time that a child may use for nothing: more than libraries take to load, and much more than an answer takes.
+/// CPU time that a child may use before it has earned any. It is more than libraries need to load, and much more than
+/// an answer takes.
 pub const CPU_IDLE: Duration = Duration::from_secs(10);
 
-/// The pause between two looks at the CPU time of a child that has little left.
+/// Shortest pause between two checks of a child's CPU time.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The limits of a child.
+/// Resource limits of a child.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildLimits {
-    /// Bytes of memory, beyond those that it has when it is confined.
+    /// Memory beyond what the child has when it is confined, bytes.
     pub memory: u64,
-    /// File descriptors, including the three of each process.
+    /// Number of file descriptors, including the three standard ones.
     pub descriptors: u64,
 }
 
-/// The first record of a child.
+/// The first record that a child sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "confined", rename_all = "snake_case")]
 pub enum Hello {
-    /// The child is confined, except for these layers.
+    /// The child is confined. These layers are missing.
     Yes { without: Vec<String> },
-    /// The child is not confined, and has ended.
+    /// The child could not be confined, and has ended.
     No { why: String },
 }
 
-/// The daemon's side of a child, which is killed when this is dropped. The descriptor is readable when the child has ended.
+/// The daemon's handle of a child. Dropping it kills the child. The descriptor becomes readable when the child has
+/// ended.
 pub struct Confined {
     process: Arc<OwnedFd>,
     pid: u32,
@@ -90,18 +95,19 @@ pub struct Confined {
     cpu: Arc<CpuTime>,
 }
 
-/// CPU time of all threads of a child.
+/// CPU time of all threads of a child: its use, and its limit.
 struct CpuTime {
     clock: ClockId,
-    /// Left for nothing when everything was earned.
+    /// CPU time that a child may use beyond what it has earned.
     idle: Duration,
-    /// May be used since the start.
+    /// Largest total CPU time that the child may use until now.
     granted: Mutex<Duration>,
 }
 
 impl Confined {
-    /// `arguments`: of this binary, for what calls [`enter`] at once. The socket's first record is a [`Hello`]. `cpu`: CPU time that the child may
-    /// use before it has earned more, [`CPU_IDLE`].
+    /// Starts a child: this binary with `arguments` that make it call [`enter`] at once. The first record on the
+    /// returned socket is a [`Hello`]. `cpu` is the CPU time that the child may use before it has earned more, such as
+    /// [`CPU_IDLE`].
     pub fn start(
         arguments: impl IntoIterator<Item = impl Into<OsString>>,
         cpu: Duration,
@@ -109,11 +115,12 @@ impl Confined {
         let (control, theirs) = ControlEnd::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(arguments.into_iter().map(Into::into)).env_clear().current_dir("/");
-        // The child's output is dropped: nobody needs it, and it may be a stranger's text.
+        // The child's output is discarded: nothing needs it, and it may contain a stranger's text.
         command.stdin(theirs.as_fd().try_clone_to_owned()?).stdout(Stdio::null()).stderr(Stdio::null());
         let ended = Arc::new(OnceLock::new());
         let (tell, told) = mpsc::sync_channel(1);
-        // The kernel takes the end of the thread that started it for the end of the parent: this one lives as long.
+        // The kernel's parent-death signal is sent when the thread that started the child ends. So this thread waits
+        // for the child.
         let last = Arc::clone(&ended);
         thread::Builder::new().name("confined".to_owned()).stack_size(128 << 10).spawn(move || {
             let (mut child, process, cpu) = match started(command, cpu) {
@@ -123,14 +130,14 @@ impl Confined {
             let _ = tell.send(Ok((process.clone(), child.id(), cpu.clone())));
             cpu.watch(&process, &last);
             let how = child.wait().map_or_else(|error| error.to_string(), describe_exit);
-            // Why it was ended is known already.
+            // An error is ignored: the reason is already set if the child was killed for its use of CPU time.
             let _ = last.set(how);
         })?;
         let (process, pid, cpu) = told.recv().map_err(io::Error::other)??;
         Ok((Self { process, pid, ended, cpu }, control))
     }
 
-    /// Lets the child use so much more CPU time, for work that it has done.
+    /// Lets the child use more CPU time, in return for work that it has done.
     pub fn earn(&self, more: Duration) {
         self.cpu.grant(more);
     }
@@ -139,7 +146,7 @@ impl Confined {
         self.pid
     }
 
-    /// Returns how it has ended, some moments after the descriptor has become readable.
+    /// Returns how the child has ended. It is set some moments after the descriptor has become readable.
     pub fn ended(&self) -> Option<&str> {
         self.ended.get().map(String::as_str)
     }
@@ -153,7 +160,7 @@ impl AsFd for Confined {
 
 impl Drop for Confined {
     fn drop(&mut self) {
-        // It may be gone.
+        // An error is ignored: the child may have ended already.
         let _ = pidfd_send_signal(&self.process, Signal::KILL);
     }
 }
@@ -164,7 +171,7 @@ impl CpuTime {
         Ok(Self { clock, idle, granted: Mutex::new(idle) })
     }
 
-    /// Returns what the child has used; `None` if it is gone.
+    /// Returns the CPU time that the child has used; `None` if the child has ended.
     fn used(&self) -> Option<Duration> {
         clock_gettime(self.clock).ok().map(Duration::from)
     }
@@ -176,20 +183,20 @@ impl CpuTime {
         }
     }
 
-    /// Returns when the child has ended, which it is made to when it has used more than it may: then `why` says so.
+    /// Returns when the child has ended. A child that exceeds its CPU time is killed, and `why` is set to the reason.
     fn watch(&self, process: &OwnedFd, why: &OnceLock<String>) {
         loop {
             let left = self.used().map_or(LOOK, |used| self.granted.lock().saturating_sub(used));
             if left.is_zero() {
-                // Before it is gone: whoever notices that asks why.
+                // Set the reason before the child is killed, since whoever notices the end asks for it.
                 let _ = why.set(format!(
-                    "it was ended, since it used {:?} of CPU time and did nothing with it",
+                    "it was killed, since it used {:?} of CPU time without doing any work",
                     self.idle
                 ));
                 let _ = pidfd_send_signal(process, Signal::KILL);
                 return;
             }
-            // With one thread it takes at least as long to use that up.
+            // A child with one thread needs at least as long to use up its remaining CPU time.
             let timeout = PollTimeout::try_from(left.max(LOOK)).unwrap_or(PollTimeout::MAX);
             match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], timeout) {
                 Ok(0) | Err(nix::Error::EINTR) => {}
@@ -201,7 +208,7 @@ impl CpuTime {
 
 fn started(mut command: Command, idle: Duration) -> io::Result<(Child, OwnedFd, CpuTime)> {
     let mut child = command.spawn()?;
-    // Until it has been waited for, the number is this child's.
+    // The process ID cannot be reused before the child has been waited for.
     let handles = || -> io::Result<_> {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
         Ok((pidfd_open(pid, PidfdFlags::empty())?, CpuTime::new(&child, idle)?))
@@ -225,25 +232,26 @@ fn describe_exit(status: ExitStatus) -> String {
     }
 }
 
-/// Returns whether a child has said [`Hello`], as the first record of its socket.
+/// Returns the child's [`Hello`], its first record; `None` if it has not arrived yet.
 ///
 /// # Errors
-/// It said something else, or is gone.
+///
+/// The child sent something else, or has ended.
 pub fn hello(control: &ControlEnd) -> anyhow::Result<Option<Hello>> {
     match control.receive() {
         ControlReceived::Record(hello, _) => Ok(Some(hello)),
         ControlReceived::Nothing => Ok(None),
-        ControlReceived::Malformed(why) => Err(anyhow!("the confined process does not say hello: {why}")),
-        ControlReceived::End => Err(anyhow!("the confined process is gone before it has said anything")),
+        ControlReceived::Malformed(why) => Err(anyhow!("the confined process sent no valid hello: {why}")),
+        ControlReceived::End => Err(anyhow!("the confined process ended before it sent anything")),
     }
 }
 
-/// Confines this process, the child, which has one thread yet. `prepare` loads what is needed, and everything after it is confined. Sends
-/// [`Hello`] to the daemon.
+/// Confines this process, the child, which must have only one thread. `prepare` loads what is needed; everything after
+/// it runs confined. Sends [`Hello`] to the daemon.
 ///
 /// # Errors
 ///
-/// `prepare` has failed, or the kernel refuses a layer that is required. The daemon was notified.
+/// `prepare` failed, or the kernel refused a required layer. The daemon was told the reason.
 pub fn enter<T>(
     bounds: ChildLimits,
     prepare: impl FnOnce() -> anyhow::Result<T>,
@@ -251,7 +259,7 @@ pub fn enter<T>(
     let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
     let entered = close_others(&control).and_then(|()| {
         let mut without = Vec::new();
-        // Threads that libraries start are in them, too.
+        // The namespaces are entered first, so that threads that libraries start are in them too.
         let has_own = own_namespaces();
         bound_capabilities().context("capabilities")?;
         let prepared = prepare()?;
@@ -264,18 +272,20 @@ pub fn enter<T>(
         Ok((prepared, without)) => (Hello::Yes { without }, Ok(prepared)),
         Err(error) => (Hello::No { why: format!("{error:#}") }, Err(error)),
     };
-    say(&control, &hello).context("cannot say hello")?;
+    say(&control, &hello).context("cannot send the hello")?;
     Ok((entered?, control))
 }
 
-/// A record without descriptors. As the child: `ControlEnd::send` may carry addresses and descriptors, so its system call is not on the list.
+/// Sends a record without descriptors. `ControlEnd::send` uses sendmsg, which can carry addresses and descriptors, so
+/// the child's filter forbids it.
 pub fn say(control: &ControlEnd, record: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(record)?;
     send(control, &text, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }
 
-/// Whatever is open by mistake: everything that this project opens is closed by exec.
+/// Closes all descriptors except the standard ones and the socket. This project opens all files with close-on-exec, so
+/// others are mistakes.
 fn close_others(control: &ControlEnd) -> anyhow::Result<()> {
     use std::os::fd::AsRawFd as _;
     let own = control.as_fd().as_raw_fd();
@@ -283,7 +293,7 @@ fn close_others(control: &ControlEnd) -> anyhow::Result<()> {
         .context("/proc/self/fd")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
-    // The directory's own was among them.
+    // An error is ignored: one of the numbers was the listed directory's own descriptor.
     for fd in open.into_iter().filter(|fd| *fd > 2 && *fd != own) {
         let _ = close(fd);
     }
@@ -294,7 +304,7 @@ fn note(without: &mut Vec<String>, what: &str, done: nix::Result<()>) {
     without.extend(done.err().map(|error| format!("{what}: {error}")));
 }
 
-/// Confines the process. `bounds` has all of its memory.
+/// Applies all layers that remain. `bounds` includes the memory that the process already has.
 fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()> {
     let program = filter().context("the list of system calls")?;
     note(without, "a user of its own", own_user());
@@ -308,16 +318,17 @@ fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()>
         ("locked memory", Resource::RLIMIT_MEMLOCK, 0),
         ("queues", Resource::RLIMIT_MSGQUEUE, 0),
     ] {
-        setrlimit(resource, most, most).with_context(|| format!("limit of {what}"))?;
+        setrlimit(resource, most, most).with_context(|| format!("cannot limit {what}"))?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not to be traced")?;
-    // This follows the change of the user, which resets it. If the daemon is already gone, the socket is closed.
+    // A change of the user resets this setting, so it comes afterwards. If the daemon has already ended, the socket is
+    // closed.
     set_parent_process_death_signal(Some(Signal::KILL)).context("to die with the daemon")?;
-    // Sets `no_new_privs` as well.
+    // This also sets `no_new_privs`.
     apply_filter_all_threads(&program).context("the list of system calls")
 }
 
-/// No interface but loopback that is down.
+/// Enters namespaces of its own. The network has only a loopback interface, which is down.
 fn own_namespaces() -> nix::Result<()> {
     let all = CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWNS
@@ -336,8 +347,8 @@ fn empty_file_system() -> nix::Result<()> {
     chdir("/")
 }
 
-/// Changes to a user of its own. Without root it stays the same user: the list of system calls protects other processes of that user, and
-/// this one is not dumpable.
+/// Changes to a user of its own. Without root the user stays the same. Other processes of that user are then protected
+/// by the filter of system calls, and this one cannot be traced.
 fn own_user() -> nix::Result<()> {
     if !geteuid().is_root() {
         return Err(nix::Error::EPERM);
@@ -350,8 +361,8 @@ fn own_user() -> nix::Result<()> {
     setresuid(user, user, user)
 }
 
-/// Drops all capabilities from the bounding set. Errors for capabilities that this kernel does not know are ignored, as are those of a
-/// process that may not change the set.
+/// Drops all capabilities from the bounding set. Ignores capabilities that the kernel does not know, and a missing
+/// permission to change the set.
 fn bound_capabilities() -> rustix::io::Result<()> {
     for capability in CapabilitySet::all().iter() {
         match remove_capability_from_bounding_set(capability) {
@@ -375,7 +386,7 @@ fn address_space() -> anyhow::Result<u64> {
     Ok(kib << 10)
 }
 
-/// System calls that are allowed with any arguments. Calls that send are not among them: see [`filter`].
+/// System calls that are allowed with any arguments. Sending needs restrictions; see [`filter`].
 const CALLS: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -409,24 +420,25 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_poll,
 ];
 
-/// Returns the filter. Other calls fail with EPERM, so that libraries that ask for more than they need go on.
+/// Returns the filter. Forbidden calls fail with EPERM instead of ending the process, so that libraries that try more
+/// than they need continue.
 fn filter() -> anyhow::Result<BpfProgram> {
     let must = |argument, operation, value| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Qword, operation, value)
     };
     let no_code = |argument| must(argument, SeccompCmpOp::MaskedEq(flag(libc::PROT_EXEC)), 0);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    // Sending is allowed to the socket's peer, and to no address.
+    // Sending is allowed to the socket's peer only: the address must be null.
     rules.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![must(4, SeccompCmpOp::Eq, 0)?])?]);
     let anonymous = flag(libc::MAP_ANONYMOUS);
     let memory = vec![no_code(2)?, must(3, SeccompCmpOp::MaskedEq(anonymous), anonymous)?];
     rules.insert(libc::SYS_mmap, vec![SeccompRule::new(memory)?]);
     rules.insert(libc::SYS_mprotect, vec![SeccompRule::new(vec![no_code(2)?])?]);
     rules.insert(libc::SYS_mremap, Vec::new());
-    // A copy of a descriptor is one more of the few.
+    // Duplicating a descriptor is allowed, since the number of descriptors is limited.
     let copy = must(1, SeccompCmpOp::Eq, flag(libc::F_DUPFD_CLOEXEC))?;
     rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(vec![copy])?]);
-    // A library that aborts ends this process.
+    // A library that aborts may send a signal to its own process.
     let own = u64::from(getpid().as_raw().unsigned_abs());
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![must(0, SeccompCmpOp::Eq, own)?])?]);
     let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());

@@ -1,6 +1,6 @@
-//! The confined process: messages of one session, between the application's socket and the session's own.
+//! The confined process. It passes messages of one session between the application's socket and the session's socket.
 //!
-//! It parses the peer's packets, and can reach nothing but these two sockets and its owner's.
+//! It parses the peer's packets, and can reach nothing but these two sockets and the one to its owner.
 
 use std::{
     collections::BTreeMap,
@@ -24,43 +24,44 @@ use crate::{
 };
 
 const BOUNDS: ChildLimits = ChildLimits { memory: 64 << 20, descriptors: 16 };
-/// More than any datagram of a session.
+/// Size of a buffer that any datagram of a session fits into, bytes.
 const DATAGRAM_MAX: usize = 2048;
-/// Largest number of datagrams of one socket before the others have their turn.
+/// Largest number of datagrams that are read from one socket before the others have their turn.
 const TURN: usize = 64;
-/// Time between two looks at the clock, while there is work and while there is none.
+/// Intervals at which timers are run: while there is work (`BUSY`), and after `IDLE_AFTER` without any (`IDLE`).
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// Time between two messages to the daemon that the process still does its work.
+/// Interval of messages to the daemon that the process still works.
 const ALIVE: Duration = Duration::from_secs(1);
-/// Time until an unacknowledged packet is sent again for the first time, before a round trip is known.
+/// Time until an unacknowledged packet is first sent again, while no round-trip time has been measured, ms.
 const RTO_INITIAL_MS: u32 = 500;
 
-/// The daemon's only message. The session's socket, and one whose other end the application has, come with it.
+/// The only message from the daemon. The session's socket and the application's are sent along with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ServeMessage {
     pub packet_bytes: usize,
     pub parameters: BTreeMap<String, u64>,
 }
 
-/// A message of the process: that it goes on, and once how it ends.
+/// A message to the daemon: the process still works, or its final result.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
 pub enum ProcessMessage {
-    /// The process has looked at all of its sockets within the last second.
+    /// The process has served all its sockets within the last second.
     Alive,
-    /// Both ends have everything, and send no more.
+    /// Both sides have sent and received everything.
     Done,
     Failed {
         why: String,
     },
 }
 
-/// Runs the process until both ends have finished, or its owner is gone.
+/// Runs the process until both sides have finished or its owner has ended.
 ///
 /// # Errors
-/// There is no usable library, or no confinement: the owner has been told.
+///
+/// The library is missing, or the process cannot be confined. The owner was told.
 pub fn run() -> anyhow::Result<()> {
     let (library, control) = enter(BOUNDS, || Usrsctp::load().map_err(anyhow::Error::msg))?;
     let Some((serve, wire, application)) = served(&control)? else { return Ok(()) };
@@ -70,12 +71,12 @@ pub fn run() -> anyhow::Result<()> {
         Ok(()) => ProcessMessage::Done,
         Err(error) => ProcessMessage::Failed { why: error.to_string() },
     };
-    // The daemon may be gone.
+    // An error is ignored: the daemon may have ended.
     let _ = say(&control, &tell);
     Ok(())
 }
 
-/// `None`: the daemon is gone.
+/// Waits for the daemon's message. Returns it with the two sockets, or `None` if the daemon has ended.
 fn served(control: &ControlEnd) -> anyhow::Result<Option<(ServeMessage, OwnedFd, OwnedFd)>> {
     loop {
         match control.receive() {
@@ -84,7 +85,7 @@ fn served(control: &ControlEnd) -> anyhow::Result<Option<(ServeMessage, OwnedFd,
                     <[OwnedFd; 2]>::try_from(descriptors).ok().context("a session without its sockets")?;
                 return Ok(Some((serve, wire, application)));
             }
-            ControlReceived::Malformed(why) => bail!("the daemon cannot be understood: {why}"),
+            ControlReceived::Malformed(why) => bail!("the daemon sent a malformed message: {why}"),
             ControlReceived::End => return Ok(None),
             ControlReceived::Nothing => {
                 poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
@@ -93,17 +94,17 @@ fn served(control: &ControlEnd) -> anyhow::Result<Option<(ServeMessage, OwnedFd,
     }
 }
 
-/// One session. Of each direction no more than one message is held here: behind that the sockets and the association are full, and whoever
-/// sends has to wait.
+/// One session. The process holds at most one message per direction. If that cannot be passed on, sockets and
+/// association fill up, and the sender has to wait.
 struct ProcessSession {
     association: Connected,
     wire: OwnedFd,
     application: OwnedFd,
-    /// A message of the application that the association has no room for.
+    /// A message from the application for which the association has no room yet.
     outgoing: Option<Vec<u8>>,
-    /// A message for the application, whose socket has no room.
+    /// A message for the application whose socket has no room yet.
     incoming: Option<Vec<u8>>,
-    /// The application sends no more.
+    /// Whether the application sends no more messages.
     is_left: bool,
     has_finished: bool,
     ticked: Instant,
@@ -111,7 +112,7 @@ struct ProcessSession {
     told: Instant,
 }
 
-/// The result of an attempt at a socket.
+/// Result of an attempt to read from a socket.
 enum SocketAttempt {
     Bytes(usize),
     Later,
@@ -152,7 +153,7 @@ impl ProcessSession {
         })
     }
 
-    /// Runs until both ends have finished, or the daemon is gone.
+    /// Runs until both sides have finished or the daemon has ended.
     fn run(&mut self, control: &ControlEnd) -> io::Result<()> {
         loop {
             self.tick();
@@ -166,7 +167,7 @@ impl ProcessSession {
             }
             if self.told.elapsed() >= ALIVE {
                 self.told = Instant::now();
-                // There is no room as long as the daemon does not read.
+                // An error is ignored: there is no room while the daemon does not read.
                 let _ = say(control, &ProcessMessage::Alive);
             }
             if self.wait(control)? {
@@ -193,9 +194,10 @@ impl ProcessSession {
                 }
                 Ok(SocketAttempt::Later) => return Ok(()),
                 Ok(SocketAttempt::End) => return Err(io::Error::other("the session's socket was shut down")),
-                // An ICMP error for an earlier packet, which this call takes.
+                // This call returned an ICMP error for an earlier packet.
                 Err(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NOBUFS) => {
-                    // Each is in a queue, too, for which the socket would be ready for ever.
+                    // ICMP errors are also in a queue, which must be emptied. Otherwise the socket would stay readable
+                    // forever.
                     let errors = RecvFlags::DONTWAIT | RecvFlags::ERRQUEUE;
                     while recv(&self.wire, &mut packet[..], errors).is_ok() {}
                 }
@@ -205,7 +207,7 @@ impl ProcessSession {
         Ok(())
     }
 
-    /// Sends messages of the application while the association has room.
+    /// Passes the application's messages to the association while that has room.
     fn give_to_association(&mut self) -> io::Result<()> {
         for _ in 0..TURN {
             if self.association.events() & WRITE == 0 {
@@ -225,7 +227,7 @@ impl ProcessSession {
                     self.outgoing = Some(message);
                     return Ok(());
                 }
-                // The other end has everything that it wants; what it has sent is still to be read.
+                // The peer accepts no more messages. Messages from it are still to be read.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.is_left = true,
                 Err(error) => return Err(error),
             }
@@ -246,14 +248,16 @@ impl ProcessSession {
                     self.is_left = true;
                     return Ok(None);
                 }
-                // It went without having read everything. What it has sent stands behind that.
+                // The application closed its socket with unread messages. The messages that it sent before are still in
+                // the socket.
                 Err(Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Returns whether nothing more comes, and everything is delivered.
+    /// Passes received messages to the application. Returns whether everything was delivered and nothing more can
+    /// arrive.
     fn give_to_application(&mut self) -> io::Result<bool> {
         let mut buffer = [0; DATAGRAM_MAX];
         for _ in 0..TURN {
@@ -264,7 +268,8 @@ impl ProcessSession {
                         self.incoming = Some(message);
                         return Ok(false);
                     }
-                    // The application is gone. The association is read all the same, so that it comes to an end.
+                    // The application has gone. The association is read to its end nevertheless, so that it can be
+                    // closed.
                     Err(Errno::PIPE | Errno::CONNRESET) => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -281,13 +286,13 @@ impl ProcessSession {
         Ok(false)
     }
 
-    /// Waits for something to do. Returns whether the daemon is gone.
+    /// Waits for work. Returns whether the daemon has ended.
     fn wait(&self, control: &ControlEnd) -> io::Result<bool> {
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::POLLIN, !self.is_left && self.association.events() & WRITE != 0);
         wanted.set(PollFlags::POLLOUT, self.incoming.is_some());
         let patience = match self.busy.elapsed() > IDLE_AFTER {
-            // No descriptor says that.
+            // No descriptor becomes readable for data that the library already holds.
             _ if self.incoming.is_none() && self.association.events() & (READ | ERROR) != 0 => Duration::ZERO,
             true => IDLE,
             false => BUSY,
@@ -297,12 +302,12 @@ impl ProcessSession {
             PollFd::new(control.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.wire.as_fd(), PollFlags::POLLIN),
         ];
-        // One whose other end is gone would be ready for ever.
+        // A socket whose other end is closed would always be ready, so it is only polled if there is something to do.
         if !wanted.is_empty() {
             of.push(PollFd::new(self.application.as_fd(), wanted));
         }
         poll(&mut of, timeout)?;
-        // The daemon sends nothing else on it.
+        // The daemon sends nothing more, so a readable socket means that it has ended.
         Ok(of.first().and_then(PollFd::any).unwrap_or(false))
     }
 }

@@ -1,6 +1,8 @@
-//! SCTP in userspace, by the C library usrsctp as it is found at run time: one association, whose packets go and come as the caller wants.
+//! SCTP in userspace by the C library usrsctp, which is loaded at run time. There is one association, whose packets are
+//! sent and received by the caller.
 //!
-//! It is for a process of its own, and for one thread: the library's state is the process's. Addresses are `AF_CONN`, so it opens no socket.
+//! The library's state is global, so it needs a process of its own, and one thread. Addresses are of the family
+//! `AF_CONN`, so the library opens no sockets.
 
 #![allow(unsafe_code)]
 
@@ -15,14 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nix::libc;
 
-/// The library in Debian and its derivatives: package `libusrsctp2`.
+/// File name of the library in Debian and its derivatives: package `libusrsctp2`.
 pub const LIBRARY: &str = "libusrsctp.so.2";
 
 const AF_CONN: u16 = 123;
 const IPPROTO_SCTP: c_int = 132;
-/// The port at both ends. An association has an address and a port at each, which are always the same here.
+/// Port on both sides. SCTP requires an address and a port on each side, which are constant here.
 const PORT: u16 = 5000;
-/// The library's name for the other end.
+/// Address that stands for the peer in calls of the library.
 const OTHER: usize = 1;
 const RTOINFO: c_int = 0x1;
 const INITMSG: c_int = 0x3;
@@ -32,7 +34,7 @@ const PMTUD_DISABLE: u32 = 0x10;
 const UNORDERED: u16 = 0x400;
 const SENDV_SNDINFO: c_uint = 1;
 const NOTIFICATION: c_int = 0x2000;
-/// Bytes of a packet around its chunks.
+/// Size of a packet's common header, bytes.
 const COMMON_HEADER: u32 = 12;
 
 pub const READ: c_int = 1;
@@ -125,45 +127,46 @@ struct UsrsctpCalls {
     shutdown: unsafe extern "C" fn(Socket, c_int) -> c_int,
     conninput: unsafe extern "C" fn(*mut c_void, *const c_void, usize, u8),
     handle_timers: unsafe extern "C" fn(u32),
-    /// The library's code, which has to stay loaded as long as the functions are called.
+    /// The loaded library, which must stay loaded as long as its functions are called.
     _library: Library,
 }
 
 /// The library, loaded into this process.
 pub struct Usrsctp(UsrsctpCalls);
 
-/// How an association is to be.
+/// Settings of an association.
 #[derive(Clone, Copy, Debug)]
 pub struct Association {
-    /// Bytes of a packet, at most.
+    /// Largest size of a packet, bytes.
     pub packet_bytes: u32,
-    /// Buffer of each direction, bytes.
+    /// Size of the buffer of each direction, bytes.
     pub buffer_bytes: u32,
     pub is_ordered: bool,
-    /// Messages take turns on so many streams: those of different ones do not wait for each other.
+    /// Number of streams that messages take in turn. Messages on different streams do not wait for each other.
     pub streams: u16,
-    /// Time until an unacknowledged packet is sent again: for the first time, and at least.
+    /// Retransmission time-out, ms: the initial one, and the smallest one.
     pub rto_initial_ms: u32,
     pub rto_min_ms: u32,
 }
 
-/// The result of an attempt to read a message.
+/// Result of an attempt to read a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MessageRead {
     Bytes(usize),
     Nothing,
-    /// The other end sends no more, in SCTP's own way.
+    /// The peer sends no more messages, after a regular shutdown.
     End,
 }
 
-/// The socket that packets are sent on.
+/// The socket on which packets are sent.
 static WIRE: OnceLock<OwnedFd> = OnceLock::new();
 static UNSENT: AtomicU64 = AtomicU64::new(0);
 
-/// A packet that cannot be sent is lost, as others on the way are.
+/// Sends a packet for the library. A packet that cannot be sent counts as lost, like one lost on the path.
 extern "C" fn output(_: *mut c_void, packet: *mut c_void, bytes: usize, _: u8, _: u8) -> c_int {
     let Some(wire) = WIRE.get() else { return 0 };
-    // SAFETY: the library lends so many bytes at `packet` for this call, and the descriptor is open as long as the process is.
+    // SAFETY: the library lends `bytes` bytes at `packet` for this call, and the descriptor stays open as long as the
+    // process.
     let sent =
         unsafe { libc::send(wire.as_raw_fd(), packet, bytes, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     if sent < 0 {
@@ -173,10 +176,12 @@ extern "C" fn output(_: *mut c_void, packet: *mut c_void, bytes: usize, _: u8, _
 }
 
 impl Usrsctp {
-    /// Loads and begins it, once in a process: it opens what it needs (random numbers) now, and starts a thread that has nothing to do.
+    /// Loads and initialises the library, once per process. It opens what it needs (random numbers) now, and starts a
+    /// thread that has nothing to do.
     ///
     /// # Errors
-    /// It is not installed, or is another one.
+    ///
+    /// The library is not installed, or lacks a function.
     pub fn load() -> Result<Self, String> {
         static LOADED: AtomicBool = AtomicBool::new(false);
         if LOADED.swap(true, Ordering::Relaxed) {
@@ -184,12 +189,12 @@ impl Usrsctp {
         }
         let absent =
             |error| format!("{LIBRARY} cannot be loaded: install Debian's package libusrsctp2 ({error})");
-        // SAFETY: what the loader runs of it are constructors of a C library of the system, which has none that need anything. All symbols
-        // are bound now: nothing has to be looked up later.
+        // SAFETY: loading runs the constructors of a C library of the system, which need nothing. All symbols are bound
+        // now, so nothing is looked up later.
         let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }.map_err(absent)?;
         macro_rules! call {
             ($name:literal) => {{
-                // SAFETY: the types above are those of usrsctp.h of the version that LIBRARY names.
+                // SAFETY: the types above are those that usrsctp.h declares in the version that LIBRARY names.
                 let found = unsafe { library.get(concat!("usrsctp_", $name, "\0").as_bytes()) };
                 *found.map_err(|error| format!("{LIBRARY} has no usrsctp_{}: {error}", $name))?
             }};
@@ -210,7 +215,8 @@ impl Usrsctp {
             handle_timers: call!("handle_timers"),
             _library: library,
         };
-        // SAFETY: once in this process; `output` is as usrsctp.h declares it, and without a function to print it prints nothing.
+        // SAFETY: this is called once per process. `output` has the type that usrsctp.h declares, and the optional
+        // print function is absent.
         unsafe {
             (calls.init_nothreads)(0, Some(output), None);
             (calls.register_address)(OTHER as *mut c_void);
@@ -218,10 +224,11 @@ impl Usrsctp {
         Ok(Self(calls))
     }
 
-    /// Begins the one association of this process. `wire`: a connected socket, by which packets leave.
+    /// Starts the one association of this process. `wire` is a connected socket on which packets are sent.
     ///
     /// # Errors
-    /// There is one already, or the library refuses a setting.
+    ///
+    /// There is an association already, or the library refuses a setting.
     pub fn connect(self, wire: OwnedFd, how: Association) -> io::Result<Connected> {
         WIRE.set(wire).map_err(|_| io::Error::from(io::ErrorKind::AlreadyExists))?;
         let calls = &self.0;
@@ -238,7 +245,7 @@ impl Usrsctp {
     }
 }
 
-/// An association that is, or is about to be.
+/// An association that is established or being established.
 pub struct Connected {
     library: Usrsctp,
     socket: Socket,
@@ -260,7 +267,7 @@ impl Connected {
         let initial_ms = how.rto_initial_ms;
         let min_ms = how.rto_min_ms;
         self.set(IPPROTO_SCTP, RTOINFO, &Rto { association: 0, initial_ms, max_ms: 5000, min_ms })?;
-        // SAFETY: the socket is the library's and open; addresses are copied.
+        // SAFETY: the socket is the library's and open, and the library copies the addresses.
         unsafe {
             done((calls.set_non_blocking)(self.socket, 1))?;
             let mut own = address();
@@ -272,7 +279,8 @@ impl Connected {
                 _ => {}
             }
         }
-        // SAFETY: zeros are an address of no family, and an `Address` fits where any address does, aligned as that is.
+        // SAFETY: zeros are an address without a family. An `Address` fits into `sockaddr_storage`, which is aligned
+        // for all addresses.
         let address = unsafe {
             let mut any: libc::sockaddr_storage = std::mem::zeroed();
             (&raw mut any).cast::<Address>().write(address());
@@ -301,28 +309,29 @@ impl Connected {
         done(set).map_err(|error| io::Error::new(error.kind(), format!("option {option:#x}: {error}")))
     }
 
-    /// Returns a combination of [`READ`], [`WRITE`] and [`ERROR`].
+    /// Returns which events are pending: a combination of [`READ`], [`WRITE`] and [`ERROR`].
     pub fn events(&self) -> c_int {
-        // SAFETY: the socket is the library's and open, as in all that follows.
+        // SAFETY: the socket is the library's and open; this also holds for all calls below.
         unsafe { (self.library.0.get_events)(self.socket) }
     }
 
-    /// Takes a packet from the wire, which anybody may have made.
+    /// Passes a packet from the wire to the library. Anybody may have sent it.
     pub fn input(&self, packet: &[u8]) {
-        // SAFETY: the bytes are lent for this call.
+        // SAFETY: the bytes are lent for this call only.
         unsafe { (self.library.0.conninput)(OTHER as *mut c_void, packet.as_ptr().cast(), packet.len(), 0) }
     }
 
-    /// Tells the library that this time has passed.
+    /// Runs the library's timers for the time that has passed.
     pub fn tick(&self, ms: u32) {
-        // SAFETY: from the thread that calls everything else.
+        // SAFETY: all calls of the library come from this thread.
         unsafe { (self.library.0.handle_timers)(ms) }
     }
 
-    /// Returns whether there was room for the message.
+    /// Sends a message. Returns whether there was room for it.
     ///
     /// # Errors
-    /// The association is over: `BrokenPipe`, where that is in SCTP's own way.
+    ///
+    /// The association is over: `BrokenPipe` after a regular shutdown, another error otherwise.
     pub fn send(&mut self, message: &[u8]) -> io::Result<bool> {
         let mut info = SendInfo {
             stream: self.next_stream,
@@ -333,7 +342,7 @@ impl Connected {
         let bytes = message.len();
         let length = size_of::<SendInfo>() as libc::socklen_t;
         let was_aborted = self.events() & ERROR != 0;
-        // SAFETY: bytes and description are lent for this call.
+        // SAFETY: the message and its description are lent for this call only.
         let sent = unsafe {
             let info = (&raw mut info).cast();
             (self.library.0.sendv)(self.socket, at, bytes, null_mut(), 0, info, length, SENDV_SNDINFO, 0)
@@ -344,9 +353,9 @@ impl Connected {
         }
         match io::Error::last_os_error() {
             error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            // Both ends have ended it, and received messages are still to be read.
+            // Both sides have shut the association down. Received messages may still be read.
             error if error.raw_os_error() == Some(libc::ENOENT) => Err(io::ErrorKind::BrokenPipe.into()),
-            // Said of an association that the other end is about to end, too, and not only of one that it has aborted.
+            // The library also reports this error if the peer is about to shut down, not only if it has aborted.
             error if error.raw_os_error() == Some(libc::ECONNRESET) && !was_aborted => {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
@@ -354,9 +363,11 @@ impl Connected {
         }
     }
 
-    /// The next message, or a part of one that is longer than the buffer, which no end of this project sends.
+    /// Reads the next message, or a part of one that is longer than the buffer. No side of this project sends such a
+    /// message.
     ///
     /// # Errors
+    ///
     /// The association is over.
     pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<MessageRead> {
         let mut flags = 0;
@@ -365,7 +376,7 @@ impl Connected {
         let mut info = 0;
         let at = buffer.as_mut_ptr().cast();
         let bytes = buffer.len();
-        // SAFETY: the buffer outlives this call. The sender's address has no room, so that nothing is written for it.
+        // SAFETY: the buffer outlives this call. The length of the sender's address is 0, so none is written.
         let got = unsafe {
             (self.library.0.recvv)(
                 self.socket,
@@ -390,13 +401,13 @@ impl Connected {
         }
     }
 
-    /// This end sends no more; what it has sent still comes.
+    /// Sends no more messages. Messages sent before are still delivered.
     pub fn finish(&self) {
-        // SAFETY: as above. Where there is no association any more there is nothing to finish.
+        // SAFETY: the socket is the library's and open. Without an association the call does nothing.
         unsafe { (self.library.0.shutdown)(self.socket, libc::SHUT_WR) };
     }
 
-    /// Packets that could not be sent.
+    /// Returns the number of packets that could not be sent.
     pub fn unsent() -> u64 {
         UNSENT.load(Ordering::Relaxed)
     }
@@ -414,7 +425,7 @@ fn done(result: c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// By usrsctp.h.
+    /// The sizes are those in usrsctp.h.
     #[test]
     fn structures_match_the_usrsctp_library() {
         assert_eq!(size_of::<Address>(), 16);

@@ -1,4 +1,4 @@
-//! A confined process that tries to get out, for real: this program is its own child.
+//! A confined process that really tries to get out. This program is its own child.
 //! Harness: its own.
 //!
 //! Tier: test-all, since it is no part of the product.
@@ -38,20 +38,21 @@ const LONG: Duration = Duration::from_secs(60);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 enum ChildOrder {
-    /// Tries to escape. A UDP socket comes with it; `at` is a listener, and the others are processes to attack.
+    /// Tries to escape. A UDP socket is sent along. `at` is the address of a listener, `parent` and `witness` are
+    /// processes to attack.
     Escape {
         at: String,
         parent: i32,
         witness: i32,
     },
     Abort,
-    /// Uses this much CPU time, and reports it.
+    /// Uses this much CPU time, and reports when it is done.
     Work {
         ms: u64,
     },
 }
 
-/// The attempts and their errors; `None` where one succeeded.
+/// The attempts to escape, each with its error; `None` if it succeeded.
 type EscapeAttempts = BTreeMap<String, Option<String>>;
 
 fn main() {
@@ -67,12 +68,12 @@ fn main() {
 
 fn all() {
     let tests: [(&str, fn()); 6] = [
-        ("nothing_can_be_reached", nothing_can_be_reached),
-        ("what_it_has_is_what_it_was_given", what_it_has_is_what_it_was_given),
-        ("what_cannot_be_prepared_is_said", what_cannot_be_prepared_is_said),
-        ("it_dies_with_its_parent", it_dies_with_its_parent),
-        ("how_it_ends_is_known", how_it_ends_is_known),
-        ("cpu_time_is_earned", cpu_time_is_earned),
+        ("confined_process_reaches_nothing", confined_process_reaches_nothing),
+        ("confined_process_has_only_what_it_was_given", confined_process_has_only_what_it_was_given),
+        ("preparation_error_is_reported", preparation_error_is_reported),
+        ("confined_process_dies_with_its_parent", confined_process_dies_with_its_parent),
+        ("reason_of_end_is_known", reason_of_end_is_known),
+        ("earned_cpu_time_is_granted_and_bounded", earned_cpu_time_is_granted_and_bounded),
     ];
     println!("\nrunning {} tests", tests.len());
     for (name, test) in tests {
@@ -144,7 +145,7 @@ fn escape(given: &UdpSocket, at: &str, parent: i32, witness: i32) -> EscapeAttem
     note("chroot", said(nix::unistd::chroot("/..")));
     note("root again", said(nix::unistd::setuid(nix::unistd::Uid::from_raw(0))));
     note("memory", said(Vec::<u8>::new().try_reserve_exact(2 * BOUNDS.memory as usize)));
-    // This is allowed: without it, the other results would show nothing.
+    // This attempt must succeed: otherwise the failures of the others would prove nothing.
     let may = Vec::<u8>::new().try_reserve_exact(BOUNDS.memory as usize / 4);
     note("may have memory", said(may));
     tried
@@ -154,17 +155,17 @@ fn said<T, E: ToString>(outcome: Result<T, E>) -> Result<(), String> {
     outcome.map(drop).map_err(|error| error.to_string())
 }
 
-/// Starts a child, prints its ID, and waits to be killed.
+/// Starts a child, prints its process ID, and waits to be killed.
 fn parent() {
     let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     greeted(&control);
     println!("{}", child.pid());
-    thread::sleep(2 * LONG); // exact: until it is killed
+    thread::sleep(2 * LONG); // exact: the test kills this process
 }
 
 // --- tests
 
-fn nothing_can_be_reached() {
+fn confined_process_reaches_nothing() {
     let (child, control) = started();
     let listens = UdpSocket::bind("127.0.0.1:0").expect("bound");
     listens.set_nonblocking(true).expect("set");
@@ -182,7 +183,7 @@ fn nothing_can_be_reached() {
     for (what, outcome) in &tried {
         assert!(outcome.is_some(), "a confined process can {what}");
     }
-    // These fail because of the list and not by chance: the objects exist, and the parent may use them.
+    // These must fail because of the filter, and not by chance: the objects exist, and the parent may use them.
     const BY_THE_LIST: [&str; 11] = [
         "read a file",
         "remove a file",
@@ -207,13 +208,13 @@ fn nothing_can_be_reached() {
     witness.wait().expect("waited for");
 }
 
-fn what_it_has_is_what_it_was_given() {
-    // Inherited by mistake, as a careless library has it.
+fn confined_process_has_only_what_it_was_given() {
+    // This descriptor is inherited by mistake, as a careless library might leave one.
     let leaked = fs::File::open("/etc/passwd").expect("a file");
     rustix::io::fcntl_setfd(&leaked, rustix::io::FdFlags::empty()).expect("set");
     let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     let without = greeted(&control);
-    // exact: it has greeted, and then changes nothing
+    // exact: the child has sent its hello, and changes nothing afterwards
     let of = |what: &str| format!("/proc/{}/{what}", child.pid());
     let status = fs::read_to_string(of("status")).expect("a status");
     let has = |line: &str| {
@@ -228,7 +229,7 @@ fn what_it_has_is_what_it_was_given() {
         assert_eq!(has(set), "0000000000000000", "{set}");
     }
     if !geteuid().is_root() {
-        println!("SKIP: not root: without {without:?}");
+        println!("SKIP: not root, so these layers are missing: {without:?}");
         return;
     }
     assert_eq!(without, Vec::<String>::new());
@@ -239,12 +240,12 @@ fn what_it_has_is_what_it_was_given() {
     let users: Vec<&str> = users.split_whitespace().collect();
     assert!(users.iter().all(|user| *user == (0x6d00_0000 + child.pid()).to_string()), "{users:?}");
     assert_eq!(has("Groups:"), "");
-    // exact: it has greeted
+    // exact: the child has sent its hello
     assert_ne!(fs::read_link(of("ns/net")).ok(), fs::read_link("/proc/self/ns/net").ok());
     assert_eq!(fs::read_dir(of("root")).expect("its root").count(), 0);
 }
 
-fn what_cannot_be_prepared_is_said() {
+fn preparation_error_is_reported() {
     let (_child, control) = Confined::start(["confined-failing"], CPU_IDLE).expect("started");
     wait(&control);
     assert_eq!(hello(&control).expect("a word"), Some(Hello::No { why: "nothing to load".to_owned() }));
@@ -252,7 +253,7 @@ fn what_cannot_be_prepared_is_said() {
     assert!(hello(&control).is_err());
 }
 
-fn it_dies_with_its_parent() {
+fn confined_process_dies_with_its_parent() {
     let mut parent = Command::new("/proc/self/exe") // exact: this program
         .arg("parent-to-be-killed")
         .stdout(Stdio::piped())
@@ -272,7 +273,7 @@ fn it_dies_with_its_parent() {
     wait(&child);
 }
 
-fn how_it_ends_is_known() {
+fn reason_of_end_is_known() {
     let (child, control) = started();
     control.send(&ChildOrder::Abort, &[]).expect("ordered");
     assert_eq!(end(&child), "signal 6 has ended it");
@@ -288,7 +289,7 @@ fn how_it_ends_is_known() {
     assert!(matches!(control.receive::<EscapeAttempts>(), ControlReceived::End));
 }
 
-fn cpu_time_is_earned() {
+fn earned_cpu_time_is_granted_and_bounded() {
     const IDLE: Duration = Duration::from_millis(400);
     let started = || {
         let (child, control) = Confined::start(["confined-child"], IDLE).expect("started");
@@ -296,19 +297,19 @@ fn cpu_time_is_earned() {
         (child, control)
     };
     let (child, control) = started();
-    // Three times what it may use for nothing.
+    // This is three times the CPU time that a child may use without having earned any.
     for _ in 0..12 {
         control.send(&ChildOrder::Work { ms: 100 }, &[]).expect("ordered");
         let _: EscapeAttempts = record(&control);
         child.earn(Duration::from_millis(110));
     }
     assert_eq!(child.ended(), None);
-    // And it has saved nothing: however much it has earned, it does not spin for ever.
+    // Earned CPU time cannot be saved: however much a child has earned, it cannot spin forever.
     child.earn(LONG);
     control.send(&ChildOrder::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
-    let said = "it was ended, since it used 400ms of CPU time and did nothing with it";
+    let said = "it was killed, since it used 400ms of CPU time without doing any work";
     assert_eq!(end(&child), said);
-    // Why is known as soon as its socket is at its end.
+    // The reason is known as soon as the child's socket has ended.
     let (child, control) = started();
     control.send(&ChildOrder::Work { ms: u64::MAX / 2 }, &[]).expect("ordered");
     wait(&control);
@@ -324,7 +325,7 @@ fn started() -> (Confined, ControlEnd) {
     (child, control)
 }
 
-/// Returns the layers that the child goes without.
+/// Waits for the child's hello. Returns the layers that are missing.
 fn greeted(control: &ControlEnd) -> Vec<String> {
     wait(control);
     match hello(control).expect("a word") {

@@ -1,4 +1,4 @@
-//! Messages between two confined processes, whose packets are lost, doubled and forged on their way.
+//! Exchanges messages between two confined processes while packets on the path are lost, duplicated and forged.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -24,12 +24,12 @@ const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libusrsctp.so.2";
 fn is_there(test: &str) -> bool {
     let is_there = Path::new(LIBRARY).exists();
     if !is_there {
-        println!("SKIP {test}: {LIBRARY} is not there (libusrsctp2)");
+        println!("SKIP {test}: {LIBRARY} is not installed (package libusrsctp2)");
     }
     is_there
 }
 
-/// A confined process, with its socket.
+/// A confined process with its sockets.
 struct SctpProcess {
     child: Child,
     control: control::ControlEnd,
@@ -76,7 +76,7 @@ impl Drop for SctpProcess {
     }
 }
 
-/// Passes a packet on, or loses it, and sometimes adds forged ones. Some of these look right.
+/// Forwards a packet or drops it, and sometimes adds forged ones. Some of the forged ones look genuine.
 fn pass(from: &UnixDatagram, to: &UnixDatagram, random: &mut fastrand::Rng) -> bool {
     let mut packet = [0; 2048];
     let Ok(got) = from.recv(&mut packet) else { return false };
@@ -89,7 +89,7 @@ fn pass(from: &UnixDatagram, to: &UnixDatagram, random: &mut fastrand::Rng) -> b
         let mut noise = vec![0; random.usize(1..1400)];
         random.fill(&mut noise);
         let _ = to.send(&noise);
-        // Ports and tag are right; a part of the rest is not, and so is its check sum.
+        // Ports and verification tag are genuine. One bit is flipped, so the checksum is wrong.
         let at = random.usize(..packet.len());
         packet[at] ^= 1 << random.u8(..8);
         let _ = to.send(packet);
@@ -143,7 +143,7 @@ fn arbitrary_packets_end_no_sctp_process() {
     });
     for process in &mut both {
         assert!(matches!(process.child.try_wait(), Ok(None)));
-        // It says nothing but that it goes on.
+        // The process must have sent nothing but messages that it still works.
         loop {
             match process.control.receive::<serde_json::Value>() {
                 control::ControlReceived::Record(word, _) => {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Passes every packet to a thread of another CPU, which makes a socket buffer of it and passes that up the stack. */
+/* Redirects every packet of an interface to a kernel thread on another CPU (BPF_MAP_TYPE_CPUMAP). The thread builds
+ * the socket buffer and passes it up the stack. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* CPU -> the length of its queue. */
+/* CPU number -> number of packets that may wait for that CPU's thread. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(key_size, sizeof(__u32));

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Sends Initials of forged addresses at the rate of a network card. The kernel runs flood_xdp on its own frames
- * (BPF_F_TEST_XDP_LIVE_FRAMES, since 5.18), which are pages as a driver has them. Each run turns its frame into another
- * client's new connection and sends it. The kernel reuses frames, so a run finds what an earlier run wrote.
- */
+/* Sends QUIC Initials from forged addresses at the rate of a network card. The kernel runs flood_xdp on pages of its
+ * own (BPF_F_TEST_XDP_LIVE_FRAMES, Linux 5.18), as a driver would. Each run rewrites its frame into a new client's
+ * Initial and sends it. The kernel reuses frames, so the frame of a run holds what an earlier run wrote. */
 #include "flood_intf.h"
 #include "net.h"
 
 #define PORT_MIN 1024
 
-/* Layout of the frames that flood.rs makes: an IPv4 header without options, a connection ID of 8 bytes. */
+/* Layout of the frames that flood.rs builds: an IPv4 header without options, a connection ID of 8 bytes. */
 struct frame {
 	struct ethhdr eth;
 	struct iphdr ip;
@@ -22,7 +21,7 @@ struct frame {
 SEC(".rodata.config")
 const volatile struct flood_config config = {};
 
-/* State of the random number generator. Only one thread floods. */
+/* State of the random number generator. It needs no lock, since only one thread floods. */
 __u64 seed;
 
 /* SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
@@ -40,6 +39,7 @@ int flood_xdp(struct xdp_md *ctx)
 {
 	struct frame *frame = (void *)(long)ctx->data;
 	__u64 who = next_random();
+	/* Addresses are drawn from the network: `hosts` is the mask of the bits that vary. */
 	__be32 source = bpf_htonl(config.network | ((__u32)who & config.hosts));
 
 	if ((void *)(frame + 1) > (void *)(long)ctx->data_end)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Times the idle task of each CPU, without the softirqs that interrupt it. The rest of the time is busy, measured by a clock and not by
- * ticks.
- */
+/* Times the idle task of each CPU, without the softirqs that interrupt it. The rest of the time is busy time,
+ * measured by a clock instead of by ticks. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
@@ -9,9 +8,8 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
-/* 0 -> nanoseconds of the idle task. While it runs, the time when it began is subtracted and the sum is negative. One
- * word holds both, so that a reader sees a consistent state.
- */
+/* One entry: the nanoseconds that this CPU's idle task has run. While the idle task runs, its start time is
+ * subtracted, so the value is negative. One word holds both, so a reader always sees a consistent state. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -19,7 +17,8 @@ struct {
 	__uint(max_entries, 1);
 } idle SEC(".maps");
 
-/* The idle task may have begun before this was attached: its time is counted from its next turn on. Interrupts are off. */
+/* Starts or stops the idle task's clock. An idle task that ran already when the program was attached counts from its
+ * next switch on. Runs with interrupts off. */
 static __always_inline int turn(int is_idle)
 {
 	__u32 key = 0;
@@ -34,7 +33,7 @@ static __always_inline int turn(int is_idle)
 	return 0;
 }
 
-/* Arguments: bool preempt, struct task_struct *prev, struct task_struct *next, ... */
+/* Arguments of the tracepoint: bool preempt, struct task_struct *prev, struct task_struct *next, ... */
 SEC("tp_btf/sched_switch")
 int idle_switch(__u64 *ctx)
 {
@@ -46,7 +45,7 @@ int idle_switch(__u64 *ctx)
 	return turn(next->pid == 0);
 }
 
-/* The idle task's thread ID is 0, and so is its process ID. */
+/* The idle task is the only one whose thread ID and process ID are both 0. */
 SEC("tp_btf/softirq_entry")
 int idle_softirq_entry(__u64 *ctx)
 {

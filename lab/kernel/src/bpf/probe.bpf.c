@@ -9,13 +9,13 @@
 SEC(".rodata.config")
 const volatile struct probe_config config = {};
 
-/* Stamped packets: struct probe_sample. */
+/* Ring buffer of struct probe_sample: one for each packet that passed an interface. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20); /* set before loading */
+	__uint(max_entries, 1 << 20); /* bytes; userspace sets the real size before loading */
 } samples SEC(".maps");
 
-/* enum probe_outcome -> packets. */
+/* enum probe_outcome -> number of packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -64,7 +64,7 @@ static __always_inline enum probe_outcome inspect(struct __sk_buff *skb, __u8 di
 	sample->segment_bytes = skb->gso_size;
 	sample->direction = direction;
 	fill(sample, &packet);
-	/* Userspace drains at leisure: a wake-up here would be part of what is being measured. */
+	/* Userspace polls the ring. A wake-up per packet would cost time that the benchmark would then measure. */
 	bpf_ringbuf_submit(sample, BPF_RB_NO_WAKEUP);
 	return PROBE_SAMPLED;
 }

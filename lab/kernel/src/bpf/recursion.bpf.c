@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* A program that is called while it runs. The kernel skips the inner run and counts it. */
+/* A BPF program that triggers its own tracepoint while it runs. The kernel skips the nested run and counts it as
+ * missed. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* Runs when a program prints, so its own printing calls it again. Only the printing of recursion_run starts this. */
+/* Runs whenever a BPF program prints, so its own printing triggers it again. Only recursion_run prints and starts
+ * this. */
 SEC("tp_btf/bpf_trace_printk")
 int recursion_again(__u64 *ctx)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Times the networking softirqs of all CPUs, and the part of them that interrupted one process. */
+/* Times the networking softirqs of all CPUs, and separately those that interrupted one process. */
 #include "intf.h"
 #include "softirq.h"
 #include "util.h"
@@ -7,7 +7,7 @@
 SEC(".rodata.config")
 const volatile struct softirqs_config config = {};
 
-/* enum softirqs_time -> ns. */
+/* enum softirqs_time -> time, ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -15,7 +15,7 @@ struct {
 	__uint(max_entries, SOFTIRQS_TIMES);
 } times SEC(".maps");
 
-/* 0 -> when the softirq that runs on this CPU began, ns; 0: before this was attached. Softirqs do not nest. */
+/* One entry per CPU: the start time of the softirq that runs now, ns; 0 if none does. Softirqs do not nest. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -46,6 +46,7 @@ int softirqs_exit(struct bpf_raw_tracepoint_args *ctx)
 	__u32 key = 0;
 	__u64 *start = bpf_map_lookup_elem(&began, &key), time_ns;
 
+	/* The start is 0 if the softirq began before this program was attached. */
 	if (!start || !*start || !is_networking(ctx->args[0]))
 		return 0;
 	time_ns = bpf_ktime_get_ns() - *start;

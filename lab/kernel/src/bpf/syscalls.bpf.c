@@ -7,7 +7,7 @@
 SEC(".rodata.config")
 const volatile struct syscalls_config config = {};
 
-/* Number of the system call -> calls. */
+/* System call number -> number of calls. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -27,7 +27,7 @@ int syscalls_enter(struct bpf_raw_tracepoint_args *ctx)
 	if (number >= SYSCALLS_MAX)
 		number = SYSCALLS_MAX - 1;
 	counter = bpf_map_lookup_elem(&calls, &number);
-	/* Atomic, since this runs preemptible on kernels whose system call tracepoints may fault. */
+	/* The addition is atomic because some kernels run this tracepoint's programs preemptibly. */
 	if (counter)
 		__sync_fetch_and_add(counter, 1);
 	return 0;

@@ -1,4 +1,4 @@
-//! The probe's programs over BPF_PROG_TEST_RUN: parser, size filter, counters.
+//! Runs the probe's programs by BPF_PROG_TEST_RUN, to test parser, size filter and counters.
 
 use libbpf_rs::ProgramInput;
 
@@ -62,7 +62,8 @@ fn udp(payload: usize) -> Vec<u8> {
     datagram
 }
 
-/// Builds a `struct __sk_buff` with the two fields that BPF_PROG_TEST_RUN takes for super-packets.
+/// Builds a `struct __sk_buff` with `gso_segs` and `gso_size`, which make BPF_PROG_TEST_RUN treat a frame as a
+/// super-packet.
 fn context(gso_size: u32) -> [u8; 192] {
     const GSO_SEGS: usize = 164;
     const GSO_SIZE: usize = 176;
@@ -74,7 +75,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedSample {
-    /// payload_bytes, vlan
+    /// Payload in bytes, and VLAN ID.
     V4(u32, Option<u16>),
     V6(u32, Option<u16>),
     Small,
@@ -122,7 +123,7 @@ fn probe_programs_classify_packets() {
         ("IPv6, TCP", v6(&ipv6(TCP, &udp(1200))), 0, WantedSample::NotUdp),
         ("ARP", ethernet(&[], ETH_ARP, &[0; 46]), 0, WantedSample::NotUdp),
         (
-            // The kernel takes the outermost tag out of the frame only on real reception.
+            // BPF_PROG_TEST_RUN leaves the outermost tag in the frame. The kernel removes it only on real reception.
             "802.1Q",
             ethernet(&[(0x8100, 0xe007)], ETH_IPV4, &ipv4(UDP, 0, 0, &udp(1200))),
             0,
@@ -155,7 +156,7 @@ fn counted(probe: &mut PacketProbe) -> ProbeCounters {
     probe.counters().expect("counters") // exact: nothing runs but by BPF_PROG_TEST_RUN, which has returned
 }
 
-/// Runs one packet and returns the sample and the counter that it caused.
+/// Runs a program on one packet. Returns the sample and the counter that result.
 fn run(
     probe: &mut PacketProbe,
     program: &'static str,
@@ -222,7 +223,7 @@ fn full_ring_is_counted() {
 }
 
 #[test]
-fn packets_in_a_super_packet() {
+fn super_packet_counts_its_segments() {
     let sample = |payload_bytes, segment_bytes| PacketSample {
         time_ns: 0,
         ifindex: 1,

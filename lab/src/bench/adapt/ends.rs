@@ -1,4 +1,4 @@
-//! Publisher and subscriber of generated media, whose sizes are those of an encoder.
+//! Publisher and subscriber of generated media, whose frames have the sizes that an encoder would make.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,20 +17,21 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::shown::{ArrivedObject, SentRates};
 
-/// Bits per second of the renditions.
+/// Bit rates of the renditions, bits per second.
 pub const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 
 const NAMESPACE: &str = "bench";
 const SOUND: &str = "audio";
 const FPS: u64 = 30;
 const SOUNDS_PER_SECOND: u64 = 50;
-/// 128 kbit/s.
+/// Bytes of one audio object: 128 kbit/s.
 const SOUND_BYTES: usize = 320;
-/// Size of a key frame, in other frames.
+/// Size of a key frame, as a multiple of another frame's.
 const KEY: u64 = 8;
-/// Priorities: sound, key frames, other frames.
+/// Publisher priorities of audio, key frames and other frames. Lower numbers are sent first.
 const PRIORITIES: [u8; 3] = [10, 20, 30];
-/// How long an end waits for the other one. `LAST` is the wait for the last objects after the track has ended.
+/// Longest time that publisher and subscriber wait for each other. `LAST` is the wait for the last objects after the
+/// end of the track.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LAST: Duration = Duration::from_secs(2);
 const QUEUE: usize = 1024;
@@ -74,7 +75,7 @@ fn rendition(rung: usize) -> String {
     format!("video-{rung}")
 }
 
-/// A track, and the subgroups of its group that are open.
+/// A video track, and the subgroups that are open in its current group.
 struct OpenTrack {
     track: Arc<BroadcastTrack>,
     key: Option<SubgroupWriter>,
@@ -87,7 +88,7 @@ impl OpenTrack {
         Ok(Self { track, key: None, others: None })
     }
 
-    /// Writes the next frame of a rung.
+    /// Writes the next frame of a rendition.
     fn frame(&mut self, rung: usize, number: u64, sent: Duration) {
         let group = number / FPS;
         let place = number % FPS;
@@ -136,7 +137,7 @@ async fn publish(relay: SocketAddr, seconds: u64) -> anyhow::Result<SentRates> {
         let sent = emit(&mut videos, &mut sound, seconds).await;
         drop((videos, sound));
         broadcast.end();
-        // Subscribers at the other end of a queue have received the end by now, or will not.
+        // A subscriber has received the end of the broadcast by now, or will not receive it at all.
         let _ = timeout(PATIENCE, server.idle()).await;
         sent
     };
@@ -149,7 +150,7 @@ async fn publish(relay: SocketAddr, seconds: u64) -> anyhow::Result<SentRates> {
     Ok(sent)
 }
 
-/// Writes frames and sounds when they are due.
+/// Writes video frames and audio objects at the times when they are due.
 async fn emit(videos: &mut [OpenTrack], sound: &mut OpenTrack, seconds: u64) -> SentRates {
     let start = Instant::now();
     let began = payload::now();
@@ -164,7 +165,7 @@ async fn emit(videos: &mut [OpenTrack], sound: &mut OpenTrack, seconds: u64) -> 
             break;
         }
         sleep_until(start + next).await;
-        // The time stamp is when it was due, so a late publisher adds to the delay.
+        // The time stamp is the time when the object was due, so a publisher that is late adds to the delay.
         if next_sound <= next_frame {
             sound.sound(sounds, began + next);
             sounds += 1;
@@ -208,7 +209,7 @@ async fn subscribe(relay: SocketAddr) -> anyhow::Result<Vec<ArrivedObject>> {
     let (queue, steps) = mpsc::channel(QUEUE);
     let (sounds, sound_steps) = mpsc::channel(QUEUE);
     let receiving = async {
-        // The first subscription begins the broadcast. Sound is subscribed to first, so that none of it is missed.
+        // The first subscription starts the broadcast. Audio is subscribed to first, so that none of it is missed.
         let sound = subscribe_to(&receiver, SOUND, sounds).await?;
         let video = subscribe_to(&receiver, &rendition(LADDER.len() - 1), queue).await?;
         let (video, sound) = tokio::join!(collect(video, steps, true), collect(sound, sound_steps, false));
@@ -223,7 +224,7 @@ async fn subscribe(relay: SocketAddr) -> anyhow::Result<Vec<ArrivedObject>> {
     Ok(came)
 }
 
-/// Subscribes, and tries again while the relay does not know the track yet.
+/// Subscribes to a track, and tries again while the relay does not know the track yet.
 async fn subscribe_to(
     receiver: &ObjectReceiver,
     track: &str,
@@ -243,7 +244,7 @@ async fn subscribe_to(
     }
 }
 
-/// Collects all objects until [`LAST`] after the end of the track.
+/// Collects the objects that arrive until [`LAST`] after the end of the track.
 async fn collect(
     mut subscription: EstablishedSubscription,
     mut steps: mpsc::Receiver<TrackEvent>,

@@ -1,4 +1,4 @@
-//! `millrace-lab bench adapt`: the viewer's experience while a link loses most of its room and gets it back.
+//! `millrace-lab bench adapt`: what a viewer sees while a link loses most of its bandwidth and gets it back.
 
 mod ends;
 mod plot;
@@ -27,7 +27,7 @@ pub struct AdaptArgs {
     /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// How Millrace treats media where the link has too little room
+    /// How Millrace treats media where the link has too little bandwidth
     #[arg(long, value_enum, value_delimiter = ',', default_value = "adaptive,live,tail")]
     policies: Vec<AdaptPolicy>,
     /// Rates of the link in the first, second and last third of the time, Mbit/s
@@ -80,9 +80,9 @@ impl AdaptPolicy {
     }
 }
 
-/// Size of the link's queue, as the time in which the link sends it.
+/// Size of the link's queue, as the time that the link needs to send it.
 const QUEUE_MS: u64 = 100;
-/// Longest time from the start of the subscriber to its result, in addition to the time of publishing.
+/// Longest time that the subscriber may take beyond the time of publishing.
 const SLACK: Duration = Duration::from_secs(60);
 
 pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
@@ -93,10 +93,10 @@ pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no tracks: leave it out of --relays"
     );
-    ensure!(args.rounds > 0 && args.seconds >= 3, "--rounds is at least 1, --seconds at least 3");
+    ensure!(args.rounds > 0 && args.seconds >= 3, "--rounds must be at least 1, --seconds at least 3");
     ensure!(
         !args.rates_mbit.is_empty() && args.rates_mbit.iter().all(|rate| *rate > 0),
-        "--rates-mbit are at least 1"
+        "--rates-mbit must be at least 1"
     );
     warn_if_busy()?;
     let mut rows = args.rows();
@@ -120,7 +120,7 @@ pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
 
 struct AdaptRow {
     relay: Contender,
-    /// Millrace's policy; other relays have none.
+    /// Policy of Millrace; `None` for other relays.
     policy: Option<AdaptPolicy>,
     rounds: Vec<Result<AdaptRound, String>>,
 }
@@ -140,7 +140,7 @@ impl AdaptRow {
         format!("{}{policy}", self.relay.label())
     }
 
-    /// Returns the figures of the rounds that worked.
+    /// Returns the figures of the rounds that succeeded.
     fn figures(&self) -> Vec<AdaptFigures> {
         self.rounds.iter().flatten().map(|round| round.figures).collect()
     }
@@ -264,6 +264,7 @@ impl AdaptArgs {
         let asked = format!("subscribe --relay {}", route.relay);
         let subscriber = end("subscriber", route.subscribers, &asked)?;
         let mut changes = Vec::new();
+        // The rates divide the time into equal parts.
         let part = Duration::from_secs_f64(self.seconds as f64 / self.rates_mbit.len() as f64);
         for rate in &self.rates_mbit[1..] {
             std::thread::sleep(part);
@@ -272,11 +273,11 @@ impl AdaptArgs {
         }
         let limit = Duration::from_secs(self.seconds) + SLACK;
         let came: Vec<ArrivedObject> =
-            serde_json::from_str(&subscriber.finish(limit)?).context("the subscriber's words")?;
+            serde_json::from_str(&subscriber.finish(limit)?).context("the subscriber's output")?;
         let sent: SentRates =
-            serde_json::from_str(&publisher.finish(limit)?).context("the publisher's words")?;
+            serde_json::from_str(&publisher.finish(limit)?).context("the publisher's output")?;
         drop(relay);
-        ensure!(!came.is_empty(), "nothing has arrived");
+        ensure!(!came.is_empty(), "no object has arrived at the subscriber");
         Ok(AdaptRound {
             figures: AdaptFigures::from_arrivals(&sent, &came, &changes),
             renditions: shown::renditions(&sent, &came),

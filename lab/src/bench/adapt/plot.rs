@@ -13,7 +13,7 @@ use crate::stats::Spread;
 const SIZE: (u32, u32) = (1500, 700);
 const FONT: &str = "sans-serif";
 
-/// Draws the medians of all rows that have results as SVG, with lines from the least to the most.
+/// Draws the medians of all rows with results as SVG. Lines show the range from the lowest to the highest round.
 pub fn draw(rows: &[AdaptRow], title: &str, path: &Path) -> anyhow::Result<()> {
     let rows: Vec<_> =
         rows.iter().filter_map(|row| Some((row, AdaptFigures::spread(&row.figures())?))).collect();
@@ -42,7 +42,7 @@ fn bars_of(
     has_legend: bool,
 ) -> anyhow::Result<()> {
     let high = bars.iter().map(|(_, spread)| spread.max).fold(1.0, f64::max);
-    // The legend is above the bars.
+    // Leave room above the bars for the legend.
     let room = if has_legend { 2.0 } else { 1.1 };
     let mut chart = ChartBuilder::on(panel)
         .caption(name, (FONT, 15))

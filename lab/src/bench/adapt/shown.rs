@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats::{Percentiles, Spread};
 
-/// Shortest gap between shown frames that is a stall.
+/// Shortest time without a new frame on the screen that counts as a stall.
 const STALL: Duration = Duration::from_millis(250);
-/// Sounds and key frames that take at most this long are on time.
+/// Longest time after which an audio object or a key frame still arrives on time.
 const IN_TIME: Duration = Duration::from_millis(300);
-/// Stalls this soon after a change of the link are not counted.
+/// Time after a change of the link in which stalls are not counted.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time after the start that is not measured, since it includes joining.
+/// Time after the start that is left out of the figures, since the subscriber is still joining.
 pub const JOINING: Duration = Duration::from_secs(1);
 
-/// Time and rates of the sender. Times are of the host's monotonic clock.
+/// Start time and rates of the sender. The time is by the host's monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SentRates {
     pub start: Duration,
@@ -26,11 +26,11 @@ pub struct SentRates {
     pub sounds_per_second: u64,
 }
 
-/// An object that arrived.
+/// An object that arrived at the subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ArrivedObject {
     pub rendition: Option<u32>,
-    /// Number of the frame or sound, from 0.
+    /// Number of the frame or audio object, from 0.
     pub number: u64,
     pub sent: Duration,
     pub at: Duration,
@@ -39,22 +39,22 @@ pub struct ArrivedObject {
 /// Figures of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AdaptFigures {
-    /// Gaps of more than 250 ms between shown frames, without the two seconds after each change.
+    /// Sum of the gaps over 250 ms between shown frames, without the two seconds after each change of the link.
     pub stall_ms_total: f64,
     pub longest_stall_ms: f64,
-    /// Share of sounds that arrived within 300 ms; the first second is left out here and for key frames.
+    /// Share of audio objects that arrived within 300 ms. The first second is left out, here and for key frames.
     pub audio_on_time_pct: f64,
     pub key_frames_on_time_pct: f64,
     /// Time from sending to showing, over the frames that were shown.
     pub latency_p95_ms: Option<f64>,
-    /// Share of the frames that were sent.
+    /// Share of the sent frames that were shown.
     pub frames_shown_pct: f64,
-    /// Number of changes of the shown rendition from one group to the next.
+    /// Number of groups whose shown rendition differs from that of the group before.
     pub switches: u64,
 }
 
 impl AdaptFigures {
-    /// Computes the figures. `changes` are the times when the link changed.
+    /// Computes the figures. `changes` are the times when the rate of the link changed.
     pub fn from_arrivals(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) -> Self {
         let mut came = came.to_vec();
         came.sort_by_key(|object| object.at);
@@ -78,7 +78,7 @@ impl AdaptFigures {
             frame.rendition.is_some() && frame.number.is_multiple_of(sent.frames_per_second)
         };
         Self {
-            // An empty sum of floats is -0.
+            // An empty sum of floats is -0, so the fold begins with 0.
             stall_ms_total: gaps.iter().fold(0.0, |sum, gap| sum + millis(*gap)),
             longest_stall_ms: gaps.iter().max().map_or(0.0, |gap| millis(*gap)),
             audio_on_time_pct: percent(
@@ -102,8 +102,8 @@ impl AdaptFigures {
         "latency_p95_ms",
     ];
 
-    /// Returns each figure's median, least and most over the rounds, in the order of [`Self::NAMES`]. A latency is
-    /// `None` if a round showed nothing; all is `None` without rounds.
+    /// Returns each figure's median, lowest and highest value over the rounds, in the order of [`Self::NAMES`]. The
+    /// latency is `None` if a round showed no frame. Returns `None` without rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Option<Spread>; 6]> {
         let fields: [fn(&Self) -> f64; 6] = [
             |figures| figures.stall_ms_total,
@@ -146,7 +146,7 @@ fn percent(part: u64, all: u64) -> f64 {
     100.0 * part as f64 / all.max(1) as f64
 }
 
-/// Returns the rendition of each group as a digit; `-` if no frame of it was shown.
+/// Returns one character per group: the shown rendition's digit, or `-` if no frame was shown.
 pub fn renditions(sent: &SentRates, came: &[ArrivedObject]) -> String {
     let mut came = came.to_vec();
     came.sort_by_key(|object| object.at);
@@ -157,8 +157,8 @@ pub fn renditions(sent: &SentRates, came: &[ArrivedObject]) -> String {
     (0..sent.seconds).map(digit).collect()
 }
 
-/// Returns the frames that are shown, with the time of showing as `at`. A frame is shown once it and all before it in
-/// its group have arrived, unless a later one was shown. `came` is ordered by time.
+/// Returns the frames that are shown, with the time of showing as `at`. A frame is shown once all frames before it in
+/// its group have arrived, unless a later frame was shown already. `came` must be sorted by time.
 fn shown(sent: &SentRates, came: &[ArrivedObject]) -> Vec<ArrivedObject> {
     let mut groups: BTreeMap<u64, (u64, BTreeMap<u64, ArrivedObject>)> = BTreeMap::new();
     let mut shown = Vec::new();
@@ -183,7 +183,7 @@ fn measured(sent: &SentRates) -> Range<Duration> {
     sent.start + JOINING..sent.start + Duration::from_secs(sent.seconds)
 }
 
-/// Returns all stalls.
+/// Returns the stalls of a run, with times relative to its start.
 pub fn stalls(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) -> Vec<Stall> {
     let mut came = came.to_vec();
     came.sort_by_key(|object| object.at);
@@ -194,7 +194,7 @@ pub fn stalls(sent: &SentRates, came: &[ArrivedObject], changes: &[Duration]) ->
     gaps(&shown(sent, &came), &measured(sent), changes).into_iter().map(stall).collect()
 }
 
-/// Returns the stalls: when the last frame before each was shown, and how long nothing was shown.
+/// Returns for each stall the time of the last frame before it, and how long no frame was shown.
 fn gaps(
     shown: &[ArrivedObject],
     measured: &Range<Duration>,
@@ -212,12 +212,12 @@ fn gaps(
     gaps.filter(|(_, gap)| *gap > STALL).collect()
 }
 
-/// A stall.
+/// A time in which the viewer saw no new frame.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Stall {
-    /// Time from the start to the frame before the stall, seconds.
+    /// Time of the last frame before the stall, seconds since the start.
     pub since_s: f64,
-    /// Length, without the two seconds after each change.
+    /// Length of the stall, without the two seconds after each change of the link.
     pub ms: f64,
 }
 
@@ -311,7 +311,8 @@ mod tests {
         assert!((figures.key_frames_on_time_pct - 100.0 * 2.0 / 3.0).abs() < 1e-9);
         assert_eq!(figures.switches, 2);
         assert_eq!(renditions(&SENT, &came), "1011");
-        // The gap lasts from frame 19 at 1.92 s to 2.42 s, when the late key frame lets those behind it be shown.
+        // The gap lasts from frame 19 at 1.92 s to 2.42 s, when the late key frame arrives and the frames after it can
+        // be shown.
         assert_eq!(figures.longest_stall_ms, 500.0);
     }
 }

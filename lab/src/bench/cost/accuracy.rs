@@ -1,4 +1,4 @@
-//! Compares the observer with `/proc/stat` and with a profile of the same time.
+//! Compares the observer's figures with `/proc/stat` and with a `perf` profile of the same period.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,52 +14,53 @@ use super::network::{LOAD, NetworkScenario, NetworkTraffic};
 use super::profile::{self, PerfRecording};
 use crate::stats::Spread;
 
-/// Medians over all rounds; a [`Spread`] has the extremes as well.
+/// Medians over all rounds. A [`Spread`] also has the lowest and the highest value.
 #[derive(Debug, Serialize)]
 pub struct AccuracyFigures {
     rounds: usize,
     pub cpus: Vec<CpuError>,
-    /// Errors of the parts, the largest first.
+    /// Errors of the parts, the largest error first.
     pub parts: Vec<PartError>,
     lost_samples: u64,
 }
 
-/// Figures of a CPU, in percent of it.
+/// Figures of one CPU, in percent of its time.
 #[derive(Debug, Serialize)]
 pub struct CpuError {
     cpu: u32,
-    /// Time of all the observer's events, without its own time in them, which is `observer_in_events_pct`.
+    /// Time of all events by the observer, without the observer's own time in them (`observer_in_events_pct`).
     events_pct: f64,
     observer_in_events_pct: f64,
-    /// The same events according to the profile.
+    /// Time of the same events by the profile.
     profile_events_pct: f64,
-    /// Time of the observer itself, anywhere, according to the profile.
+    /// Time of the observer itself, inside and outside of events, by the profile.
     observer_pct: f64,
-    /// Kernel time outside of all events and of the observer, according to the profile.
+    /// Kernel time outside of events and of the observer, by the profile.
     rest_pct: f64,
-    /// User mode, according to the profile.
+    /// Time in user mode, by the profile.
     user_pct: f64,
-    /// Samples of the profile outside of the idle task. The figures above are their shares of `clock_busy_pct`, since
+    /// Busy time by the profile's number of samples. The figures above are shares of `clock_busy_pct` instead, since
     /// samples that the profiler missed cannot be assigned.
     profile_busy_pct: f64,
-    /// Time outside of the idle task, measured by the clock at task switches.
+    /// Time outside of the idle task, by a clock that is read at task switches.
     clock_busy_pct: f64,
-    /// Events, the observer and the rest, minus all of `clock_busy_pct` that is not user mode.
+    /// Sum of events, observer and remaining kernel time, minus the non-user part of `clock_busy_pct`.
     clock_error_pct: Spread,
-    /// Time that `/proc/stat` does not count as idle; tickless kernels measure it with a clock.
+    /// Time that `/proc/stat` does not count as idle. Tickless kernels measure idle time with a clock.
     busy_pct: f64,
-    /// Busy time that `/proc/stat` has in no column: interrupts of the idle CPU, and time in which no tick fell.
+    /// Busy time that `/proc/stat` has in no column: interrupts of the idle CPU, and time between ticks.
     uncounted_pct: f64,
-    /// Time that a hypervisor took. `/proc/stat` excludes it from the other columns; the observer's clock runs on.
+    /// Time that a hypervisor gave to others. `/proc/stat` excludes it from the other columns, but the observer's clock
+    /// includes it.
     steal_pct: f64,
     procstat_user_pct: f64,
-    /// Sum of system, softirq and hardware interrupts.
+    /// Sum of the columns system, softirq and irq.
     procstat_pct: f64,
-    /// Events, the observer and the rest, minus `procstat_pct` with its share of `steal_pct`.
+    /// Sum of events, observer and remaining kernel time, minus `procstat_pct` and its share of `steal_pct`.
     procstat_error_pct: Spread,
 }
 
-/// Error of one part of an event, in percent of the CPU.
+/// Error of one part of an event, in percent of the CPU's time.
 #[derive(Debug, Serialize)]
 pub struct PartError {
     cpu: u32,
@@ -67,9 +68,9 @@ pub struct PartError {
     pub part: String,
     pub observer_pct: f64,
     pub profile_pct: f64,
-    /// Spread of the difference over the rounds.
+    /// Spread over the rounds of the observer's figure minus the profile's.
     error_points: Spread,
-    /// Standard error of that median due to the numbers of samples alone.
+    /// Standard error of the median that results from the finite numbers of samples.
     pub sampling_error_points: f64,
 }
 
@@ -94,12 +95,12 @@ impl AccuracyFigures {
         }
     }
 
-    /// Returns the error of the CPU with the largest median.
+    /// Returns the error against `/proc/stat` of the CPU whose median error is largest.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
 
-    /// Returns the error of the CPU with the largest median.
+    /// Returns the error against the clock of the CPU whose median error is largest.
     pub fn clock_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
     }
@@ -109,7 +110,7 @@ fn worst(errors: impl Iterator<Item = Spread>) -> Option<Spread> {
     errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
 }
 
-/// Figures of one run, in percent of the CPU.
+/// Figures of one round, in percent of a CPU's time.
 #[derive(Debug)]
 pub struct AccuracyRound {
     cpus: BTreeMap<u32, AccuracyCpuTimes>,
@@ -132,7 +133,7 @@ struct AccuracyCpuTimes {
     stat: ProcStatTimes,
 }
 
-/// Times of `/proc/stat`, in percent of the CPU.
+/// Times of `/proc/stat`, in percent of a CPU's time.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct ProcStatTimes {
     kernel: f64,
@@ -145,12 +146,12 @@ pub struct ProcStatTimes {
 struct PartTimes {
     observer: f64,
     profile: f64,
-    /// Variance of the difference, due to the numbers of samples.
+    /// Variance of the difference that results from the finite numbers of samples.
     variance: f64,
 }
 
 impl AccuracyCpuTimes {
-    /// Sums the kernel's time: events as the observer has them, and the rest as the profile has it.
+    /// Returns the kernel's time: events as the observer measured them, and the rest as the profile has it.
     fn kernel(self) -> f64 {
         self.events + self.observer + self.rest
     }
@@ -165,7 +166,8 @@ impl AccuracyCpuTimes {
 }
 
 impl AccuracyRound {
-    /// Combines the report and the profile. `clock_busy` returns the percent of a CPU, by its number.
+    /// Combines the observer's report and the profile. `clock_busy` returns the busy percentage of a CPU, by its
+    /// number.
     fn new(
         report: &Report,
         profile: &BTreeMap<u32, profile::CpuSamples>,
@@ -232,12 +234,13 @@ impl ProcStatTimes {
         100.0 - self.idle
     }
 
-    /// Returns the time of ticks that found the CPU busy.
+    /// Returns the busy time that `/proc/stat` has in its columns.
     pub fn counted(self) -> f64 {
         self.kernel + self.user + self.steal
     }
 
-    /// Adds a share of the stolen time, which a hypervisor takes from kernel and user mode alike.
+    /// Returns the kernel's time with a share of the stolen time. A hypervisor takes from kernel and user mode in
+    /// proportion.
     fn kernel_with_steal(self) -> f64 {
         let ticks = self.kernel + self.user;
         if ticks > 0.0 { self.kernel * self.counted() / ticks } else { self.steal }
@@ -296,7 +299,8 @@ impl PartError {
     }
 }
 
-/// Returns the standard error of the median. For n > 2 normal values its variance is pi / 2 times that of their mean.
+/// Returns the standard error of the median over the rounds. For more than two normal values, a median's variance is pi
+/// / 2 times that of the mean.
 fn error_of_median(times: &[PartTimes]) -> f64 {
     let rounds = times.len().max(1) as f64;
     let variance = times.iter().map(|it| it.variance).sum::<f64>() / rounds;
@@ -308,7 +312,8 @@ pub fn percent(ns: u64, of_ns: u64) -> f64 {
     ns as f64 * 100.0 / of_ns.max(1) as f64
 }
 
-/// Returns the share of time outside of the idle task. `idle` is that task's time by CPU, before and after `time_ns`.
+/// Returns the percentage of time outside of the idle task. `idle` has the idle time of each CPU at the start and at
+/// the end of `time_ns`.
 pub fn busy_pct(cpu: u32, idle: [&[u64]; 2], time_ns: u64) -> f64 {
     let [before, after] = idle.map(|of| of.get(cpu as usize).copied().unwrap_or(0));
     100.0 - percent(after.saturating_sub(before), time_ns)
@@ -329,8 +334,8 @@ pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> a
     let report = observer.next(length)?;
     let end = monotonic_ns();
     let idle_after = idle.times()?;
-    // perf reads the names of the observer's programs at its end, so the observer must still run.
-    // Calls that are timed at system calls begin before they reach the socket.
+    // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If calls are
+    // timed from the system call on, the profile must count them from there as well.
     let socket_files = (report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
     let profile = recording.finish(start, end, socket_files);
     drop(observer);
@@ -342,7 +347,7 @@ pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> a
 mod tests {
     use super::*;
 
-    /// Percent: 60 kernel, 20 user, 10 idle; the ticks of the other 10 were counted nowhere.
+    /// Percentages: 60 kernel, 20 user, 10 idle. The remaining 10 are in no column.
     const STAT: ProcStatTimes = ProcStatTimes { kernel: 60.0, user: 20.0, steal: 0.0, idle: 10.0 };
 
     fn round(events: f64, part: (f64, f64)) -> AccuracyRound {
@@ -411,7 +416,7 @@ mod tests {
         assert_eq!(worst.median, -15.0);
     }
 
-    /// A part that only one of the two saw, in one round only, counts as zero where it is absent.
+    /// A part that either the observer or the profile missed, in one round, counts as zero there.
     #[test]
     fn absent_parts_are_zero() {
         let mut other = round(57.0, (30.0, 30.0));

@@ -1,4 +1,4 @@
-//! Measures the errors of the references themselves: a known load as `/proc/stat` and the profile see it.
+//! Measures the errors of the references themselves: compares a known load with `/proc/stat` and with the profile.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,27 +19,27 @@ use serde::Serialize;
 use super::accuracy::{ProcStatTimes, busy_pct, cpus_of, percent};
 use super::profile::PerfRecording;
 
-/// Mean length of bursts and of pauses. Each is half of this to one and a half times as much: shorter than a tick, and
-/// not in step with it.
+/// Mean length of bursts and of pauses, ns. Each has 0.5 to 1.5 times this length. They are shorter than a tick, and
+/// random, so that they are not in step with ticks.
 const BURST_NS: u64 = 200_000;
 
-/// Figures of a CPU, in percent of it.
+/// Figures of one CPU, in percent of its time.
 #[derive(Debug, Serialize)]
 pub struct CalibrationFigures {
     pub cpu: u32,
-    /// Sum of the bursts by `CLOCK_MONOTONIC`, without the sleeps between them.
+    /// Sum of the bursts by `CLOCK_MONOTONIC`, without the pauses between them.
     pub bursts_pct: f64,
-    /// CPU time by the thread's own clock, with falling asleep and waking up.
+    /// CPU time by the thread's CPU clock, which includes falling asleep and waking up.
     pub thread_pct: f64,
-    /// Time outside of the idle task, by the clock: the load and whatever else ran.
+    /// Time outside of the idle task by a clock: the load and everything else that ran.
     pub clock_busy_pct: f64,
     pub busy_pct: f64,
-    /// Time of ticks that found the CPU busy.
+    /// Busy time in the columns of `/proc/stat`, which ticks account.
     pub ticks_pct: f64,
     pub profile_busy_pct: f64,
 }
 
-/// Runs a load on each CPU for `length`.
+/// Runs a known load on each CPU for `length`, and returns what each reference measured.
 pub fn measure(length: Duration) -> anyhow::Result<Vec<CalibrationFigures>> {
     let mut observer = Observer::start(Config { frequency_hz: 0, ..Config::new()? })?;
     let cpus = cpus_of(&observer.report()?);
@@ -94,7 +94,7 @@ fn observe(
     figures.collect()
 }
 
-/// Sums, updated after each burst.
+/// Running totals of a load, updated after each burst.
 #[derive(Debug, Default)]
 struct CalibrationLoad {
     bursts_ns: AtomicU64,
@@ -116,7 +116,7 @@ fn readings(loads: &BTreeMap<u32, CalibrationLoad>) -> BTreeMap<u32, Calibration
 }
 
 impl CalibrationLoad {
-    /// Runs the bursts, mostly in the kernel, which copies zeros.
+    /// Runs bursts until `stop` is set. They copy zeros from `/dev/zero`, so most of their time is kernel time.
     fn run(&self, cpu: usize, stop: &AtomicBool) -> anyhow::Result<()> {
         let mut set = CpuSet::new();
         set.set(cpu)?;
@@ -138,9 +138,9 @@ impl CalibrationLoad {
     }
 }
 
-/// Returns 0.5 to 1.5 times [`BURST_NS`], depending on the lowest bits of a time.
+/// Returns a pseudorandom 0.5 to 1.5 times [`BURST_NS`], from the lowest bits of a time.
 fn varied(time_ns: u64) -> u64 {
-    // A multiplicative hash (Knuth, TAOCP 6.4): the highest bits depend on all others.
+    // This is multiplicative hashing (Knuth, TAOCP 6.4): the highest bits depend on all others.
     let hash = time_ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     BURST_NS / 2 + hash * BURST_NS / (1 << 32)
 }

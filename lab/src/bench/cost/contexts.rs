@@ -1,4 +1,5 @@
-//! Compares the observer's networking time with an independent count of perf's stacks, in each context of the kernel.
+//! Compares the observer's networking time with an independent count of `perf`'s stacks, in each context where the
+//! kernel runs networking.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::accuracy::{busy_pct, cpus_of};
 use super::loads::{ALL, CostLoad};
 use super::profile::PerfRecording;
 
-/// Result of one context. Percent of one CPU, over all CPUs.
+/// Result of one scenario. Figures are percent of one CPU, summed over all CPUs.
 #[derive(Debug, Serialize)]
 struct ContextRow {
     scenario: &'static str,
@@ -30,23 +31,23 @@ struct ContextRow {
 struct ContextFigures {
     observer_pct: f64,
     profile_pct: f64,
-    /// Allowed difference: 5 % of the profile's figure, or three standard errors by the numbers of samples. In
-    /// scenarios without networking it is the observer's largest share. The profile does not know the family of a
-    /// socket before the call has reached it.
+    /// Allowed difference: 5 % of the profile's figure, or three standard errors of sampling. In scenarios without
+    /// networking it is the largest share that the observer may report. The profile does not know a socket's address
+    /// family before the call has reached the socket.
     allowed_points: f64,
     within: bool,
-    /// Time of each event that occurred.
+    /// Time of each event that occurred, percent of one CPU.
     events: BTreeMap<&'static str, f64>,
-    /// Events and parts that take most.
+    /// Events and parts with the most time, percent of one CPU.
     parts: Vec<(&'static str, String, f64)>,
-    /// Events and parts that this scenario should show but does not.
+    /// Events and parts that this scenario must show and does not.
     absent: Vec<String>,
 }
 
 const MOST_PARTS: usize = 12;
-/// Allowed difference, as a share of the profile's figure.
+/// Largest allowed difference, as a share of the profile's figure.
 const TOLERANCE: f64 = 0.05;
-/// Allowed networking time where there is none, as a share of one CPU.
+/// Largest networking time that may be reported for a scenario without networking, percent of one CPU.
 const MOST_LOCAL_PCT: f64 = 1.0;
 
 pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
@@ -94,7 +95,8 @@ fn measure(load: &CostLoad, hz: u32, length: Duration) -> anyhow::Result<Context
     for cpu in &report.cpus {
         let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
         let busy = busy_pct(cpu.cpu, [&idle_before, &idle_after], end - start);
-        // An interrupt of a sampling clock takes some 15 us here. It is in an event that is timed, and in none that is sampled.
+        // A sampling clock's interrupt takes some 15 us here. Timed events include that time, sampled events do not. So
+        // the profile's figure is weighted from both.
         let events = || cpu.events.iter().filter(|of| of.event.is_networking());
         let sampled_ns = events().map(|of| of.sampled as f64 * 1e9 / f64::from(hz)).sum::<f64>();
         let all_ns = events().map(|of| of.ns as f64).sum::<f64>();

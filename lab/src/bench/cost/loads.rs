@@ -1,4 +1,4 @@
-//! Loads that run the kernel's networking in one context each, until they are dropped.
+//! Loads that make the kernel run networking in one context each, until they are dropped.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -20,7 +20,7 @@ use super::super::process::BenchProcess;
 use super::network::{self, NetworkProtocol, NetworkRoute, NetworkScenario, NetworkTraffic, needs, run};
 use crate::lab::{Lab, LabNode, Topology};
 
-/// A load, and the parts of events that it must show, named as the observer does.
+/// A load, and the events and parts that the observer must report for it.
 pub struct CostLoad {
     pub name: &'static str,
     pub shows: &'static [(Event, &'static str)],
@@ -70,7 +70,7 @@ impl CostLoad {
     pub fn start(&self) -> anyhow::Result<RunningLoad> {
         let mut running = RunningLoad::default();
         (self.start)(&mut running).with_context(|| format!("cannot make the load {}", self.name))?;
-        // Wait for processes to begin and for devices to learn addresses.
+        // Wait until the processes run and devices have learned their neighbours' addresses.
         thread::sleep(SETTLE);
         running.check()?;
         Ok(running)
@@ -79,13 +79,13 @@ impl CostLoad {
 
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// A running load.
+/// A running load. Dropping it ends its threads and processes and removes its network.
 #[derive(Default)]
 pub struct RunningLoad {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<anyhow::Result<()>>>,
     traffic: Option<NetworkTraffic>,
-    // The fields' order is that of removal: processes come before the network that they run in.
+    // Fields are dropped in this order: processes must end before their network is removed.
     processes: Vec<BenchProcess>,
     program: Option<Cpumap>,
     lab: Option<Lab>,
@@ -93,13 +93,13 @@ pub struct RunningLoad {
 }
 
 impl RunningLoad {
-    /// Fails if a part of the load has ended.
+    /// Fails if a thread of the load has ended.
     pub fn check(&self) -> anyhow::Result<()> {
         ensure!(!self.threads.iter().any(JoinHandle::is_finished), "a thread of the load has ended");
         Ok(())
     }
 
-    /// Runs `work` over and over until the load ends.
+    /// Runs `work` in a new thread again and again until the load ends.
     fn repeat(&mut self, mut work: impl FnMut() -> anyhow::Result<()> + Send + 'static) {
         let stop = Arc::clone(&self.stop);
         self.threads.push(thread::spawn(move || {
@@ -110,7 +110,7 @@ impl RunningLoad {
         }));
     }
 
-    /// Runs `work` so many times a second, as far as the machine can.
+    /// Runs `work` in a new thread `per_second` times a second, or as often as the machine can.
     fn pace(&mut self, per_second: f64, mut work: impl FnMut() -> anyhow::Result<()> + Send + 'static) {
         const BURST: u32 = 16;
         const PAUSE: Duration = Duration::from_micros(100);
@@ -126,7 +126,7 @@ impl RunningLoad {
                 work()?;
             }
             done += BURST;
-            // Work that could not be done in time is not made up for.
+            // After a second the pace restarts, so work that fell behind is not caught up.
             if start.elapsed() > Duration::from_secs(1) {
                 (start, done) = (Instant::now(), 0);
             }
@@ -134,13 +134,13 @@ impl RunningLoad {
         });
     }
 
-    /// Sends datagrams from one node to a socket of another.
+    /// Sends datagrams at a rate from one socket to another, and reads them there.
     fn datagrams(&mut self, near: UdpSocket, far: UdpSocket, per_second: f64) -> anyhow::Result<()> {
         let to = far.local_addr()?;
-        // The time-out lets the thread see the load's end.
+        // The time-out lets the receiving thread notice the end of the load.
         far.set_read_timeout(Some(Duration::from_millis(100)))?;
         self.pace(per_second, move || {
-            // The neighbour's address may not be known yet, or a queue may be full.
+            // Errors are expected: the neighbour's address may not be known yet, or a queue may be full.
             let _ = near.send_to(&[0; 1000], to);
             Ok(())
         });
@@ -166,7 +166,7 @@ impl Drop for RunningLoad {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // `check` has reported an error of the thread.
+            // `check` has already reported a thread's error.
             let _ = thread.join();
         }
     }
@@ -183,7 +183,7 @@ fn ends(lab: &Lab) -> anyhow::Result<[UdpSocket; 2]> {
     Ok([bind(near, near.addr_v4().into())?, bind(far, far.addr_v4().into())?])
 }
 
-/// Sends packets of a program to a socket, 200,000 a second.
+/// Writes 200,000 packets a second to a TUN device, which a socket receives.
 fn tun(running: &mut RunningLoad) -> anyhow::Result<()> {
     const DEVICE: &str = "tun0";
     let own = Ipv4Addr::new(10, 99, 0, 1);
@@ -204,7 +204,7 @@ fn tun(running: &mut RunningLoad) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds a packet of IPv4 and UDP without checksum, with 64 bytes.
+/// Builds an IPv4 and UDP packet with 64 bytes of payload and without UDP checksum.
 fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
     const HEADERS: u16 = 28;
     const PAYLOAD: u16 = 64;
@@ -226,7 +226,7 @@ fn datagram(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
     packet
 }
 
-/// Runs 30 connections that are paced by timers.
+/// Runs 30 TCP connections with BBR, whose packets are paced by timers.
 fn bbr(running: &mut RunningLoad) -> anyhow::Result<()> {
     needs("iperf3", "iperf3")?;
     let directory = tempfile::tempdir()?;
@@ -258,7 +258,7 @@ fn bbr(running: &mut RunningLoad) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes 7,000 connections a second, on which nothing is sent.
+/// Makes 7,000 TCP connections a second and sends nothing on them.
 fn connections(running: &mut RunningLoad) -> anyhow::Result<()> {
     let lab = running.lab(&ENDS)?;
     let sender = lab.node("sender")?;
@@ -283,14 +283,14 @@ fn connections(running: &mut RunningLoad) -> anyhow::Result<()> {
         if !std::mem::replace(&mut inside, true) {
             nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
         }
-        // The listener's queue may be full.
+        // An error is expected: the listener's queue may be full.
         let _ = TcpStream::connect_timeout(&to, Duration::from_millis(200));
         Ok(())
     });
     Ok(())
 }
 
-/// Runs two threads with a pair of local sockets, which reach no network.
+/// Runs two threads that exchange data over a pair of Unix sockets, which reach no network.
 fn socketpair(running: &mut RunningLoad) -> anyhow::Result<()> {
     let (mut near, mut far) = UnixStream::pair()?;
     far.set_read_timeout(Some(Duration::from_millis(100)))?;
@@ -310,7 +310,7 @@ fn socketpair(running: &mut RunningLoad) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a receiver that polls the device itself while it waits.
+/// Runs a receiver that busy-polls the network device while it waits (`epoll` with `busy_poll_usecs`).
 fn busy_poll(running: &mut RunningLoad) -> anyhow::Result<()> {
     let lab = running.lab(&ENDS)?;
     for node in lab.nodes() {
@@ -362,7 +362,7 @@ fn cpumap(running: &mut RunningLoad) -> anyhow::Result<()> {
     let lab = running.lab(&ENDS)?;
     let sender = lab.node("sender")?;
     let receiver = lab.node("receiver")?;
-    // XDP frames of a veth carry no checksum state, so the sender must compute the checksum.
+    // XDP frames of a veth have no checksum state, so the sender must compute checksums itself.
     for node in [sender, receiver] {
         let device = &node.interfaces().first().context("no interface")?.device;
         run(node, &format!("ethtool -K {device} tx off"))?;
@@ -377,11 +377,11 @@ fn cpumap(running: &mut RunningLoad) -> anyhow::Result<()> {
     running.datagrams(near, far, 50_000.0)
 }
 
-/// Runs a kernel thread that polls for requests without pause.
+/// Runs an io_uring whose kernel thread polls for requests without pause.
 fn sqpoll(running: &mut RunningLoad) -> anyhow::Result<()> {
     let ring = contexts::polling_ring().context("io_uring has no polling thread here")?;
     running.repeat(move || {
-        // The thread sleeps at first, and again after a long time without work.
+        // The polling thread sleeps at first, and again after an hour without requests.
         contexts::wake(ring.as_fd())?;
         thread::sleep(Duration::from_millis(50));
         Ok(())
@@ -389,7 +389,7 @@ fn sqpoll(running: &mut RunningLoad) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a ping-pong whose one end moves from CPU to CPU, even within its calls.
+/// Runs a ping-pong in which one side is moved from CPU to CPU, even during its system calls.
 fn migration(running: &mut RunningLoad) -> anyhow::Result<()> {
     let lab = running.lab(&ENDS)?;
     let [near, far] = ends(lab)?;
@@ -419,14 +419,14 @@ fn migration(running: &mut RunningLoad) -> anyhow::Result<()> {
         let mut only = CpuSet::new();
         only.set(*cpus.get(turn % cpus.len()).context("no CPU")? as usize)?;
         turn += 1;
-        // `check` has reported a thread that has ended.
+        // An error is ignored here: `check` reports a thread that has ended.
         let _ = sched_setaffinity(thread_id, if turn % 64 == 0 { &allowed } else { &only });
         Ok(())
     });
     Ok(())
 }
 
-/// Sends through a router that hides the sender's address.
+/// Sends through a router with network address translation (masquerading).
 fn nat(running: &mut RunningLoad) -> anyhow::Result<()> {
     needs("nft", "nftables")?;
     let lab = running.lab(&["sender", "middle", "receiver"])?;
@@ -438,7 +438,7 @@ fn nat(running: &mut RunningLoad) -> anyhow::Result<()> {
     running.datagrams(near, far, 50_000.0)
 }
 
-/// Sends packets that pass 60 filters.
+/// Sends packets through 60 `tc` filters.
 fn tc(running: &mut RunningLoad) -> anyhow::Result<()> {
     needs("tc", "iproute2")?;
     let lab = running.lab(&ENDS)?;

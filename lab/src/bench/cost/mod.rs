@@ -1,4 +1,5 @@
-//! `millrace-lab bench cost`: the accuracy of the observer of networking's cost, and its own cost.
+//! `millrace-lab bench cost`: how accurate the observer's figures of networking's CPU cost are, and what the observer
+//! itself costs.
 
 mod accuracy;
 mod calibration;
@@ -29,13 +30,13 @@ pub struct CostArgs {
     /// Samples per second whose overhead is measured
     #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
     hz: Vec<u32>,
-    /// Pairs of stretches, with and without the observer, for each overhead; 0 leaves overhead out
+    /// Pairs of periods, one with and one without the observer, for each overhead; 0 skips overhead
     #[arg(long, default_value_t = 10)]
     pairs: usize,
-    /// Length of each stretch of a pair
+    /// Length of each period of a pair
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     pair_seconds: f64,
-    /// Length of each run for accuracy; 0 leaves accuracy out
+    /// Length of each run for accuracy; 0 skips accuracy
     #[arg(long, default_value_t = 8.0, value_name = "SECONDS")]
     accuracy_seconds: f64,
     /// Rounds of runs for accuracy, each with all scenarios
@@ -44,13 +45,13 @@ pub struct CostArgs {
     /// Samples per second in the runs for accuracy
     #[arg(long, default_value_t = 1000, value_name = "HZ")]
     accuracy_hz: u32,
-    /// Only scenarios whose names have all words of one of these: `veth tcp,gro=on`
+    /// Run only scenarios whose names have all words of one of these: `veth tcp,gro=on`
     #[arg(long, value_delimiter = ',', value_name = "WORDS")]
     only: Vec<String>,
-    /// Ways to observe whose overhead is measured
+    /// Configurations of the observer whose overhead is measured
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = overhead::Variant::value_variants().to_vec())]
     observers: Vec<overhead::Variant>,
-    /// Compare networking with perf in one context of the kernel after the other, and nothing else: `--accuracy-seconds` each
+    /// Only compare the observer with perf in each context of the kernel, for `--accuracy-seconds` each
     #[arg(long)]
     scenarios: bool,
     /// Write the results to this file, as JSON; it is rewritten after each row
@@ -58,7 +59,7 @@ pub struct CostArgs {
     json: Option<PathBuf>,
 }
 
-/// Protocols whose overhead is measured. UDP has the smaller packets.
+/// Protocols whose overhead is measured. UDP packets are smaller than TCP's here, so a byte costs more of them.
 const OVERHEADS: [NetworkProtocol; 2] = [NetworkProtocol::Tcp, NetworkProtocol::Udp];
 
 pub fn run(args: CostArgs) -> anyhow::Result<()> {
@@ -78,7 +79,7 @@ pub fn run(args: CostArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rows that are written to the file as they come, so that they are kept if a later measurement fails.
+/// Result rows. Each is written to the file at once, so that it is kept if a later measurement fails.
 struct CostRows<'a> {
     rows: Vec<CostRow>,
     json: Option<&'a Path>,
@@ -103,8 +104,8 @@ impl CostArgs {
             rates().all(|hz| (1..=MAX_FREQUENCY_HZ).contains(hz)),
             "samples per second are 1 to {MAX_FREQUENCY_HZ}"
         );
-        ensure!(self.pair_seconds > 0.0, "--pair-seconds is more than 0");
-        ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds is not negative");
+        ensure!(self.pair_seconds > 0.0, "--pair-seconds must be more than 0");
+        ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds must not be negative");
         ensure!(
             self.scenarios || self.steps() > 0,
             "nothing is left to measure: --pairs, --accuracy-seconds and --only leave all out"
@@ -112,7 +113,8 @@ impl CostArgs {
         Ok(())
     }
 
-    /// Counts the steps: runs for accuracy, with calibration, and rows of overhead.
+    /// Returns the number of steps that the progress display counts: runs for accuracy with calibration, and rows of
+    /// overhead.
     fn steps(&self) -> usize {
         let scenarios = if self.accuracy_seconds > 0.0 { self.scenarios().count() } else { 0 };
         let accuracies = scenarios * self.accuracy_rounds as usize + usize::from(scenarios > 0);
@@ -146,6 +148,7 @@ impl CostArgs {
         let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
         for number in 1..=self.accuracy_rounds {
             for slot in &mut open {
+                // A slot stays empty once its scenario has failed, so that it is not measured again.
                 let Some((scenario, mut rounds)) = slot.take() else { continue };
                 rows.progress.begin(format!("round {number}, {scenario}"));
                 let row = |figures| CostRow::from_accuracy(scenario, self.accuracy_hz, figures);
@@ -187,19 +190,19 @@ impl CostArgs {
 struct CostRow {
     scenario: String,
     observer: &'static str,
-    /// The mode that was in force for most of the time. `None`: nothing is observed, but the CPUs are interrupted.
+    /// Mode of the observer for most of the time. `None`: nothing is observed, and the CPUs are only interrupted.
     mode: Option<ReportMode>,
-    /// Transport of stacks to userspace: `array` (mapped memory), `ring_buffer`, or `none`.
+    /// How stacks reach userspace: `array` (mapped memory), `ring_buffer`, or `none`.
     transport: &'static str,
     sample_hz: u32,
-    /// Lost share of throughput. It is negative if there was more with the observer.
+    /// Share of throughput lost to the observer, percent. It is negative if throughput was higher with the observer.
     overhead_pct: Option<Spread>,
-    /// Error on the worst CPU: the observer's events and the profile's other kernel time, minus `/proc/stat`. Median of
-    /// the rounds.
+    /// Error on the worst CPU against `/proc/stat`: the observer's events plus the profile's other kernel time, minus
+    /// the kernel time of `/proc/stat`. Median of the rounds.
     procstat_error_pct: Option<f64>,
-    /// The same, minus the time that a clock gives in place of ticks.
+    /// Error on the worst CPU against a clock in place of `/proc/stat`, which counts ticks. Median of the rounds.
     clock_error_pct: Option<f64>,
-    /// Error of the worst part of all events on the worst CPU. Median of the rounds.
+    /// Error of the worst part of any event on the worst CPU, in percentage points. Median of the rounds.
     worst_subevent_error_points: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     calibration: Option<Vec<calibration::CalibrationFigures>>,

@@ -1,4 +1,4 @@
-//! A sender and a receiver with iperf3 between them, on one of several networks.
+//! TCP or UDP traffic by iperf3 between a sender and a receiver, on one of several networks.
 
 use std::fmt;
 use std::fs;
@@ -12,14 +12,14 @@ use tempfile::TempDir;
 use super::super::process::BenchProcess;
 use crate::lab::{Lab, LabNode, Topology};
 
-/// The program that makes the traffic.
+/// The program that generates the traffic.
 pub const LOAD: &str = "iperf3";
 
 const PORT: u16 = 5201;
 const READY: Duration = Duration::from_secs(10);
-/// Time longer than any measurement, seconds. The traffic ends with its handle.
+/// Duration given to iperf3, seconds: longer than any measurement. The traffic ends when its handle is dropped.
 const TRAFFIC_SECONDS: &str = "86400";
-/// Addresses that the lab does not use.
+/// Addresses of sender and receiver at the bridge, in a network that the lab does not use.
 const BRIDGED: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,11 +30,11 @@ pub enum NetworkProtocol {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkRoute {
-    /// One pair of veth.
+    /// Sender and receiver are joined by one veth pair.
     Veth,
-    /// A bridge in between.
+    /// A bridge is between sender and receiver.
     Bridge,
-    /// A router in between.
+    /// A router is between sender and receiver.
     Forward,
 }
 
@@ -42,7 +42,7 @@ pub enum NetworkRoute {
 pub struct NetworkScenario {
     pub way: NetworkRoute,
     pub protocol: NetworkProtocol,
-    /// Generic receive offload on every receiving device.
+    /// Whether generic receive offload (GRO) is on at every receiving device.
     pub gro: bool,
 }
 
@@ -77,10 +77,10 @@ impl fmt::Display for NetworkScenario {
     }
 }
 
-/// Traffic at full speed that runs until it is dropped.
+/// Traffic at full speed. It runs until it is dropped.
 pub struct NetworkTraffic {
     protocol: NetworkProtocol,
-    // The fields' order is that of removal: processes come before the network that they run in.
+    // Fields are dropped in this order: processes must end before their network is removed.
     client: BenchProcess,
     server: BenchProcess,
     lab: Lab,
@@ -88,8 +88,8 @@ pub struct NetworkTraffic {
 }
 
 impl NetworkTraffic {
-    /// Starts the traffic. Sender and receiver have a CPU each, if there are two, since the scheduler's placement is
-    /// most of the difference between two runs.
+    /// Starts the traffic. If there are two CPUs, sender and receiver have one each: most of the difference between two
+    /// runs would be due to the scheduler's placement.
     pub fn start(scenario: NetworkScenario) -> anyhow::Result<Self> {
         needs(LOAD, LOAD)?;
         let lab = Lab::new(&topology(scenario.way))?;
@@ -115,7 +115,7 @@ impl NetworkTraffic {
         Ok(traffic)
     }
 
-    /// Returns how much has arrived so far: bytes of TCP at the device, datagrams of UDP at the socket.
+    /// Returns how much has arrived so far: for TCP, bytes at the device; for UDP, datagrams at the socket.
     pub fn delivered(&mut self) -> anyhow::Result<u64> {
         self.client.check_runs()?;
         self.server.check_runs()?;
@@ -124,10 +124,10 @@ impl NetworkTraffic {
             NetworkProtocol::Tcp => receiver.enter(bytes_received)?,
             NetworkProtocol::Udp => receiver.enter(datagrams_delivered)?,
         };
-        count.context("the kernel's counters are not as expected")
+        count.context("cannot read the kernel's counter of received data")
     }
 
-    /// Waits until slow start and the control connection are over.
+    /// Waits until data flow steadily: slow start and iperf3's exchange of parameters are over.
     fn wait_until_it_flows(&mut self) -> anyhow::Result<()> {
         const STEP: Duration = Duration::from_millis(500);
         const AT_LEAST: u64 = 1000;
@@ -143,7 +143,7 @@ impl NetworkTraffic {
     }
 }
 
-/// Fails with the package to install if `program` is missing.
+/// Fails if `program` is not installed, and names the Debian package to install.
 pub fn needs(program: &str, package: &str) -> anyhow::Result<()> {
     let there = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).is_file()));
@@ -151,7 +151,7 @@ pub fn needs(program: &str, package: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the topology. Offloads are off, so that packets are those of a wire and GRO has something to merge.
+/// Returns the topology. Offloads are off, so packets have the size of a wire's, and GRO has something to merge.
 fn topology(way: NetworkRoute) -> Topology {
     let mut topology = Topology::default();
     if way == NetworkRoute::Veth {
@@ -163,7 +163,7 @@ fn topology(way: NetworkRoute) -> Topology {
     topology
 }
 
-/// Sets up bridge and GRO, and returns the receiver's address.
+/// Configures bridge and GRO, and returns the receiver's address.
 fn connect(lab: &Lab, scenario: NetworkScenario) -> anyhow::Result<String> {
     if scenario.gro {
         for node in lab.nodes() {
@@ -204,7 +204,7 @@ fn first_and_last_cpu() -> anyhow::Result<[String; 2]> {
     Ok([first.to_string(), last.to_string()])
 }
 
-/// Lists the CPUs that this process may use.
+/// Returns the CPUs that this process may use.
 pub fn cpus() -> anyhow::Result<Vec<u32>> {
     let all = nix::sched::sched_getaffinity(nix::unistd::Pid::this())?;
     let allowed = (0..nix::sched::CpuSet::count()).filter(|cpu| all.is_set(*cpu).unwrap_or(false));
@@ -230,7 +230,7 @@ fn bytes_received() -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Counts datagrams that the application has received.
+/// Returns the number of UDP datagrams that applications have received.
 fn datagrams_delivered() -> Option<u64> {
     let text = fs::read_to_string("/proc/thread-self/net/snmp").ok()?;
     let mut udp = text.lines().filter_map(|line| line.strip_prefix("Udp: "));

@@ -1,4 +1,4 @@
-//! Measures the observer's overhead: throughput with and without it, in turn, under the same traffic.
+//! Measures the observer's overhead: throughput with and without the observer, in turn, under the same traffic.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -16,12 +16,12 @@ use serde::Serialize;
 
 use super::network::{self, NetworkScenario, NetworkTraffic};
 
-/// Memory for the reports that the dashboard keeps.
+/// Memory for the reports that the dashboard keeps, bytes.
 const MEMORY_BYTES: usize = 64 << 20;
 const SETTLE: Duration = Duration::from_millis(200);
-/// Time in which mode `auto` chooses, in steps.
+/// Time in which the mode `auto` settles on a mode.
 const CHOOSING: Duration = Duration::from_millis(1500);
-/// Interval of reports, the same as the command's.
+/// Interval of the observer's reports. It is the same as in `millrace cost`.
 const PERIOD: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -36,14 +36,14 @@ pub enum Variant {
     Auto,
     /// The defaults: the mode `auto`, and the frequency may be lowered
     Default,
-    /// Only the interrupts in which the others sample: what no sampler can save here
+    /// Only the interrupts that take samples, without observing: the cost that every sampler has
     Clock,
-    /// Served to a viewer of the dashboard, stacks and history kept
+    /// The observer behind its dashboard with one viewer, keeping stacks and history
     Http,
 }
 
 impl Variant {
-    /// Returns the mode to begin with; `None`: nothing is observed.
+    /// Returns the mode in which the observer starts; `None` if nothing is observed.
     pub fn mode(self) -> Option<ReportMode> {
         match self {
             Variant::Array | Variant::RingBuffer | Variant::Auto | Variant::Default | Variant::Http => {
@@ -78,23 +78,23 @@ impl Variant {
 #[derive(Debug, Serialize)]
 pub struct OverheadFigures {
     pub pairs_pct: Vec<f64>,
-    /// Amount that arrived per second without the observer: bytes of TCP, datagrams of UDP. The median.
+    /// Amount that arrived per second without the observer: bytes of TCP or datagrams of UDP. The median of the pairs.
     delivered_per_second: f64,
-    /// User and system time of the observer's process, percent of one CPU.
+    /// CPU time of the observer's process, user and system, percent of one CPU.
     pub observer_cpu_pct: f64,
-    /// Share of the time with the observer that was in mode `sampling`.
+    /// Share of the observed time in which the mode was `sampling`, percent.
     pub sampled_pct: f64,
-    /// Cost of timing events, percent of a CPU, as mode `auto` last estimated it.
+    /// Cost of timing events, percent of a CPU, by the latest estimate of the mode `auto`.
     timing_pct: Option<f64>,
-    /// How calls were timed, if they were.
+    /// Method by which calls were timed; `None` if they were not.
     method: Option<ReportMethod>,
-    /// Samples per second and CPU; `None`: nothing was observed.
+    /// Samples per second and CPU; `None` if nothing was observed.
     pub frequency_hz: Option<u32>,
     lost_samples: u64,
 }
 
 impl OverheadFigures {
-    /// Returns the mode that was in force for most of the time.
+    /// Returns the mode of the observer for most of the time.
     pub fn mode(&self) -> Option<ReportMode> {
         self.frequency_hz
             .map(|_| if self.sampled_pct > 50.0 { ReportMode::Sampling } else { ReportMode::Events })
@@ -126,7 +126,7 @@ pub fn measure(
     let mut pairs_pct = Vec::new();
     let mut without_all = Vec::new();
     for pair in 0..pairs {
-        // Every other pair runs in reverse, so that a drift of the machine affects both alike.
+        // Every second pair runs in reverse order, so that a drift of the machine affects both halves alike.
         let (with, without) = if pair % 2 == 0 {
             let without = bare(&mut traffic, length)?;
             (with(&mut traffic, &mut own)?, without)
@@ -149,7 +149,7 @@ pub fn measure(
     })
 }
 
-/// The observer's own figures, over all periods with it.
+/// Totals of the observer's reports over all observed periods.
 #[derive(Default)]
 struct ObserverFigures {
     cpu_ns: u64,
@@ -180,8 +180,8 @@ impl ObserverFigures {
     }
 }
 
-/// A dashboard with a viewer that reads everything until it ends. It runs in this process, so its CPU time counts as
-/// well.
+/// A dashboard with a viewer that reads everything until the connection ends. The viewer runs in this process, so its
+/// CPU time counts too.
 struct ServedDashboard {
     dashboard: Dashboard,
     _viewer: JoinHandle<()>,
@@ -201,7 +201,7 @@ impl ServedDashboard {
     }
 }
 
-/// Returns the throughput without the observer.
+/// Measures the throughput without the observer.
 fn bare(traffic: &mut NetworkTraffic, length: Duration) -> anyhow::Result<f64> {
     thread::sleep(SETTLE);
     rate(traffic, || {

@@ -1,7 +1,9 @@
-//! An independent profile: `perf record` of all CPUs, told apart by the names in its stacks.
+//! An independent profile: `perf record` on all CPUs, whose samples are assigned to events and parts by the function
+//! names in their stacks.
 //!
-//! It shares the observer's definitions (the taxonomy: which function is which part) and nothing else: another
-//! clock, another way for the stacks, another reader of symbols, and the event of a stack comes from the stack.
+//! Profile and observer share only the taxonomy, which says which function belongs to which part. The profile has its
+//! own clock, its own way to collect stacks, and its own symbol reader. It derives the event of a sample from the
+//! stack.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,21 +20,20 @@ use tempfile::TempDir;
 use super::super::process::BenchProcess;
 use super::network::needs;
 
-/// Sampling rates of the first CPU, which sends, and of all others. They are no divisors or multiples of each other,
-/// nor of the rates of the observer and the tick. Samplers in step would always see the receiver the same time after
-/// the sender was interrupted, which is when the receiver has nothing to do.
+/// Sampling rates of the first CPU, which sends, and of all others. None is a divisor or multiple of another one, of
+/// the observer's rate or of the tick's. Samplers in step would always see the receiver at the same moment after they
+/// interrupted the sender, when the receiver has nothing to do.
 const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
-/// Longest time until the first sample. perf reads what runs on the machine before it.
+/// Longest wait for perf's first sample. Before it, perf reads the state of everything that runs on the machine.
 const READY: Duration = Duration::from_secs(20);
-/// The command that perf runs once it samples.
+/// The command that perf starts once it samples. Its process shows that sampling has begun.
 const WORKLOAD: &str = "sleep";
-/// Time that sampling goes on after the period. Samples in it show that perf sampled to its end.
+/// Time that sampling continues after the period. Samples in it show that perf sampled until the end of the period.
 const MARGIN: Duration = Duration::from_millis(500);
-/// Additional time of perf's workload, so that perf ends by itself if this program is killed. A busy machine may take
-/// this much longer.
+/// Extra time of perf's workload. It ends perf if this program is killed, and covers delays on a busy machine.
 const LONGEST: Duration = Duration::from_secs(120);
 const FINISH: Duration = Duration::from_secs(60);
-/// Kernel addresses have the highest bit set.
+/// The highest bit, which is set in kernel addresses only.
 const KERNEL: u64 = 1 << 63;
 const IDLE_TASK: i32 = 0;
 const SOFTIRQ: [&str; 2] = ["handle_softirqs", "__do_softirq"];
@@ -42,34 +43,35 @@ pub struct PerfRecording {
     _directory: TempDir,
 }
 
-/// A `perf` process for some of the CPUs.
+/// A running `perf record` on some of the CPUs.
 struct Perf {
     process: BenchProcess,
     data: PathBuf,
     frequency_hz: u32,
 }
 
-/// Samples of one CPU, by what ran.
+/// Numbers of samples on one CPU, by what ran.
 #[derive(Debug, PartialEq)]
 pub struct CpuSamples {
     frequency_hz: u32,
     pub parts: BTreeMap<(Event, String), u64>,
-    /// Samples in the observer's programs and the code that calls programs, on top of anything.
+    /// Samples in the observer's BPF programs and in the kernel code that calls them, inside and outside of events.
     pub observer: u64,
-    /// Samples in the kernel, neither in an event nor idle.
+    /// Samples in the kernel that are neither in an event nor idle.
     pub rest: u64,
-    /// Stacks with a function of the network stack, but for AF_UNIX and netlink. They are found by [`NETWORKING`] and
-    /// [`LOCAL`], without the taxonomy.
+    /// Samples whose stacks have a function of the network stack, except AF_UNIX and netlink. They are found by
+    /// [`NETWORKING`] and [`LOCAL`], without the taxonomy.
     pub networking: u64,
     /// Samples in user mode.
     pub user: u64,
 }
 
 impl PerfRecording {
-    /// Records `cpus` until it is finished, about `length` later.
+    /// Records samples on `cpus` for about `length`, until [`finish`](Self::finish) is called.
     pub fn start(cpus: &[u32], length: Duration) -> anyhow::Result<Self> {
         needs("perf", "linux-perf")?;
         let directory = tempfile::tempdir()?;
+        // Each group of CPUs has its own sampling rate.
         let (first, others) = cpus.split_at(cpus.len().min(1));
         let groups = [first, others].into_iter().zip(FREQUENCIES_HZ).filter(|(cpus, _)| !cpus.is_empty());
         let perfs = groups.map(|(cpus, hz)| Perf::start(cpus, hz, length, directory.path()));
@@ -78,9 +80,9 @@ impl PerfRecording {
         Ok(Self { perfs, _directory: directory })
     }
 
-    /// Returns the samples between two times of `CLOCK_MONOTONIC`.
-    /// With `socket_files`, reads and writes of processes of this name are taken for calls on sockets, from the system call on. A stack
-    /// does not show whose file it is before the call has reached the socket.
+    /// Returns the samples between two times of `CLOCK_MONOTONIC`. With `socket_files`, all reads and writes of
+    /// processes with this name count as calls on sockets, from the system call on. A stack does not show which file is
+    /// meant before the call has reached the socket.
     pub fn finish(
         self,
         from_ns: u64,
@@ -116,7 +118,7 @@ impl Perf {
         Ok(Self { process: BenchProcess::start("perf", command, directory)?, data, frequency_hz })
     }
 
-    /// Waits until perf has started its workload, which it does once it samples.
+    /// Waits until perf has started its workload. perf does so once it samples.
     fn wait_until_it_samples(&mut self) -> anyhow::Result<()> {
         let perf = self.process.id();
         self.process.wait_until("sampling", READY, || has_child(perf, WORKLOAD))
@@ -128,6 +130,7 @@ impl Perf {
         to_ns: u64,
         socket_files: Option<&str>,
     ) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
+        // perf writes its data completely when it is interrupted.
         self.process.interrupt(FINISH)?;
         let output = Command::new("perf")
             .args(["script", "--ns", "--fields", "comm,pid,cpu,time,ip,sym", "--input"])
@@ -145,8 +148,8 @@ fn has_child(parent: u32, name: &str) -> bool {
     children.split_whitespace().any(|child| called(child).is_ok_and(|comm| comm.trim_end() == name))
 }
 
-/// Parses samples. Each is a paragraph: `NAME PID [CPU] SECONDS:`, then a line of address and function per frame, innermost
-/// first.
+/// Parses the output of `perf script`. Each sample is a paragraph: a line `NAME PID [CPU] SECONDS:`, then a line with
+/// address and function per stack frame, innermost first.
 fn parse(
     text: &str,
     frequency_hz: u32,
@@ -163,7 +166,8 @@ fn parse(
         let mut lines = sample.lines().filter(|line| !line.trim().is_empty());
         let Some(head) = lines.next() else { continue };
         let SampleHead { name, task, cpu, time_ns } =
-            parse_head(head).with_context(|| format!("perf script says {head:?}"))?;
+            parse_head(head).with_context(|| format!("cannot parse this line of perf script: {head:?}"))?;
+        // Samples before and after the period show that perf sampled throughout it.
         early |= time_ns < from_ns;
         late |= time_ns >= to_ns;
         if !(from_ns..to_ns).contains(&time_ns) {
@@ -171,6 +175,7 @@ fn parse(
         }
         let stack: Vec<Box<str>> = lines.filter_map(kernel_function).collect();
         for function in &stack {
+            // Each function is looked up only once.
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
         let call = socket_files.filter(|files| *files == name).and_then(|_| file_call(&stack));
@@ -182,19 +187,20 @@ fn parse(
 }
 
 struct SampleHead<'a> {
-    /// The process's name.
+    /// Name of the sampled process.
     name: &'a str,
     task: i32,
     cpu: u32,
     time_ns: u64,
 }
 
-/// Parses a sample's first line. The ID of a task that is ending is -1. A name may have spaces.
+/// Parses the first line of a sample. A name may contain spaces, and the ID of an exiting task is -1.
 fn parse_head(line: &str) -> Option<SampleHead<'_>> {
     let (line, time) = line.trim().rsplit_once(char::is_whitespace)?;
     let (line, cpu) = line.trim_end().rsplit_once(char::is_whitespace)?;
     let (name, task) = line.trim_end().rsplit_once(char::is_whitespace)?;
     let (seconds, fraction) = time.strip_suffix(':')?.split_once('.')?;
+    // `--ns` makes perf print nine decimal places.
     let ns: u64 = (fraction.len() == 9).then(|| fraction.parse().ok())??;
     Some(SampleHead {
         name: name.trim_end(),
@@ -204,7 +210,8 @@ fn parse_head(line: &str) -> Option<SampleHead<'_>> {
     })
 }
 
-/// Returns the event of a read or write of a file that has not reached the file's own code. Softirqs that interrupt it are not in it.
+/// Returns the event (send or receive) of a read or write that has not yet reached the file's own code. Returns `None`
+/// in a softirq that interrupts the call.
 fn file_call(stack: &[Box<str>]) -> Option<Event> {
     let has = |names: &[&str]| stack.iter().any(|function| names.contains(&&**function));
     match () {
@@ -220,8 +227,8 @@ fn kernel_function(line: &str) -> Option<Box<str>> {
     (u64::from_str_radix(address, 16).ok()? >= KERNEL).then(|| function_name(name.trim()))
 }
 
-/// Prefixes of the names of the network stack's functions. The sets are whole, since tail calls remove single functions
-/// from stacks. io_uring's own threads count as networking, as they do for the observer.
+/// Prefixes of function names in the network stack. Whole families of functions are listed, since a tail call can hide
+/// any single function from a stack. io_uring's kernel threads count as networking, as the observer counts them.
 const NETWORKING: [&str; 77] = [
     "tcp_",
     "__tcp_",
@@ -303,11 +310,11 @@ const NETWORKING: [&str; 77] = [
 ];
 const LOCAL: [&str; 4] = ["unix_", "netlink_", "rtnetlink_", "genl_"];
 
-/// Functions that are called from everywhere. Where one is the end of a function, that function is in no stack.
+/// Functions that all code calls. Tail-called, they hide their caller from the stack.
 const ANYWHERE: [&str; 1] = ["_raw_spin_"];
 
-/// Reports whether a stack is networking. The innermost function is first. Functions that a softirq interrupted are not considered, unless
-/// the softirq has no function of its own in the stack: it had just begun, or was at its end.
+/// Reports whether a stack belongs to networking. Its first function is the innermost one. Functions below a softirq
+/// are ignored, unless the softirq itself has no function in the stack, as at its begin and end.
 fn is_networking(stack: &[Box<str>]) -> bool {
     let functions = || stack.iter().map(|function| &**function);
     let is_softirq = |function: &&str| SOFTIRQ.contains(function);
@@ -365,13 +372,13 @@ impl CpuSamples {
         self.events() + self.observer + self.rest + self.user
     }
 
-    /// Returns percent of the CPU in a time, by the samples that were due. A CPU takes fewer samples while it is idle
-    /// or a hypervisor runs something else.
+    /// Returns the percentage of the CPU's time, relative to the samples that were due in `time_ns`. An idle CPU, or
+    /// one that a hypervisor has taken away, delivers fewer samples than are due.
     pub fn percent(&self, samples: u64, time_ns: u64) -> f64 {
         samples as f64 * 100.0 / self.due(time_ns)
     }
 
-    /// Returns the number of samples due in this time.
+    /// Returns the number of samples that a CPU should deliver in this time.
     pub fn due(&self, time_ns: u64) -> f64 {
         time_ns.max(1) as f64 / 1e9 * f64::from(self.frequency_hz)
     }
@@ -426,7 +433,7 @@ i perf  17 [001] 6.000000000: \n\tffffffff81000001 do_filp_open\n
             (&["ip_rcv", "net_rx_action", "handle_softirqs", "unix_stream_sendmsg", "sock_write_iter"], true),
             (&["rcu_do_batch", "rcu_core", "handle_softirqs", "tcp_sendmsg"], false),
             (&["do_filp_open"], false),
-            // The softirq's own function is not in the stack.
+            // Tail calls removed the softirq's own function from this stack.
             (&["handle_softirqs", "do_softirq", "__dev_queue_xmit", "__sys_sendto"], true),
             (
                 &[

@@ -1,4 +1,4 @@
-//! Defences between the attackers and the server.
+//! The defences that are compared: programs or rules between the attackers and the server.
 
 use std::{
     fs::File, io::Write as _, net::SocketAddr, os::fd::AsRawFd as _, path::PathBuf, process::Stdio,
@@ -18,7 +18,7 @@ use crate::lab::LabNode;
 use crate::program::product;
 
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// The directory where libxdp pins its programs.
+/// The directory where libxdp pins its programs (bpffs).
 const BPF_FS: &str = "/sys/fs/bpf";
 const NFT_TABLE: &str = "millrace_bench";
 
@@ -26,13 +26,13 @@ const NFT_TABLE: &str = "millrace_bench";
 pub enum Defence {
     /// No defence
     None,
-    /// The server closes connections beyond its limits, as an application does: after their handshake
+    /// The server closes connections over its limits after their handshake, as applications do
     User,
-    /// The server ignores connections beyond its limits before their handshake
+    /// The server ignores connections over its limits before their handshake
     UserEarly,
-    /// The gate, silent
+    /// The gate, which drops refused packets silently
     Gate,
-    /// The gate, which answers packets that it refuses
+    /// The gate, which answers refused packets
     GateAnswer,
     /// nftables at the input hook, with connection tracking
     Nftables,
@@ -68,17 +68,17 @@ impl Defence {
     }
 }
 
-/// Limits that each defence enforces by its own means.
+/// Limits on clients, which each defence enforces by its own means.
 #[derive(Debug, Clone, Copy)]
 pub enum DefenceLimits {
-    /// Connections that one client may have.
+    /// Number of connections that one client may have.
     Connections(u32),
-    /// New connections per second: of one client (and as many at once), of all together.
+    /// Rates of new connections per second: of one client (also its burst), and of all clients together.
     New { client: u32, all: u32 },
 }
 
 impl DefenceLimits {
-    /// Returns the server's arguments that enforce the limits.
+    /// Returns the arguments that make the server enforce these limits.
     pub fn user_arguments(self, defence: Defence) -> Vec<String> {
         let mut arguments = match self {
             Self::Connections(most) => vec!["--connections".into(), most.to_string()],
@@ -99,12 +99,12 @@ impl DefenceLimits {
         format!("[[scope]]\nname = \"web\"\nport = {port}\n[scope.rules]\n{rules}\n")
     }
 
-    /// Returns the same limits for nftables. The limit on all clients comes first, as in the gate: beyond it no client
-    /// is looked up.
+    /// Returns nftables rules for these limits. The limit on all clients comes first, as in the gate: once it is
+    /// exceeded, no client is looked up.
     fn nft_rules(self, hook: NftHook, port: u16) -> anyhow::Result<String> {
         let rules = match self {
             Self::Connections(_) if hook != NftHook::Input => {
-                bail!("before connection tracking nftables knows no connections")
+                bail!("nftables cannot limit connections at a hook before connection tracking")
             }
             Self::Connections(most) => {
                 format!(
@@ -136,7 +136,7 @@ impl DefenceLimits {
     }
 }
 
-/// The hook where nftables sees packets.
+/// The netfilter hook where nftables sees packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NftHook<'a> {
     Input,
@@ -160,8 +160,8 @@ impl NftHook<'_> {
         }
     }
 
-    /// Matches packets that open no connection. After connection tracking these are packets of answered flows. Before
-    /// it, they are packets whose first byte is not an Initial's in version 1 (upper half).
+    /// Returns the match for packets that open no connection. With connection tracking, these are packets of answered
+    /// flows. Without it, these are packets whose first four bits are not those of a version 1 Initial.
     fn not_new(self) -> &'static str {
         match self {
             Self::Input => "ct state established",
@@ -170,17 +170,17 @@ impl NftHook<'_> {
     }
 }
 
-/// The host that a defence protects.
+/// The host that a defence protects, and its place in the network.
 pub struct DefencePlace<'a> {
     pub node: &'a LabNode,
-    /// The server's interfaces; `attacked` is the one that attackers come by.
+    /// Names of the server's interfaces; `attacked` is the one where attackers' packets arrive.
     pub devices: Vec<String>,
     pub attacked: String,
     pub server: SocketAddr,
     pub directory: PathBuf,
 }
 
-/// A defence that is active until it is dropped.
+/// An installed defence. It is removed when this is dropped.
 pub struct DefenceGuard<'a> {
     place: &'a DefencePlace<'a>,
     defence: Defence,
@@ -216,7 +216,7 @@ impl<'a> DefenceGuard<'a> {
         Ok(guard)
     }
 
-    /// Returns the packets that it has refused; `None`: it does not count them.
+    /// Returns how many packets the defence has refused; `None` if it does not count them.
     pub fn refused(&self) -> anyhow::Result<Option<u64>> {
         match self.defence {
             Defence::None | Defence::User | Defence::UserEarly => Ok(None),
@@ -248,12 +248,13 @@ impl<'a> DefenceGuard<'a> {
         Ok(status.scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum())
     }
 
-    /// Returns the gate's process.
+    /// Returns the process ID of the gate, if it is the defence.
     pub fn process(&self) -> Option<u32> {
         self.gate.as_ref().map(BenchProcess::id)
     }
 
-    /// Returns the run time of the gate's BPF programs for packets, while such statistics are enabled.
+    /// Returns the run time of the gate's packet programs so far. The kernel measures it only while BPF statistics are
+    /// enabled.
     pub fn bpf_time(&self) -> anyhow::Result<Option<RunTime>> {
         let Some(gate) = self.process() else { return Ok(None) };
         let mut total = RunTime::list_functions_of_kind(gate, ProgramKind::Xdp)?;
@@ -264,7 +265,7 @@ impl<'a> DefenceGuard<'a> {
 
 impl Drop for DefenceGuard<'_> {
     fn drop(&mut self) {
-        // The namespace's end removes whatever could not be removed here.
+        // Errors are ignored: removing the namespace removes what is left here.
         let _ = match self.defence {
             Defence::None | Defence::User | Defence::UserEarly | Defence::Gate | Defence::GateAnswer => {
                 return;
@@ -294,7 +295,7 @@ fn start_gate(place: &DefencePlace<'_>, limits: DefenceLimits, answer: bool) -> 
     Ok(gate)
 }
 
-/// Reports whether all interfaces have an XDP program.
+/// Reports whether every interface of the server has an XDP program.
 fn is_guarded(place: &DefencePlace<'_>) -> bool {
     place.devices.iter().all(|device| {
         let link = run(place.node, "ip", &["-d", "link", "show", "dev", device], "");
@@ -311,8 +312,8 @@ fn delete_nftables(place: &DefencePlace<'_>, hook: NftHook<'_>) -> anyhow::Resul
     run(place.node, "nft", &["delete", "table", hook.family(), NFT_TABLE], "")
 }
 
-/// Loads xdp-filter, which has no limits, only lists. Without any entry it drops everything on the interface that only
-/// attackers come by, which is its most favourable case.
+/// Loads xdp-filter, which has lists of addresses but no limits. Without any entry it drops everything on the interface
+/// where only attackers' packets arrive. That is its best case.
 fn load_xdp_filter(place: &DefencePlace<'_>, limits: DefenceLimits) -> anyhow::Result<XdpFilter> {
     if let DefenceLimits::Connections(_) = limits {
         bail!("xdp-filter has lists of addresses and ports, but no limits on connections");
@@ -324,15 +325,15 @@ fn load_xdp_filter(place: &DefencePlace<'_>, limits: DefenceLimits) -> anyhow::R
     Ok(filter)
 }
 
-/// xdp-filter with its own BPF file system, which it needs and few machines have mounted. It is in a mount namespace
-/// that ends with this.
+/// xdp-filter with a BPF file system of its own, since few machines have one mounted. The file system is in a mount
+/// namespace that ends when this is dropped.
 struct XdpFilter {
     mounts: File,
 }
 
 impl XdpFilter {
     fn new() -> anyhow::Result<Self> {
-        // A mount namespace belongs to one thread.
+        // unshare(CLONE_NEWNS) changes only the calling thread, so a thread of its own makes the namespace.
         let made = std::thread::scope(|scope| scope.spawn(Self::make_mounts).join());
         let mounts = made.map_err(|_| anyhow!("the thread that mounts {BPF_FS} panicked"))??;
         Ok(Self { mounts })
@@ -356,7 +357,7 @@ impl XdpFilter {
     }
 }
 
-/// Runs a program inside, and returns what it printed.
+/// Runs a program inside a node and returns its standard output.
 pub fn run(node: &LabNode, program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
     let mut child = node
         .command(program)
@@ -366,7 +367,7 @@ pub fn run(node: &LabNode, program: &str, arguments: &[&str], input: &str) -> an
         .stderr(Stdio::piped())
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // nft stops reading at the first error, and reports it.
+        // A write error is ignored: nft stops reading at the first faulty rule and reports that itself.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -375,7 +376,7 @@ pub fn run(node: &LabNode, program: &str, arguments: &[&str], input: &str) -> an
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the first number with that key at any depth.
+/// Returns the first number with this key at any depth of the JSON value.
 fn find(json: &Value, key: &str) -> Option<u64> {
     match json {
         Value::Object(fields) => {

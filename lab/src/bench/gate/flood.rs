@@ -1,4 +1,4 @@
-//! Floods a server with Initials of forged addresses, as fast as one core makes them.
+//! Floods a server with QUIC Initials from forged addresses, at the rate that one CPU core can generate.
 
 use std::{
     net::SocketAddrV4,
@@ -28,18 +28,20 @@ use super::{
     site::{ATTACKERS, CLIENTS, GateBenchSite, SERVER, addresses, interface},
 };
 
-/// Interval of each honest client's requests. It leaves the machine half idle, so a defence has goodput to keep.
+/// Interval between each honest client's requests. It leaves the machine half idle, so that an effect of the flood can
+/// show.
 const HONEST_INTERVAL: Duration = Duration::from_millis(40);
 const LIMITS: DefenceLimits = DefenceLimits::New { client: 10, all: 2000 };
 const SETTLE: Duration = Duration::from_millis(500);
-/// Additional time for processes to start and to end.
+/// Extra time that processes may take to start and to end.
 const GRACE: Duration = Duration::from_secs(10);
-/// Packets between two readings of the clock. The kernel waits for some ms where a run of the program begins and ends.
+/// Packets between two readings of the clock. The kernel waits for some ms at the start and end of each run of the
+/// program.
 const CHUNK: u32 = 1 << 18;
 
 #[derive(Debug, clap::Args)]
 pub struct Send {
-    /// Interface to send on; without it, packets are only made
+    /// Interface to send on; if absent, packets are built and dropped
     #[arg(long)]
     device: Option<String>,
     #[arg(long)]
@@ -50,13 +52,14 @@ pub struct Send {
     seconds: f64,
 }
 
-/// The generator's result.
+/// The result that the flood generator prints.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct FloodResult {
-    /// Packets that were made.
+    /// Number of packets that were built.
     packets: u64,
     elapsed_ns: u64,
-    /// CPU time of the process. It includes the receiving side's work in the same context, as with veth pairs.
+    /// CPU time of the generator's process. With veth pairs it includes the receiver's work, which runs in the same
+    /// context.
     cpu_ns: u64,
 }
 
@@ -66,9 +69,9 @@ impl FloodResult {
     }
 }
 
-/// Floods, and prints the result.
+/// Floods for the given time and prints the result as JSON.
 pub fn send(args: Send) -> anyhow::Result<()> {
-    let mac = parse_mac(&args.to_mac).ok_or_else(|| anyhow!("{} is no MAC address", args.to_mac))?;
+    let mac = parse_mac(&args.to_mac).ok_or_else(|| anyhow!("{} is not a MAC address", args.to_mac))?;
     let index = |device: String| if_nametoindex(device.as_str()).with_context(|| device);
     let flood = Flood::load(args.device.map(index).transpose()?, mac, args.to)?;
     stay_here().context("cannot stay on one CPU")?;
@@ -86,8 +89,8 @@ pub fn send(args: Send) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps this thread on its CPU. The receiving end of a veth pair works on the CPU that woke it, and could not keep up
-/// from another one.
+/// Keeps this thread on its current CPU. The receiving end of a veth pair works on the CPU that woke it. On another CPU
+/// it could not keep up.
 fn stay_here() -> nix::Result<()> {
     let mut here = CpuSet::new();
     here.set(sched_getcpu()?)?;
@@ -106,24 +109,25 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
 /// Figures of one run with a defence. Figures that do not apply are `null`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FloodFigures {
-    /// Bodies that honest clients got per second, during the first flood and before it. This flood comes with honest
-    /// traffic.
+    /// Bodies that honest clients got per second, during the first flood and before it. Only the first flood runs
+    /// while honest clients send requests.
     pub requests_per_second: f64,
     pub calm_requests_per_second: f64,
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// Packets sent in a second flood, without honest traffic, which the following figures are of. The other figure is
-    /// the defence's own count of drops.
+    /// Packets per second that arrived in a second flood, without honest traffic. The figures below are of this flood.
+    /// `dropped` is the defence's own count.
     pub flood_packets_per_second: f64,
     pub dropped_packets_per_second: Option<f64>,
-    /// CPU time of generator, softirq threads and server, for each packet; and without the generator's own.
+    /// CPU time of generator, ksoftirqd threads and server, per packet. `generator` is the part of the generator
+    /// itself, `refused` the remainder.
     pub cpu_ns_per_packet_with_generator: f64,
     pub generator_ns_per_packet: f64,
     pub cpu_ns_per_refused_packet: f64,
     pub drops_per_second_per_core: Option<f64>,
-    /// Run time of the gate's BPF programs, in a third, shorter flood.
+    /// Run time of the gate's BPF programs per packet, ns, measured in a third, shorter flood.
     pub bpf_ns_per_packet: Option<f64>,
-    /// Cost by the idle time of all CPUs instead of the processes' own time, so it includes everything else that ran.
+    /// CPU time per packet by the idle time of all CPUs. It includes everything else that ran.
     pub machine_ns_per_packet: f64,
 }
 
@@ -150,6 +154,7 @@ pub fn run(
     let per_packet = |ns: f64| ns / cost.arrived.max(1) as f64;
     let per_second = |packets: u64| packets as f64 / cost.sent.seconds();
     let own = generator.cpu_ns as f64 / generator.packets.max(1) as f64;
+    // Subtract the generator's own work. What remains is the cost of refusing packets.
     let refusing = per_packet(cost.cpu_ns as f64 - own * cost.sent.packets as f64);
     Ok(FloodFigures {
         requests_per_second,
@@ -167,15 +172,15 @@ pub fn run(
     })
 }
 
-/// Measures the generator without a device.
+/// Measures the generator's own cost: it builds packets and sends none.
 fn generator_alone(site: &GateBenchSite, length: Duration) -> anyhow::Result<FloodResult> {
     finish(start(site, None, length / 3)?, length)
 }
 
-/// Begin and end; `CLOCK_MONOTONIC`, ns.
+/// Start and end of a period by `CLOCK_MONOTONIC`, ns.
 type TimeSpan = (u64, u64);
 
-/// Runs honest clients through a calm time and a flood. Returns what they got, and both spans of time.
+/// Runs honest clients through a calm period and a flood. Returns the bodies that they got and both periods.
 fn with_honest_clients(
     site: &GateBenchSite,
     calm: Duration,
@@ -210,7 +215,7 @@ fn with_honest_clients(
     })
 }
 
-/// Cost of a flood on a server that does nothing else.
+/// Cost of a flood on a server that has no honest clients.
 struct FloodCost {
     sent: FloodResult,
     arrived: u64,
@@ -244,7 +249,8 @@ impl FloodCost {
     }
 }
 
-/// Measures the run time of BPF programs. The kernel's statistics cost time, so they have a flood of their own.
+/// Measures the run time of the gate's BPF programs in a flood of its own, since the kernel's run-time statistics cost
+/// time.
 fn bpf_ns_per_packet(
     site: &GateBenchSite,
     guard: &DefenceGuard<'_>,
@@ -259,7 +265,7 @@ fn bpf_ns_per_packet(
     Ok(used.map(|used| used.ns as f64 / arrived.max(1) as f64))
 }
 
-/// Counts the packets that arrived on the attackers' interface, dropped or not.
+/// Returns how many packets arrived on the attackers' interface, including dropped ones.
 fn arrivals(site: &GateBenchSite) -> anyhow::Result<u64> {
     let node = site.node(SERVER)?;
     let device = &interface(node, ATTACKERS)?.device;
@@ -291,7 +297,7 @@ fn finish(generator: BenchProcess, length: Duration) -> anyhow::Result<FloodResu
     Ok(sent)
 }
 
-/// Returns the CPU time of all `ksoftirqd` threads, which take over softirqs that would keep a process from its work.
+/// Returns the CPU time of all `ksoftirqd` threads, ns. They take over softirqs that would otherwise starve processes.
 fn softirq_threads_ns() -> anyhow::Result<u64> {
     let mut total = 0;
     for entry in std::fs::read_dir("/proc")? {

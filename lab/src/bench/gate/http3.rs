@@ -1,4 +1,4 @@
-//! The attacked server and its clients: HTTP/3 by h3 on quinn.
+//! The attacked server and its clients, which speak HTTP/3 (h3 on quinn).
 
 use std::{
     collections::HashMap,
@@ -21,14 +21,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::task::JoinSet;
 
 const ALPN: &[u8] = b"h3";
-/// H3_EXCESSIVE_LOAD (RFC 9114, section 8.1).
+/// HTTP/3 error code H3_EXCESSIVE_LOAD (RFC 9114, section 8.1).
 const EXCESSIVE_LOAD: VarInt = VarInt::from_u32(0x107);
 const URI: &str = "https://localhost/body";
-/// Interval of keep-alives. The gate forgets a tracked connection that is silent for longer than its scope's
-/// `idle_timeout`.
+/// Interval of keep-alives. It is shorter than the scope's `idle_timeout`, after which the gate forgets a silent
+/// connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Limit of one attempt to get a body over a connection of its own. It is shorter than a client's first probe timeout
-/// of 1 s (RFC 9002, section 6.2.2), so an attempt without an answer sends the same packets every time.
+/// Longest time of one attempt to get a body over a new connection. It is shorter than a client's first probe timeout
+/// of 1 s (RFC 9002, section 6.2.2). So each unanswered attempt sends the same number of packets.
 const ATTEMPT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
@@ -41,18 +41,18 @@ pub struct Http3Serve {
     tls_key: PathBuf,
     #[arg(long)]
     body_bytes: usize,
-    /// Refuse new connections of an address that has this many
+    /// Refuse new connections from an address that has this many
     #[arg(long)]
     connections: Option<usize>,
-    /// Refuse new connections beyond a rate
+    /// Refuse new connections beyond this rate, per second
     #[arg(long)]
     new_per_second: Option<u32>,
-    /// Refuse in silence and before the handshake; else the connection is accepted, and closed
+    /// Refuse silently before the handshake; otherwise the handshake is done and the connection is closed
     #[arg(long)]
     early: bool,
 }
 
-/// Serves until it is killed.
+/// Serves bodies until the process is killed.
 pub fn serve(args: Http3Serve) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let endpoint = Endpoint::server(server_config(&args)?, args.listen)?;
@@ -65,7 +65,7 @@ pub fn serve(args: Http3Serve) -> anyhow::Result<()> {
             }
             match limits.admit(incoming.remote_address().ip()) {
                 Some(counted) => drop(tokio::spawn(answer_early(incoming, body.clone(), counted))),
-                // Ignoring is the least that a server can do, and what the gate does.
+                // `Incoming::ignore` sends nothing, as the gate does, and is the cheapest refusal that quinn offers.
                 None => incoming.ignore(),
             }
         }
@@ -73,7 +73,7 @@ pub fn serve(args: Http3Serve) -> anyhow::Result<()> {
     })
 }
 
-/// Limits clients as applications do: the handshake is done before the application sees a connection.
+/// Enforces the limits after the handshake, as applications do: only then do they see a connection.
 async fn answer_or_close(incoming: Incoming, body: Bytes, limits: Arc<Http3Limits>) -> anyhow::Result<()> {
     let connection = incoming.await?;
     match limits.admit(connection.remote_address().ip()) {
@@ -85,13 +85,13 @@ async fn answer_or_close(incoming: Incoming, body: Bytes, limits: Arc<Http3Limit
     }
 }
 
-/// Admits a client at the earliest moment when quinn lets an application decide: an Initial has arrived, no handshake
-/// has begun.
+/// Serves a connection that was admitted early: on its first Initial, before the handshake. That is the earliest moment
+/// at which quinn lets an application decide.
 async fn answer_early(incoming: Incoming, body: Bytes, counted: CountedHttp3) -> anyhow::Result<()> {
     answer(incoming.await?, body, counted).await
 }
 
-/// Limits that the server enforces.
+/// Limits that the server enforces, and the state that they need.
 struct Http3Limits {
     connections: Option<usize>,
     new_per_second: Option<u32>,
@@ -99,7 +99,7 @@ struct Http3Limits {
     bucket: Mutex<(f64, Instant)>,
 }
 
-/// A connection that counts until it is dropped.
+/// An admitted connection. It counts towards its client's limit until it is dropped.
 struct CountedHttp3(Arc<Http3Limits>, IpAddr);
 
 impl Http3Limits {
@@ -165,7 +165,7 @@ async fn answer(connection: quinn::Connection, body: Bytes, _counted: CountedHtt
     Ok(())
 }
 
-/// Times of a body that an honest client got; `CLOCK_MONOTONIC`.
+/// Times at which an honest client requested a body and had received it; `CLOCK_MONOTONIC`, ns.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyTimes {
     pub asked_ns: u64,
@@ -180,9 +180,12 @@ pub struct Http3Target {
     pub body_bytes: usize,
 }
 
-/// Runs clients that ask for one body after the other until `until`, each over one connection, at most once per
-/// `interval`. It is called in their network namespace and returns when all are done. A client that loses its
-/// connection is an error.
+/// Runs honest clients until `until` returns true. Each requests one body after the other over one connection, at most
+/// one per `interval`. Must be called in the clients' network namespace; returns when all clients are done.
+///
+/// # Errors
+///
+/// A client lost its connection or got no body.
 pub fn honest(
     target: &Http3Target,
     addresses: &[IpAddr],
@@ -226,14 +229,14 @@ async fn client(
     Ok(all)
 }
 
-/// Results of attackers' attempts.
+/// Totals of the attackers' connection attempts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Attempts {
     pub made: u64,
     pub served: u64,
-    /// Sum of the times that the others were tried for.
+    /// Sum of the times after which the unserved attempts ended, ns.
     pub refused_ns: u64,
-    /// Time when the last one began; `CLOCK_MONOTONIC`.
+    /// Start time of the last attempt; `CLOCK_MONOTONIC`, ns.
     pub last_ns: u64,
 }
 
@@ -257,8 +260,9 @@ struct Attempt {
     served: bool,
 }
 
-/// Runs attackers that have one connection each. On each `go` they make `requests` attempts at `rate_hz`, each for a
-/// body over a connection of its own, and do not wait for one to end. Ends with the channel.
+/// Runs attackers that each hold one connection. On each message from `go`, every attacker makes `requests` attempts at
+/// `rate_hz`. Each attempt requests a body over a new connection, without waiting for earlier attempts. Returns when
+/// the channel is closed.
 pub fn attack(
     target: &Http3Target,
     addresses: &[IpAddr],
@@ -300,13 +304,13 @@ async fn attempts(
     }
     let mut attempts = Attempts::default();
     while let Some(attempt) = running.join_next().await {
-        // An attempt that panicked is not counted.
+        // An attempt whose task panicked is not counted.
         attempt.iter().for_each(|attempt| attempts.add(attempt));
     }
     attempts
 }
 
-/// Connects from a new port, as a program that is started for each attempt would.
+/// Makes one attempt from a new port, as a program that is started for each attempt would.
 async fn attempt(target: &Http3Target, address: IpAddr, config: &ClientConfig) -> Attempt {
     let began_ns = monotonic_ns();
     let body = async {
@@ -341,7 +345,7 @@ impl Http3Session {
         while let Some(data) = stream.recv_data().await? {
             received += data.remaining();
         }
-        anyhow::ensure!(received == body_bytes, "{received} bytes in place of {body_bytes}");
+        anyhow::ensure!(received == body_bytes, "received a body of {received} bytes, expected {body_bytes}");
         Ok(())
     }
 }
@@ -369,8 +373,8 @@ fn client_config(target: &Http3Target) -> anyhow::Result<ClientConfig> {
 }
 
 fn server_config(args: &Http3Serve) -> anyhow::Result<ServerConfig> {
-    let certificate = CertificateDer::from_pem_file(&args.tls_cert).context("certificate")?;
-    let key = PrivateKeyDer::from_pem_file(&args.tls_key).context("key")?;
+    let certificate = CertificateDer::from_pem_file(&args.tls_cert).context("cannot read the certificate")?;
+    let key = PrivateKeyDer::from_pem_file(&args.tls_key).context("cannot read the private key")?;
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
@@ -387,7 +391,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// Builds a runtime of one thread, which is the one in the namespace.
+/// Builds a runtime that runs in the calling thread, which has entered the network namespace.
 fn local_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

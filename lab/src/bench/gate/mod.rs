@@ -1,4 +1,4 @@
-//! `millrace-lab bench gate`: a QUIC server under attack, with one defence after the other.
+//! `millrace-lab bench gate`: measures a QUIC server under attack, with each of several defences.
 
 mod defence;
 pub mod flood;
@@ -31,7 +31,7 @@ pub struct GateArgs {
     /// Experiments to run
     #[arg(long, value_enum, value_delimiter = ',', default_value = "quota,flood", value_name = "NAMES")]
     experiments: Vec<Experiment>,
-    /// Number of connection attempts of each of the four attackers over quota
+    /// Connection attempts of each of the four attackers over quota
     #[arg(long, default_value_t = 1000)]
     requests: u64,
     /// Connection attempts per second of each attacker
@@ -40,7 +40,7 @@ pub struct GateArgs {
     /// Bytes of a response's body
     #[arg(long, default_value_t = 256 << 10, value_name = "BYTES")]
     body_bytes: usize,
-    /// Time without attack, before and after each
+    /// Time without attack, before and after each attack
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     calm_seconds: f64,
     /// Length of a flood; there are two in each run
@@ -62,7 +62,7 @@ pub struct GateArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Experiment {
-    /// eQUIC's: four clients, four attackers over their quota of connections
+    /// eQUIC's experiment: four clients, and four attackers over their quota of connections
     Quota,
     /// QUIC Initials from forged addresses, at the highest rate
     Flood,
@@ -109,15 +109,16 @@ impl GateArgs {
     fn check(&self) -> anyhow::Result<()> {
         ensure!(
             self.requests > 0 && self.attack_rate_hz > 0,
-            "--requests and --attack-rate-hz are at least 1"
+            "--requests and --attack-rate-hz must be at least 1"
         );
-        ensure!(self.rounds > 0, "--rounds is at least 1");
-        ensure!(self.calm_seconds > 0.0, "--calm-seconds is more than 0");
-        ensure!(self.flood_seconds > 0.0, "--flood-seconds is more than 0");
+        ensure!(self.rounds > 0, "--rounds must be at least 1");
+        ensure!(self.calm_seconds > 0.0, "--calm-seconds must be more than 0");
+        ensure!(self.flood_seconds > 0.0, "--flood-seconds must be more than 0");
         Ok(())
     }
 
-    /// Lists the rows. Defences vary fastest, so that a drift of the machine affects all of them alike.
+    /// Lists the rows. Consecutive rows have different defences, so that a drift of the machine affects all of them
+    /// alike.
     fn rows(&self) -> Vec<DefenceRow> {
         let row = |experiment, defence| DefenceRow { experiment, defence, rounds: Vec::new() };
         let experiments = self.experiments.iter();

@@ -1,4 +1,4 @@
-//! Plots the figures: requests over time under attack, and the cost of refusing a packet.
+//! Plots requests over time during an attack, and the CPU cost of refusing a packet.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws the measured figures as SVG.
+/// Draws the figures of all measured rows as SVG.
 pub fn draw(rows: &[DefenceRow], path: &Path) -> anyhow::Result<()> {
     if !rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)) {
         bail!("no defence could be measured");
@@ -46,7 +46,7 @@ fn colour(defence: Defence) -> RGBColor {
     }
 }
 
-/// Draws requests per second, the mean of all rounds.
+/// Draws the honest clients' requests per second over time, as the mean of all rounds.
 fn over_time(area: &Area<'_>, rows: &[DefenceRow]) -> anyhow::Result<()> {
     let lines: Vec<(Defence, Vec<f64>)> = rows
         .iter()
@@ -93,7 +93,7 @@ fn series(figures: &Value) -> Option<Vec<f64>> {
     figures.get(SERIES)?.as_array()?.iter().map(Value::as_f64).collect()
 }
 
-/// Draws a bar per defence in the flood.
+/// Draws one bar per defence: the CPU time for each refused packet of the flood.
 fn cost(area: &Area<'_>, rows: &[DefenceRow]) -> anyhow::Result<()> {
     let bars: Vec<(Defence, f64)> = rows
         .iter()
@@ -107,7 +107,7 @@ fn cost(area: &Area<'_>, rows: &[DefenceRow]) -> anyhow::Result<()> {
         bar.map_or_else(String::new, |(defence, _)| defence.name().to_owned())
     };
     let mut chart = ChartBuilder::on(area)
-        .caption("flood: CPU ns per packet beyond sending it", (FONT, 15))
+        .caption("flood: CPU ns per packet, without the generator's", (FONT, 15))
         .margin(8)
         .x_label_area_size(30)
         .y_label_area_size(60)

@@ -1,4 +1,5 @@
-//! Repeats eQUIC's experiment: clients that ask for one body after the other, and attackers over their quota.
+//! Repeats the experiment of the eQUIC paper: honest clients request one body after the other, and attackers exceed
+//! their quota of connections.
 
 use std::{
     sync::{
@@ -26,28 +27,29 @@ use super::{
 };
 use crate::stats::Percentiles;
 
-/// The server's limit: one connection per client.
+/// Limit that the defences enforce: one connection per client.
 const LIMITS: DefenceLimits = DefenceLimits::Connections(1);
-/// Resolution of requests over time, and of CPU and memory samples.
+/// Resolution of requests over time, and interval of CPU and memory samples.
 pub const BIN: Duration = Duration::from_millis(100);
-/// Time over which the rate must be back for recovery. `RECOVERED` is the share of the calm rate that counts as back.
+/// Time over which the rate of requests must be back for the server to count as recovered. `RECOVERED` is the required
+/// share of the rate before the attack.
 const RECOVERED_OVER: Duration = Duration::from_millis(500);
 const RECOVERED: f64 = 0.9;
 const SETTLE: Duration = Duration::from_millis(500);
 /// Period over which the CPU time of an idle server is measured.
 const STILL: Duration = Duration::from_secs(1);
-/// CPU time per second that no idle server exceeds.
+/// CPU time per second below which a server counts as idle, ns.
 const STILL_NS: f64 = 5e6;
-/// Time after which a server has given up all handshakes that nobody answers.
+/// Longest wait for the server to become idle. By then it has abandoned all handshakes that clients did not finish.
 const GIVEN_UP: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Clone, Copy)]
 pub struct QuotaLoad {
-    /// Requests of each attacker, in each of the two attacks.
+    /// Number of attempts of each attacker, in each of the two attacks.
     pub requests: u64,
-    /// Rate of each attacker.
+    /// Attempts per second of each attacker.
     pub rate_hz: u32,
-    /// Time without attacks, before and after one.
+    /// Time without attack, before and after each attack.
     pub calm: Duration,
 }
 
@@ -63,35 +65,35 @@ pub struct QuotaFigures {
     /// Bodies that honest clients got per second, during the attack and before it.
     pub requests_per_second: f64,
     pub calm_requests_per_second: f64,
-    /// Mean over honest clients' requests that ended during the attack.
+    /// Mean duration of the honest clients' requests that ended during the attack.
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// Time since the attackers' last attempt.
+    /// Time from the attackers' last attempt until the rate of requests is back, seconds.
     pub recovery_s: Option<f64>,
-    /// Attempts of all attackers during the attack; those that got their body; and the mean time after which either
-    /// side gave up the others.
+    /// Attempts of all attackers during the attack; those that got their body; and the mean time after which the rest
+    /// failed.
     pub attempts: u64,
     pub served_attempts: u64,
     pub refused_after_ms: Option<f64>,
-    /// Time from the first attempt to the last one, which is longer if attackers do not get the CPU.
+    /// Time from the first attempt to the last, seconds. It is longer than planned if attackers do not get enough CPU.
     pub attack_s: f64,
-    /// CPU of the server, in percent of one core, and its memory, sampled during the attack.
+    /// CPU of the server in percent of one core, and its memory, both sampled during the attack.
     pub server_cpu_percent: Option<Percentiles>,
     pub server_rss_mib: Option<Percentiles>,
-    /// Packets that attackers sent in a second attack, without honest traffic, which the following figures are of. The
-    /// other figure is the defence's own count of refusals.
+    /// Packets that attackers sent in a second attack, without honest traffic. The figures below are of this attack.
+    /// `refused_packets` is the defence's own count.
     pub attack_packets: u64,
     pub refused_packets: Option<u64>,
-    /// CPU time of the server process above its idle time, plus run time of the gate's BPF programs for packets; the
-    /// latter alone; and the sum per attempt. An attempt sends more packets the further it gets.
+    /// CPU time of the server above its idle time, plus the run time of the gate's packet programs (`bpf`), per refused
+    /// packet. It is also given per attempt: an attempt that gets further sends more packets.
     pub cpu_ns_per_refused_packet: Option<f64>,
     pub bpf_ns_per_refused_packet: Option<f64>,
     pub cpu_ns_per_refused_attempt: Option<f64>,
-    /// CPU of the gate's process, in percent of one core. It does this work every second, whatever is refused.
+    /// CPU of the gate's daemon, in percent of one core. Its work each second does not depend on what is refused.
     pub gate_cpu_percent: Option<f64>,
-    /// System calls of the server process.
+    /// Number of the server's system calls.
     pub syscalls: u64,
-    /// Bodies that honest clients got in each `BIN` from the start.
+    /// Number of bodies that honest clients got in each interval of `BIN`, from the start.
     pub series: Vec<u64>,
 }
 
@@ -123,9 +125,10 @@ pub fn run(site: &GateBenchSite, defence: Defence, load: &QuotaLoad) -> anyhow::
         let watched = watch(&mut server, load, &go);
         stop.store(true, Ordering::Relaxed);
         let got = joined(honest);
-        // The first error is the cause, so it is the one that is reported.
+        // Report the first error, since it caused the others.
         let (watched, got) = (watched.and_then(|watched| Ok((watched, got?))))?;
         std::thread::sleep(SETTLE);
+        // A second attack, without honest clients, shows what refusals cost.
         let refusals = Refusals::measure(site, &guard, &server, &go, defence)?;
         drop(go);
         joined(attack)?;
@@ -145,7 +148,7 @@ fn strike(go: &Go) -> anyhow::Result<oneshot::Receiver<Attempts>> {
     Ok(told)
 }
 
-/// Times of the experiment's phases, and the server's use of resources.
+/// Times of the experiment's phases, and the server's CPU and memory during the attack.
 struct QuotaPhases {
     calm_ns: (u64, u64),
     attack_ns: (u64, u64),
@@ -217,20 +220,20 @@ impl QuotaPhases {
     }
 }
 
-/// Cost of an attack on a server that does nothing else.
+/// Cost of an attack on a server that has no honest clients.
 struct Refusals {
     packets: u64,
     attempts: u64,
     refused: Option<u64>,
-    /// CPU time, ns; `None`: nothing is refused, or the kernel refuses and its time cannot be separated from the
-    /// attackers'.
+    /// CPU time of the refusals, ns. `None` if the defence is in the kernel (not the gate) and its time cannot be
+    /// separated from the attackers', or if there is no defence.
     cpu_ns: Option<f64>,
     bpf_ns: Option<f64>,
     gate_cpu_percent: Option<f64>,
     syscalls: u64,
 }
 
-/// Returns the CPU time per second of a process that is left alone, once it has finished earlier work.
+/// Returns the CPU time per second of a server without clients, once it has finished earlier work.
 fn still_ns_per_second(server: &BenchProcess) -> anyhow::Result<f64> {
     let start = Instant::now();
     loop {
@@ -271,6 +274,7 @@ impl Refusals {
         let attempts = strike(go)?.blocking_recv().context("the attackers ended")?.made;
         let used = UsageReading::take(server.id())?.used_since(&before);
         let gate_used = guard.process().map(gate).transpose()?.zip(gate_before);
+        // Subtract the CPU time that the server uses without clients.
         let server_ns = (used.process_ns as f64 - still * used.elapsed_ns as f64 / 1e9).max(0.0);
         let syscalls = calls.counts()?.iter().sum::<u64>() - calls_before;
         let bpf_ns = guard.bpf_time()?.zip(bpf_before).map(|(after, before)| after.since(before).ns as f64);
@@ -292,12 +296,13 @@ fn within(got: &[BodyTimes], from: u64, to: u64) -> impl Iterator<Item = &BodyTi
     got.iter().filter(move |got| (from..to).contains(&got.done_ns))
 }
 
-/// Returns bodies per second.
+/// Returns the number of bodies per second whose requests ended in a period.
 pub fn rate(got: &[BodyTimes], span: (u64, u64)) -> f64 {
     within(got, span.0, span.1).count() as f64 / ((span.1 - span.0).max(1) as f64 / 1e9)
 }
 
-/// Returns the time from `from` until the rate is back at the calm rate; `None`: it is not before `end`.
+/// Returns the seconds from `from` until the rate of requests is back at the calm rate; `None` if it is not before
+/// `end`.
 fn recovery_s(got: &[BodyTimes], from: u64, end: u64, calm: f64) -> Option<f64> {
     let over = RECOVERED_OVER.as_nanos() as u64;
     let step = over / 50;
@@ -323,7 +328,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Returns one body every `every_ms` milliseconds.
+    /// Returns bodies that end at intervals of `every_ms` milliseconds.
     fn steady(from_s: u64, to_s: u64, every_ms: u64) -> Vec<BodyTimes> {
         let times = (from_s * SECOND..to_s * SECOND).step_by(every_ms as usize * 1_000_000);
         times.map(|done_ns| BodyTimes { asked_ns: done_ns - 1_000_000, done_ns }).collect()
@@ -342,7 +347,7 @@ mod tests {
         assert_eq!(recovery_s(&at_once, 2 * SECOND, 6 * SECOND, 100.0), Some(0.0));
         let late = steady(4, 6, 10);
         let recovered = recovery_s(&late, 2 * SECOND, 6 * SECOND, 100.0).expect("a recovery");
-        // The half second from 1.95 s on has 45 of 50 bodies.
+        // The half second from 1.95 s on has 45 of 50 bodies, which is the required 90 %.
         assert!((recovered - 1.95).abs() < 0.02, "{recovered}");
         assert_eq!(recovery_s(&steady(1, 6, 20), 2 * SECOND, 6 * SECOND, 100.0), None);
     }

@@ -1,4 +1,4 @@
-//! Rows: all rounds of one defence in one experiment, as JSON and as text.
+//! Result rows: all rounds of one defence in one experiment, as JSON and as text.
 
 use serde_json::{Map, Value, json};
 
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::stats::Spread;
 
-/// Figure over time, which only rounds have.
+/// Name of the figure over time. Only single rounds have it, not rows.
 pub const SERIES: &str = "series";
-/// Figures that every row has, measured or not.
+/// Figures that every row has in JSON: `null` if they were not measured.
 const FIGURES: [&str; 7] = [
     "requests_per_second",
     "mean_duration_ms",
@@ -28,12 +28,12 @@ const FIGURES: [&str; 7] = [
 pub struct DefenceRow {
     pub experiment: Experiment,
     pub defence: Defence,
-    /// Figures or error of each round.
+    /// Figures of each round, or its error.
     pub rounds: Vec<Result<Value, String>>,
 }
 
 impl DefenceRow {
-    /// Returns one flat object: medians over the rounds, their spread (lowest and highest), and each round.
+    /// Returns a flat JSON object: the medians over the rounds, their spread (lowest and highest), and each round.
     pub fn json(&self) -> Value {
         let mut row = Map::new();
         row.insert("experiment".into(), json!(self.experiment.name()));
@@ -52,14 +52,14 @@ impl DefenceRow {
         Value::Object(row)
     }
 
-    /// Returns the median of a figure, which may be nested (`a.b`).
+    /// Returns the median of a figure over the rounds. The name may be nested (`a.b`).
     pub fn figure(&self, name: &str) -> Option<f64> {
         let rounds: Vec<Value> = self.rounds.iter().flatten().cloned().map(without_series).collect();
         let median = combine(&rounds, &middle);
         name.split('.').try_fold(&median, |value, key| value.get(key))?.as_f64()
     }
 
-    /// Returns the least and most of a figure over the rounds, if there is more than one.
+    /// Returns the lowest and the highest value of a figure, if there is more than one round.
     fn spread(&self, name: &str) -> Option<(f64, f64)> {
         let values: Vec<f64> = self.values_by_round(name).into_iter().flatten().collect();
         let spread = Spread::from_values(&values).filter(|_| self.rounds.len() > 1);
@@ -84,7 +84,7 @@ fn without_series(mut figures: Value) -> Value {
     figures
 }
 
-/// Heading, figure, divisor, digits.
+/// A column of the table: heading, name of the figure, divisor, number of digits.
 type DefenceColumn = (&'static str, &'static str, f64, usize);
 
 const QUOTA: [DefenceColumn; 14] = [
@@ -116,7 +116,7 @@ const FLOOD: [DefenceColumn; 9] = [
     ("kdrops/s/core", "drops_per_second_per_core", 1e3, 0),
 ];
 
-/// Gains of eQUIC's gate over a limit in userspace as its paper reports them: figure, change in percent.
+/// Gains that the eQUIC paper reports for its gate over a limit in userspace: label, figure, change in percent.
 const EQUIC: [(&str, &str, Option<f64>); 6] = [
     ("requests per second", "requests_per_second", Some(30.9)),
     ("mean duration", "mean_duration_ms", Some(-65.0)),
@@ -126,7 +126,7 @@ const EQUIC: [(&str, &str, Option<f64>); 6] = [
     ("recovery", "recovery_s", Some(-18.0)),
 ];
 
-/// Renders the medians over the rounds, with least and most.
+/// Renders a table with the median over the rounds and the lowest and highest value of each figure.
 pub fn render(rows: &[DefenceRow]) -> String {
     let mut text = String::new();
     for (experiment, head) in [(Experiment::Quota, &QUOTA[..]), (Experiment::Flood, &FLOOD[..])] {
@@ -166,8 +166,8 @@ fn line(row: &DefenceRow, head: &[DefenceColumn]) -> Vec<String> {
     std::iter::once(row.defence.name().to_owned()).chain(head.iter().map(cell)).collect()
 }
 
-/// Compares the gate with both limits in userspace, as eQUIC does. Rounds are interleaved, so the spread is that of the
-/// changes within each.
+/// Compares the gate with both limits in userspace, as the eQUIC paper does. Rounds are interleaved, so the spread is
+/// that of the changes within each round.
 fn compare_with_equic(rows: &[DefenceRow]) -> String {
     let of = |defence: &Defence| {
         rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == *defence)
@@ -194,7 +194,7 @@ fn compare_with_equic(rows: &[DefenceRow]) -> String {
     columns(&lines)
 }
 
-/// Returns the change of the medians, with the least and most of single rounds.
+/// Returns the change of the medians in percent, with the lowest and highest change within a round.
 fn change(gate: &DefenceRow, user: &DefenceRow, figure: &str) -> String {
     let of = |(gate, user): (f64, f64)| (user > 0.0).then(|| 100.0 * (gate / user - 1.0));
     let Some(median) = gate.figure(figure).zip(user.figure(figure)).and_then(of) else { return dash() };
@@ -216,7 +216,7 @@ pub fn what(row: &DefenceRow) -> String {
     format!("{}, {}", row.experiment.name(), row.defence.name())
 }
 
-/// Returns the line that is printed after a run.
+/// Returns the line that is printed after each run.
 pub fn told(figures: &Result<Value, String>) -> String {
     let figures = match figures {
         Err(error) => return error.clone(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_defence_that_cannot_run_is_a_row_with_its_error() {
+    fn defence_that_cannot_run_is_a_row_with_its_error() {
         let row = row(Defence::XdpFilter, vec![Err("no limits".into()), Err("no limits".into())]);
         let json = row.json();
         assert_eq!(json["error"], "no limits");
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_is_compared_as_the_paper_does() {
+    fn gate_is_compared_with_userspace_as_in_the_paper() {
         let rows = [
             row(Defence::User, vec![figures(100.0, 50), figures(200.0, 50)]),
             row(Defence::UserEarly, vec![figures(120.0, 20)]),
@@ -279,7 +279,7 @@ mod tests {
         let text = render(&rows);
         let line = |what: &str| text.lines().rfind(|line| line.starts_with(what)).expect("a line").to_owned();
         assert!(line("change").contains("gate / user  ") && line("change").contains("gate / user-early"));
-        // The change of the medians, 150 and 165. In the rounds it is half more, and a tenth less.
+        // The medians are 150 and 165, which is 10 % more. Within the rounds the change is +50 % and -10 %.
         let requests = line("requests per second");
         assert!(requests.contains("+10.0 (-10.0 to +50.0)") && requests.contains("+37.5"), "{requests}");
         assert!(requests.ends_with("+30.9"), "{requests}");

@@ -1,4 +1,4 @@
-//! The network of the experiments: `clients - server - attackers`.
+//! The network of the gate's experiments: `clients - server - attackers`.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -22,11 +22,11 @@ use crate::lab::{self, Lab, LabNode, NodeInterface, Topology};
 pub const CLIENTS: &str = "clients";
 pub const SERVER: &str = "server";
 pub const ATTACKERS: &str = "attackers";
-/// Number of clients, and of attackers, as in the eQUIC paper.
+/// Number of honest clients, and of attackers, as in the eQUIC paper.
 const PEERS: u8 = 4;
-/// Last byte of the first peer's address; the interface's own is lower.
+/// Last byte of the first client's address. The interface's own address is lower.
 const FIRST_PEER: u8 = 101;
-/// Policy of a gate that guards nothing and keeps as little state as possible.
+/// Policy of a gate that guards no ports and keeps as little state as possible.
 const NOTHING: &str = "\
 [load]
 max_ids = 64
@@ -61,7 +61,7 @@ impl GateBenchSite {
                 run(node, "ip", &["address", "add", &format!("{address}/24"), "dev", device], "")?;
             }
         }
-        // With GRO enabled, a veth takes XDP frames and works as a driver does.
+        // With GRO on, a veth uses NAPI and hands XDP frames to XDP programs, as a network card's driver does.
         let attacked = &interface(lab.node(SERVER)?, ATTACKERS)?.device;
         run(lab.node(SERVER)?, "ethtool", &["-K", attacked, "gro", "on"], "").context("GRO")?;
         let directory = tempfile::tempdir()?;
@@ -74,8 +74,9 @@ impl GateBenchSite {
         Ok(self.lab.node(name)?)
     }
 
-    /// Lets attackers receive the gate's answers while the result lives. A veth takes those only if it has an XDP
-    /// program, even one that passes everything. With GRO they would stay in the ring until another packet comes.
+    /// Lets attackers receive the gate's answers until the result is dropped. A veth receives redirected XDP frames
+    /// only if it has an XDP program itself, even one that passes everything. GRO would not do: answers would stay in
+    /// the ring until another packet arrives.
     pub fn take_answers(&self) -> anyhow::Result<Gate> {
         let node = self.node(ATTACKERS)?;
         let device = &interface(node, ATTACKERS)?.device;
@@ -123,19 +124,19 @@ impl GateBenchSite {
     }
 }
 
-/// Returns the addresses of the clients or attackers of a node.
+/// Returns the addresses of the clients, or attackers, of a node.
 pub fn addresses(node: &LabNode) -> Vec<IpAddr> {
     let [a, b, c, _] = node.addr_v4().octets();
     (FIRST_PEER..FIRST_PEER + PEERS).map(|d| IpAddr::V4(Ipv4Addr::new(a, b, c, d))).collect()
 }
 
-/// Returns the interface at `node` on the link between `name` and the server. `node` is either end.
+/// Returns the interface of `node` on the link between the server and `name`. `node` is one of the two.
 pub fn interface<'a>(node: &'a LabNode, name: &str) -> anyhow::Result<&'a NodeInterface> {
     let link = if name == CLIENTS { format!("{CLIENTS}-{SERVER}") } else { format!("{SERVER}-{ATTACKERS}") };
     node.interface(&link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))
 }
 
-/// Returns the current resident memory of a process.
+/// Returns the resident memory of a process, bytes.
 pub fn rss_bytes(process: u32) -> std::io::Result<u64> {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm"))?;
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());

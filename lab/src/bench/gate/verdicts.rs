@@ -1,4 +1,4 @@
-//! Measures the cost of each verdict of the gate: the program alone, on one frame again and again.
+//! Measures the cost of each verdict of the gate's BPF program, which runs on one frame again and again.
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::super::table::{columns, write_json};
 
 const RUNS: u32 = 1 << 20;
-/// Index of the loopback interface in any network namespace.
+/// Index of the loopback interface, which is the same in every network namespace.
 const LOOPBACK: i32 = 1;
 const PORT: u16 = 443;
 const CLIENT: [u8; 4] = [192, 0, 2, 7];
@@ -23,7 +23,7 @@ const INITIAL: u8 = 0xc3;
 const RETRY: u8 = 0xf3;
 const DATAGRAM: usize = 1200;
 
-/// A policy, a frame, and the reason of the gate's verdict on it; `None`: it is not even counted.
+/// A policy, a frame, and the reason of the gate's verdict on the frame; `None` if that verdict is not counted.
 struct VerdictCase {
     name: &'static str,
     reason: Option<GateReason>,
@@ -44,16 +44,16 @@ pub fn run(json: Option<&Path>) -> anyhow::Result<()> {
     json.map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-/// Times of one frame.
+/// Mean time that one frame takes.
 struct VerdictTimes {
-    /// The gate's program.
+    /// Time of the gate's program alone.
     alone: Duration,
-    /// The dispatcher as an interface runs it: from its root through the gate, and on to the next program, which is
-    /// absent.
+    /// Time of the whole dispatcher as an interface runs it: from its root through the gate, and on to the next
+    /// program's slot, which is empty.
     attached: Duration,
 }
 
-/// Times a verdict in a new network namespace, whose loopback interface has the program.
+/// Times a verdict in a new network namespace, with the program attached to its loopback interface.
 fn time(case: &VerdictCase) -> anyhow::Result<VerdictTimes> {
     std::thread::scope(|scope| {
         let timed = scope.spawn(|| {
@@ -79,8 +79,11 @@ fn time_here(case: &VerdictCase) -> anyhow::Result<VerdictTimes> {
     };
     if let Some(reason) = case.reason {
         let decided = count(&gate.statistics()?, reason);
-        // A token bucket admits a packet now and then.
-        ensure!(decided > 2 * u64::from(RUNS) * 9 / 10, "only {decided} of 2 x {RUNS} for this reason");
+        // A token bucket admits a packet now and then, so fewer than all runs give this reason.
+        ensure!(
+            decided > 2 * u64::from(RUNS) * 9 / 10,
+            "only {decided} of 2 x {RUNS} runs gave the expected verdict"
+        );
     }
     Ok(times)
 }
@@ -154,7 +157,8 @@ fn unknown(payload: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Builds Ethernet, IPv4, and ports and length as UDP has them. The checksums are not checked by anything.
+/// Builds Ethernet and IPv4 headers, and ports and length where UDP has them. Checksums may be wrong, since nothing
+/// checks them.
 fn frame(protocol: u8, from: u16, to: u16, payload: Vec<u8>) -> Vec<u8> {
     let udp_bytes = 8 + payload.len() as u16;
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
@@ -167,7 +171,8 @@ fn frame(protocol: u8, from: u16, to: u16, payload: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Builds a packet with an Initial's layout: a connection ID, no source ID, no token, the length of the rest.
+/// Builds a packet with an Initial's layout: a destination connection ID, no source ID, no token, and the length of the
+/// rest.
 fn long(first: u8, version: u32, bytes: usize) -> Vec<u8> {
     let mut packet = vec![first];
     packet.extend(version.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Two hosts with a carrier between their brokers.
+//! Two hosts whose daemons have a tunnel (carrier) between them.
 
 use std::net::Ipv4Addr;
 
@@ -11,18 +11,18 @@ use std::path::Path;
 
 const CARRIERS: u16 = 9188;
 
-/// Additional settings of both hosts.
+/// Settings of the two hosts beyond the default ones.
 #[derive(Default)]
 pub struct CarryingSettings<'a> {
-    /// Lines of `[carry]`.
+    /// Additional lines of the section `[carry]`.
     pub carry: &'a str,
-    /// Port where the server's broker listens, unless it is the usual one.
+    /// Port where the server's daemon accepts carriers, if it is not the default one.
     pub listen: Option<u16>,
-    /// Port whose connections have a rule and stay in place with this congestion control.
+    /// Port whose connections have a rule, stay outside of the tunnel, and use this congestion control.
     pub in_place: Option<(u16, &'a str)>,
 }
 
-/// Two hosts that tunnel connections of the client's cgroup to some ports of the server's.
+/// Two hosts with daemons. Connections from the client's cgroup to certain ports of the server are tunnelled.
 pub struct Carrying<'a> {
     pub client: GraftHost<'a>,
     pub server: GraftHost<'a>,
@@ -38,7 +38,7 @@ impl<'a> Carrying<'a> {
         Self::wanted(client, server, directory, ports, &CarryingSettings::default())
     }
 
-    /// Makes both hosts with one address each.
+    /// Creates both hosts, each with one address.
     pub fn wanted(
         client: &'a LabNode,
         server: &'a LabNode,
@@ -50,8 +50,8 @@ impl<'a> Carrying<'a> {
         Self::by(hosts, 1, directory, ports, wanted)
     }
 
-    /// Makes the client's host and the server's, each with the addresses that it is reached by. Carriers connect to the
-    /// first `called` addresses of the server.
+    /// Creates both hosts, each with the addresses at which it can be reached. Carriers connect to the first `called`
+    /// addresses of the server.
     pub fn by(
         [client, server]: [(&'a LabNode, Vec<Ipv4Addr>); 2],
         called: usize,
@@ -70,7 +70,7 @@ impl<'a> Carrying<'a> {
         let list = |all: Vec<String>| all.iter().map(|it| format!("{it:?}")).collect::<Vec<_>>().join(", ");
         let named = addresses.each_ref().map(|all| list(all.iter().map(Ipv4Addr::to_string).collect()));
         let called = list(addresses[1].iter().take(called).map(|it| format!("{it}:{port}")).collect());
-        // The broker must be reachable by any of the addresses.
+        // With several addresses, the daemon must accept carriers on each of them.
         let listen = match &addresses[1][..] {
             [one] => format!("{one}:{port}"),
             _ => format!("0.0.0.0:{port}"),
@@ -101,7 +101,7 @@ impl<'a> Carrying<'a> {
         Ok(Self { client, server })
     }
 
-    /// Starts both daemons and waits until the carrier is warm.
+    /// Starts both daemons and waits until a carrier is warm (ready for connections).
     pub fn start(&self) -> anyhow::Result<(BenchProcess, BenchProcess)> {
         let server = self.server.start()?;
         let client = self.client.start()?;
@@ -113,10 +113,10 @@ impl<'a> Carrying<'a> {
         self.client.wait_warm(1)
     }
 
-    /// Checks that at least so many connections were tunnelled since the start.
+    /// Fails if fewer than `least` connections were tunnelled since the start.
     pub fn check_led(&self, least: usize) -> anyhow::Result<()> {
         let led = self.client.led()?;
-        ensure!(led >= least as u64, "{led} connections were tunnelled, not {least}");
+        ensure!(led >= least as u64, "{led} connections were tunnelled instead of at least {least}");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Empty cgroups of version 2, so that the sockets of other processes are not affected.
+//! New cgroups (version 2) for benchmarked processes, so that the sockets of other processes are not affected.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ impl HostCgroup {
         let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
         let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
         let root = root.context("no cgroup of version 2 is mounted")?;
-        // Several labs at once have hosts of the same name, so a number makes the name unique.
+        // Labs at the same time have hosts with the same name, so a number makes the cgroup's name unique.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let path = root.join(format!("millrace-bench-{}-{number}-{what}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
@@ -31,7 +31,7 @@ impl HostCgroup {
         &self.path
     }
 
-    /// Runs `work` in the cgroup. Sockets that this process makes meanwhile belong to it.
+    /// Runs `work` while this process is in the cgroup. Sockets that it creates meanwhile belong to the cgroup.
     pub fn enter<T>(&self, work: impl FnOnce() -> T) -> anyhow::Result<T> {
         let enter = |path: &Path| std::fs::write(path.join("cgroup.procs"), std::process::id().to_string());
         enter(&self.path)?;
@@ -40,7 +40,7 @@ impl HostCgroup {
         Ok(done)
     }
 
-    /// Returns a command that runs inside the cgroup.
+    /// Returns a command that runs `inner` in the cgroup.
     pub fn command(&self, inner: &Command) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ >\"$0\"; exec \"$@\""]).arg(self.path.join("cgroup.procs"));

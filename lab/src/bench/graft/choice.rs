@@ -1,5 +1,5 @@
-//! `bench graft choice`: connections on networks for which the model is wrong, and how many it takes until another arm
-//! is chosen.
+//! `bench graft choice`: networks for which the model's choice is wrong. It counts the connections until another
+//! congestion control is chosen.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -20,12 +20,13 @@ use crate::lab::{Directions, LabNode, Topology};
 use crate::progress::BenchProgress;
 
 const PORT: u16 = 7100;
-/// Connections in a row by another arm after which the choice has left the model's.
+/// Number of consecutive connections with another congestion control after which the model's choice counts as
+/// abandoned.
 const SETTLED: usize = 8;
 
 #[derive(Debug, clap::Args)]
 pub struct ChoiceArgs {
-    /// Round trip (ms), loss (%), rate (Mbit/s)
+    /// Networks: round-trip time (ms), loss (%), rate (Mbit/s)
     #[arg(
         long,
         value_delimiter = ',',
@@ -33,16 +34,16 @@ pub struct ChoiceArgs {
         value_name = "MS:PERCENT:MBIT"
     )]
     networks: Vec<ChoiceNetwork>,
-    /// The model's congestion control for all of them
+    /// Congestion control that the model chooses on every network
     #[arg(long, default_value = "reno", value_name = "NAME")]
     learned: String,
-    /// The model's cost that nine of ten training cases stay below, as a multiple of what the path allows
+    /// Cost that the model expects, as a multiple of what the path allows; nine of ten training cases stay below
     #[arg(long, default_value_t = 2.0)]
     usual: f64,
-    /// A model that `graft train` has made, instead of these two
+    /// Use this model, made by `graft train`, instead of --learned and --usual
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Connections on each network
+    /// Number of connections on each network
     #[arg(long, default_value_t = 100)]
     connections: usize,
     /// Size of each connection
@@ -75,15 +76,15 @@ impl FromStr for ChoiceNetwork {
     }
 }
 
-/// Result of one connection.
+/// Congestion control and duration of one connection.
 struct Went {
     arm: String,
     ms: f64,
 }
 
 pub fn run(args: ChoiceArgs) -> anyhow::Result<()> {
-    ensure!(args.connections > SETTLED, "--connections is more than {SETTLED}");
-    ensure!(args.size_kib > 0, "--size-kib is at least 1");
+    ensure!(args.connections > SETTLED, "--connections must be more than {SETTLED}");
+    ensure!(args.size_kib > 0, "--size-kib must be at least 1");
     let _grafts = register(std::slice::from_ref(&args.learned))?;
     let progress = BenchProgress::with_steps(args.networks.len());
     let mut rows = Vec::new();
@@ -108,7 +109,7 @@ impl ChoiceArgs {
         let site = BenchSite::new(&topology)?;
         let near = site.relay()?;
         let far = site.subscribers()?;
-        // TCP's metrics of earlier connections are not kept, so that each connection is like the first to its peer.
+        // Forget TCP metrics of earlier connections, so that every connection starts like the first one to its peer.
         near.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
         let host = GraftHost::new("client", near, &site.directory().join("client"))?;
         fs::write(host.directory.join("model.json"), self.model()?)?;
@@ -118,7 +119,7 @@ impl ChoiceArgs {
             self.size_kib
         ))?;
         let _daemon = host.start()?;
-        // The socket exists before the programs do; it answers when they are loaded.
+        // The socket exists before the BPF programs are loaded. The daemon answers once they are.
         host.status()?;
         let listener = far.enter(|| TcpListener::bind((far.addr_v4(), PORT)))??;
         let first = self.connect(&host, near, &listener)?;
@@ -140,7 +141,7 @@ impl ChoiceArgs {
         Ok(json!({ "version": 1, "about": "wrong", "arms": [self.learned], "tree": tree }).to_string())
     }
 
-    /// Returns the time from the SYN to the last byte.
+    /// Makes one connection. Returns its congestion control and the time from the SYN to the last byte.
     fn connect(&self, host: &GraftHost<'_>, near: &LabNode, listener: &TcpListener) -> anyhow::Result<Went> {
         let at: SocketAddr = listener.local_addr()?;
         let start = Instant::now();
@@ -164,7 +165,7 @@ impl ChoiceArgs {
         let ms = start.elapsed().as_secs_f64() * 1e3;
         drop(receiver);
         sending.join().map_err(|_| anyhow!("a sender panicked"))??;
-        ensure!(got.len() == length, "{} of {length} bytes came", got.len());
+        ensure!(got.len() == length, "{} of {length} bytes arrived", got.len());
         Ok(Went { arm, ms })
     }
 

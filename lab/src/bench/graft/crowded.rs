@@ -1,4 +1,4 @@
-//! Measures how long a known peer waits for a carrier while strangers stall.
+//! `bench graft crowded`: how long a known peer waits for a carrier while strangers hold unfinished handshakes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -20,13 +20,13 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct CrowdedArgs {
-    /// Kinds of the peer's carriers: `quic`, `tcp`, `mptcp`, `sctp`
+    /// Kinds of carriers to measure: `quic`, `tcp`, `mptcp`, `sctp`
     #[arg(long, value_delimiter = ',', default_value = "tcp,quic,sctp", value_name = "KIND")]
     carriers: Vec<String>,
-    /// Handshakes per second that strangers begin: from one IPv6 /64 and from one IPv4 address, each
+    /// Handshakes that strangers start per second: from one IPv6 /64, and as many from one IPv4 address
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
-    /// Carriers of each kind, one after the other
+    /// Number of carriers of each kind, set up one after the other
     #[arg(long, default_value_t = 200)]
     rounds: usize,
     /// Write the results to this file, as JSON
@@ -35,23 +35,23 @@ pub struct CrowdedArgs {
 }
 
 const CARRIERS: u16 = 9188;
-/// Addresses in the /64.
+/// Number of strangers' addresses in the IPv6 /64.
 const STRANGERS: u16 = 16;
-/// First address of strangers, in a network that the peer's host is in as well.
+/// Addresses of the strangers. They are on the peer's host, but not the peer's own.
 const V4: &str = "192.0.2.1";
 const V6: &str = "2001:db8:96::";
 
 struct CrowdedRow {
     carrier: String,
     rate: u32,
-    /// Times from a carrier's call until it is warm, ms.
+    /// Times from the start of a carrier until it is warm, ms.
     times: Vec<f64>,
-    /// Handshakes of strangers meanwhile, per second.
+    /// Handshakes per second that strangers started meanwhile.
     begun: f64,
 }
 
 pub fn run(args: CrowdedArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0, "--rounds is at least 1");
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     warn_if_busy()?;
     let progress = BenchProgress::with_steps(args.carriers.len());
     let mut rows = Vec::new();
@@ -63,7 +63,7 @@ pub fn run(args: CrowdedArgs) -> anyhow::Result<()> {
                 rows.push(row);
             }
             Err(error) if is_unknown_here(&error) => {
-                progress.end("this kernel lacks the protocol: left out")?
+                progress.end("skipped: this kernel lacks the protocol")?
             }
             Err(error) => return Err(error),
         }
@@ -75,7 +75,7 @@ pub fn run(args: CrowdedArgs) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-/// Reports whether the kernel lacks the protocol.
+/// Reports whether the error says that the kernel lacks the protocol.
 fn is_unknown_here(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<std::io::Error>();
     error.and_then(std::io::Error::raw_os_error) == Some(nix::libc::EPROTONOSUPPORT)
@@ -84,7 +84,7 @@ fn is_unknown_here(error: &anyhow::Error) -> bool {
 impl CrowdedArgs {
     fn measure(&self, name: &str) -> anyhow::Result<CrowdedRow> {
         let kind = CarrierKind::ALL.into_iter().find(|kind| kind.name() == name);
-        let kind = kind.with_context(|| format!("{name} is no kind of carriers"))?;
+        let kind = kind.with_context(|| format!("{name} is not a kind of carrier"))?;
         let site = BenchSite::new(&Topology::standard(1, 1))?;
         let near = site.relay()?;
         let far = site.subscribers()?;
@@ -105,10 +105,11 @@ impl CrowdedArgs {
                     scope.spawn(move || near.enter(|| strangers.run()).map_err(anyhow::Error::from)?)
                 })
                 .collect();
+            // Stop the strangers even after an error, since the scope waits for their threads.
             let measured = self.rounds(&client, counts);
             is_over.store(true, Relaxed);
             for call in calls {
-                call.join().map_err(|_| anyhow::anyhow!("strangers have failed"))??;
+                call.join().map_err(|_| anyhow::anyhow!("a thread of the strangers panicked"))??;
             }
             let (times, begun) = measured?;
             Ok(CrowdedRow { carrier: name.to_owned(), rate: self.rate, times, begun })
@@ -121,6 +122,7 @@ impl CrowdedArgs {
         counts: &[AtomicUsize; 2],
     ) -> anyhow::Result<(Vec<f64>, f64)> {
         let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
+        // Measure only once the crowd is there.
         wait("strangers", || Ok(count() > 200))?;
         client.configure(0)?;
         let _near = client.host.start()?;
@@ -137,6 +139,7 @@ impl CrowdedArgs {
                 let status = client.host.status()?;
                 let first = status.pointer("/status/carry/carriers/0");
                 let is_warm = first.is_some_and(|it| it["state"] == "warm");
+                // The carrier must be younger than the reload, or it is the previous one.
                 let age = first.and_then(|it| it["age_s"].as_f64()).unwrap_or(f64::MAX);
                 Ok(is_warm && age < begin.elapsed().as_secs_f64())
             })?;
@@ -146,7 +149,7 @@ impl CrowdedArgs {
     }
 }
 
-/// Gives the client's host the strangers' addresses, and returns those of IPv4 and those of IPv6.
+/// Adds the strangers' addresses to the client's host. Returns the IPv4 and the IPv6 addresses.
 fn strangers(near: &LabNode, far: &LabNode) -> anyhow::Result<[Vec<IpAddr>; 2]> {
     let v6: Vec<_> = (1..=STRANGERS).map(|n| format!("{V6}{n:x}")).collect();
     for address in &v6 {
@@ -172,7 +175,8 @@ struct CrowdedClient<'a> {
 }
 
 impl CrowdedClient<'_> {
-    /// Configures the peer. Another number changes its entry, so that its carrier is called again.
+    /// Configures the client's peer. A new `number` changes the peer's entry, so that the daemon sets up its carrier
+    /// again.
     fn configure(&self, number: usize) -> anyhow::Result<()> {
         let address = IpAddr::from([198, 18, (number >> 8) as u8, number as u8]);
         self.host.configure(&format!("{}addresses = [\"{address}\"]\n", self.settings))

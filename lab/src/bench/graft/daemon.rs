@@ -1,4 +1,4 @@
-//! Runs a daemon of packet grafts as users do: `millrace graft run` on a host.
+//! Runs a daemon for packet grafts as users do, by `millrace graft run` on a host.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -22,8 +22,8 @@ pub struct DaemonProcess {
 }
 
 impl DaemonProcess {
-    /// Starts a daemon with these settings, which may name files that `line::peer` has made. Waits until its hooks are
-    /// attached.
+    /// Starts a daemon with these settings, which may refer to files that `line::peer` created. Waits until its hooks
+    /// are attached.
     pub fn start(
         site: &BenchSite,
         name: &'static str,
@@ -39,12 +39,12 @@ impl DaemonProcess {
         let mut daemon = Self { process, socket: path("sock") };
         let socket = daemon.socket.clone();
         daemon.process.wait_until("its socket", START, || UnixStream::connect(&socket).is_ok())?;
-        // The socket exists before the hooks are attached; it answers when they are.
+        // The socket exists before the hooks are attached. The daemon answers once they are.
         daemon.status().with_context(|| daemon.process.last_words())?;
         Ok(daemon)
     }
 
-    /// Waits until all sessions have keys, which needs the other daemon.
+    /// Waits until every session has keys. The other daemon must run for that.
     pub fn wait_for_keys(&self) -> anyhow::Result<()> {
         let have = |status: Value| {
             let all = status["sessions"].as_array();
@@ -69,7 +69,7 @@ impl DaemonProcess {
         let answer: Value = serde_json::from_str(&line)?;
         match answer["ok"].as_bool() {
             Some(true) => Ok(answer),
-            _ => bail!("the daemon: {}", answer["error"].as_str().unwrap_or("no answer")),
+            _ => bail!("the daemon reports: {}", answer["error"].as_str().unwrap_or("no answer")),
         }
     }
 }

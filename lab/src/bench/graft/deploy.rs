@@ -1,4 +1,4 @@
-//! `bench graft deploy`: the time to load grafts and to attach TCP rules, by steps.
+//! `bench graft deploy`: the time of each step when grafts are loaded and TCP rules are attached.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -26,17 +26,17 @@ pub struct DeployArgs {
     json: Option<PathBuf>,
 }
 
-/// An object that is loaded, and the times of its steps, us.
+/// A loaded object, and the durations of its steps over all rounds, us.
 struct DeployRow {
     what: String,
     bytes: Option<usize>,
-    /// Instructions that the verifier processed.
+    /// Number of instructions that the BPF verifier processed.
     instructions: Option<u64>,
     steps: Vec<(&'static str, Vec<f64>)>,
 }
 
 pub fn run(args: DeployArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0, "--rounds is at least 1");
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     warn_if_busy()?;
     let cgroup = HostCgroup::new("deploy")?;
     let mut rows: Vec<DeployRow> = Vec::new();
@@ -51,7 +51,7 @@ pub fn run(args: DeployArgs) -> anyhow::Result<()> {
             (row.bytes, row.instructions) = (Some(image.len()), Some(instructions));
         }
         for (name, image) in SHIPPED {
-            // Bytes after the end make it another file with the same graft.
+            // Bytes after the end of the ELF data change the file, but not its graft.
             tag += 1;
             let image = [image, &u64::to_ne_bytes(tag)].concat();
             let (steps, instructions) = deployed(name, &image)?;
@@ -70,8 +70,8 @@ pub fn run(args: DeployArgs) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-/// Loads a graft and returns the steps' times, and the instructions that the verifier processed. For a program with
-/// functions of its own, the JIT is a part of the verifier's time.
+/// Loads a graft. Returns the durations of the steps, and the number of instructions that the verifier processed. For a
+/// program with subprograms, the verifier's time includes the JIT.
 fn deployed(name: &str, image: &[u8]) -> anyhow::Result<([(&'static str, f64); 4], u64)> {
     let timing = CongestionProgram::register(image, &[]).with_context(|| name.to_owned())?.timing();
     let verification = timing.verification.unwrap_or_default();
@@ -84,7 +84,7 @@ fn deployed(name: &str, image: &[u8]) -> anyhow::Result<([(&'static str, f64); 4
     Ok((steps, verification.instructions))
 }
 
-/// Times the steps of a daemon before a rule is in force.
+/// Measures the steps of a daemon until its TCP rule is in force.
 fn in_place(cgroup: &HostCgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
     let rule = TcpRule {
         side: RuleSide::Client,

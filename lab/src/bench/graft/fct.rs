@@ -1,4 +1,4 @@
-//! `bench graft fct`: completion times of transfers by size, loss and round trip.
+//! `bench graft fct`: flow completion times of TCP transfers by size, loss and round-trip time.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct FctArgs {
-    /// Congestion controls, interleaved: grafts or the kernel's
+    /// Congestion controls to measure, interleaved: grafts or the kernel's own
     #[arg(
         long,
         value_delimiter = ',',
@@ -30,22 +30,22 @@ pub struct FctArgs {
     /// Sizes of transfers
     #[arg(long, value_delimiter = ',', default_value = "64,1024,8192,32768", value_name = "KIB")]
     sizes_kib: Vec<u64>,
-    /// Loss of the link, at random, in the direction of the data
+    /// Random loss of the link in the direction of the data
     #[arg(long, value_delimiter = ',', default_value = "0,1,2,5", value_name = "PERCENT")]
     loss: Vec<f64>,
-    /// Round trip without queue
+    /// Round-trip time while the queue is empty
     #[arg(long, value_delimiter = ',', default_value = "20,100,600", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Only these combinations of size, loss and round trip, instead of the options above
+    /// Measure only these combinations of size, loss and round-trip time, instead of those by the options above
     #[arg(long, value_delimiter = ',', value_name = "KIB:PERCENT:MS")]
     cells: Vec<FctCell>,
-    /// Transfers at the same time, each in a lab of its own
+    /// Number of transfers at the same time, each in its own lab
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Seed of the losses; each further round adds 1, so runs to be combined need seeds that are further apart
+    /// Seed of the random losses; each further round adds 1, so runs to be combined need seeds that are further apart
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// File with rows of an earlier run, whose rounds are added, repeatable
+    /// File with results of an earlier run, whose rounds are added; may be repeated
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
     /// Measure nothing; only combine the files of --add
@@ -54,7 +54,7 @@ pub struct FctArgs {
     /// Rate of the link
     #[arg(long, default_value_t = 100, value_name = "MBIT")]
     rate_mbit: u32,
-    /// Time after which a transfer is stopped; its bytes are kept
+    /// Time after which a transfer is stopped; the bytes that arrived are recorded
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
     /// Number of transfers of each measurement
@@ -68,7 +68,7 @@ pub struct FctArgs {
     plot: Option<PathBuf>,
 }
 
-/// A size on a network.
+/// A transfer's size and its network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct FctCell {
     kib: u64,
@@ -79,22 +79,22 @@ impl FromStr for FctCell {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = "is KIB:PERCENT:MS, such as 8192:1:100";
+        let wanted = "must be KIB:PERCENT:MS, such as 8192:1:100";
         let (kib, network) = text.split_once(':').ok_or(wanted)?;
-        let kib = kib.parse().map_err(|_| format!("KIB {kib:?} is no number: {wanted}"))?;
+        let kib = kib.parse().map_err(|_| format!("KIB {kib:?} is not a number: {wanted}"))?;
         let network: NetworkProfile = network.parse()?;
         match network.burst {
             1.0 => Ok(Self { kib, network }),
-            // Rows have no column for bursts.
-            _ => Err(format!("has no bursts: {wanted}")),
+            // Result rows have no column for the length of bursts.
+            _ => Err(format!("bursts are not supported: {wanted}")),
         }
     }
 }
 
 pub fn run(args: FctArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.limit > 0, "--rounds and --limit are at least 1");
-    ensure!(args.rate_mbit > 0, "--rate-mbit is at least 1");
-    ensure!(args.labs > 0, "--labs is at least 1");
+    ensure!(args.rounds > 0 && args.limit > 0, "--rounds and --limit must be at least 1");
+    ensure!(args.rate_mbit > 0, "--rate-mbit must be at least 1");
+    ensure!(args.labs > 0, "--labs must be at least 1");
     let cells = args.cells();
     cells.iter().try_for_each(|cell| cell.network.check())?;
     let mut rows = Vec::new();
@@ -116,9 +116,9 @@ pub fn run(args: FctArgs) -> anyhow::Result<()> {
 }
 
 impl FctArgs {
-    /// Makes a site whose queue has room for one bandwidth-delay product.
+    /// Creates a site whose queue holds one bandwidth-delay product.
     fn site(&self, network: NetworkProfile, round: usize) -> anyhow::Result<BenchSite> {
-        // Another seed for each round loses other packets.
+        // Each round has its own seed, so that it loses other packets.
         let seed = self.seed.wrapping_add(round as u64);
         BenchSite::new(&network.topology(self.rate_mbit, Directions::Forward, seed)?)
     }
@@ -136,8 +136,8 @@ impl FctArgs {
             .collect()
     }
 
-    /// Measures round after round, with as many cells at once as there are labs. In a cell the controls take turns, so
-    /// that a drift of the machine affects all of them alike.
+    /// Measures round after round, with one cell at a time in each lab. In a cell the congestion controls take turns,
+    /// so that a drift of the machine affects all of them alike.
     fn measure(&self, cells: &[FctCell]) -> anyhow::Result<Vec<FctRow>> {
         let jobs: Vec<(usize, FctCell)> =
             (1..=self.rounds).flat_map(|round| cells.iter().map(move |cell| (round, *cell))).collect();
@@ -174,8 +174,8 @@ impl FctArgs {
         }
     }
 
-    /// Measures one transfer. TCP's metrics of earlier connections are not kept, so that each connection is like the
-    /// first to its peer.
+    /// Measures one transfer. The kernel forgets TCP metrics of earlier connections, so that every connection starts
+    /// like the first one to its peer.
     fn try_transfer(&self, site: &BenchSite, case: &FctCase) -> anyhow::Result<TransferResult> {
         let from = site.relay()?;
         let to = site.subscribers()?;

@@ -1,4 +1,4 @@
-//! Plots times of transfers by loss, in one panel for each size and round trip.
+//! Plots durations of transfers by loss, with one panel for each size and round-trip time.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::stats::Spread;
 const PANEL: (u32, u32) = (380, 260);
 const FONT: &str = "sans-serif";
 
-/// Time that one congestion control took in one cell.
+/// Durations that one congestion control needed in one cell (size, loss, round-trip time).
 pub struct FctPoint {
     pub control: String,
     pub kib: u64,
@@ -19,9 +19,9 @@ pub struct FctPoint {
     pub ms: Spread,
 }
 
-/// Draws medians, with lines from the least to the most.
+/// Draws the medians, with lines from the lowest to the highest value.
 pub fn draw(points: &[FctPoint], path: &Path) -> anyhow::Result<()> {
-    ensure!(!points.is_empty(), "nothing could be measured");
+    ensure!(!points.is_empty(), "no transfer could be measured");
     let sizes = distinct(points.iter().map(|point| point.kib));
     let rtts = distinct(points.iter().map(|point| point.rtt_ms));
     let mut controls: Vec<&str> = points.iter().map(|point| point.control.as_str()).collect();
@@ -65,7 +65,7 @@ fn draw_panel(
     chart.configure_mesh().disable_x_mesh().y_label_formatter(&|ms| format!("{ms:.0}")).draw()?;
     for (at, control) in controls.iter().enumerate() {
         let colour = Palette99::pick(at).to_rgba();
-        // Points are drawn next to each other where they would overlap.
+        // Shift each congestion control's points a little, so that they do not cover each other.
         let aside = |loss: f64| loss + 0.05 * at as f64;
         let mut of: Vec<&&FctPoint> = points.iter().filter(|it| it.control == *control).collect();
         of.sort_by(|one, other| one.loss.total_cmp(&other.loss));

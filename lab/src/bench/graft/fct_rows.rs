@@ -1,4 +1,4 @@
-//! Rows of transfers: as text, and as files keep them.
+//! Result rows of transfers: as text, and as JSON files keep them.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::fct_plot::FctPoint;
 use crate::bench::table::columns;
 use crate::stats::Spread;
 
-/// Results of a congestion control with a size on a network.
+/// Results of one congestion control with one size on one network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FctRow {
     #[serde(flatten)]
@@ -34,7 +34,7 @@ pub struct FctCase {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FctRound {
-    /// Transfers. One that was stopped counts with the limit.
+    /// A transfer that was made. One that was stopped counts with the time limit.
     Done {
         ms: f64,
         bytes: u64,
@@ -88,7 +88,7 @@ impl FctRound {
     pub fn told(&self) -> String {
         match self {
             Self::Done { ms, over: false, .. } => format!("{ms:.0} ms"),
-            Self::Done { bytes, .. } => format!("over, with {bytes} bytes"),
+            Self::Done { bytes, .. } => format!("stopped after {bytes} bytes"),
             Self::Failed { error } => error.clone(),
         }
     }
@@ -102,7 +102,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<FctRow>> {
     Ok(rows)
 }
 
-/// Joins rounds of the same case in one row, in order of round trip, size and loss.
+/// Joins rounds of the same case into one row. Rows are sorted by round-trip time, size and loss.
 pub fn joined(rows: Vec<FctRow>) -> Vec<FctRow> {
     let mut all: Vec<FctRow> = Vec::new();
     for row in rows {

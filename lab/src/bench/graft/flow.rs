@@ -9,17 +9,17 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::lab::LabNode;
 
-/// Result of a transfer.
+/// Result of one transfer.
 #[derive(Debug, Clone, Copy)]
 pub struct TransferResult {
     /// Time from the SYN to the last byte at the receiver.
     pub time: Duration,
     pub bytes: u64,
-    /// Whether all of it arrived in time.
+    /// Whether all bytes arrived before the limit.
     pub is_whole: bool,
 }
 
-/// A transfer that has begun.
+/// An open connection for a transfer, and its start time.
 pub struct BegunTransfer {
     pub sender: TcpStream,
     pub receiver: TcpStream,
@@ -27,19 +27,20 @@ pub struct BegunTransfer {
 }
 
 impl BegunTransfer {
-    /// Opens a connection. The sender has this congestion control from its first byte on.
+    /// Opens a connection whose sender uses this congestion control from its first data byte on.
     pub fn open(from: &LabNode, to: &LabNode, control: &str) -> anyhow::Result<Self> {
         let listener = to.enter(|| TcpListener::bind((to.addr_v4(), 0)))??;
         let at = SocketAddr::new(to.addr_v4().into(), listener.local_addr()?.port());
         let start = Instant::now();
-        let sender = from.enter(|| TcpStream::connect(at))?.with_context(|| format!("no way to {at}"))?;
+        let sender =
+            from.enter(|| TcpStream::connect(at))?.with_context(|| format!("cannot connect to {at}"))?;
         setsockopt(&sender, sockopt::TcpCongestion, &control.into())
             .map_err(|error| anyhow!("TCP with {control}: {error}"))?;
         let (receiver, _) = listener.accept()?;
         Ok(Self { sender, receiver, start })
     }
 
-    /// Sends this many bytes, and waits for them until `limit` has passed since the start.
+    /// Sends this many bytes, and waits for them until `limit` after the start.
     pub fn transfer(self, bytes: u64, limit: Duration) -> anyhow::Result<TransferResult> {
         let Self { mut sender, mut receiver, start } = self;
         sender.set_write_timeout(Some(limit))?;
@@ -48,7 +49,7 @@ impl BegunTransfer {
             let mut left = bytes;
             while left > 0 {
                 let now = usize::try_from(left).map_or(block.len(), |left| left.min(block.len()));
-                // The receiver has given up, and its count of bytes is the result.
+                // The receiver has closed the connection at the limit. Its own count of bytes is the result.
                 if sender.write_all(&block[..now]).is_err() {
                     return;
                 }
@@ -57,7 +58,7 @@ impl BegunTransfer {
         });
         let got = receive(&mut receiver, bytes, start + limit)?;
         let time = start.elapsed();
-        // Closed with data unread: the sender's writes end.
+        // Closing a socket with unread data sends a reset, which ends the sender's writes.
         drop(receiver);
         writing.join().map_err(|_| anyhow!("a sender panicked"))?;
         Ok(TransferResult { time: time.min(limit), bytes: got, is_whole: got == bytes })

@@ -1,5 +1,5 @@
-//! `bench graft gateway`: hosts with nothing installed behind two gateways: their cost on a link that needs none, and
-//! their gain on one that is long and loses packets.
+//! `bench graft gateway`: two gateways tunnel connections of hosts that have nothing installed. It measures the
+//! gateways' cost on a good link, and their gain on a long link that loses packets.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,19 +22,19 @@ use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
-    /// Rounds of each way, interleaved
+    /// Number of rounds of each way, interleaved
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Messages of 64 bytes there and back, in each round
+    /// Round trips of a 64-byte message in each round
     #[arg(long, default_value_t = 2000)]
     messages: usize,
     /// Size of a transfer from the server, MiB
     #[arg(long, value_name = "MIB", default_value_t = 8)]
     size: usize,
-    /// Loss and round trip between the gateways for transfers
+    /// Loss and round-trip time between the gateways, for transfers
     #[arg(long, value_name = "PERCENT:MS", default_value = "1:100")]
     network: NetworkProfile,
-    /// Rate between the gateways for transfers
+    /// Rate between the gateways, for transfers
     #[arg(long, value_name = "MBIT", default_value_t = 100)]
     rate: u32,
     /// Write the results to this file, as JSON
@@ -48,9 +48,9 @@ const CARRIERS: u16 = 9188;
 const BETWEEN: &str = "relay-relay2";
 const BEHIND: &str = "relay2-sub1";
 const MESSAGE: usize = 64;
-/// Messages before anything is timed.
+/// Number of messages before anything is timed.
 const UNTIMED: usize = 100;
-/// Congestion control of the servers, on both ways.
+/// Congestion control of the servers in all measurements.
 const CONTROL: &str = "cubic";
 
 #[derive(Clone, Copy, PartialEq)]
@@ -77,7 +77,8 @@ impl GatewayWay {
     }
 }
 
-/// Times of one way: microseconds one way, and milliseconds of transfers from the connection to the last byte.
+/// Times of one way: latency in one direction in us, and duration of transfers from the connection to the last byte in
+/// ms.
 #[derive(Default)]
 struct GatewayRow {
     one_way_us: Vec<f64>,
@@ -87,7 +88,7 @@ struct GatewayRow {
 pub fn run(args: GatewayArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.messages > 0 && args.size > 0,
-        "--rounds, --messages and --size are at least 1"
+        "--rounds, --messages and --size must be at least 1"
     );
     args.network.check()?;
     warn_if_busy()?;
@@ -109,7 +110,7 @@ pub fn run(args: GatewayArgs) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
-/// Returns a topology of client, gateway, gateway, server.
+/// Returns the topology, a chain: client, gateway, gateway, server.
 fn between(args: &GatewayArgs) -> anyhow::Result<Topology> {
     let NetworkProfile { loss, burst, rtt_ms } = args.network;
     let rate = args.rate;
@@ -177,7 +178,8 @@ impl<'a> GatewayHosts<'a> {
     fn wait_warm(&self) -> anyhow::Result<()> {
         self.near.wait_for("a warm carrier", |status| {
             let of = |what: &str| status.pointer(&format!("/status/carry/carriers/0/{what}"));
-            // The data that opens the window in the servers' direction must have arrived as well.
+            // A carrier is warm early in one direction. Data in the servers' direction must have opened that window as
+            // well.
             let came = of("received_bytes").and_then(Value::as_u64);
             of("state").and_then(Value::as_str) == Some("warm") && came > Some(256 << 10)
         })
@@ -186,10 +188,10 @@ impl<'a> GatewayHosts<'a> {
     fn carried(&self) -> anyhow::Result<u64> {
         let status = self.near.status()?;
         let count = status.pointer("/status/carry/gateway/verdicts/let-in").and_then(Value::as_u64);
-        count.context("the gateway counts nothing")
+        count.context("the gateway's status has no count of accepted connections")
     }
 
-    /// Runs every way in every round, over a new connection.
+    /// Runs every way in every round, each time over a new connection.
     fn each(
         &self,
         args: &GatewayArgs,
@@ -210,12 +212,17 @@ impl<'a> GatewayHosts<'a> {
             }
         }
         let carried = self.carried()?;
-        ensure!(carried == args.rounds as u64, "{carried} connections were carried, and not {}", args.rounds);
+        ensure!(
+            carried == args.rounds as u64,
+            "{carried} connections were tunnelled instead of {}",
+            args.rounds
+        );
         Ok(())
     }
 }
 
-/// Serves connections. Each begins with eight bytes: how many bytes it is to get; 0 asks for an echo.
+/// Serves connections. The first eight bytes of each are the number of bytes that the client requests; 0 requests an
+/// echo.
 fn serve(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
         std::thread::spawn(move || {
@@ -265,7 +272,7 @@ fn transfer(mut stream: TcpStream, start: Instant, bytes: usize, row: &mut Gatew
     let mut block = vec![0; 1 << 17];
     while got < bytes {
         match stream.read(&mut block)? {
-            0 => bail!("{got} bytes came, and not {bytes}"),
+            0 => bail!("{got} bytes arrived instead of {bytes}"),
             length => got += length,
         }
     }

@@ -1,4 +1,4 @@
-//! A host with a daemon of grafts, in a cgroup of its own.
+//! A host with a graft daemon, in a cgroup of its own.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,7 +17,7 @@ use crate::program::product;
 
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Interval of checks.
+/// Interval at which a condition is checked.
 const LOOK: Duration = Duration::from_millis(5);
 
 pub struct GraftHost<'a> {
@@ -28,13 +28,13 @@ pub struct GraftHost<'a> {
 }
 
 impl<'a> GraftHost<'a> {
-    /// Makes a host. Its files are in a new directory inside `directory`.
+    /// Creates a host, whose files are in the new directory `directory`.
     pub fn new(name: &'static str, node: &'a LabNode, directory: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(directory)?;
         Ok(Self { name, node, cgroup: HostCgroup::new(name)?, directory: directory.to_owned() })
     }
 
-    /// Makes the host's key, and returns the public one.
+    /// Generates the host's key, and returns its public part.
     pub fn key(&self) -> anyhow::Result<String> {
         let mut command = Command::new(product()?);
         let made = command.args(["graft", "key", "--new"]).arg(self.directory.join("host.key")).output()?;
@@ -42,7 +42,7 @@ impl<'a> GraftHost<'a> {
         Ok(String::from_utf8(made.stdout)?.trim().to_owned())
     }
 
-    /// Writes settings that begin with its cgroup.
+    /// Writes the daemon's settings: the host's cgroup, followed by `rest`.
     pub fn configure(&self, rest: &str) -> anyhow::Result<()> {
         let text = format!("cgroup = {:?}\n{rest}", self.cgroup.path());
         Ok(fs::write(self.directory.join("graft.toml"), text)?)
@@ -56,7 +56,7 @@ impl<'a> GraftHost<'a> {
         self.start_of(&product()?, &[])
     }
 
-    /// Starts a daemon of that program, with additional arguments.
+    /// Starts the daemon from the given program file, with additional arguments.
     pub fn start_of(&self, program: &Path, further: &[&str]) -> anyhow::Result<BenchProcess> {
         let mut daemon = self.node.command(program);
         daemon.args(["graft", "run", "--http=off", "--config"]).arg(self.directory.join("graft.toml"));
@@ -70,7 +70,7 @@ impl<'a> GraftHost<'a> {
         self.ask("status")
     }
 
-    /// Waits until the status is so. This includes the time until the daemon answers.
+    /// Waits until the daemon answers and its status satisfies `is_so`.
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
         let waited = wait(what, || Ok(self.status().is_ok_and(|status| is_so(&status))));
         waited.map(drop).with_context(|| {
@@ -79,7 +79,7 @@ impl<'a> GraftHost<'a> {
         })
     }
 
-    /// Waits until this number of carriers is warm.
+    /// Waits until at least `ways` carriers are warm.
     pub fn wait_warm(&self, ways: usize) -> anyhow::Result<()> {
         self.wait_for("warm carriers", |status| {
             let carriers = status.pointer("/status/carry/carriers").and_then(Value::as_array);
@@ -88,7 +88,7 @@ impl<'a> GraftHost<'a> {
         })
     }
 
-    /// Returns how many connections it has tunnelled since its start.
+    /// Returns how many connections the daemon has tunnelled since its start.
     pub fn led(&self) -> anyhow::Result<u64> {
         self.status()?.pointer("/status/carry/verdicts/led").and_then(Value::as_u64).context("verdicts")
     }
@@ -102,12 +102,12 @@ impl<'a> GraftHost<'a> {
     }
 }
 
-/// Waits until `ready`, and returns how long that took.
+/// Waits until `ready` returns true. Returns how long that took.
 pub fn wait(what: &str, mut ready: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
     let start = Instant::now();
     while !ready()? {
         if start.elapsed() > LIMIT {
-            bail!("{what}: not within {LIMIT:?}");
+            bail!("{what}: did not happen within {LIMIT:?}");
         }
         std::thread::sleep(LOOK);
     }

@@ -1,5 +1,5 @@
-//! `bench graft instances`: one daemon for a host, for each of its cgroups, or for each connection: memory, CPU and delay of the same
-//! traffic.
+//! `bench graft instances`: compares one daemon for a whole host, one for each cgroup, and one for each connection. It
+//! measures memory, CPU and latency of the same traffic.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,19 +20,19 @@ use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct InstanceArgs {
-    /// Rounds of each way to divide them, interleaved
+    /// Number of rounds of each arrangement, interleaved
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Connections at the same time, all of them tunnelled
+    /// Number of connections at the same time, all of them tunnelled
     #[arg(long, default_value_t = 16)]
     connections: usize,
-    /// Cgroups that they are divided among, where there is a daemon for each cgroup
+    /// Number of cgroups that the connections are divided among, in the arrangement with a daemon per cgroup
     #[arg(long, default_value_t = 4)]
     cgroups: usize,
-    /// Messages of 64 bytes there and back, on each connection in turn
+    /// Round trips of a 64-byte message on each connection in turn
     #[arg(long, default_value_t = 200)]
     messages: usize,
-    /// MiB sent over each connection, one after another
+    /// MiB sent over each connection, one connection after another
     #[arg(long, default_value_t = 8, value_name = "MIB")]
     mib: u64,
     /// Write the results to this file, as JSON
@@ -44,10 +44,10 @@ const PORT: u16 = 7200;
 const CARRIERS: u16 = 9188;
 const MESSAGE: usize = 64;
 const BLOCK: usize = 1 << 16;
-/// Most cgroups; a host would not have more.
+/// Largest number of daemons on one host. Real hosts have fewer.
 const MOST: usize = 64;
 
-/// Scope of a daemon.
+/// Unit that has a daemon of its own: the host, a cgroup, or a connection.
 #[derive(Clone, Copy, PartialEq)]
 enum Per {
     Host,
@@ -78,27 +78,26 @@ impl Per {
 struct InstanceRow {
     per: Per,
     daemons: usize,
-    /// Resident memory of all daemons of the client's host, with their connections; `server_mib` is that of the
-    /// server's one.
+    /// Resident memory of all daemons on the client's host, MiB. `server_mib` is that of the server's only daemon.
     client_mib: Vec<f64>,
     server_mib: Vec<f64>,
-    /// Time until all carriers are warm.
+    /// Time from the daemons' start until all carriers are warm, ms.
     ready_ms: Vec<f64>,
-    /// CPU time of all daemons of the client's host, per GiB that they tunnelled.
+    /// CPU time of all daemons on the client's host per GiB that they tunnelled, seconds.
     cpu_s_per_gib: Vec<f64>,
-    /// CPU time of all idle daemons, per second.
+    /// CPU time per second of all daemons on the client's host while they are idle, ms.
     idle_cpu_ms: Vec<f64>,
-    /// Latency one way.
+    /// Latency in one direction, us.
     latency_us: Vec<f64>,
 }
 
 pub fn run(args: InstanceArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.messages > 0 && args.mib > 0,
-        "--rounds, --messages and --mib are at least 1"
+        "--rounds, --messages and --mib must be at least 1"
     );
-    ensure!((1..=MOST).contains(&args.connections), "--connections is from 1 to {MOST}");
-    ensure!(args.cgroups > 0, "--cgroups is at least 1");
+    ensure!((1..=MOST).contains(&args.connections), "--connections must be from 1 to {MOST}");
+    ensure!(args.cgroups > 0, "--cgroups must be at least 1");
     warn_if_busy()?;
     let mut rows: Vec<InstanceRow> =
         Per::ALL.into_iter().map(|per| InstanceRow::from_args(per, &args)).collect();
@@ -150,14 +149,14 @@ fn readings(processes: &[BenchProcess]) -> anyhow::Result<Vec<UsageReading>> {
     processes.iter().map(|process| Ok(UsageReading::take(process.id())?)).collect()
 }
 
-/// Returns the CPU time since `before`, seconds.
+/// Returns the CPU time that the processes have used since `before`, seconds.
 fn used(processes: &[BenchProcess], before: &[UsageReading]) -> anyhow::Result<f64> {
     let now = readings(processes)?;
     let each = now.iter().zip(before).map(|(now, before)| now.used_since(before).process_ns);
     Ok(each.sum::<u64>() as f64 / 1e9)
 }
 
-/// Sends messages there and back, and times each one.
+/// Sends messages back and forth, and records the latency of each.
 fn say([near, far]: &mut [TcpStream; 2], count: usize, us: &mut Vec<f64>) -> anyhow::Result<()> {
     let mut message = [7; MESSAGE];
     for _ in 0..count {
@@ -166,6 +165,7 @@ fn say([near, far]: &mut [TcpStream; 2], count: usize, us: &mut Vec<f64>) -> any
         far.read_exact(&mut message)?;
         far.write_all(&message)?;
         near.read_exact(&mut message)?;
+        // A round trip consists of two messages.
         us.push(super::micros(start.elapsed()) / 2.0);
     }
     Ok(())
@@ -179,11 +179,11 @@ fn send([near, far]: &[TcpStream; 2], bytes: u64) -> anyhow::Result<()> {
     });
     let mut taken = far.take(bytes);
     let came = std::io::copy(&mut taken, &mut std::io::sink())?;
-    ensure!(came == bytes, "{came} bytes came, and not {bytes}");
+    ensure!(came == bytes, "{came} bytes arrived instead of {bytes}");
     sending.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?.context("sending")
 }
 
-/// A host with servers and one daemon, and a host with several daemons, each with a cgroup and a key of its own.
+/// A host with servers and one daemon, and a host with several daemons, each with its own cgroup and key.
 struct InstanceHosts<'a> {
     server: GraftHost<'a>,
     clients: Vec<GraftHost<'a>>,
@@ -230,7 +230,7 @@ impl<'a> InstanceHosts<'a> {
         Ok((server, clients))
     }
 
-    /// Returns both ends of a connection by one of the daemons.
+    /// Connects through the cgroup of the given daemon. Returns both ends of the connection.
     fn connect(&self, daemon: usize, listener: &TcpListener) -> anyhow::Result<[TcpStream; 2]> {
         let client = self.clients.get(daemon).context("a daemon")?;
         let at = listener.local_addr()?;
@@ -247,7 +247,7 @@ impl<'a> InstanceHosts<'a> {
 
     fn check_led(&self, wanted: usize) -> anyhow::Result<()> {
         let led = self.clients.iter().map(GraftHost::led).sum::<anyhow::Result<u64>>()?;
-        ensure!(led == wanted as u64, "{led} connections were carried, and not {wanted}");
+        ensure!(led == wanted as u64, "{led} connections were tunnelled instead of {wanted}");
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Connects two hosts of packet grafts in benchmarks: they are peers with one key, as daemons or as runtimes in this
-//! process.
+//! Connects two hosts of packet grafts in benchmarks. They are peers that share one key, and are daemons or runtimes in
+//! this process.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -11,11 +11,11 @@ use millrace_graft::packet::PacketRuntime;
 use millrace_graft::packet::keys::{Exported, KeyWord};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-/// The name of the other host.
+/// Name that each host's settings give to the other host.
 pub const PEER: &str = "other";
 
-/// Writes settings of a host whose peer has the same key, and makes the key if it is missing. `ports` are the daemons'
-/// own, or a pool.
+/// Returns settings of a host whose peer has the same key, and creates the key if it is missing. `ports` is the port
+/// of the daemons, or a pool of ports.
 pub fn peer(directory: &Path, [local, remote]: [IpAddr; 2], ports: &str) -> anyhow::Result<String> {
     let file = directory.join("host.key");
     if !file.exists() {
@@ -29,7 +29,7 @@ pub fn peer(directory: &Path, [local, remote]: [IpAddr; 2], ports: &str) -> anyh
     ))
 }
 
-/// One end of a channel that takes the place of the connection between two daemons.
+/// One end of a channel that replaces the control connection between two daemons, for runtimes in one process.
 pub struct ChannelEnd {
     exported: Exported,
     says: Sender<KeyWord>,
@@ -51,12 +51,12 @@ impl ChannelEnd {
         Ok(runtime.connected(PEER, &self.exported)?)
     }
 
-    /// Passes on key messages; called before each step of the runtime.
+    /// Passes key messages between the channel and the runtime. It must be called before each step of the runtime.
     pub fn relay(&self, runtime: &mut PacketRuntime) -> anyhow::Result<()> {
         for word in self.hears.try_iter() {
             runtime.hear_key_word(PEER, &word)?;
         }
-        // An error says only that the other end is gone.
+        // A send error is ignored: it only means that the other end is gone.
         for (_, word) in runtime.key_words() {
             let _ = self.says.send(word);
         }

@@ -1,4 +1,4 @@
-//! `millrace-lab bench graft`: the cost of loading and swapping transport functions, and their gain for TCP.
+//! `millrace-lab bench graft`: the cost of loading, swapping and negotiating grafts, and their gain for TCP.
 
 mod apps;
 mod carried_paths;
@@ -42,62 +42,63 @@ pub struct GraftBenchArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum GraftBenchCommand {
-    /// Unmodified applications over plain TCP and tunnelled, by loss and round trip
+    /// Unmodified applications over plain TCP and tunnelled, by loss and round-trip time
     Apps(apps::AppArgs),
-    /// Throughput of a tunnel over two paths, and its behaviour when one is cut
+    /// Throughput of a tunnel over two paths, and its longest gap when one is cut
     CarriedPaths(carried_paths::CarriedPathArgs),
-    /// Connections for which the model is wrong, and how many it takes until another arm is chosen
+    /// Networks for which the model's choice is wrong, and the connections until it is corrected
     Choice(choice::ChoiceArgs),
-    /// How long a peer waits for a carrier while strangers stall
+    /// Waiting time of a peer for its carrier while strangers hold unfinished handshakes
     Crowded(crowded::CrowdedArgs),
-    /// Time to load a graft, and TCP in place, by steps
+    /// Time to load a graft and to attach TCP rules, by steps
     Deploy(deploy::DeployArgs),
-    /// Fate of tunnelled connections while their carrier fails
+    /// Behaviour of tunnelled connections while their carrier fails
     Faults(faults::FaultArgs),
-    /// An application of the faults' matrix
+    /// An application of `faults`
     #[command(hide = true)]
     FaultEnd(faults::end::EndArgs),
-    /// Time that transfers take with each congestion control, by size, loss and round trip
+    /// Completion time of transfers with each congestion control, by size, loss and round-trip time
     Fct(fct::FctArgs),
-    /// The receiving end of `carried-paths`
+    /// The receiver of `carried-paths`
     #[command(hide = true)]
     Drain(carried_paths::drain::DrainArgs),
     /// Share of a bottleneck that a flow with a graft gets against TCP CUBIC
     Fairness(Fairness),
-    /// One daemon for a host, for each cgroup, or for each connection: memory, CPU and delay
+    /// One daemon for a host, for each cgroup, or for each connection: memory, CPU and latency
     Instances(instances::InstanceArgs),
-    /// Hosts with nothing installed behind two gateways: what these add on a good link, and gain on a bad one
+    /// Two gateways for hosts with nothing installed: their cost on a good link, and their gain on a bad one
     Gateway(gateway::GatewayArgs),
-    /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
+    /// Time until two daemons have agreed on grafts, by steps, and its effect on TCP handshakes
     Negotiate(negotiate::NegotiateArgs),
-    /// The viewer of a film in segments
+    /// The player of a film in segments, for `apps`
     #[command(hide = true)]
     Play(apps::video::VideoArgs),
-    /// Throughput of a session of packet grafts over two paths, and its behaviour when one is cut
+    /// Throughput of a session of packet grafts over two paths, and its longest gap when one is cut
     Paths(paths::PathArgs),
     /// A transfer whose path becomes long for a while, and its gain from another graft during that time
     Reconfigure(reconfigure::ReconfigureArgs),
     /// Cost of tunnelling a connection on a good link, compared with haproxy
     Redirect(redirect::RedirectArgs),
-    /// Repair of lost packets by retransmission or parity: by window, loss and round trip
+    /// Repair of lost packets by retransmission or parity, by window, loss and round-trip time
     Repair(repair::RepairArgs),
-    /// Training data for the choice among arms: transfers on many networks, as lines of a file
+    /// Training data for the choice of a congestion control: transfers on many networks, as lines of a file
     Select(select::SelectArgs),
-    /// The far end of `redirect`'s many connections
+    /// The echo server for the many connections of `redirect`
     #[command(hide = true)]
     Echo(redirect::echo::EchoArgs),
-    /// The receiving end of a transfer
+    /// The receiver of a transfer, for `select`
     #[command(hide = true)]
     Fetch(select::fetch::FetchArgs),
     /// Delay and jitter of packets by graft, and memory, with one session and with many
     Sessions(sessions::SessionArgs),
-    /// Time to swap grafts under a live transfer that must lose nothing
+    /// Time to swap grafts during a live transfer that must lose no data
     Swap(swap::SwapArgs),
 }
 
 #[derive(Debug, clap::Args)]
 struct Fairness {
-    /// Congestion controls, grafts or the kernel's; `congestion`: datagrams by the packet function; `carried`: TCP, carried
+    /// Congestion controls (grafts or the kernel's own); `congestion`: datagrams with a packet graft; `carried`:
+    /// tunnelled TCP
     #[arg(
         long,
         value_delimiter = ',',
@@ -109,7 +110,7 @@ struct Fairness {
     bottleneck: fairness::Bottleneck,
 }
 
-/// Flows that `fairness` measures in addition to TCP's congestion controls.
+/// Flows that `fairness` can measure in addition to TCP flows.
 const OTHERS: [(&str, fairness::Other); 2] = [
     (
         "congestion",
@@ -158,8 +159,8 @@ pub fn run(args: GraftBenchArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Registers the shipped grafts among the names with TCP, while the result lives. Another process may have registered
-/// them already.
+/// Registers with TCP the shipped grafts among `controls`, until the result is dropped. Those that another process has
+/// registered already are left alone.
 fn register(controls: &[String]) -> anyhow::Result<Vec<CongestionProgram>> {
     let there = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
     let is_there = |control: &str| there.split_whitespace().any(|known| known == control);

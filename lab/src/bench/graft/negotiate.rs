@@ -1,4 +1,4 @@
-//! `bench graft negotiate`: the time until two daemons agree, by steps.
+//! `bench graft negotiate`: the time until two daemons agree on grafts, by steps.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,10 +20,10 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct NegotiateArgs {
-    /// Round trip between the hosts; 0: no added delay
+    /// Round-trip time between the hosts; 0 adds no delay
     #[arg(long, value_delimiter = ',', default_value = "0,20,100", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Grafts in each host's pool, in addition to the built-in ones
+    /// Number of grafts in each host's pool, in addition to the built-in ones
     #[arg(long, value_delimiter = ',', default_value = "0,50,250", value_name = "COUNT")]
     pools: Vec<usize>,
     /// Number of negotiations of each measurement
@@ -37,10 +37,10 @@ pub struct NegotiateArgs {
     json: Option<PathBuf>,
 }
 
-/// Port of the control connection. `PORT` is that of the application whose connections are timed.
+/// Port of the control connection. `PORT` is that of the application whose TCP handshakes are timed.
 const CONTROL: u16 = 9187;
 const PORT: u16 = 7200;
-/// The steps as `status` names them.
+/// Names of the steps in the daemon's status.
 const STEPS: [&str; 4] = ["connect_us", "tls_us", "offer_us", "bind_us"];
 
 struct NegotiateRow {
@@ -52,7 +52,7 @@ struct NegotiateRow {
 }
 
 pub fn run(args: NegotiateArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.connections > 0, "--rounds and --connections are at least 1");
+    ensure!(args.rounds > 0 && args.connections > 0, "--rounds and --connections must be at least 1");
     warn_if_busy()?;
     let mut rows = Vec::new();
     let progress = BenchProgress::with_steps(args.rtt_ms.len() * args.pools.len() * args.rounds);
@@ -109,7 +109,7 @@ impl NegotiateArgs {
     }
 }
 
-/// Two hosts, each with a daemon's settings.
+/// Two hosts with settings for a daemon each.
 struct NegotiateHosts<'a> {
     caller: GraftHost<'a>,
     called: GraftHost<'a>,
@@ -142,7 +142,7 @@ impl<'a> NegotiateHosts<'a> {
         Ok(self.called.cgroup.enter(|| self.called.node.enter(|| TcpListener::bind(at)))???)
     }
 
-    /// Returns the time of TCP's handshake, us.
+    /// Makes one connection. Returns the duration of the TCP handshake, us.
     fn connect(&self, listener: &TcpListener) -> anyhow::Result<f64> {
         let at = listener.local_addr()?;
         let connect = || {
@@ -155,7 +155,7 @@ impl<'a> NegotiateHosts<'a> {
     }
 }
 
-/// Fills a host's pool with grafts: the same object under many names.
+/// Fills a host's pool with the same graft under many names.
 fn fill(host: &GraftHost<'_>, count: usize) -> anyhow::Result<()> {
     let pool = host.directory.join("pool");
     fs::create_dir_all(&pool)?;
@@ -171,13 +171,16 @@ fn fill(host: &GraftHost<'_>, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for the agreement, and returns how long its steps took.
+/// Waits until the daemons have agreed. Returns the durations of the steps.
 fn negotiated(host: &GraftHost<'_>) -> anyhow::Result<Value> {
     let start = Instant::now();
     loop {
         let peer = host.status()?.pointer("/status/peers/0").cloned().unwrap_or_default();
         if peer.get("state").and_then(Value::as_str) == Some("agreed") {
-            return peer.get("negotiated").cloned().context("steps");
+            return peer
+                .get("negotiated")
+                .cloned()
+                .context("the status has no durations of the negotiation's steps");
         }
         if start.elapsed() > LIMIT {
             bail!("no agreement within {LIMIT:?}: {peer}");

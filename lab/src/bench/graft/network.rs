@@ -1,4 +1,4 @@
-//! Networks that transfers are measured on: one link with a delay, a loss and a rate.
+//! Networks for measured transfers: one link with a delay, a loss and a rate.
 
 use std::str::FromStr;
 
@@ -9,19 +9,20 @@ use crate::lab::{Directions, Topology};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NetworkProfile {
-    /// Loss, percent.
+    /// Share of packets that are lost, percent.
     pub loss: f64,
-    /// Packets lost one after the other, on average; 1: each is lost independently.
+    /// Mean number of consecutive packets in a burst of losses; 1: each packet is lost independently.
     pub burst: f64,
     pub rtt_ms: u32,
 }
 
-/// Returns the impairment that loses this share of a link's packets, in bursts of this mean length.
+/// Returns the link setting that loses this share of packets, in bursts of this mean length.
 pub fn loss(percent: f64, burst: f64) -> String {
     if burst <= 1.0 || percent == 0.0 {
         return format!("loss={percent}%");
     }
-    // Gilbert's model: bursts end after `burst` packets on average, and begin so often that the total is the loss.
+    // The Gilbert model: bursts end after `burst` packets on average. They start so often that the total loss is as
+    // given.
     let loss = percent / 100.0;
     let end = 1.0 / burst;
     let start = loss * end / (1.0 - loss);
@@ -29,12 +30,12 @@ pub fn loss(percent: f64, burst: f64) -> String {
 }
 
 impl NetworkProfile {
-    /// Makes a network that loses each packet independently.
+    /// Creates a network that loses each packet independently.
     pub fn random(loss: f64, rtt_ms: u32) -> Self {
         Self { loss, burst: 1.0, rtt_ms }
     }
 
-    /// Formats the loss for rows.
+    /// Formats the loss as rows show it: percent, and the length of bursts if there are any.
     pub fn loss_text(&self) -> String {
         match self.burst {
             burst if burst > 1.0 => format!("{}/{burst}", self.loss),
@@ -43,13 +44,20 @@ impl NetworkProfile {
     }
 
     pub fn check(&self) -> anyhow::Result<()> {
-        ensure!((0.0..100.0).contains(&self.loss), "a loss of {} %: from 0 to less than 100", self.loss);
+        ensure!(
+            (0.0..100.0).contains(&self.loss),
+            "a loss of {} % is out of range: it must be from 0 to less than 100",
+            self.loss
+        );
         let burst = self.burst;
-        ensure!((1.0..=1000.0).contains(&burst), "bursts of {burst} packets: from 1 to 1000");
+        ensure!(
+            (1.0..=1000.0).contains(&burst),
+            "bursts of {burst} packets are out of range: they must have from 1 to 1000"
+        );
         Ok(())
     }
 
-    /// Returns a topology whose queue has room for one bandwidth-delay product.
+    /// Returns a topology whose queue holds one bandwidth-delay product.
     pub fn topology(&self, rate_mbit: u32, lossy: Directions, seed: u64) -> anyhow::Result<Topology> {
         let Self { loss: percent, burst, rtt_ms } = self;
         let loss = loss(*percent, *burst);
@@ -100,7 +108,7 @@ mod tests {
         }
     }
 
-    /// A link is in a burst for start / (start + end) of its packets, and loses all of those.
+    /// Gilbert's model puts start / (start + end) of all packets into bursts, which lose every packet.
     #[test]
     fn bursts_add_up_to_the_loss() {
         for (percent, burst) in [(1.0, 8.0), (5.0, 2.0), (0.1, 100.0)] {

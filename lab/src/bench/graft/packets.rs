@@ -1,4 +1,4 @@
-//! `bench graft swap --packets`: lists of functions are swapped under datagrams. No datagram may be lost.
+//! `bench graft swap --packets`: swaps packet grafts under a stream of datagrams. No datagram may be lost.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,16 +21,16 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct PacketBench {
-    /// Swap lists of functions on packets instead, under this number of datagrams, and back
+    /// Swap lists of packet functions instead, back and forth under this number of datagrams
     #[arg(long = "packets", value_name = "COUNT")]
     count: Option<u64>,
-    /// Round trip of the datagrams' path
+    /// Round-trip time of the datagrams' path
     #[arg(long, default_value_t = 20, value_name = "MS", requires = "count")]
     rtt_ms: u32,
     /// Datagrams per second
     #[arg(long, default_value_t = 10_000, value_name = "COUNT", requires = "count")]
     rate: u64,
-    /// Two lists of functions that are swapped for each other
+    /// The two lists of functions that replace each other
     #[arg(
         long,
         value_delimiter = ',',
@@ -39,12 +39,12 @@ pub struct PacketBench {
         requires = "count"
     )]
     lists: Vec<String>,
-    /// Cipher of the session; default: unencrypted
+    /// Cipher of the session; if absent, packets are not encrypted
     #[arg(long, value_parser = ["chacha20-poly1305", "aes-128-gcm"], value_name = "CIPHER", requires = "count")]
     cipher: Option<String>,
 }
 
-/// Result of a run.
+/// Result of one run.
 struct PacketRunResult {
     agreed_us: Vec<f64>,
     cut_us: Vec<f64>,
@@ -57,9 +57,9 @@ struct PacketRunResult {
 const PORT: u16 = 7000;
 const SESSION: &str = "bench";
 const PAYLOAD: usize = 200;
-/// Wait for datagrams that are on their way when the last one was sent.
+/// Longest wait for datagrams that are still on their way after the last one was sent.
 const GRACE: Duration = Duration::from_secs(5);
-/// Longest time until a swap is agreed on, which is longer than its own time-out.
+/// Longest wait until a swap is agreed on. It is longer than the swap's own time-out.
 const SWAP_LIMIT: Duration = Duration::from_secs(20);
 
 impl PacketBench {
@@ -67,14 +67,14 @@ impl PacketBench {
         self.count.is_some()
     }
 
-    /// Runs the swaps, and returns the row, also as text. A swap follows as soon as the epoch of the previous one is
-    /// over.
+    /// Runs the swaps. Returns the result row as JSON and as text. Each swap starts as soon as the epoch of the
+    /// previous one has ended.
     pub fn run(&self) -> anyhow::Result<(Value, String)> {
         let [one, other] = &self.lists[..] else {
-            bail!("--lists is two lists, such as number+repair,number")
+            bail!("--lists must be two lists, such as number+repair,number")
         };
         let count = self.count.unwrap_or_default();
-        ensure!(count > 0 && self.rate > 0, "--packets and --rate are at least 1");
+        ensure!(count > 0 && self.rate > 0, "--packets and --rate must be at least 1");
         let mut topology = Topology::standard(1, 1);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", self.rtt_ms * 500))?;
         let site = BenchSite::new(&topology)?;
@@ -109,7 +109,7 @@ impl PacketBench {
         let text = columns(&[head.map(str::to_owned).to_vec(), line]);
         ensure!(
             lost == 0 && outcome.wrong == 0 && outcome.twice == 0,
-            "{text}a stateful swap loses nothing, but {lost} were lost, {} wrong, {} came twice",
+            "{text}a stateful swap must lose no datagram, but {lost} were lost, {} altered, {} duplicated",
             outcome.wrong,
             outcome.twice
         );
@@ -158,8 +158,7 @@ impl PacketBench {
             let work = Some((ordered, events));
             let this =
                 scope.spawn(move || near.enter(|| hold(near_settings, here, stop, work, &is_ready))?);
-            // A closed channel says that one of the ends could not start. Silence says that the other end has no keys
-            // then.
+            // A closed channel means that a runtime failed to start. A time-out means that the other host has no keys.
             let both = (0..2).all(|_| ready.1.recv_timeout(SWAP_LIMIT).is_ok());
             let done = if both {
                 forget_words(&to)?;
@@ -176,7 +175,7 @@ impl PacketBench {
         })
     }
 
-    /// Sends datagrams and orders swaps, until all have been sent.
+    /// Sends datagrams, and swaps grafts again and again until all have been sent.
     fn traffic(
         &self,
         from: &UdpSocket,
@@ -206,8 +205,8 @@ impl PacketBench {
                         cut_us.push(micros(cut));
                         Ok(())
                     }
-                    Ok(other) => Err(Some(anyhow!("a swap ended by {other:?}"))),
-                    Err(_) => Err(Some(anyhow!("a swap did not end"))),
+                    Ok(other) => Err(Some(anyhow!("a swap ended with {other:?}"))),
+                    Err(_) => Err(Some(anyhow!("a swap did not end in time"))),
                 }
             });
             let sent = sending.join().map_err(|_| anyhow!("the sender panicked"))?;
@@ -251,7 +250,8 @@ fn settings(
     ))
 }
 
-/// Runs one end's runtime. Orders are grafts to swap to. The result is sent back once the next swap can begin.
+/// Runs the runtime of one host. `work` receives names of grafts to swap to, and sends each result once the next swap
+/// can start.
 fn hold(
     settings: Settings,
     line: ChannelEnd,
@@ -275,7 +275,7 @@ fn hold(
         if let Some(graft) = &waiting {
             match runtime.swap(SESSION, graft) {
                 Ok(()) => waiting = None,
-                // The previous epoch's packets are still accepted, so try again.
+                // Packets of the previous epoch are still accepted, so the swap is tried again later.
                 Err(millrace_graft::Error::Busy(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -292,7 +292,8 @@ fn hold(
     Ok(())
 }
 
-/// Discards messages that one end's runtime sent before the other one's was there: the application receives them.
+/// Discards messages that a runtime sent before the other runtime existed. They reached the application's socket
+/// instead.
 pub fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
     to.set_nonblocking(true)?;
     while to.recv(&mut [0; 2048]).is_ok() {}
@@ -312,7 +313,7 @@ fn send(from: &UdpSocket, count: u64, rate: u64) -> anyhow::Result<u64> {
     let start = Instant::now();
     for number in 0..count {
         let due = start + Duration::from_nanos(number * 1_000_000_000 / rate);
-        // Timers are late by some 60 us, so all datagrams that are due by then are sent at once.
+        // A sleep overruns by some 60 us. All datagrams that are due by then are sent at once.
         if let Some(early) = due.checked_duration_since(Instant::now()) {
             std::thread::sleep(early);
         }
@@ -321,7 +322,7 @@ fn send(from: &UdpSocket, count: u64, rate: u64) -> anyhow::Result<u64> {
     Ok(count)
 }
 
-/// Returns how many datagrams were altered, and how many arrived twice.
+/// Receives datagrams. Returns how many were altered and how many were duplicates.
 fn receive(to: &UdpSocket, count: u64, is_over: &AtomicBool, received: &AtomicU64) -> (u64, u64) {
     let mut seen = vec![false; usize::try_from(count).unwrap_or(usize::MAX)];
     let mut wrong = 0;

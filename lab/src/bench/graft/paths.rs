@@ -1,4 +1,4 @@
-//! `bench graft paths`: the throughput of a session over two paths, and its longest silence when one of them is cut.
+//! `bench graft paths`: the throughput of a packet session over two paths, and its longest gap when one of them is cut.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::progress::BenchProgress;
 use crate::stats::{Spread, median_by};
 
 const FUNCTIONS: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
-/// Payload, bytes. With headers the frame is as long as TCP's packets.
+/// Payload of a datagram, bytes. With headers, the frame is as long as a full TCP packet.
 const BYTES: usize = 1400;
 
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ pub struct PathArgs {
     /// Number of runs of each measurement
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Encapsulation: UDP, or IP protocol 253
+    /// Encapsulation of packets: UDP, or IP protocol 253
     #[arg(long, default_value = "udp", value_parser = ["udp", "253"])]
     protocol: String,
     /// Write the results to this file, as JSON
@@ -53,17 +53,17 @@ const ARMS: [PathVariant; 5] = [
     PathVariant { name: "spread, second cut", ways: &[SECOND], session: "", cut: Some(SECOND.near) },
 ];
 
-/// Result of a run.
+/// Result of one run.
 struct PathFigures {
     mbit_s: f64,
-    /// The longest time without a datagram.
+    /// Longest time without a datagram, ms.
     gap_ms: f64,
     sent: u64,
     received: u64,
 }
 
 pub fn run(args: PathArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds > 1, "--rounds is at least 1, --seconds 2");
+    ensure!(args.rounds > 0 && args.seconds > 1, "--rounds must be at least 1, --seconds at least 2");
     args.links.check()?;
     warn_if_busy()?;
     let progress = BenchProgress::with_steps(ARMS.len() * args.rounds);
@@ -105,8 +105,8 @@ impl PathArgs {
         };
         let outcome = run.measure_and(&site, &graft, cut)?;
         let RepairOutcome { wrong, received, .. } = outcome;
-        ensure!(wrong == 0, "{}: {wrong} datagrams were not as they were sent, or came twice", arm.name);
-        ensure!(received > 0, "{}: nothing came", arm.name);
+        ensure!(wrong == 0, "{}: {wrong} datagrams were altered or duplicated", arm.name);
+        ensure!(received > 0, "{}: no datagram arrived", arm.name);
         let mbit_s = received as f64 * BYTES as f64 * 8.0 / 1e6 / self.seconds as f64;
         Ok(PathFigures { mbit_s, gap_ms: outcome.gap_ms, sent: outcome.sent, received })
     }

@@ -1,4 +1,4 @@
-//! Two daemons that are peers, and applications that ask them for sessions.
+//! Two daemons that are peers, and applications that request sessions from them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Starts both daemons with grafts and parameters, and more lines of the peer, in the syntax of settings.
+    /// Starts both daemons with the given grafts. `more` has further lines of the peer's settings.
     pub fn start(site: &BenchSite, grafts: &str, more: &str) -> anyhow::Result<Self> {
         let near = site.relay()?;
         let far = site.subscribers()?;
@@ -38,7 +38,8 @@ impl Peers {
         })
     }
 
-    /// Returns the preconnection of an application at `near` or `far`.
+    /// Returns the connection to the daemon on the host `name`, `near` or `far`, with which an application requests
+    /// sessions.
     pub fn asks(&self, name: &str) -> Preconnection {
         Preconnection::new(PEER, "bench").socket(self.directory.join(format!("{name}.messages")))
     }
@@ -52,7 +53,7 @@ impl Peers {
                 Err(Error::Refused { why, reason })
                     if why != SessionRefusal::Impossible && begin.elapsed() < START =>
                 {
-                    tracing::debug!("the session cannot be opened yet: {reason}");
+                    tracing::debug!("the session cannot be opened yet, trying again: {reason}");
                     std::thread::sleep(TURN);
                 }
                 done => return done,

@@ -1,4 +1,4 @@
-//! `bench graft swap`: the time to swap congestion controls under a live transfer.
+//! `bench graft swap`: the time to swap the congestion control of a connection during a transfer.
 
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct SwapArgs {
-    /// Two congestion controls that are swapped for each other, grafts or the kernel's
+    /// The two congestion controls that replace each other: grafts or the kernel's own
     #[arg(long, value_delimiter = ',', default_value = "mr_hybla,mr_longhaul", value_name = "NAME,NAME")]
     between: Vec<String>,
     /// Number of swaps
@@ -39,7 +39,7 @@ pub struct SwapArgs {
     json: Option<PathBuf>,
 }
 
-/// Length of the pattern. It is a prime, so that missing or repeated bytes are noticed at any offset.
+/// Length of the repeated byte pattern. It is a prime, so that missing and repeated blocks are detected at any offset.
 const PATTERN: usize = 251;
 
 pub fn run(args: SwapArgs) -> anyhow::Result<()> {
@@ -50,9 +50,9 @@ pub fn run(args: SwapArgs) -> anyhow::Result<()> {
         return args.json.as_deref().map_or(Ok(()), |path| write_json(path, &[row]));
     }
     let [one, other] = &args.between[..] else {
-        return Err(anyhow!("--between is two names"));
+        return Err(anyhow!("--between must be two names"));
     };
-    ensure!(args.rounds > 0, "--rounds is at least 1");
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
     warn_if_busy()?;
     let _grafts = register(&args.between)?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
@@ -129,7 +129,7 @@ fn write(mut to: std::net::TcpStream, stop: &AtomicBool) -> std::io::Result<u64>
     Ok(sent)
 }
 
-/// Returns how many bytes arrived, and how many of them were wrong.
+/// Reads until the end. Returns how many bytes arrived, and how many of them were altered.
 fn read(mut from: std::net::TcpStream) -> std::io::Result<(u64, u64)> {
     let mut buffer = vec![0; 1 << 18];
     let mut got = 0;

@@ -1,4 +1,4 @@
-//! Two links between two hosts, one of them with a router in it, since two nodes of a lab have one link at most.
+//! Two links between two hosts. A lab allows one link between two nodes, so the second link leads through a router.
 
 use anyhow::{Context as _, ensure};
 
@@ -6,40 +6,40 @@ use super::network;
 use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::lab::{Directions, Topology};
 
-/// The first link, at both of its ends: between relay and subscribers.
+/// Names of the first link on both hosts. It is the link between relay and subscribers.
 pub const FIRST: LinkEndNames = LinkEndNames { near: SUBSCRIBERS_LINK, far: SUBSCRIBERS_LINK };
-/// The second link, which has a router in it.
+/// Names of the second link on both hosts. It leads through a router.
 pub const SECOND: LinkEndNames = LinkEndNames { near: "relay-via", far: "via-sub1" };
 
-/// Names of a link at the relay's host and at the subscribers'.
+/// Names of a link on the relay's host (`near`) and on the subscribers' (`far`).
 #[derive(Clone, Copy)]
 pub struct LinkEndNames {
     pub near: &'static str,
     pub far: &'static str,
 }
 
-/// Properties of both paths; only the second loses packets.
+/// Properties of both paths. Only the second path loses packets.
 #[derive(Debug, clap::Args)]
 pub struct LinkProperties {
     /// Rate of each path
     #[arg(long, default_value_t = 20, value_name = "MBIT")]
     pub rate_mbit: u32,
-    /// Round trip of each path, without queue
+    /// Round-trip time of each path while the queue is empty
     #[arg(long, default_value_t = 40, value_name = "MS")]
     pub rtt_ms: u32,
-    /// Loss of the second path, in the direction of the data
+    /// Random loss of the second path in the direction of the data
     #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
     pub loss: f64,
 }
 
 impl LinkProperties {
     pub fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rate_mbit > 0, "--rate-mbit is at least 1");
-        ensure!((0.0..100.0).contains(&self.loss), "--loss is from 0 to less than 100 %");
+        ensure!(self.rate_mbit > 0, "--rate-mbit must be at least 1");
+        ensure!((0.0..100.0).contains(&self.loss), "--loss must be from 0 to less than 100 %");
         Ok(())
     }
 
-    /// Makes a site with a queue of one bandwidth-delay product on each path. `seed` is that of the random losses.
+    /// Creates a site. Each path has a queue of one bandwidth-delay product. `seed` determines the random losses.
     pub fn site(&self, packet_bytes: u64, seed: u64) -> anyhow::Result<BenchSite> {
         let mut topology = Topology::standard(1, 1);
         topology.seed = seed;
@@ -54,7 +54,7 @@ impl LinkProperties {
         }
         topology.impair(SECOND.near, Directions::Forward, &network::loss(self.loss, 1.0))?;
         let site = BenchSite::new(&topology)?;
-        // The routes go by the router, not by the shorter way.
+        // The lab's own routes would use the direct link, so routes through the router are added.
         let near = site.relay()?;
         let far = site.subscribers()?;
         let via = site.node("via")?;

@@ -1,4 +1,4 @@
-//! Programs at both ends: what each speaks, and how it is started.
+//! Publishers and players of the matrix: the transports, drafts and formats that each supports, and how it is started.
 
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command};
@@ -13,11 +13,11 @@ use super::super::watch::viewer::{LIMIT, ViewerPrograms};
 use crate::program::product;
 use crate::transport::LabTransport;
 
-/// Name of the broadcast.
+/// Name of the broadcast that is published.
 const NAME: &str = "live";
-/// Buffer of players that have one. It is large, since late media must be shown as well.
+/// Buffer of the players that have one, ms. It is large, since late media must be shown as well.
 const BUFFER_MS: u64 = 2000;
-/// Scripts that drive the browser and look at the page from within.
+/// Scripts that drive the browser, and that record frames inside the page.
 const SCRIPTS: [(&str, &str); 3] = [
     ("browser.mjs", include_str!("../../../../scripts/browser.mjs")),
     ("page.mjs", include_str!("page.mjs")),
@@ -38,36 +38,36 @@ pub enum MatrixProgram {
     Chromium,
 }
 
-/// Format of the catalog of a broadcast.
+/// Format of a broadcast's catalog, by the catalog track's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CatalogFormat {
-    /// `.catalog`, and tracks named as moq-pub names them
+    /// `.catalog`, with tracks named as moq-pub does
     MoqPub,
-    /// `catalog`
+    /// `catalog` (MSF)
     Msf,
-    /// `catalog.json`
+    /// `catalog.json` (hang)
     Hang,
 }
 
-/// Transport and draft of a client's connection to the relay.
+/// Transport and MoQ draft of a client's connection to the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientTransport {
     pub transport: LabTransport,
     pub draft: u8,
 }
 
-/// A program, and its connection to the relay.
+/// A program with its connection to the relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixEnd {
     pub program: MatrixProgram,
     pub way: ClientTransport,
 }
 
-/// The place where programs are started: the lab, and what they need.
+/// Environment in which programs are started: the lab, and what the programs need.
 pub struct MatrixStage<'a> {
     pub site: &'a BenchSite,
     pub browser: Option<&'a ViewerPrograms>,
-    /// Address of the relay's page.
+    /// Address where the relay serves its web page.
     pub page: std::net::SocketAddr,
 }
 
@@ -90,7 +90,7 @@ impl MatrixProgram {
         self != Self::MoqPub
     }
 
-    /// Returns the first and the last draft that it speaks.
+    /// Returns the lowest and the highest draft that the program supports.
     fn drafts(self) -> (u8, u8) {
         match self {
             Self::Millrace => (18, 22),
@@ -110,7 +110,7 @@ impl MatrixProgram {
         }
     }
 
-    /// Returns the formats that it reads, in order of preference.
+    /// Returns the catalog formats that the program reads, the preferred one first.
     fn reads(self) -> &'static [CatalogFormat] {
         match self {
             Self::Millrace => &[CatalogFormat::MoqPub, CatalogFormat::Msf],
@@ -120,15 +120,16 @@ impl MatrixProgram {
         }
     }
 
-    /// Finds the program's file.
+    /// Returns the path of the program.
     ///
     /// # Errors
+    ///
     /// The program is not installed.
     pub fn find(self, browser: Option<&ViewerPrograms>) -> anyhow::Result<PathBuf> {
         match self {
             Self::Millrace => Ok(product()?),
             Self::MoqCli => find("moq"),
-            Self::Chromium => Ok(browser.context("no Chromium, or no node to drive it")?.node.clone()),
+            Self::Chromium => Ok(browser.context("no Chromium, or no Node.js to drive it")?.node.clone()),
             other => find(other.name()),
         }
     }
@@ -149,7 +150,7 @@ impl CatalogFormat {
 }
 
 impl MatrixEnd {
-    /// Returns why the program cannot run this way, if it cannot.
+    /// Returns the reason why the program does not support this connection, if so.
     fn hindrance(self) -> Option<String> {
         let Self { program, way } = self;
         let (first, last) = program.drafts();
@@ -163,7 +164,7 @@ impl MatrixEnd {
         }
     }
 
-    /// Returns why this player cannot play the publisher's broadcast, if it cannot.
+    /// Returns the reason why this player cannot play the publisher's broadcast, if so.
     pub fn cannot_play(self, publisher: Self) -> Option<String> {
         publisher.hindrance().or_else(|| self.hindrance()).or_else(|| {
             let written = publisher.program.writes();
@@ -175,7 +176,7 @@ impl MatrixEnd {
             let player = self.program.name();
             let written = CatalogFormat::list(written);
             let read = CatalogFormat::list(read);
-            Some(format!("{publisher} describes its tracks in {written} words, {player} reads {read}"))
+            Some(format!("{publisher} writes its catalog in {written} format, {player} reads {read}"))
         })
     }
 
@@ -183,7 +184,7 @@ impl MatrixEnd {
         Ok(format!("{}://{}", self.way.transport.scheme(), stage.site.route()?.relay))
     }
 
-    /// Starts to publish. Returns the pipe that takes media, unless the program films itself.
+    /// Starts the publisher. Returns the pipe that takes media; a program with its own camera ignores the pipe.
     pub fn publish(self, stage: &MatrixStage<'_>) -> anyhow::Result<(BenchProcess, ChildStdin)> {
         let node = stage.site.node("pub")?;
         let mut command = node.command(self.program.find(stage.browser)?);
@@ -198,7 +199,7 @@ impl MatrixEnd {
         BenchProcess::start_fed("publisher", command, stage.site.directory())
     }
 
-    /// Starts to play the publisher's broadcast to standard output.
+    /// Starts a player of the publisher's broadcast. It writes media to standard output.
     pub fn play(self, stage: &MatrixStage<'_>, publisher: Self) -> anyhow::Result<BenchProcess> {
         let mut command = stage.site.subscribers()?.command(self.program.find(stage.browser)?);
         match self.program {
@@ -219,7 +220,7 @@ impl MatrixEnd {
         BenchProcess::start("player", command, stage.site.directory())
     }
 
-    /// Adds the arguments that our program and Cloudflare's have in common.
+    /// Adds the arguments that Millrace's programs and Cloudflare's share.
     fn simple(self, command: &mut Command, stage: &MatrixStage<'_>, ours: &str) -> anyhow::Result<()> {
         if self.program == MatrixProgram::Millrace {
             command.args([ours, "--draft", &self.way.draft.to_string()]);
@@ -252,7 +253,7 @@ impl MatrixEnd {
             "limitMs": LIMIT.as_millis() as u64,
         });
         command.arg(directory.join("page.mjs")).arg(asked.to_string());
-        // The browser's temporary files are removed with the site.
+        // The browser's temporary files are in the site's directory, so they are removed with it.
         command.env("TMPDIR", directory);
         Ok(())
     }
@@ -281,7 +282,7 @@ mod tests {
             (
                 end(MoqPub, Raw, 18),
                 end(MoqCli, Raw, 18),
-                Some("moq-pub describes its tracks in moq-pub's words, moq-cli reads hang or MSF"),
+                Some("moq-pub writes its catalog in moq-pub's format, moq-cli reads hang or MSF"),
             ),
         ];
         for (publisher, player, why) in table {

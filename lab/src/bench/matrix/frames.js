@@ -1,7 +1,7 @@
-// Keeps the bytes of every frame that the page encodes or has decoded, for a script that reads them.
+// Records the bytes of every frame that the page encodes or decodes, for a script outside of the page.
 //
-// Runs before the page's own scripts. WEB is what /web.json is to say, PROTOCOL the version that is offered, LATENCY_MS
-// the player's buffer.
+// It runs before the page's own scripts. WEB is the content of /web.json, PROTOCOL the WebTransport protocol to offer,
+// and LATENCY_MS the player's buffer.
 
 (() => {
   /** As base64. */
@@ -58,7 +58,7 @@
     }
   };
 
-  // Before it begins.
+  // Set the buffer before the player starts.
   new MutationObserver((_, observer) => {
     const player = document.querySelector("moq-watch");
     if (!player) return;

@@ -1,43 +1,45 @@
-//! Compares a player's media with the published ones: frame by frame, and byte by byte where both write fragments.
+//! Compares the media that a player received with the published media: frame by frame, and byte by byte where both are
+//! fragments.
 
 use anyhow::Context as _;
 use bytes::Bytes;
 use millrace_client::media::Boxes;
 
-/// Frames of a broadcast, or of a player, in order.
+/// Frames that were published, or that a player received, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MediaFrames {
     pub frames: Vec<MediaFrame>,
 }
 
-/// Content of one mdat: a frame, or several that a player has joined.
+/// Content of one mdat box: a frame, or several frames that a player has joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaFrame {
     /// Payload without the box header.
     pub data: Bytes,
-    /// moof and mdat as they were written; empty if there is no moof.
+    /// The moof and mdat boxes as they were written; empty without a moof.
     pub fragment: Vec<u8>,
 }
 
-/// A run of frames that a player has, each as it was published.
+/// Consecutive frames that a player received as they were published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameMatch {
     pub frames: usize,
-    /// Whether the fragments that hold the frames are identical as well.
+    /// Whether the fragments that contain the frames are identical too.
     pub identical: bool,
 }
 
 impl MediaFrames {
-    /// Reads all complete boxes. The output of a running program may end anywhere.
+    /// Reads all complete boxes. The output of a running program may end in the middle of a box.
     ///
     /// # Errors
+    ///
     /// The bytes are no MP4.
     pub fn read(bytes: &[u8]) -> anyhow::Result<Self> {
         let mut boxes = Boxes::default();
         boxes.push(bytes);
         let mut frames = Vec::new();
         let mut moof = Bytes::new();
-        while let Some((kind, bytes)) = boxes.pop().context("what it has written")? {
+        while let Some((kind, bytes)) = boxes.pop().context("the program's output")? {
             match kind.as_ref() {
                 b"moof" => moof = bytes,
                 b"mdat" => frames.push(MediaFrame::from_fragment(&std::mem::take(&mut moof), &bytes)),
@@ -47,24 +49,25 @@ impl MediaFrames {
         Ok(Self { frames })
     }
 
-    /// Compares these frames with `published`. They must be a part of it without a gap.
+    /// Checks that these frames are consecutive frames of `published`.
     ///
     /// # Errors
-    /// They are no part of it; the error has the first difference.
+    ///
+    /// They are not. The error describes the first difference.
     pub fn follows(&self, published: &Self) -> Result<FrameMatch, String> {
         let has = self.frames.iter().map(|frame| &frame.data[..]).collect::<Vec<_>>().concat();
         if has.is_empty() {
-            return Err("it has no frame".to_owned());
+            return Err("it received no frame".to_owned());
         }
         let starts =
             (0..published.frames.len()).map(|at| (at, Common::from_published(&published.frames[at..], &has)));
         let (at, common) = starts.max_by_key(|(_, common)| common.bytes).unwrap_or_default();
         if common.frames == 0 {
-            return Err("its first frame is none that was published".to_owned());
+            return Err("its first frame was never published".to_owned());
         }
         if common.bytes < has.len() {
             return Err(format!(
-                "behind {} frames, from number {at} on, comes something else than what was published",
+                "after {} matching frames, from number {at} on, the content differs from the published media",
                 common.frames
             ));
         }
@@ -79,7 +82,7 @@ impl MediaFrames {
     }
 }
 
-/// Result of a comparison from one frame on.
+/// Length of the match from one published frame on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Common {
     frames: usize,
@@ -102,7 +105,7 @@ impl Common {
 
 impl MediaFrame {
     fn from_fragment(moof: &[u8], mdat: &Bytes) -> Self {
-        // The header is longer if the size needs 64 bits.
+        // The box header is longer if the size needs 64 bits (size field 1).
         let header = if mdat.starts_with(&[0, 0, 0, 1]) { 16 } else { 8 };
         let fragment = if moof.is_empty() { Vec::new() } else { [moof, mdat].concat() };
         Self { data: mdat.slice(header..), fragment }
@@ -118,7 +121,7 @@ mod tests {
         [&size.to_be_bytes(), &kind[..], data].concat()
     }
 
-    /// Wraps frames in fragments, with a number in each moof.
+    /// Wraps each frame in a fragment. `moof` is the content of each moof box.
     fn fragments(frames: &[&[u8]], moof: u8) -> Vec<u8> {
         let one = |data: &&[u8]| [mp4_box(b"moof", &[moof]), mp4_box(b"mdat", data)].concat();
         [mp4_box(b"ftyp", b"iso6")].into_iter().chain(frames.iter().map(one)).flatten().collect()
@@ -134,14 +137,14 @@ mod tests {
         assert_eq!(sent.frames.len(), 6);
         let table = [
             (fragments(&[b"key", b"one", b"two"], 0), Ok((3, true))),
-            // The data could begin in two places, and goes on in one of them.
+            // The first frame occurs twice; only after one of them does the content match.
             (fragments(&[b"key", b"three"], 0), Ok((2, true))),
             (fragments(&[b"key", b"three"], 1), Ok((2, false))),
-            // One fragment per group, and no fragments at all.
+            // These are one fragment per group, and an mdat without a moof.
             (fragments(&[b"keyonetwo", b"keythree"], 0), Ok((5, false))),
             (mp4_box(b"mdat", b"two"), Ok((1, false))),
-            (fragments(&[b"key", b"two"], 0), Err("behind 1 frames, from number")),
-            (fragments(&[b"five"], 0), Err("none that was published")),
+            (fragments(&[b"key", b"two"], 0), Err("after 1 matching frames, from number")),
+            (fragments(&[b"five"], 0), Err("was never published")),
             (fragments(&[], 0), Err("no frame")),
         ];
         for (bytes, expected) in table {
@@ -151,13 +154,13 @@ mod tests {
                 (found, expected) => panic!("{found:?} is not {expected:?}"),
             }
         }
-        // The player has more than was published.
+        // This player has a frame more than was published.
         let more = media(&fragments(&[b"three", b"four", b"five"], 0));
         assert!(more.follows(&sent).is_err());
     }
 
     #[test]
-    fn unfinished_output_is_read_as_far_as_it_is_whole() {
+    fn unfinished_output_is_read_up_to_last_complete_box() {
         let bytes = fragments(&[b"key", b"one"], 0);
         for len in 0..bytes.len() {
             assert!(media(&bytes[..len]).frames.len() < 2, "{len}");

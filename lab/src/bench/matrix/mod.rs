@@ -1,5 +1,5 @@
-//! `millrace-lab bench matrix`: publishers and players at the relay: which can play, and whether the media arrive
-//! unchanged.
+//! `millrace-lab bench matrix`: every publisher with every player at the relay: which pairs work, and whether media
+//! arrive unchanged.
 
 mod ends;
 mod media;
@@ -35,7 +35,7 @@ pub struct MatrixArgs {
     /// Players to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "millrace,moq-sub,moq-cli,chromium")]
     players: Vec<MatrixProgram>,
-    /// The relay between them: kernel and user are its engines
+    /// Engines of the relay between publishers and players
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
     /// Transports of publishers and players
@@ -47,14 +47,14 @@ pub struct MatrixArgs {
         value_name = "TRANSPORT"
     )]
     transport: Vec<LabTransport>,
-    /// Drafts of MoQ Transport that publishers and players speak
+    /// Drafts of MoQ Transport that publishers and players use
     #[arg(long, value_delimiter = ',', default_value = "18,19,20,21,22", value_name = "DRAFT")]
     #[arg(value_parser = clap::value_parser!(u8).range(14..=22))]
     drafts: Vec<u8>,
-    /// Let publisher and player use different transports and drafts as well
+    /// Let publisher and player also use different transports and drafts
     #[arg(long)]
     mixed: bool,
-    /// Seconds of media that each player must receive, without a gap
+    /// Seconds of media that each player must receive without a gap
     #[arg(long, default_value_t = 3)]
     seconds: u64,
     /// Write the results to this file, as JSON
@@ -62,17 +62,17 @@ pub struct MatrixArgs {
     json: Option<PathBuf>,
 }
 
-/// Settings of the relay. A player that is late because it lacks CPU still gets everything.
+/// Settings of the relay. Without a delay limit, a player that lacks CPU still receives everything.
 const PATIENT: [&str; 2] = ["--max-delay", "off"];
-/// Interval between two checks of what a player has.
+/// Interval between two checks of the frames that a player has received.
 const POLL: Duration = Duration::from_millis(250);
-/// Time for media to go on once it has begun.
+/// Time within which media that have begun must be complete.
 const SLACK: Duration = Duration::from_secs(30);
 const FRAMES_A_SECOND: usize = 30;
-/// Wait before a player is started again that came before its broadcast.
+/// Pause before a player is started again that had started before its broadcast.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// One publisher and one player, at one relay.
+/// One publisher and one player at one relay.
 struct MatrixCell {
     relay: Contender,
     publisher: MatrixEnd,
@@ -80,13 +80,13 @@ struct MatrixCell {
     outcome: Option<MatrixOutcome>,
 }
 
-/// Result of a cell.
+/// Result of a publisher with a player.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MatrixOutcome {
     Played(FrameMatch),
-    /// The two programs cannot play together, for this reason.
+    /// The two programs have no transport, draft or format in common, for this reason.
     CannotMeet(String),
-    /// A program that is not installed.
+    /// A program is not installed.
     NotHere(String),
     Failed(String),
 }
@@ -113,25 +113,25 @@ pub fn run(args: MatrixArgs) -> anyhow::Result<()> {
     let rows: Vec<_> = cells.iter().map(MatrixCell::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))?;
     let failed = cells.iter().filter(|cell| matches!(cell.outcome, Some(MatrixOutcome::Failed(_)))).count();
-    ensure!(failed == 0, "{failed} of {to_do} that can meet did not");
-    ensure!(to_do > 0, "none of these can meet here");
+    ensure!(failed == 0, "{failed} of {to_do} compatible pairs failed");
+    ensure!(to_do > 0, "none of the selected pairs is compatible and installed");
     Ok(())
 }
 
 impl MatrixArgs {
     fn check(&self) -> anyhow::Result<()> {
         if let Some(program) = self.publishers.iter().find(|program| !program.publishes()) {
-            bail!("--publishers: {} publishes nothing", program.name());
+            bail!("--publishers: {} cannot publish", program.name());
         }
         if let Some(program) = self.players.iter().find(|program| !program.plays()) {
-            bail!("--players: {} plays nothing", program.name());
+            bail!("--players: {} cannot play", program.name());
         }
-        ensure!((1..=60).contains(&self.seconds), "--seconds is 1 to 60");
+        ensure!((1..=60).contains(&self.seconds), "--seconds must be 1 to 60");
         let other = self.relays.iter().find(|relay| relay.engine().is_none());
-        other.map_or(Ok(()), |relay| bail!("--relays: {} has no list of sessions", relay.label()))
+        other.map_or(Ok(()), |relay| bail!("--relays: {} is not a Millrace relay", relay.label()))
     }
 
-    /// Lists the cells. Engines vary fastest.
+    /// Lists the cells. Consecutive cells have different engines.
     fn cells(&self, browser: Option<&ViewerPrograms>) -> Vec<MatrixCell> {
         let mut cells = Vec::new();
         for (publishing, playing) in self.ways() {
@@ -150,7 +150,7 @@ impl MatrixArgs {
         cells
     }
 
-    /// Returns the ways of publisher and player.
+    /// Returns the pairs of connections of publisher and player.
     fn ways(&self) -> Vec<(ClientTransport, ClientTransport)> {
         let transports = self.transport.iter();
         let all = transports.flat_map(|transport| {
@@ -162,7 +162,7 @@ impl MatrixArgs {
     }
 }
 
-/// Returns the outcome of a cell that cannot be played here.
+/// Returns the outcome of a pair that cannot be measured here; `None` if it can.
 fn hindrance(
     publisher: MatrixEnd,
     player: MatrixEnd,
@@ -220,7 +220,7 @@ impl MatrixOutcome {
     }
 }
 
-/// Media and lab of all cells.
+/// The media and the lab that all cells share.
 struct Troupe {
     seconds: u64,
     browser: Option<ViewerPrograms>,
@@ -231,7 +231,7 @@ struct Troupe {
 
 impl Troupe {
     fn new(seconds: u64, browser: Option<ViewerPrograms>) -> anyhow::Result<Self> {
-        // The clip lasts as long as a player may take to begin.
+        // The clip lasts as long as a player may take to start, so publishing never ends early.
         let clip = Arc::new(EncodedClip::encode(LIMIT.as_secs() + SLACK.as_secs() + seconds)?);
         let media = MediaFrames::read(&clip.bytes())?;
         let site = BenchSite::new(&LinkProfile::Clean.topology(SUBSCRIBERS_LINK, clip::BITRATE)?)?;
@@ -248,7 +248,7 @@ impl Troupe {
         played
     }
 
-    /// Waits until the player has enough frames and the engine has forwarded some.
+    /// Waits until the player has received enough frames and the engine has forwarded some of them.
     fn watch(
         &self,
         stage: &MatrixStage<'_>,
@@ -264,19 +264,19 @@ impl Troupe {
             let has = MediaFrames::read(&player.output()?)?;
             std::thread::sleep(POLL);
             broadcast.process.check_runs()?;
-            // All that the player has is known to be published by now.
+            // The publisher is read after the player, so everything that the player received is in it.
             let found = has.follows(broadcast.media()?.as_ref());
             let is_forwarded = forwards(stage, cell.relay)?;
             match found {
                 Ok(found) if found.frames >= wanted && is_forwarded => return Ok(found),
                 found if since.elapsed() > limit => {
                     let why = missing(found, wanted, is_forwarded);
-                    bail!("{why}; {} said: {}", cell.player.program.name(), player.last_words());
+                    bail!("{why}; last output of {}: {}", cell.player.program.name(), player.last_words());
                 }
                 _ => {}
             }
             if has.frames.is_empty() {
-                // The player may have come before its broadcast.
+                // A player that started before its broadcast was announced may have ended with an error.
                 if player.check_runs().is_err() {
                     std::thread::sleep(AGAIN);
                     player = cell.player.play(stage, cell.publisher)?;
@@ -288,13 +288,13 @@ impl Troupe {
     }
 }
 
-/// Says what a player lacks.
+/// Describes what is missing in a player's output.
 fn missing(found: Result<FrameMatch, String>, wanted: usize, is_forwarded: bool) -> String {
     match found {
         Err(why) => why,
-        Ok(found) if found.frames < wanted => format!("{} frames of {wanted} have come", found.frames),
-        Ok(_) if !is_forwarded => "everything came, but the kernel forwarded nothing of it".to_owned(),
-        Ok(_) => "it took too long".to_owned(),
+        Ok(found) if found.frames < wanted => format!("only {} of {wanted} frames arrived", found.frames),
+        Ok(_) if !is_forwarded => "all media arrived, but the kernel forwarded none of them".to_owned(),
+        Ok(_) => "the media took too long".to_owned(),
     }
 }
 
@@ -302,24 +302,24 @@ fn forwards(stage: &MatrixStage<'_>, relay: Contender) -> anyhow::Result<bool> {
     Ok(relay.engine() != Some("kernel") || ask(stage)?.totals.kernel.packets > 0)
 }
 
-/// Asks the relay for its status.
+/// Fetches the relay's status.
 fn ask(stage: &MatrixStage<'_>) -> anyhow::Result<Status> {
     let asked = stage.site.relay()?.enter(|| millrace_daemon::http::fetch(stage.page, "/status", None))?;
-    let (code, body) = asked.context("the relay's status")?;
-    ensure!(code == 200, "the relay's status: {code}");
+    let (code, body) = asked.context("cannot fetch the relay's status")?;
+    ensure!(code == 200, "the relay answered /status with HTTP {code}");
     Ok(serde_json::from_str(&body)?)
 }
 
-/// A publisher and its media. The process ends first, so that no write to it waits any longer.
+/// A publisher and its media. The process is dropped first, so that no write to its pipe blocks any longer.
 struct MatrixBroadcast<'a> {
     process: BenchProcess,
     source: MatrixSource<'a>,
 }
 
 enum MatrixSource<'a> {
-    /// Media that the process is given without end.
+    /// A clip that is written to the process in an endless loop.
     Clip { media: &'a MediaFrames, _camera: ClipCamera },
-    /// Media that the process films, and a record that it writes.
+    /// Media that the process films itself and records.
     Own { _input: ChildStdin },
 }
 

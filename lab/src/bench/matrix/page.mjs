@@ -1,10 +1,9 @@
-// One end of a broadcast in Chromium, on a relay's page: it publishes the browser's own camera, or plays, until
-// SIGTERM. Each frame that was encoded or decoded goes to standard output, as an MP4 box with its bytes. The page's
-// errors go to standard error.
+// A publisher or player of a broadcast, in Chromium on a relay's page. It publishes a fake camera, or plays, until
+// SIGTERM. Each encoded or decoded frame is written to standard output as an MP4 box with its bytes. Errors of the page
+// go to standard error.
 //
-// The only argument is JSON: `chromium`, `url` of what the page is to show, `publishes`, `web` (what the page is to
-// take for /web.json), `certificate` (a file, whose hash goes there too), `protocol`, `latencyMs`, `limitMs` until the
-// page can publish.
+// The only argument is JSON: `chromium`, `url` of the page, `publishes`, `web` (content that replaces /web.json),
+// `certificate` (a file whose hash is added to it), `protocol`, `latencyMs`, and `limitMs` until the page can publish.
 
 import { X509Certificate } from "node:crypto";
 import { readFileSync, writeSync } from "node:fs";
@@ -41,7 +40,7 @@ function write(frame) {
 
 async function begin(page) {
   const deadline = Date.now() + asked.limitMs;
-  // While a page begins there is nothing to click.
+  // The form does not exist before the page has loaded.
   while (!(await page.evaluate(PUBLISH).catch(() => false))) {
     if (Date.now() > deadline) throw new Error(`the page cannot publish within ${asked.limitMs} ms`);
     await sleep(POLL_MS);

@@ -1,4 +1,5 @@
-//! Renders all results as tables in Markdown: one per pair of ways, publishers down and players across.
+//! Renders the results as Markdown tables: one table per pair of transports, with a row for each publisher and a column
+//! for each player.
 
 use std::fmt::Write as _;
 
@@ -19,7 +20,7 @@ fn name(transport: LabTransport) -> &'static str {
     }
 }
 
-/// Renders the tables, each with notes on pairs that were not played.
+/// Renders the tables, each followed by notes on the pairs that were not measured.
 pub fn markdown(cells: &[MatrixCell]) -> String {
     let transports = |cell: &MatrixCell| (cell.publisher.way.transport, cell.player.way.transport);
     let mut text = String::new();
@@ -51,7 +52,8 @@ fn table(cells: &[&MatrixCell]) -> String {
     if notes.is_empty() { text } else { text + "\n" }
 }
 
-/// Returns the entry of two programs, over all drafts and relays. A result that all have in common is given once.
+/// Returns the table's entry for a publisher and a player, over all drafts and relays. A result that all have in common
+/// is given once.
 fn entry(
     cells: &[&MatrixCell],
     publisher: MatrixProgram,
@@ -113,7 +115,7 @@ fn row(head: &str, entries: impl Iterator<Item = String>) -> String {
     format!("| {head} |{entries}")
 }
 
-/// Removes duplicates. The first of each stays.
+/// Removes duplicates, and keeps the first of each.
 fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for one in all {

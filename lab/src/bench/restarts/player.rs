@@ -1,4 +1,4 @@
-//! Players of video: the fragments that they write, and when.
+//! Video players: which fragments they write to standard output, and when.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -14,10 +14,10 @@ use super::super::process::BenchProcess;
 use super::report::{Gap, RestartFailure};
 
 const LOOK: Duration = Duration::from_millis(10);
-/// Number of fragments to wait for after the first one, since repetitions may follow.
+/// Number of fragments to wait for after the first one, since repeated fragments may follow.
 const BEHIND: usize = 30;
 
-/// A process that writes fragmented MP4 to its standard output.
+/// A player process that writes fragmented MP4 to standard output.
 pub struct RestartPlayer {
     pub name: &'static str,
     process: BenchProcess,
@@ -27,16 +27,16 @@ pub struct RestartPlayer {
     played: Vec<Played>,
 }
 
-/// A fragment that was written.
+/// A fragment that the player has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Played {
     at_ns: u64,
-    /// The encoder's number of the fragment (`mfhd`). A restarted publisher begins with the first one.
+    /// Number that the encoder gave to the fragment (`mfhd`). A restarted publisher counts from the first one again.
     number: u32,
 }
 
 impl RestartPlayer {
-    /// Starts `command`, whose output goes to a file named `file` in `directory`.
+    /// Starts the player `command`. Its output goes to the file `file` in `directory`.
     pub fn start(
         name: &'static str,
         file: &'static str,
@@ -48,7 +48,7 @@ impl RestartPlayer {
         Ok(Self { name, process, output, read: 0, boxes: Boxes::default(), played: Vec::new() })
     }
 
-    /// Reads everything that it has written since the last call.
+    /// Reads everything that the player has written since the last call.
     fn look(&mut self) -> anyhow::Result<()> {
         let mut file = File::open(&self.output)?;
         let mut bytes = Vec::new();
@@ -88,15 +88,16 @@ impl RestartPlayer {
         }
     }
 
-    /// Waits until it has played this fragment or a later one.
+    /// Waits until the player has written this fragment or a later one.
     pub fn play_to(&mut self, fragment: u32, patience: Duration) -> Result<(), RestartFailure> {
         self.wait_for("no media", patience, |played| (played.last()?.number >= fragment).then_some(()))
     }
 
-    /// Waits until a fragment of a publisher that was restarted at `back` appears, and returns the gap. The publisher
-    /// begins with the first fragment.
+    /// Waits for a fragment of the publisher that was restarted at `back`, which counts fragments from the first one
+    /// again. Returns the gap before it.
     pub fn gap(&mut self, back: u64, patience: Duration) -> Result<Gap, RestartFailure> {
-        // Media that were on their way have been written long before, since a publisher takes a while to start.
+        // Fragments of the old publisher cannot appear any more: starting the new one takes longer than they are under
+        // way.
         self.wait_for("no media again", patience, |played| anew(played).map(drop))?;
         let enough = |played: &[Played]| (played.len() >= anew(played)? + BEHIND).then_some(());
         self.wait_for("media have ended", patience, enough)?;
@@ -104,7 +105,7 @@ impl RestartPlayer {
     }
 }
 
-/// Returns the place of the first fragment of a new publisher.
+/// Returns the index of the first fragment of the restarted publisher.
 fn anew(played: &[Played]) -> Option<usize> {
     Some(played.windows(2).position(|pair| pair[1].number + 10 < pair[0].number)? + 1)
 }
@@ -118,7 +119,7 @@ fn gap(played: &[Played], back: u64) -> Option<Gap> {
     Some(Gap { gap_ms: milliseconds(last), again_ms: milliseconds(back), duplicates })
 }
 
-/// Returns how many fragments were written more than once.
+/// Returns how many fragments were written again.
 fn repeated(played: &[Played]) -> usize {
     let mut numbers: Vec<_> = played.iter().map(|played| played.number).collect();
     numbers.sort_unstable();
@@ -127,7 +128,7 @@ fn repeated(played: &[Played]) -> usize {
     all - numbers.len()
 }
 
-/// Returns the number of a movie fragment (ISO/IEC 14496-12, section 8.8.5).
+/// Returns the sequence number of a movie fragment (ISO/IEC 14496-12, section 8.8.5).
 fn number(moof: &[u8]) -> anyhow::Result<u32> {
     let place = moof.windows(4).position(|kind| kind == b"mfhd");
     let number = place.and_then(|place| moof.get(place + 8..place + 12)?.try_into().ok());
@@ -148,7 +149,7 @@ mod tests {
         let seen = played(&[50, 51, 52, 1, 2, 2]);
         let gap = gap(&seen, 1_500_000).unwrap();
         assert_eq!((gap.gap_ms, gap.again_ms, gap.duplicates), (1.0, 1.5, 1));
-        assert_eq!(anew(&played(&[50, 51, 51, 49])), None, "what comes a second time is no new life");
+        assert_eq!(anew(&played(&[50, 51, 51, 49])), None, "repeated objects do not start a new life");
     }
 
     #[test]

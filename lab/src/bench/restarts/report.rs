@@ -1,4 +1,4 @@
-//! Results of the viewers, as a table and as JSON.
+//! Results of the viewers of `restarts`, as a table and as JSON.
 
 use std::fmt::Write as _;
 
@@ -8,12 +8,12 @@ use super::super::contender::Contender;
 use super::super::table::columns;
 use super::RestartCase;
 
-/// The time that one viewer was without media.
+/// The time that a viewer was without media.
 #[derive(Debug, Clone, Copy)]
 pub struct Gap {
-    /// Time from the last object before to the first one after.
+    /// Time from the last object before the absence to the first one after it, ms.
     pub gap_ms: f64,
-    /// Time from the victim's restart, or from the relay's listening, to the first object after it.
+    /// Time from the publisher's restart, or from when the relay listened again, to the first object after it, ms.
     pub again_ms: f64,
     pub duplicates: usize,
 }
@@ -21,7 +21,7 @@ pub struct Gap {
 /// Reason why a viewer received nothing after the absence.
 #[derive(Debug, Clone)]
 pub struct RestartFailure {
-    /// Whether the track, the session or the viewer ended.
+    /// Whether the track, the session or the viewer itself ended.
     pub ended: bool,
     pub why: String,
 }
@@ -32,13 +32,13 @@ impl From<anyhow::Error> for RestartFailure {
     }
 }
 
-/// The results of one round by the viewers' names.
+/// The results of one round: name of the viewer, and its result.
 pub type RestartRound = Vec<(&'static str, Result<Gap, RestartFailure>)>;
 
 pub struct RestartRow {
     pub relay: Contender,
     pub case: RestartCase,
-    /// Results; an error is of a round in which nothing could be measured.
+    /// Results of the rounds. An error means that the whole round could not be measured.
     pub rounds: Vec<Result<RestartRound, String>>,
 }
 
@@ -53,13 +53,13 @@ impl RestartRow {
         names
     }
 
-    /// Returns the results of a viewer, one a round.
+    /// Returns the results of one viewer, one per round.
     fn gaps_of_viewer(&self, viewer: &str) -> Vec<&Result<Gap, RestartFailure>> {
         let all = self.rounds.iter().flatten().flatten();
         all.filter(|(name, _)| *name == viewer).map(|(_, seen)| seen).collect()
     }
 
-    /// Reports whether anything was measured.
+    /// Reports whether any viewer has a result.
     pub fn has_figures(&self) -> bool {
         self.rounds.iter().flatten().flatten().any(|(_, seen)| seen.is_ok())
     }
@@ -142,7 +142,7 @@ pub fn render(rows: &[RestartRow]) -> String {
     columns(&lines) + &errors
 }
 
-/// Returns a percentile by nearest rank; not a number without samples.
+/// Returns a percentile by nearest rank; not a number (NaN) without samples.
 fn percentile(mut samples: Vec<f64>, percent: usize) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     let index = (samples.len() * percent).div_ceil(100).saturating_sub(1);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_viewer_is_counted_apart() {
+    fn ended_viewer_is_counted_separately() {
         let case = RestartCase { victim: Victim::MoqPub, absent: 4.0 };
         let gap = |gap_ms| Ok(Gap { gap_ms, again_ms: 900.0, duplicates: 1 });
         let ended = RestartFailure { ended: true, why: "moq-sub ended".to_owned() };

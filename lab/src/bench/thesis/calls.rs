@@ -1,9 +1,9 @@
-//! System calls by name.
+//! Numbers of system calls by name.
 
 use nix::libc;
 use serde_json::{Value, json};
 
-/// System calls of one process, all threads.
+/// Numbers of system calls of one process, all threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyscallCounts {
     pub total: u64,
@@ -11,7 +11,7 @@ pub struct SyscallCounts {
 }
 
 impl SyscallCounts {
-    /// Calls with a count of their own: each name and its system call numbers.
+    /// Calls that are counted by name: the name and its system call numbers.
     pub const NAMED: [(&'static str, &'static [libc::c_long]); 6] = [
         ("futex", &[libc::SYS_futex]),
         #[cfg(target_arch = "x86_64")]
@@ -24,7 +24,7 @@ impl SyscallCounts {
         ("recvmsg", &[libc::SYS_recvmsg, libc::SYS_recvmmsg]),
     ];
 
-    /// Sums counts that are indexed by system call number.
+    /// Builds the counts from an array that is indexed by system call number.
     pub fn from_counts(counts: &[u64]) -> Self {
         let count = |number: &libc::c_long| {
             usize::try_from(*number).ok().and_then(|index| counts.get(index)).copied().unwrap_or(0)
@@ -35,7 +35,7 @@ impl SyscallCounts {
         }
     }
 
-    /// Returns the count at this index of [`Self::NAMED`].
+    /// Returns the count of the call at this index of [`Self::NAMED`].
     pub fn named(&self, index: usize) -> f64 {
         self.named.get(index).map_or(0.0, |count| *count as f64)
     }

@@ -1,5 +1,6 @@
-//! `millrace-lab bench thesis`: the measurements of the thesis behind this project, with and without the fast path:
-//! delay of the same objects, system calls of the relay by name, CPU of publisher, relay and subscriber over time.
+//! `millrace-lab bench thesis`: the measurements of the thesis behind this project, with and without the kernel's fast
+//! path. It measures delay of the same objects, system calls of the relay by name, and CPU time of publisher, relay and
+//! subscriber over time.
 
 mod calls;
 mod plot;
@@ -30,39 +31,39 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub struct ThesisArgs {
-    /// Length of the video
+    /// Length of the video, seconds
     #[arg(long, default_value_t = 30.0)]
     seconds: f64,
-    /// Times that each engine carries it, in turn
+    /// Number of runs of each engine, interleaved
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// One-way delay of the link to the publisher and of the one to the subscriber
+    /// One-way delay of the links to the publisher and to the subscriber
     #[arg(long, default_value_t = 5, value_name = "MS")]
     link_ms: u32,
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the series into this directory, as SVG
+    /// Draw the results over time to this directory, as SVG
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
 }
 
-/// Sizes of the video's frames, which are the objects.
+/// Sizes of the video's frames, bytes. Each frame is an object.
 const VIDEO: &str = include_str!("video.csv");
 const FRAMES_PER_SECOND: u32 = 30;
 const FRAMES_PER_GROUP: u32 = 30;
-/// The engines, without the fast path and with it.
+/// The relay's engines: without the fast path, and with it.
 const ENGINES: [Contender; 2] = [Contender::User, Contender::Kernel];
-/// Interval of readings of the processors' clocks.
+/// Interval at which the CPU clocks of the processes are read.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Longest time after the video's end until both ends have ended.
+/// Longest wait after the end of the video until publisher and subscriber have ended.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// Longest time from the start of the publisher until its namespace is announced. A subscriber that comes earlier tries
+/// Longest wait until the publisher's namespace is announced. A subscriber that starts earlier ends and is started
 /// again.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 pub fn run(args: ThesisArgs) -> anyhow::Result<()> {
-    ensure!(args.seconds >= 1.0 && args.rounds > 0, "--seconds and --rounds are at least 1");
+    ensure!(args.seconds >= 1.0 && args.rounds > 0, "--seconds and --rounds must be at least 1");
     warn_if_busy()?;
     let bench = ThesisBench::new(&args)?;
     let mut rows = Vec::new();
@@ -80,20 +81,20 @@ pub fn run(args: ThesisArgs) -> anyhow::Result<()> {
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
     if let Some(directory) = &args.plot {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-        plot::draw(&rows, directory).with_context(|| format!("cannot draw in {}", directory.display()))?;
+        fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        plot::draw(&rows, directory).with_context(|| format!("cannot draw to {}", directory.display()))?;
     }
     Ok(())
 }
 
-/// Delay of one object at the subscriber.
+/// Delay of one object that arrived at the subscriber.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ThesisArrival {
     sequence: u64,
     delay_us: f64,
 }
 
-/// CPU of the processes from the interval's begin on, percent of one CPU.
+/// CPU time of the processes in one interval, which starts at `at_s`, percent of one CPU.
 #[derive(Debug, Clone, Copy)]
 struct ThesisCpu {
     at_s: f64,
@@ -102,7 +103,7 @@ struct ThesisCpu {
     subscriber: f64,
 }
 
-/// Result of one engine with the video.
+/// Result of one run of one engine.
 struct ThesisRun {
     delays: Vec<ThesisArrival>,
     calls: SyscallCounts,
@@ -149,7 +150,8 @@ impl ThesisBench {
                 break;
             }
             if subscriber.check_runs().is_err() {
-                // The namespace was not announced yet, or the track is over.
+                // The subscriber ends early if the namespace is not announced yet, and normally when the track has
+                // ended.
                 if fs::metadata(&series).is_ok() || start.elapsed() > START_LIMIT {
                     break;
                 }
@@ -164,7 +166,8 @@ impl ThesisBench {
         publisher.finish(END_LIMIT)?;
         subscriber.finish(END_LIMIT)?;
         let calls = SyscallCounts::from_counts(&syscalls.counts()?);
-        let delays = arrivals(&fs::read_to_string(&series).context("the subscriber wrote no series")?)?;
+        let delays =
+            arrivals(&fs::read_to_string(&series).context("the subscriber wrote no series of arrivals")?)?;
         ensure!(!delays.is_empty(), "no object arrived");
         Ok(ThesisRun { delays, calls, cpu })
     }
@@ -183,7 +186,7 @@ impl ThesisBench {
 
     fn subscriber(&self, series: &Path) -> anyhow::Result<BenchProcess> {
         let route = self.site.route()?;
-        // An earlier run may have left its file.
+        // An earlier run may have left its file, which would be taken for this run's.
         let _ = fs::remove_file(series);
         let mut command = route.subscribers.command(product()?);
         let arguments = format!("subscribe --name bench --json --tls-disable-verify moqt://{}", route.relay);
@@ -197,21 +200,21 @@ fn readings(processes: [u32; 3]) -> std::io::Result<[UsageReading; 3]> {
     Ok([UsageReading::take(publisher)?, UsageReading::take(relay)?, UsageReading::take(subscriber)?])
 }
 
-/// Parses the output of `subscribe --series`.
+/// Parses the output of `subscribe --series`: a line per object with number, time of sending and delay.
 fn arrivals(text: &str) -> anyhow::Result<Vec<ThesisArrival>> {
     let line = |line: &str| {
         let mut fields = line.split(',').skip(1).map(str::parse::<u64>);
         let (Some(Ok(sequence)), Some(Ok(_sent_ns)), Some(Ok(delay_ns))) =
             (fields.next(), fields.next(), fields.next())
         else {
-            return Err(anyhow::anyhow!("not a line of a series: {line}"));
+            return Err(anyhow::anyhow!("malformed line in the series: {line}"));
         };
         Ok(ThesisArrival { sequence, delay_us: delay_ns as f64 / 1000.0 })
     };
     text.lines().skip(1).map(line).collect()
 }
 
-/// Returns mean and standard deviation.
+/// Returns the mean and the standard deviation.
 fn mean_and_deviation(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let count = values.clone().count().max(1) as f64;
     let mean = values.clone().sum::<f64>() / count;
@@ -259,7 +262,7 @@ impl ThesisRow {
     }
 }
 
-/// Renders both engines side by side, over all rounds.
+/// Renders both engines next to each other, over all rounds.
 fn render(rows: &[ThesisRow]) -> String {
     let mut head = ["engine", "objects", "delay us", "deviation", "system calls"].map(str::to_owned).to_vec();
     head.extend(SyscallCounts::NAMED.map(|(name, _)| name.to_owned()));

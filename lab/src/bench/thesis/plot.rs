@@ -1,4 +1,4 @@
-//! Plots the series: `delay.svg`, `cpu.svg`, `calls.svg`.
+//! Plots the results over time into `delay.svg`, `cpu.svg` and `calls.svg`.
 
 use std::{ops::Range, path::Path};
 
@@ -10,9 +10,9 @@ const SIZE: (u32, u32) = (1200, 480);
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-/// Picks one of three processes.
+/// A function that returns the CPU time of one of the three processes.
 type ProcessChoice = fn(&ThesisCpu) -> f64;
-/// A line of a picture.
+/// A line of a plot: label, colour and points.
 type PlotLine = (String, RGBColor, Vec<(f64, f64)>);
 
 pub fn draw(rows: &[ThesisRow], directory: &Path) -> anyhow::Result<()> {
@@ -25,7 +25,7 @@ fn colour(engine: Contender) -> RGBColor {
     if engine == Contender::Kernel { RGBColor(0xd6, 0x27, 0x28) } else { RGBColor(0xff, 0x7f, 0x0e) }
 }
 
-/// Draws the delay of each object, mean over the rounds.
+/// Draws the delay of each object, as the mean of all rounds.
 fn delays(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     let line = |engine: Contender| {
         let runs: Vec<_> = rows.iter().filter(|row| row.engine == engine).map(|row| &row.run).collect();
@@ -48,7 +48,7 @@ fn delays(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     lines(&root, "delay of each object, ms", "object", &ENGINES.map(line))
 }
 
-/// Draws the CPU of the three processes in the first round.
+/// Draws the CPU time of the three processes over time in the first round.
 fn cpus(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let parts: [(&str, ProcessChoice); 3] = [
@@ -67,7 +67,7 @@ fn cpus(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Draws the system calls of the relay by name, mean over the rounds.
+/// Draws the numbers of the relay's system calls by name, as the mean of all rounds.
 fn calls(rows: &[ThesisRow], path: &Path) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;

@@ -1,4 +1,4 @@
-//! The fastest fan-out that userspace can do with sockets alone: it reads and writes datagrams in batches.
+//! The fastest forwarder that uses sockets only: it receives and sends datagrams in batches (recvmmsg, sendmmsg).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -12,7 +12,7 @@ use super::HELLO;
 const BATCH: usize = 64;
 const DATAGRAM_MAX: usize = 2048;
 
-/// Sends each object to every sink that said hello.
+/// Forwards each object to every sink that has registered with a hello.
 pub fn forward(listen: SocketAddr) -> anyhow::Result<()> {
     let socket = UdpSocket::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
     let mut sinks: Vec<Option<SockaddrStorage>> = Vec::new();
@@ -29,7 +29,7 @@ pub fn forward(listen: SocketAddr) -> anyhow::Result<()> {
     }
 }
 
-/// Receives all datagrams that wait, at least one. Returns their lengths and sources.
+/// Receives all waiting datagrams, and waits for at least one. Returns their lengths and sources.
 fn receive(
     socket: &UdpSocket,
     buffers: &mut [[u8; DATAGRAM_MAX]],
@@ -40,7 +40,8 @@ fn receive(
     Ok(came.map(|it| (it.bytes, it.address)).collect())
 }
 
-/// Sends a batch. An error of one sink ends the batch, and is ignored.
+/// Sends a datagram to all sinks in batches. An error ends its batch and is otherwise ignored, since a sink may be
+/// gone.
 fn send(socket: &UdpSocket, datagram: &[u8], sinks: &[Option<SockaddrStorage>]) {
     let slices = [[IoSlice::new(datagram)]; 1];
     for some in sinks.chunks(BATCH) {

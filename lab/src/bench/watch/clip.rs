@@ -1,4 +1,4 @@
-//! Video whose frames carry their number, and a camera that feeds it to a publisher in real time.
+//! A video whose frames show their own number, and a camera that feeds it to a publisher in real time.
 
 use std::io::Write as _;
 use std::process::{ChildStdin, Command, Stdio};
@@ -11,18 +11,18 @@ use anyhow::{Context, anyhow, ensure};
 use bytes::Bytes;
 use millrace_client::media::Boxes;
 
-/// Frames per second, as a fraction: nearly 30, but not in step with a browser's 60 pictures a second. In step, the
-/// time between a frame and the next picture would be a constant by chance.
+/// Frames per second as a fraction. It is close to 30, but not in step with a browser's 60 pictures per second. In
+/// step, the wait of a frame for the next picture would be constant by chance.
 const FPS: (u64, u64) = (599, 20);
-/// Frames from one key frame to the next.
+/// Number of frames from one key frame to the next.
 const GROUP: u64 = 30;
-/// Rate of the video, bits per second.
+/// Bit rate of the video, bits per second.
 pub const BITRATE: u64 = 800_000;
-/// Bits of the number in a frame.
+/// Number of bits of the frame number in the picture.
 const BITS: u32 = 16;
-/// Side of the square of one bit, in pixels: a macroblock of the encoder.
+/// Side of the square that shows one bit, pixels. It is the size of the encoder's macroblock.
 const SIDE: u32 = 16;
-/// Longest video whose frames all have a number.
+/// Length of the longest video whose frames all have a number, seconds.
 pub const MOST_SECONDS: u64 = (1 << BITS) * FPS.1 / FPS.0;
 
 /// Returns the number of frames in a time.
@@ -30,21 +30,21 @@ const fn frames_in(seconds: u64) -> u64 {
     seconds * FPS.0 / FPS.1
 }
 
-/// Returns when a frame is due, counted from frame 0.
+/// Returns the time when a frame is due, relative to frame 0.
 pub fn due(frame: u64) -> Duration {
     Duration::from_nanos(frame * FPS.1 * 1_000_000_000 / FPS.0)
 }
 
-/// An encoded video.
+/// An encoded video in fragments.
 pub struct EncodedClip {
-    /// The boxes before the first frame.
+    /// The MP4 boxes before the first frame.
     head: Vec<Bytes>,
-    /// Frames, each as moof and mdat.
+    /// The frames, each as a moof and an mdat box.
     frames: Vec<[Bytes; 2]>,
 }
 
 impl EncodedClip {
-    /// Encodes a video with ffmpeg: 360p, a key frame each second.
+    /// Encodes a video of this length with ffmpeg: 360p, with a key frame about every second.
     pub fn encode(seconds: u64) -> anyhow::Result<Self> {
         let frames = frames_in(seconds);
         let count = frames.to_string();
@@ -76,16 +76,16 @@ impl EncodedClip {
             ])
             .stdin(Stdio::null())
             .output()
-            .context("cannot start ffmpeg, which makes the video (scripts/setup.sh)")?;
+            .context("cannot run ffmpeg to make the video (install it by scripts/setup.sh)")?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "ffmpeg makes no video: {}", said.trim());
+        ensure!(output.status.success(), "ffmpeg cannot make the video: {}", said.trim());
         let clip = Self::cut(&output.stdout)?;
         let has = clip.frames.len() as u64;
-        ensure!(has == frames, "ffmpeg has made {has} frames where {frames} were asked for");
+        ensure!(has == frames, "ffmpeg made {has} frames instead of {frames}");
         Ok(clip)
     }
 
-    /// Returns the video as a file.
+    /// Returns the bytes of the whole video as an MP4 file.
     pub fn bytes(&self) -> Vec<u8> {
         let media = self.head.iter().chain(self.frames.iter().flatten()).map(|bytes| &bytes[..]);
         media.collect::<Vec<_>>().concat()
@@ -108,8 +108,9 @@ impl EncodedClip {
     }
 }
 
-/// Returns the filters that draw a frame's number into its upper left corner. Each bit is a square, white if it is set,
-/// the lowest at the left. The square below it shows the opposite, so that no other picture is taken for a number.
+/// Returns the ffmpeg filters that draw a frame's number into its upper left corner. Each bit is a square, white if it
+/// is set, the lowest bit at the left. The square below shows the opposite, so that no other picture is mistaken for a
+/// number.
 fn stamp() -> String {
     let white = |column: u32, row: u32, when: &str| {
         let x = column * SIDE;
@@ -127,9 +128,9 @@ fn stamp() -> String {
     filters
 }
 
-/// A camera, which writes each frame when it is due.
+/// A camera that writes each frame when it is due, in a thread of its own.
 pub struct ClipCamera {
-    /// Time when frame 0 was due, by the host's real-time clock since its epoch.
+    /// Time when frame 0 was due, by the host's real-time clock, since its epoch.
     pub start: Duration,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<std::io::Result<u64>>>,
@@ -147,10 +148,10 @@ impl ClipCamera {
         Ok(Self { start, stop, thread: Some(thread) })
     }
 
-    /// Ends the camera, and returns the number of frames.
+    /// Stops the camera. Returns the number of frames that were written.
     pub fn finish(mut self) -> anyhow::Result<u64> {
-        let frames = self.end().context("the camera has ended already")?;
-        frames.map_err(|_| anyhow!("the camera has panicked"))?.context("the publisher takes no more video")
+        let frames = self.end().context("the camera was stopped already")?;
+        frames.map_err(|_| anyhow!("the camera has panicked"))?.context("the publisher accepts no more video")
     }
 
     fn end(&mut self) -> Option<std::thread::Result<std::io::Result<u64>>> {
@@ -161,7 +162,7 @@ impl ClipCamera {
 
 impl Drop for ClipCamera {
     fn drop(&mut self) {
-        // An error of the camera does not matter any more.
+        // An error of the camera is ignored: nobody waits for its result any more.
         let _ = self.end();
     }
 }
@@ -193,7 +194,7 @@ fn film(
 mod tests {
     use super::*;
 
-    /// Reads the number in a picture of 640 by 360 grey bytes.
+    /// Reads the frame number in a picture of 640 by 360 grey bytes.
     fn read(picture: &[u8]) -> Option<u32> {
         let light = |column: u32, row: u32| {
             let x = column * SIDE + SIDE / 2;
@@ -209,7 +210,7 @@ mod tests {
     #[test]
     fn frames_carry_their_number_through_the_encoder() {
         let Ok(clip) = EncodedClip::encode(2) else {
-            eprintln!("SKIP frames_carry_their_number_through_the_encoder: ffmpeg with libx264 is not here");
+            eprintln!("SKIP frames_carry_their_number_through_the_encoder: needs ffmpeg with libx264");
             return;
         };
         assert_eq!(clip.frames.len(), 59);
@@ -224,6 +225,6 @@ mod tests {
             .expect("ffmpeg runs");
         let numbers: Vec<_> = decoded.stdout.chunks(640 * 360).map(read).collect();
         assert_eq!(numbers, (0..59).map(Some).collect::<Vec<_>>());
-        assert_eq!(read(&vec![0; 640 * 360]), None, "black is no number");
+        assert_eq!(read(&vec![0; 640 * 360]), None, "black is not a number");
     }
 }

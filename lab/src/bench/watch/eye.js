@@ -1,7 +1,7 @@
-// Looks at the page's canvas at the end of each animation frame, and reads the number that is in the picture: 16 squares, white for
-// a bit that is set, the lowest first, and below each of them one that says the contrary.
+// Reads the frame number from the page's canvas at the end of each animation frame. The number is drawn as 16 squares,
+// white for a bit that is set, the lowest bit first. The square below each shows the opposite.
 //
-// Runs before the page's own scripts. WEB is what /web.json is to say, LATENCY_MS the player's buffer.
+// This runs before the page's own scripts. WEB is the content of /web.json, LATENCY_MS the player's buffer.
 
 (() => {
   const BITS = 16;
@@ -19,14 +19,14 @@
   window.fetch = (input, ...rest) =>
     String(input).endsWith("/web.json") ? Promise.resolve(new Response(JSON.stringify(WEB))) : fetched(input, ...rest);
 
-  // The page goes to the first broadcast that it hears of, and plays it.
+  // The page plays the first broadcast that is announced, and then changes its address to it.
   const replaced = history.replaceState;
   history.replaceState = function (state, unused, address) {
     if (String(address).startsWith("#watch/")) eye.played ??= Date.now();
     replaced.call(this, state, unused, address);
   };
 
-  // Before it begins.
+  // Set the buffer before the player starts.
   let player;
   new MutationObserver((_, observer) => {
     player = document.querySelector("moq-watch");

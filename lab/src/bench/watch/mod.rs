@@ -1,4 +1,4 @@
-//! `millrace-lab bench watch`: a viewer's experience in a browser, with the player of the relay's page.
+//! `millrace-lab bench watch`: what a viewer in a browser sees, with the player of the relay's own page.
 
 pub mod clip;
 mod seen;
@@ -30,10 +30,10 @@ pub struct WatchArgs {
     /// Relays to measure, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay")]
     relays: Vec<Contender>,
-    /// Impairments of the link to the browser, interleaved; only those that do not change over time
+    /// Impairments of the link to the browser, interleaved; only those that are constant
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean,loss1")]
     impair: Vec<LinkProfile>,
-    /// Time to measure, beginning a second after the first picture
+    /// Length of the measurement, which starts a second after the first picture
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Number of runs of every relay with every link
@@ -51,22 +51,25 @@ pub struct WatchArgs {
 }
 
 const NAME: &str = "live";
-/// The second after the first picture, which is not measured.
+/// Time after the first picture that is not measured.
 const SETTLING: Duration = Duration::from_secs(1);
 /// Longest wait until the last measured frame is shown.
 const LAST: Duration = Duration::from_secs(2);
-/// Length of the video in addition to the measured time: for the viewer's start, and a reserve.
+/// Length of the video beyond the measured time, seconds: for the start of the viewer, and a reserve.
 const SPARE: u64 = viewer::LIMIT.as_secs() + 10;
 
 pub fn run(args: WatchArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds are at least 1");
+    ensure!(args.rounds > 0 && args.seconds > 0, "--rounds and --seconds must be at least 1");
     let most = clip::MOST_SECONDS - SPARE;
-    ensure!(args.seconds <= most, "--seconds is at most {most}: frames have numbers of 16 bits");
+    ensure!(args.seconds <= most, "--seconds must be at most {most}: frame numbers have 16 bits");
     ensure!(
         !args.relays.iter().any(|relay| relay.is_plain()),
         "plain UDP has no tracks: leave it out of --relays"
     );
-    ensure!(!args.impair.contains(&LinkProfile::Mobile), "--impair: mobile changes");
+    ensure!(
+        !args.impair.contains(&LinkProfile::Mobile),
+        "--impair: mobile cannot be measured, since it is not constant"
+    );
     warn_if_busy()?;
     let programs = ViewerPrograms::find()?;
     if let Some(directory) = &args.screenshots {
@@ -98,7 +101,7 @@ pub fn run(args: WatchArgs) -> anyhow::Result<()> {
 struct WatchRow {
     relay: Contender,
     profile: LinkProfile,
-    /// Number of the lab that has this link.
+    /// Index of the lab whose link has this impairment.
     site: usize,
     rounds: Vec<Result<WatchFigures, String>>,
 }
@@ -114,7 +117,7 @@ impl WatchRow {
         directory.join(format!("{relay}-{}-{round}.png", self.profile.name()))
     }
 
-    /// Returns the figures of the rounds that worked.
+    /// Returns the figures of the successful rounds.
     fn figures(&self) -> Vec<WatchFigures> {
         self.rounds.iter().flatten().copied().collect()
     }
@@ -153,7 +156,7 @@ fn told(round: &Result<WatchFigures, String>) -> String {
     }
 }
 
-/// Renders the medians.
+/// Renders a table with the medians over the rounds.
 fn render(rows: &[WatchRow]) -> String {
     const FIGURES: [(&str, &str, usize); 8] = [
         ("frames_shown_pct", "shown %", 2),
@@ -179,7 +182,7 @@ fn render(rows: &[WatchRow]) -> String {
 }
 
 impl WatchArgs {
-    /// Lists the rows. Relays vary fastest.
+    /// Lists the rows. Consecutive rows have different relays.
     fn rows(&self) -> Vec<WatchRow> {
         let row =
             |site, profile, relay: &Contender| WatchRow { relay: *relay, profile, site, rounds: Vec::new() };
@@ -195,7 +198,7 @@ impl WatchArgs {
         self.impair.iter().map(site).collect()
     }
 
-    /// Runs one viewer that joins a running broadcast.
+    /// Runs one viewer that joins a broadcast which is already live.
     fn watch(
         &self,
         site: &BenchSite,
@@ -216,7 +219,7 @@ impl WatchArgs {
     }
 }
 
-/// A camera and its publisher. The publisher ends first, so that no write to it waits any longer.
+/// A camera and its publisher. The publisher is dropped first, so that no write to its pipe blocks any longer.
 struct WatchBroadcast {
     publisher: BenchProcess,
     camera: ClipCamera,
@@ -227,14 +230,14 @@ impl WatchBroadcast {
         let route = site.route()?;
         let mut command = route.publisher.command(product()?);
         let url = format!("moqt://{}", route.relay);
-        // The draft is the same for all relays: moq-relay does not always pass the catalog of a later draft's publisher
-        // on to the page.
+        // All relays get the same draft. moq-relay does not always forward the catalog of a later draft's publisher to
+        // the page.
         command.args(["publish", "--draft", "18", "--name", NAME, "--tls-disable-verify", &url]);
         let (publisher, input) = BenchProcess::start_fed("publisher", command, site.directory())?;
         Ok(Self { publisher, camera: ClipCamera::start(Arc::clone(clip), input)? })
     }
 
-    /// Ends the broadcast, and returns when it began and the number of frames.
+    /// Ends the broadcast. Returns the time when it started and the number of frames.
     fn finish(mut self) -> anyhow::Result<(Duration, u64)> {
         self.publisher.check_runs()?;
         Ok((self.camera.start, self.camera.finish()?))

@@ -1,4 +1,4 @@
-//! Frames that a viewer has seen, and figures of them.
+//! Computes figures from the frames that a viewer in the browser has seen.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use serde_json::{Map, Value, json};
 use super::clip;
 use crate::stats::{Spread, median};
 
-/// Shortest gap between shown frames that is a stall, ms.
+/// Shortest time without a new frame that counts as a stall, ms.
 const STALL: f64 = 250.0;
-/// Time after the first picture that is not measured, ms.
+/// Time after the first picture that is left out of the figures, ms.
 const SETTLING: f64 = 1000.0;
 
-/// The page's report. Times are ms of the host's real-time clock since its epoch.
+/// The report of the script inside the page. Times are ms of the host's real-time clock since its epoch.
 #[derive(Debug, Clone, Deserialize)]
 pub struct PageReport {
-    /// Time when the player was told to play.
+    /// Time when the page told the player to play.
     pub played: Option<f64>,
-    /// Numbers of frames, and the time when each was on the canvas first.
+    /// Numbers of the frames, and the time when each was first on the canvas.
     pub seen: Vec<(u64, f64)>,
-    /// Ends of long pauses between animation frames, and their lengths, ms.
+    /// Long pauses between animation frames: time of the end, and length in ms.
     pub gaps: Vec<(f64, f64)>,
-    /// The player's buffer at the end, ms.
+    /// Length of the player's buffer at the end, ms.
     pub buffer: Option<f64>,
 }
 
@@ -32,26 +32,26 @@ pub struct PageReport {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WatchFigures {
     pub frames_owed: u64,
-    /// Share of the frames owed.
+    /// Share of the owed frames that were shown, percent.
     pub frames_shown_pct: f64,
-    /// Gaps of more than 250 ms between shown frames.
+    /// Sum of the times over 250 ms without a new frame.
     pub stall_ms_total: f64,
     pub longest_stall_ms: f64,
     /// Time from when a shown frame was due at the camera to the end of the animation frame that drew it. `None` if no
     /// frame was shown.
     pub glass_to_glass_p50_ms: Option<f64>,
     pub glass_to_glass_p95_ms: Option<f64>,
-    /// Longest time between two animation frames, in which the browser drew nothing.
+    /// Longest time between two animation frames. The browser drew nothing meanwhile.
     pub longest_pause_ms: f64,
-    /// Time from play to the first picture.
+    /// Time from the player's start to the first picture.
     pub first_picture_ms: f64,
-    /// The player's buffer.
+    /// Length of the player's buffer at the end.
     pub buffer_ms: f64,
 }
 
 type Field = fn(&WatchFigures) -> f64;
 
-/// Figures by name. A latency without frames is infinite.
+/// Figures by name. A latency without any shown frame is infinite.
 const FIELDS: [(&str, Field); 9] = [
     ("frames_owed", |it| it.frames_owed as f64),
     ("frames_shown_pct", |it| it.frames_shown_pct),
@@ -65,8 +65,8 @@ const FIELDS: [(&str, Field); 9] = [
 ];
 
 impl WatchFigures {
-    /// Computes the figures. `start` is when frame 0 was due, `filmed` the number of frames. The measurement lasts
-    /// `seconds` from one second after the first picture.
+    /// Computes the figures. `start` is the time when frame 0 was due, `filmed` the number of filmed frames. The
+    /// measurement starts one second after the first picture and lasts `seconds`.
     pub fn from_report(start: Duration, filmed: u64, it: &PageReport, seconds: u64) -> anyhow::Result<Self> {
         let due = |frame: u64| (start + clip::due(frame)).as_secs_f64() * 1e3;
         let played = it.played.context("the page was never told to play")?;
@@ -75,7 +75,7 @@ impl WatchFigures {
         let to = first + SETTLING + seconds as f64 * 1e3;
         let owed: Vec<u64> =
             (0..filmed).skip_while(|frame| due(*frame) < from).take_while(|frame| due(*frame) < to).collect();
-        ensure!(due(filmed) >= to, "the video was over before the viewer had seen {seconds} s of it");
+        ensure!(due(filmed) >= to, "the video was over before the viewer saw {seconds} s of it");
         let mut shown = BTreeMap::new();
         for (number, at) in &it.seen {
             shown.entry(*number).or_insert(*at);
@@ -90,7 +90,7 @@ impl WatchFigures {
         Ok(Self {
             frames_owed: owed.len() as u64,
             frames_shown_pct: 100.0 * late.len() as f64 / owed.len().max(1) as f64,
-            // An empty sum of floats is -0.
+            // An empty sum of floats is -0, so the fold begins with 0.
             stall_ms_total: stalls.iter().fold(0.0, |sum, gap| sum + gap),
             longest_stall_ms: stalls.iter().copied().fold(0.0, f64::max),
             glass_to_glass_p50_ms: rank(50),
@@ -101,13 +101,14 @@ impl WatchFigures {
         })
     }
 
-    /// Returns the median of each figure, by name. It is `null` for a latency if frames were not shown, and for all
-    /// without rounds.
+    /// Returns the median of each figure over the rounds, by name. A latency is `null` if too few rounds showed frames.
+    /// Everything is `null` without rounds.
     pub fn median(rounds: &[Self]) -> Map<String, Value> {
         reduce_by_name(rounds, |values| median(values).filter(|it| it.is_finite()).into())
     }
 
-    /// Returns each figure's median, least and most; `null` for a latency if a round showed nothing.
+    /// Returns the median, lowest and highest value of each figure over the rounds. A latency is `null` if a round
+    /// showed no frame.
     pub fn spread(rounds: &[Self]) -> Map<String, Value> {
         reduce_by_name(rounds, |values| {
             json!(Spread::from_values(values).filter(|spread| spread.max.is_finite()))
@@ -120,7 +121,7 @@ fn reduce_by_name(rounds: &[WatchFigures], reduce: fn(&[f64]) -> Value) -> Map<S
     FIELDS.iter().map(|(name, field)| ((*name).to_owned(), reduce(&values(*field)))).collect()
 }
 
-/// Returns the lengths of stalls.
+/// Returns the lengths of all stalls between `from` and `to`, ms.
 fn stalls(shown: impl Iterator<Item = f64>, from: f64, to: f64) -> Vec<f64> {
     let mut times: Vec<f64> = shown.filter(|at| (from..to).contains(at)).chain([from, to]).collect();
     times.sort_by(f64::total_cmp);
@@ -133,12 +134,12 @@ mod tests {
 
     const START: Duration = Duration::from_secs(1_000);
 
-    /// Makes frames that are all late by `late` ms.
+    /// Builds a report in which every frame is `late` ms late.
     fn seen(frames: std::ops::Range<u64>, late: f64) -> PageReport {
         let due = |frame: u64| (START + clip::due(frame)).as_secs_f64() * 1e3;
         let seen: Vec<_> = frames.map(|frame| (frame, due(frame) + late)).collect();
         let second = seen[0].1 + 2000.0;
-        // The first pause is before the measurement, the second one in it.
+        // The first pause is before the measurement, and the second one is within it.
         let gaps = vec![(second - 1500.0, 300.0), (second, 60.0)];
         PageReport { played: Some(seen[0].1 - 200.0), seen, gaps, buffer: Some(100.0) }
     }
@@ -158,14 +159,14 @@ mod tests {
     fn missing_frames_are_a_gap() {
         let mut it = seen(30..300, 120.0);
         it.seen.retain(|(frame, _)| !(100..112).contains(frame));
-        // A frame that is shown twice counts with its first time.
+        // A frame that is drawn twice counts with its first time.
         let (number, at) = it.seen[40];
         it.seen.insert(41, (number, at + 8.0));
         let figures = WatchFigures::from_report(START, 300, &it, 4).unwrap();
         assert!((figures.frames_shown_pct - 90.0).abs() < 1e-6, "{figures:?}");
         assert!((figures.stall_ms_total - 13.0 * 1e3 / 29.95).abs() < 1e-3, "{figures:?}");
         assert_eq!(figures.stall_ms_total, figures.longest_stall_ms);
-        // No frame is shown from here to the end.
+        // Without the later frames, nothing new is shown until the end.
         it.seen.truncate(40);
         let figures = WatchFigures::from_report(START, 300, &it, 4).unwrap();
         assert!(figures.longest_stall_ms > 3000.0, "{figures:?}");

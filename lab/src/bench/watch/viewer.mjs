@@ -1,8 +1,12 @@
-// A viewer: opens the page in Chromium, watches for a time once there is a picture, and prints what it has seen.
+// Opens a relay's page in Chromium, and waits for a picture. Watches for some time, then prints what the page's
+// script recorded.
 //
-// The only argument is JSON: `chromium`, `url` and `web` (what the page is to take for /web.json), `certificate` (a
-// file, whose hash goes there too), `latencyMs`, `limitMs` until the first picture, `watchMs` from then on,
-// `screenshot` (a file, or null).
+// The only argument is JSON with these fields:
+//
+// * `chromium`, `url` of the page, and `latencyMs`;
+// * `web` (content that replaces /web.json), and `certificate` (a file whose hash is added to it);
+// * `limitMs` until the first picture, and `watchMs` from then on;
+// * `screenshot` (a file, or null).
 
 import { X509Certificate } from "node:crypto";
 import { readFileSync, writeFileSync } from "node:fs";
@@ -20,7 +24,7 @@ async function watch(browser) {
   const values = `const WEB = ${JSON.stringify(web)}; const LATENCY_MS = ${asked.latencyMs};`;
   const page = await browser.open(asked.url, `{ ${values}\n${eye} }`);
   const deadline = Date.now() + asked.limitMs;
-  // While a page begins there is nothing to look at.
+  // The script's variable does not exist before the page has loaded.
   while (!(await page.evaluate("millraceEye.seen.length > 0").catch(() => false))) {
     if (Date.now() > deadline) {
       const said = await page.evaluate("document.querySelector('main')?.innerText").catch(() => "");

@@ -1,4 +1,4 @@
-//! The viewer: headless Chromium in the subscribers' namespace, on a relay's page.
+//! The viewer of `watch`: headless Chromium in the subscribers' network namespace, which opens a relay's page.
 
 use std::env;
 use std::net::{SocketAddr, TcpStream};
@@ -14,20 +14,20 @@ use super::super::site::BenchSite;
 use super::seen::PageReport;
 use crate::program::product;
 
-/// Scripts that drive the browser and look at the page from within.
+/// Scripts that drive the browser, and that record frames inside the page.
 const SCRIPTS: [(&str, &str); 3] = [
     ("browser.mjs", include_str!("../../../../scripts/browser.mjs")),
     ("viewer.mjs", include_str!("viewer.mjs")),
     ("eye.js", include_str!("eye.js")),
 ];
-/// Longest wait for the page, and for a picture.
+/// Longest wait for the page, and for the first picture.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Time to begin and to end a browser.
+/// Time that the browser may take to start and to end.
 const SLACK: Duration = Duration::from_secs(30);
-/// Address of the Millrace that only serves the page.
+/// Address where a Millrace listens that serves only the page. Nothing connects to this address.
 const UNUSED: &str = "127.0.0.1:4444";
 
-/// Programs that the viewer needs.
+/// Programs that the viewer needs: Chromium, and Node.js to drive it.
 #[derive(Debug)]
 pub struct ViewerPrograms {
     pub chromium: PathBuf,
@@ -35,11 +35,11 @@ pub struct ViewerPrograms {
 }
 
 impl ViewerPrograms {
-    /// Finds Chromium by `$CHROMIUM` or the search path, and node.
+    /// Finds Chromium by `$CHROMIUM` or in `$PATH`, and Node.js in `$PATH`.
     pub fn find() -> anyhow::Result<Self> {
         let chromium = match env::var_os("CHROMIUM").filter(|path| !path.is_empty()) {
             Some(chromium) => chromium.into(),
-            None => find("chromium").context("or name one with CHROMIUM=FILE")?,
+            None => find("chromium").context("set CHROMIUM=FILE to use a Chromium elsewhere")?,
         };
         Ok(Self { chromium, node: find("node")? })
     }
@@ -50,17 +50,17 @@ fn find(program: &str) -> anyhow::Result<PathBuf> {
     let found = env::split_paths(&path).map(|dir| dir.join(program)).find(|candidate| candidate.is_file());
     match found {
         Some(program) => Ok(program),
-        None => bail!("there is no {program} in $PATH (scripts/setup.sh web)"),
+        None => bail!("{program} is not in $PATH: install it with scripts/setup.sh web"),
     }
 }
 
 /// Settings of the viewer.
 pub struct ViewerTask<'a> {
-    /// Time to watch from the first picture on.
+    /// Time to watch, from the first picture on.
     pub watch: Duration,
-    /// The player's buffer.
+    /// Length of the player's buffer, ms.
     pub buffer_ms: u32,
-    /// File for a picture of the end, as PNG.
+    /// File for a screenshot at the end, as PNG; `None` for no screenshot.
     pub screenshot: Option<&'a Path>,
 }
 
@@ -70,7 +70,7 @@ pub struct BrowserViewer {
 }
 
 impl BrowserViewer {
-    /// Starts a viewer on the page at `page`, which plays the broadcast of the site's relay.
+    /// Starts a viewer that opens the page at `page`, which plays the broadcast of the site's relay.
     pub fn start(
         programs: &ViewerPrograms,
         site: &BenchSite,
@@ -92,25 +92,25 @@ impl BrowserViewer {
         });
         let mut command = site.subscribers()?.command(&programs.node);
         command.arg(site.directory().join("viewer.mjs")).arg(asked.to_string());
-        // The browser's temporary files are removed with the site.
+        // The browser's temporary files are in the site's directory, so they are removed with it.
         command.env("TMPDIR", site.directory());
         let process = BenchProcess::start("viewer", command, site.directory())?;
         Ok(Self { process, limit: LIMIT + task.watch + SLACK })
     }
 
     pub fn finish(self) -> anyhow::Result<PageReport> {
-        serde_json::from_str(&self.process.finish(self.limit)?).context("the viewer's words")
+        serde_json::from_str(&self.process.finish(self.limit)?).context("cannot parse the viewer's report")
     }
 }
 
-/// A relay, and the process that serves the page: the relay itself if it is Millrace.
+/// A running relay, and the process that serves the page. For Millrace this is the relay itself.
 pub struct ServedPage {
     pub page: SocketAddr,
     processes: Vec<BenchProcess>,
 }
 
 impl ServedPage {
-    /// Starts the relay. `further` are arguments of a relay that is Millrace.
+    /// Starts the relay, and a server for its page if needed. `further` are additional arguments for Millrace.
     pub fn start(site: &BenchSite, contender: Contender, further: &[&str]) -> anyhow::Result<Self> {
         let node = site.relay()?;
         let page = SocketAddr::new(node.addr_v4().into(), STATUS.port());
@@ -129,7 +129,7 @@ impl ServedPage {
     }
 }
 
-/// Starts a Millrace that relays nothing and serves the page.
+/// Starts a Millrace that only serves the page, for relays of others.
 fn serve_page(site: &BenchSite, page: SocketAddr) -> anyhow::Result<BenchProcess> {
     let mut command = site.relay()?.command(product()?);
     command.args(["relay", "--listen", UNUSED, "--engine", "user", "--log-level", "warn"]);

@@ -1,4 +1,4 @@
-//! Streams of the hostile client, and the MoQ messages on them.
+//! Streams of the hostile client, and MoQ messages on them.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use millrace_quic::{frame, webtransport::Binding};
 
 use super::{DRAFT, HostilePeer, PATIENCE, PeerTarget, ROOM};
 
-/// Data of a stream that has arrived.
+/// Received data of a stream.
 #[derive(Default)]
 pub struct ReceivedStream {
     chunks: BTreeMap<u64, Vec<u8>>,
-    /// Bytes that have been read.
+    /// Number of bytes that have been read.
     taken: u64,
     pub fin: bool,
     pub reset: Option<u64>,
@@ -37,6 +37,7 @@ impl ReceivedStream {
                 break;
             }
             let data = first.remove();
+            // A retransmission may overlap what has been read already.
             let known = usize::try_from(self.taken - offset).unwrap_or(usize::MAX).min(data.len());
             out.extend_from_slice(&data[known..]);
             self.taken += (data.len() - known) as u64;
@@ -45,7 +46,7 @@ impl ReceivedStream {
     }
 }
 
-/// Kind of a stream that a client opens; the number is the low bits of its ID.
+/// Kind of a stream that the client opens. The number is the lowest two bits of the stream's ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     Request = 0,
@@ -53,7 +54,7 @@ pub enum StreamKind {
 }
 
 impl HostilePeer {
-    /// Sends SETUP on a control stream.
+    /// Opens the MoQ control stream and sends SETUP on it.
     pub fn setup(&mut self, target: &PeerTarget) -> Result<()> {
         let is_bare = self.binding == Binding::Bare;
         let setup = SetupOptions {
@@ -66,8 +67,9 @@ impl HostilePeer {
         self.settle()
     }
 
-    /// Opens a MoQ stream with `data`, once the relay allows one more.
+    /// Opens a MoQ stream that starts with `data`, as soon as the relay's limit allows one more.
     pub fn open(&mut self, kind: StreamKind, data: &[u8], fin: bool) -> Result<u64> {
+        // In a WebTransport session, each stream starts with a prefix that names the session.
         let preamble = match kind {
             StreamKind::Request => self.binding.bidi(),
             StreamKind::Data => self.binding.uni(),
@@ -75,7 +77,7 @@ impl HostilePeer {
         self.open_bare(kind, &[&preamble, data].concat(), fin)
     }
 
-    /// Opens a QUIC stream that begins with `data`.
+    /// Opens a QUIC stream that starts with `data`, without the prefix of a WebTransport session.
     pub fn open_bare(&mut self, kind: StreamKind, data: &[u8], fin: bool) -> Result<u64> {
         let index = usize::from(kind == StreamKind::Data);
         let may = |peer: &Self| {
@@ -83,7 +85,10 @@ impl HostilePeer {
             peer.opened[index] < limits[index]
         };
         if !may(self) && !self.pump(PATIENCE, may) {
-            bail!("no credit for a stream: {}", self.closed.as_deref().unwrap_or("none was given"));
+            bail!(
+                "the relay does not allow another stream: {}",
+                self.closed.as_deref().unwrap_or("no credit in time")
+            );
         }
         let id = self.opened[index] * 4 + kind as u64;
         self.opened[index] += 1;
@@ -102,7 +107,10 @@ impl HostilePeer {
                 if !self.pump(PATIENCE, |peer| peer.room(id) > 0 || peer.is_stopped(id))
                     || self.is_stopped(id)
                 {
-                    bail!("no credit for stream {id}: {}", self.closed.as_deref().unwrap_or("stopped"));
+                    bail!(
+                        "the relay allows no more data on stream {id}: {}",
+                        self.closed.as_deref().unwrap_or("no credit, or the stream was stopped")
+                    );
                 }
                 continue;
             }
@@ -120,7 +128,8 @@ impl HostilePeer {
         }
     }
 
-    /// Counts bytes of a stream as sent, which the caller sends itself. Returns the offset of the first one.
+    /// Reserves the next bytes of a stream, which the caller sends in frames of its own. Returns the offset of the
+    /// first one.
     pub fn claim(&mut self, id: u64, bytes: u64) -> u64 {
         let end = self.offsets.entry(id).or_default();
         let offset = *end;
@@ -130,8 +139,9 @@ impl HostilePeer {
         offset
     }
 
-    /// Returns how many bytes the relay allows on a stream.
+    /// Returns how many more bytes the relay allows on a stream.
     fn room(&self, id: u64) -> usize {
+        // Bit 1 of a stream's ID is set if the stream is unidirectional.
         let initial = if id & 2 == 0 { self.credit.stream_bidi } else { self.credit.stream_uni };
         let limit = self.stream_credit.get(&id).map_or(initial, |limit| initial.max(*limit));
         let sent = self.offsets.get(&id).copied().unwrap_or_default();
@@ -139,24 +149,24 @@ impl HostilePeer {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// Reports whether the relay has stopped a stream.
+    /// Reports whether the relay has sent STOP_SENDING for a stream.
     pub fn is_stopped(&self, id: u64) -> bool {
         self.received.get(&id).is_some_and(|stream| stream.stopped.is_some())
     }
 
-    /// Resets a stream.
+    /// Resets a stream (RESET_STREAM) at its current length.
     pub fn reset(&mut self, id: u64) -> Result<()> {
         let mut frames = Vec::new();
         frame::write_reset_stream(id, 0, self.offsets.get(&id).copied().unwrap_or_default(), &mut frames);
         self.send(frames, true)
     }
 
-    /// Opens a request stream.
+    /// Opens a request stream with this message.
     pub fn request(&mut self, message: impl Into<Message>) -> Result<u64> {
         self.open(StreamKind::Request, &encoded(message)?, false)
     }
 
-    /// Returns the next message on a stream.
+    /// Waits for the next message on a stream, and returns it.
     pub fn answer(&mut self, id: u64) -> Result<Message> {
         let mut buffer = BytesMut::new();
         loop {
@@ -167,7 +177,7 @@ impl HostilePeer {
         }
     }
 
-    /// Returns the IDs of the relay's unidirectional streams. The first is its control stream.
+    /// Returns the IDs of the relay's unidirectional streams. The first of them is its control stream.
     pub fn incoming_streams(&self) -> Vec<u64> {
         self.received.keys().copied().filter(|id| id & 3 == 3).collect()
     }
@@ -177,11 +187,14 @@ impl HostilePeer {
         self.received.get_mut(&id).map(ReceivedStream::take).unwrap_or_default()
     }
 
-    /// Waits for bytes on a stream.
+    /// Waits for bytes on a stream, and returns them.
     pub fn more(&mut self, id: u64) -> Result<Vec<u8>> {
         let has_more = |peer: &Self| peer.received.get(&id).is_some_and(ReceivedStream::has_more);
         if !self.pump(PATIENCE, has_more) {
-            bail!("no answer on stream {id}: {}", self.closed.as_deref().unwrap_or("none in time"));
+            bail!(
+                "the relay sent nothing on stream {id}: {}",
+                self.closed.as_deref().unwrap_or("no data in time")
+            );
         }
         Ok(self.received.entry(id).or_default().take())
     }
@@ -195,7 +208,7 @@ impl ReceivedStream {
     }
 }
 
-/// Encodes a message for the wire.
+/// Returns the message as bytes on the wire.
 pub fn encoded(message: impl Into<Message>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     message.into().encode(DRAFT, &mut bytes)?;

@@ -1,4 +1,4 @@
-//! Scenarios of connections that change all the time: their port, their keys, their IDs.
+//! Scenarios that change a connection's port, keys or connection IDs all the time.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use anyhow::Result;
 use super::ScenarioAttack;
 use crate::hostile::peer::HostilePeer;
 
-/// Time that one connection goes on.
+/// Length of a round.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Sends SETUP, and then only changes, at the attack's rate. The second argument of `change` is the part of the round
-/// that is over, 0 to 1.
+/// Connects, sends SETUP, and then calls `change` at the attack's rate. The second argument of `change` is the elapsed
+/// part of the round, 0 to 1.
 fn change(
     attack: &mut ScenarioAttack<'_>,
     change: impl Fn(&mut HostilePeer, f64) -> Result<()>,
@@ -23,14 +23,15 @@ fn change(
         let due = began + ROUND * number / count;
         peer.pump(due.saturating_duration_since(Instant::now()), |_| false);
         if peer.closed.is_some() || began.elapsed() > ROUND {
-            break; // as the relay may; or there was no CPU for more
+            break; // the relay may close the connection, or there was too little CPU
         }
         change(&mut peer, f64::from(number) / f64::from(count))?;
     }
     attack.close(peer)
 }
 
-/// Changes ports. The first ones never answer, the rest do.
+/// Changes ports. In the first half of the round the client does not answer path challenges, in the second half it
+/// does.
 pub fn path_hop(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     change(attack, |peer, part| {
         peer.answers_challenges = part >= 0.5;

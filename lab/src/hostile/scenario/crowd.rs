@@ -1,5 +1,5 @@
-//! Scenarios with very many allowed requests: subscriptions of one track, tracks of one publisher, waiting
-//! subscriptions, updates of prefixes.
+//! Scenarios with very many allowed requests: subscriptions to one track, tracks of one publisher, subscriptions that
+//! wait for a track, and updates of a prefix.
 
 use anyhow::Result;
 use millrace_moq::{
@@ -14,20 +14,20 @@ use super::{
 };
 use crate::hostile::peer::{HostilePeer, StreamKind, encoded};
 
-/// Requests of one session: fewer than a relay allows to be open at a time, and in a second.
+/// Number of requests of one session. A relay allows more open requests, and more requests per second.
 const REQUESTS: u64 = 900;
-/// Sessions with this many requests each.
+/// Number of sessions that make `REQUESTS` requests each.
 const SESSIONS: u64 = 8;
-/// Tracks of one publisher that have one viewer each: more than the streams that a relay prepares in total.
+/// Number of published tracks, with one viewer each. It exceeds the number of streams that a relay prepares in total.
 const HOG_TRACKS: u64 = 1100;
-/// Groups that are published meanwhile.
+/// Number of groups that are published while the requests are open.
 const GROUPS: u64 = 20;
-/// Number of publishers that connect and leave.
+/// Number of namespaces that are published and withdrawn while subscriptions wait.
 const COMINGS: u64 = 500;
 const UPDATES: u64 = 500;
 const WAIT_MS: u64 = 60_000;
 
-/// Subscribes to one track very often. The relay may refuse all but a few.
+/// Subscribes to the same track very often. The relay may refuse all but a few of the subscriptions.
 pub fn same_track(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut publisher = publisher(attack)?;
     let mut peer = attack.peer()?;
@@ -44,7 +44,7 @@ pub fn same_track(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     [publisher, peer].into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Publishes tracks with one subscriber each, and one object in a stream of its own.
+/// Publishes tracks with one subscriber and one object each, the object in a stream of its own.
 pub fn track_hog(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = Vec::new();
     for first in (0..HOG_TRACKS).step_by(REQUESTS as usize) {
@@ -69,7 +69,7 @@ pub fn track_hog(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Makes subscriptions wait. Only publishers of their own namespace may wake them.
+/// Makes subscriptions wait for tracks, while other namespaces are published. These must not wake the subscriptions.
 pub fn waiters(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| {
         let parameters = Parameters { rendezvous_timeout: Some(WAIT_MS), ..Parameters::default() };
@@ -91,7 +91,8 @@ pub fn waiters(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Updates one request to the tracks of one namespace after the other. Few namespaces have any.
+/// Publishes many tracks, and updates one request again and again to another namespace. Few of the namespaces have
+/// tracks.
 pub fn updates(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut peers = sessions(attack, |peer, number, track| peer.request(publish(number, track)).map(drop))?;
     let mut peer = attack.peer()?;
@@ -111,7 +112,7 @@ pub fn updates(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     peers.into_iter().try_for_each(|peer| attack.close(peer))
 }
 
-/// Opens sessions that each make as many requests as allowed, about tracks of their own.
+/// Opens sessions that make as many requests as a relay allows, each for another track.
 fn sessions(
     attack: &ScenarioAttack<'_>,
     request: impl Fn(&mut HostilePeer, u64, TrackName) -> Result<()>,

@@ -1,4 +1,4 @@
-//! Scenarios of handshakes.
+//! Scenarios with handshakes that lead to nothing.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use anyhow::Result;
 use super::{MOMENT, ScenarioAttack};
 use crate::hostile::{params::ClientLimits, peer::HostilePeer};
 
-/// Handshakes at a time, each from a port of its own.
+/// Number of handshakes at the same time, each from its own port.
 const COUNT: usize = 300;
-/// Pings of each idle connection, spread over one [`MOMENT`].
+/// Number of times that idle connections are read during one [`MOMENT`].
 const LOOKS: u32 = 4;
 
 pub fn unfinished(attack: &mut ScenarioAttack<'_>) -> Result<()> {
@@ -24,7 +24,7 @@ pub fn unfinished(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Leaves connections idle. The relay closes them in time, or in favour of others.
+/// Leaves connections idle after the handshake. The relay closes them after its time-out, or earlier to make room.
 pub fn idle(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let connect = |_| HostilePeer::handshake(attack.target, ClientLimits::default());
     let mut peers: Vec<_> = (0..COUNT).map(connect).collect::<Result<_>>()?;

@@ -1,4 +1,4 @@
-//! Scenarios with objects, in both directions.
+//! Scenarios in which the client publishes or receives objects.
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -17,16 +17,16 @@ use crate::hostile::{
     peer::{Acks, HostilePeer, StreamKind},
 };
 
-/// Objects of a track, and bytes of each.
+/// Number of objects in a track, and bytes in each of them.
 const OBJECTS: u64 = 100;
 const OBJECT: usize = 20_000;
 const FETCHES: u64 = 200;
 const DATAGRAMS: u64 = 5_000;
-/// Tracks of one group each.
+/// Number of tracks with one large group each. `HOG` is the size of that group's object, bytes.
 const HOGS: u64 = 40;
 const HOG: usize = 1 << 20;
 
-/// Encodes one group of `objects` with payloads of `len` bytes.
+/// Returns the encoded stream of one group with `objects` objects, each with a payload of `len` bytes.
 pub fn group(alias: u64, group: u64, objects: u64, len: usize) -> Vec<u8> {
     let mut bytes = subgroup(alias, group);
     for id in 0..objects {
@@ -60,7 +60,7 @@ pub fn unread_fetches(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut publisher = publisher(attack)?;
     publisher.open(StreamKind::Data, &group(0, 0, OBJECTS, OBJECT), true)?;
     publisher.settle()?;
-    // The credit is enough for answers, but for no byte of a response.
+    // The limits allow the relay to answer each request, but to send no byte of the fetched objects.
     let mut peer =
         HostilePeer::connect(attack.target, ClientLimits { max_streams: 3, ..ClientLimits::default() })?;
     peer.setup(attack.target)?;
@@ -86,7 +86,7 @@ pub fn optimistic_acks(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     acknowledge(attack, Acks::Optimistic)
 }
 
-/// Receives a track, and acknowledges it in this way.
+/// Receives a track, and acknowledges packets as `acks` says.
 fn acknowledge(attack: &mut ScenarioAttack<'_>, acks: Acks) -> Result<()> {
     let mut publisher = publisher(attack)?;
     let mut peer = subscriber(attack, ClientLimits::default())?;
@@ -131,7 +131,7 @@ pub fn cache_hog(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     for number in 0..HOGS {
         let request = peer.request(publish(number, track(&attack.namespace, number)?))?;
         peer.answer(request)?;
-        // The stream has its newest group, and does not end.
+        // The stream holds the track's newest group, and never ends.
         peer.open(StreamKind::Data, &group(number, 0, 1, HOG), false)?;
     }
     peer.settle()?;

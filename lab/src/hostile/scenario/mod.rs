@@ -1,4 +1,4 @@
-//! Scenarios of a hostile client.
+//! Scenarios of a hostile client: attacks on a relay, each with a name.
 
 mod change;
 mod crowd;
@@ -23,74 +23,74 @@ use super::{
 };
 use crate::transport::LabTransport;
 
-/// A scenario: an attack of a hostile client on a relay.
+/// A scenario: one kind of attack on a relay.
 pub struct HostileScenario {
     pub name: &'static str,
     pub about: &'static str,
-    /// Transport that the scenario needs; `None`: any.
+    /// Transport that the scenario needs; `None` if it works over each.
     pub transport: Option<LabTransport>,
     round: fn(&mut ScenarioAttack<'_>) -> Result<()>,
 }
 
-/// The scenarios.
+/// The scenarios, in the order in which `--list` shows them.
 pub const ALL: &[HostileScenario] = &[
     HostileScenario {
         name: "handshakes",
-        about: "begins handshakes and never goes on with them",
+        about: "starts handshakes and never finishes them",
         transport: None,
         round: handshake::unfinished,
     },
     HostileScenario {
         name: "idle-hog",
-        about: "does 300 handshakes at a time, and sends nothing after them",
+        about: "completes 300 handshakes at a time, and sends nothing afterwards",
         transport: None,
         round: handshake::idle,
     },
     HostileScenario {
         name: "streams-before-setup",
-        about: "opens streams of both kinds without saying SETUP, and leaves",
+        about: "opens streams of both kinds without sending SETUP, and disconnects",
         transport: None,
         round: requests::streams_before_setup,
     },
     HostileScenario {
         name: "rendezvous",
-        about: "subscribes to tracks that nobody publishes, to wait a minute, and leaves",
+        about: "subscribes to tracks without a publisher, with a wait of a minute, and disconnects",
         transport: None,
         round: requests::rendezvous,
     },
     HostileScenario {
         name: "namespaces",
-        about: "publishes hundreds of namespaces over hundreds of tracks that are subscribed to, and never answers",
+        about: "publishes hundreds of namespaces that contain hundreds of subscribed tracks, and never answers",
         transport: None,
         round: requests::namespaces,
     },
     HostileScenario {
         name: "half-messages",
-        about: "sends request streams and object headers up to their last byte, and waits",
+        about: "sends requests and objects except for their last bytes, and waits",
         transport: None,
         round: requests::half_messages,
     },
     HostileScenario {
         name: "garbage",
-        about: "sends frames, requests, streams and datagrams that are malformed",
+        about: "sends malformed frames, requests, streams and datagrams",
         transport: None,
         round: requests::garbage,
     },
     HostileScenario {
         name: "unread-fetches",
-        about: "fetches much, time and again, and gives no credit to send any of it",
+        about: "fetches many objects again and again, and gives the relay no credit to send them",
         transport: None,
         round: media::unread_fetches,
     },
     HostileScenario {
         name: "no-acks",
-        about: "subscribes to a track and acknowledges nothing",
+        about: "subscribes to a track and acknowledges no packet",
         transport: None,
         round: media::no_acks,
     },
     HostileScenario {
         name: "optimistic-acks",
-        about: "acknowledges packets that have not been sent",
+        about: "acknowledges packets that were never sent",
         transport: None,
         round: media::optimistic_acks,
     },
@@ -102,49 +102,49 @@ pub const ALL: &[HostileScenario] = &[
     },
     HostileScenario {
         name: "cache-hog",
-        about: "publishes tracks of one large group each, more than a cache holds",
+        about: "publishes tracks with one large group each, more than a cache holds",
         transport: None,
         round: media::cache_hog,
     },
     HostileScenario {
         name: "silent-copies",
-        about: "announces the largest possible object, and begins groups that never end",
+        about: "announces the largest possible object location, and starts groups that never end",
         transport: None,
         round: media::silent_copies,
     },
     HostileScenario {
         name: "vanish",
-        about: "publishes and subscribes, and is gone without a word",
+        about: "publishes and subscribes, and disappears without closing the connection",
         transport: None,
         round: media::vanish,
     },
     HostileScenario {
         name: "overlap",
-        about: "publishes bytes, ends and datagrams again that are not the same the second time",
+        about: "sends stream bytes, stream ends and datagrams twice, with other content the second time",
         transport: None,
         round: overlap::overlap,
     },
     HostileScenario {
         name: "path-hop",
-        about: "comes from another port 500 times a second, after SETUP and nothing else",
+        about: "changes its port 500 times a second, and sends nothing but SETUP",
         transport: None,
         round: change::path_hop,
     },
     HostileScenario {
         name: "key-update",
-        about: "updates its keys as often as it may, after SETUP and nothing else",
+        about: "updates its keys as often as allowed, and sends nothing but SETUP",
         transport: None,
         round: change::key_update,
     },
     HostileScenario {
         name: "id-churn",
-        about: "changes the connection IDs of both ends 500 times a second, after SETUP and nothing else",
+        about: "changes the connection IDs of both sides 500 times a second, and sends nothing but SETUP",
         transport: None,
         round: change::id_churn,
     },
     HostileScenario {
         name: "steady",
-        about: "sends 500 packets a second from one port, after SETUP and nothing else: the reference for the others",
+        about: "sends SETUP and then 500 pings a second from one port: the harmless reference",
         transport: None,
         round: change::steady,
     },
@@ -156,79 +156,79 @@ pub const ALL: &[HostileScenario] = &[
     },
     HostileScenario {
         name: "track-hog",
-        about: "publishes 1,100 tracks and watches each of them once",
+        about: "publishes 1,100 tracks and subscribes to each of them once",
         transport: None,
         round: crowd::track_hog,
     },
     HostileScenario {
         name: "waiters",
-        about: "has 7,200 subscriptions wait for tracks that nobody publishes, while publishers come and go",
+        about: "lets 7,200 subscriptions wait for tracks without a publisher, while namespaces come and go",
         transport: None,
         round: crowd::waiters,
     },
     HostileScenario {
         name: "updates",
-        about: "moves one request from prefix to prefix, over 7,200 tracks",
+        about: "publishes 7,200 tracks, and moves one request from prefix to prefix",
         transport: None,
         round: crowd::updates,
     },
     HostileScenario {
         name: "no-credit",
-        about: "gives the relay almost no credit, breaks the protocol, and stays",
+        about: "gives the relay almost no credit, violates the protocol, and stays connected",
         transport: None,
         round: silence::no_credit,
     },
     HostileScenario {
         name: "web-half-requests",
-        about: "asks for sessions of WebTransport, and never ends what it asks",
+        about: "starts requests for WebTransport sessions, and never finishes them",
         transport: Some(LabTransport::Webtransport),
         round: web::half_requests,
     },
     HostileScenario {
         name: "web-headers",
-        about: "asks with headers that are too large, expand, or lead nowhere",
+        about: "sends requests with headers that are too large, expand when decoded, or are malformed",
         transport: Some(LabTransport::Webtransport),
         round: web::headers,
     },
     HostileScenario {
         name: "web-posts",
-        about: "asks for something else, with a body without end",
+        about: "sends POST requests with endless bodies",
         transport: Some(LabTransport::Webtransport),
         round: web::posts,
     },
     HostileScenario {
         name: "web-requests",
-        about: "asks for session after session on one connection",
+        about: "requests session after session on one connection",
         transport: Some(LabTransport::Webtransport),
         round: web::requests,
     },
     HostileScenario {
         name: "web-capsules",
-        about: "sends capsules without end, and such as close the session but for their last byte",
+        about: "sends endless capsules, and capsules that would close the session if they were complete",
         transport: Some(LabTransport::Webtransport),
         round: web::capsules,
     },
     HostileScenario {
         name: "web-half-preambles",
-        about: "opens streams that do not say to which session they belong",
+        about: "opens streams and never finishes the session ID at their start",
         transport: Some(LabTransport::Webtransport),
         round: web::half_preambles,
     },
     HostileScenario {
         name: "web-strays",
-        about: "sends streams and datagrams of sessions that there are not",
+        about: "sends streams and datagrams for sessions that do not exist",
         transport: Some(LabTransport::Webtransport),
         round: web::strays,
     },
     HostileScenario {
         name: "web-streams",
-        about: "opens streams of HTTP/3 with unknown types",
+        about: "opens HTTP/3 streams with unknown types",
         transport: Some(LabTransport::Webtransport),
         round: web::streams,
     },
 ];
 
-/// Returns the scenarios of a transport.
+/// Returns the scenarios that work over a transport.
 pub fn over(transport: LabTransport) -> impl Iterator<Item = &'static HostileScenario> {
     ALL.iter().filter(move |scenario| scenario.is_over(transport))
 }
@@ -239,18 +239,18 @@ impl HostileScenario {
     }
 }
 
-/// Returns the scenario of this name.
+/// Returns the scenario with this name.
 pub fn find(name: &str) -> Option<&'static HostileScenario> {
     ALL.iter().find(|scenario| scenario.name == name)
 }
 
-/// A running round.
+/// State of a running round.
 pub struct ScenarioAttack<'a> {
     pub target: &'a PeerTarget,
     pub counts: PeerCounts,
-    /// First part of the names that it publishes.
+    /// First part of the names of tracks and namespaces that the round publishes.
     pub namespace: String,
-    /// Packets per second of scenarios that send at a rate.
+    /// Packets per second, for scenarios that send at a rate.
     pub packets_per_s: u32,
 }
 
@@ -260,13 +260,13 @@ impl ScenarioAttack<'_> {
         HostilePeer::establish(self.target)
     }
 
-    /// Closes the connection.
+    /// Closes the connection, and adds its counts.
     pub fn close(&mut self, peer: HostilePeer) -> Result<()> {
         self.counts.add(peer.close()?);
         Ok(())
     }
 
-    /// Leaves without closing the connection.
+    /// Drops the connection without closing it, and adds its counts.
     pub fn vanish(&mut self, peer: HostilePeer) {
         self.counts.add(peer.counts);
     }
@@ -276,10 +276,11 @@ impl ScenarioAttack<'_> {
 #[derive(Clone, Debug, Serialize)]
 pub struct ScenarioRound {
     pub counts: PeerCounts,
-    /// Reason of the first client whose round ended early. Mostly the relay closed the connection, as it may.
+    /// Reason of the first client whose round ended early. In most cases the relay closed the connection, which it may
+    /// do.
     pub ended: Option<String>,
     pub seconds: f64,
-    /// State of the relay after it had let go, if it was asked.
+    /// Objects that the relay still held after it had released the round's; `None` if its status was not read.
     pub left: Option<LeftObjects>,
 }
 
@@ -294,18 +295,18 @@ pub struct ScenarioReport {
 /// Number of clients and rounds of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Clients that run it at the same time.
+    /// Number of clients that run the scenario at the same time.
     pub clients: usize,
     pub repeat: ScenarioRepeat,
-    /// Packets per second of each client, in scenarios that send at a rate.
+    /// Packets per second of each client, for scenarios that send at a rate.
     pub packets_per_s: u32,
 }
 
-/// Number of rounds, or time, of a scenario.
+/// Number of rounds of a scenario, or time for which rounds are repeated.
 #[derive(Clone, Copy, Debug)]
 pub enum ScenarioRepeat {
     Rounds(u32),
-    /// Repeats rounds that begin within this time.
+    /// Repeats rounds as long as they start within this time.
     For(Duration),
 }
 
@@ -315,17 +316,19 @@ impl Default for Effort {
     }
 }
 
-/// Does `scenario` so many times. With `http`, the relay has to let go of everything after each round.
+/// Runs `scenario` as often as `effort` says. With `http`, the relay must release everything after each round.
 ///
 /// # Errors
-/// The relay cannot be reached before or after a round, or it holds on to something.
+///
+/// The relay cannot be reached before or after a round, or it did not release everything.
 pub fn run(
     scenario: &HostileScenario,
     target: &PeerTarget,
     effort: Effort,
     http: Option<&Http>,
 ) -> Result<ScenarioReport> {
-    HostilePeer::establish(target).context("no relay answers")?.close()?;
+    // Without this check, a relay that is down would look like the effect of the scenario.
+    HostilePeer::establish(target).context("the relay does not answer before the first round")?.close()?;
     let before = http.map(watch::look).transpose()?;
     let mut report = ScenarioReport { scenario: scenario.name.to_owned(), before, rounds: Vec::new() };
     let began = Instant::now();
@@ -335,8 +338,8 @@ pub fn run(
     };
     while has_more(report.rounds.len()) {
         let mut round = attack(scenario, target, effort);
-        // A client that comes next must be served.
-        HostilePeer::establish(target).context("the relay does not answer any more")?.close()?;
+        // After each round the relay must still serve a new client.
+        HostilePeer::establish(target).context("the relay no longer answers after a round")?.close()?;
         if let (Some(http), Some(before)) = (http, &before) {
             round.left = Some(watch::settle(http, before)?);
         }
@@ -345,7 +348,7 @@ pub fn run(
     Ok(report)
 }
 
-/// Runs `scenario` once with each client, all at the same time.
+/// Runs `scenario` once with all clients at the same time.
 fn attack(scenario: &HostileScenario, target: &PeerTarget, effort: Effort) -> ScenarioRound {
     let began = Instant::now();
     let client = || {
@@ -365,11 +368,12 @@ fn attack(scenario: &HostileScenario, target: &PeerTarget, effort: Effort) -> Sc
         for client in clients {
             let (sent, early) = client.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
             counts.add(sent);
+            // One reason is enough for the report. The first one is kept.
             ended = ended.take().or(early);
         }
     });
     ScenarioRound { counts, ended, seconds: began.elapsed().as_secs_f64(), left: None }
 }
 
-/// Wait for something on the relay that no message confirms.
+/// Time that the relay gets for effects that no message confirms.
 const MOMENT: Duration = Duration::from_millis(300);

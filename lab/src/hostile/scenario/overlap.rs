@@ -1,4 +1,4 @@
-//! Scenarios with bytes that are sent twice, and differ the second time.
+//! Scenarios with stream data that is sent twice, with other content the second time.
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
@@ -11,16 +11,16 @@ use super::{
 };
 use crate::hostile::peer::{HostilePeer, StreamKind};
 
-/// Groups of each kind of overlap. The first ones come before a relay has its fast path ready.
+/// Number of groups for each kind of overlap. The first ones arrive before the relay's fast path is ready.
 const GROUPS: u64 = 6;
-/// Payloads of the objects in the streams, in one version and in the other.
+/// Payload sizes of the objects in a stream: in the first version of the data (`LONG`) and in the second (`SHORT`).
 const LONG: usize = 1000;
 const SHORT: usize = 51;
 const DATAGRAMS: u64 = 50;
-/// Size of the following data in each packet, bytes.
+/// Bytes in each packet after the overlap.
 const PIECE: usize = 300;
 
-/// Way in which a stream contradicts itself.
+/// Ways in which a stream contains two versions of the same bytes.
 #[derive(Clone, Copy, Debug)]
 enum Overlap {
     InPacket,
@@ -50,7 +50,7 @@ const ALL: [Overlap; 11] = [
     Overlap::Hidden,
 ];
 
-/// Returns objects with payloads of `len` bytes. Each payload is malformed where an object begins.
+/// Returns encoded objects with payloads of `len` bytes. No payload could be parsed as the start of an object.
 fn objects(len: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for id in 1.. {
@@ -64,7 +64,7 @@ fn objects(len: usize) -> Vec<u8> {
 }
 
 impl Overlap {
-    /// Returns payloads of packets with two versions of stream `id` from offset `at` on.
+    /// Returns the frames of packets with both versions (`x` and `y`) of stream `id` from offset `at` on.
     fn packets(self, id: u64, at: u64, x: &[u8], y: &[u8]) -> Vec<Vec<u8>> {
         let frames = |parts: &[(usize, &[u8], bool)]| {
             let mut out = Vec::new();
@@ -104,7 +104,7 @@ impl Overlap {
     }
 }
 
-/// Publishes one group with an overlap, and goes on with the second version.
+/// Publishes one group with an overlap, and continues it with the second version.
 fn publish_group(publisher: &mut HostilePeer, alias: u64, group: u64, overlap: Overlap) -> Result<()> {
     let mut front = subgroup(alias, group);
     encode_object_header(None, 0, Some(&[]), 10, Status::Normal, &mut front);
@@ -120,7 +120,8 @@ fn publish_group(publisher: &mut HostilePeer, alias: u64, group: u64, overlap: O
     let at = publisher.claim(id, y.len() as u64);
     let mut packets = overlap.packets(id, at, &x, &y);
     if matches!(overlap, Overlap::Hidden) {
-        // The second version is received first, after a fast path has seen the first one.
+        // Send the second version first, in a datagram that the fast path does not process. The fast path sees the
+        // first version later.
         packets.pop().into_iter().try_for_each(|packet| publisher.send_hidden(packet))?;
     }
     for packet in packets {
@@ -135,7 +136,7 @@ fn publish_group(publisher: &mut HostilePeer, alias: u64, group: u64, overlap: O
     publisher.settle()
 }
 
-/// Publishes objects as datagrams, each with two payloads.
+/// Publishes datagrams, each object twice with different payloads.
 fn publish_datagrams(publisher: &mut HostilePeer, alias: u64, group: u64) -> Result<()> {
     for object in 0..DATAGRAMS {
         for payload in [&b"first"[..], b"and another one"] {
@@ -157,8 +158,8 @@ fn publish_datagrams(publisher: &mut HostilePeer, alias: u64, group: u64) -> Res
     publisher.settle()
 }
 
-/// Contradicts itself in each way, each on a track of its own, to one subscriber. The relay may close the publisher for
-/// that, but not the subscriber.
+/// Publishes tracks with each kind of overlap, and one subscriber receives them all. The relay may close a publisher
+/// for that, but not the subscriber.
 pub fn overlap(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut subscriber = attack.peer()?;
     for (number, overlap) in (0..).zip(ALL) {
@@ -170,16 +171,16 @@ pub fn overlap(attack: &mut ScenarioAttack<'_>) -> Result<()> {
         let request = subscriber.request(Subscribe { request_id: number * 2, track, parameters })?;
         subscriber.answer(request)?;
         for group in 0..GROUPS {
-            // The relay may have closed it: some overlaps are malformed, or contradict a stream's end.
+            // The relay may have closed the publisher: some overlaps are malformed, or contradict the end of a stream.
             if publish_group(&mut publisher, 0, group, overlap).is_err() || publisher.closed.is_some() {
                 break;
             }
             subscriber.pump(MOMENT / 10, |_| false);
         }
-        let _ = publish_datagrams(&mut publisher, 0, GROUPS); // likewise
+        let _ = publish_datagrams(&mut publisher, 0, GROUPS); // the relay may have closed the publisher
         subscriber.pump(MOMENT, |_| false);
         if let Some(reason) = &subscriber.closed {
-            bail!("the relay closed the subscriber of {overlap:?}: {reason}");
+            bail!("the relay closed the subscriber after the overlap {overlap:?}: {reason}");
         }
         attack.close(publisher)?;
     }

@@ -1,4 +1,4 @@
-//! Scenarios of requests and control messages.
+//! Scenarios with requests and control messages.
 
 use anyhow::Result;
 use millrace_moq::{
@@ -15,11 +15,11 @@ use crate::hostile::{
     peer::{HostilePeer, StreamKind},
 };
 
-/// Streams of each kind.
+/// Number of streams of each kind.
 const STREAMS: u64 = 900;
 const TRACKS: u64 = 200;
 const NAMESPACES: u64 = 200;
-/// Streams that stay incomplete, and the bytes of each that are sent.
+/// Number of streams of each kind that stay incomplete. `HALF` is the number of bytes that are sent on each.
 const HALVES: u64 = 100;
 const HALF: usize = 60_000;
 
@@ -97,14 +97,14 @@ pub fn half_messages(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     attack.close(peer)
 }
 
-/// Sends malformed data, each on a connection of its own, which the relay closes.
+/// Sends several kinds of malformed data, each on a new connection, which the relay closes.
 pub fn garbage(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut random = vec![0; 1000];
     fastrand::fill(&mut random);
     for kind in [StreamKind::Request, StreamKind::Data] {
         for bytes in [&random[..], &[0xff; 20], &[0x05, 0, 1, 0xff], &[0x2f, 0]] {
             let mut peer = attack.peer()?;
-            // The relay may have closed it meanwhile.
+            // An error is expected: the relay may have closed the connection already.
             let _ = peer.open(kind, bytes, true).and_then(|_| peer.settle());
             attack.vanish(peer);
         }
@@ -116,7 +116,7 @@ pub fn garbage(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     };
     let mut datagram = Vec::new();
     frame::write_datagram(&random, &mut datagram);
-    // Frames that only a server may send, frames of unknown streams, frames beyond every limit, and no frames.
+    // Frames that only a server may send, frames of unknown streams, frames beyond all limits, and an empty packet.
     let frames = [
         frames(&[0x1e]),
         frames(&[0x05, 3, 0]),
@@ -130,13 +130,13 @@ pub fn garbage(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     ];
     for frames in frames {
         let mut peer = attack.peer()?;
-        let _ = peer.send(frames, true).and_then(|()| peer.settle()); // likewise
+        let _ = peer.send(frames, true).and_then(|()| peer.settle()); // an error is expected here as well
         attack.vanish(peer);
     }
     Ok(())
 }
 
-/// Encodes the header of a subgroup stream, with properties.
+/// Returns the encoded header of a subgroup stream whose objects have properties.
 pub fn subgroup(alias: u64, group: u64) -> Vec<u8> {
     let header = SubgroupHeader {
         alias,
@@ -156,7 +156,7 @@ pub fn track(namespace: &str, number: u64) -> Result<TrackName> {
     Ok(TrackName::new(Namespace::from_path(namespace)?, number.to_string())?)
 }
 
-/// Makes a PUBLISH whose alias is the request's number.
+/// Builds a PUBLISH whose track alias is `number`.
 pub fn publish(number: u64, track: TrackName) -> Publish {
     Publish {
         request_id: number * 2,

@@ -1,4 +1,4 @@
-//! Scenarios of clients that the relay cannot send anything to.
+//! Scenarios with clients to which the relay cannot send anything.
 
 use std::time::Instant;
 
@@ -14,21 +14,21 @@ use crate::{
     transport::LabTransport,
 };
 
-/// Gives no credit. The relay must close the connection, and cannot send the reason on a stream.
+/// Gives no credit to the relay. It must close the connection, although it cannot send the reason on a stream.
 pub fn no_credit(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let ScenarioAttack { target, .. } = *attack;
-    // The credit allows no stream for the relay's SETUP, nor for that of HTTP/3.
+    // Without credit for streams the relay cannot send its SETUP, nor the one of HTTP/3.
     let mut mute =
         HostilePeer::handshake(target, ClientLimits { max_streams: 0, ..ClientLimits::default() })?;
     if target.transport == LabTransport::Webtransport {
         mute.ask_unanswered(target)?;
     }
-    // The credit is enough to open a session of WebTransport, but not for the reason of its end.
+    // The credit allows the relay to accept a WebTransport session, but not to send the reason of its end.
     let mut rude = HostilePeer::connect(
         target,
         ClientLimits { max_answer_data: web::answer_len()?, ..ClientLimits::default() },
     )?;
-    // The relay may have closed it meanwhile.
+    // An error is expected: the relay may have closed the connection already.
     let _ = rude.open(StreamKind::Data, &[0xff; 20], true).and_then(|_| rude.settle());
     for mut peer in [rude, mute] {
         stay(&mut peer)?;
@@ -37,12 +37,12 @@ pub fn no_credit(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sends a ping from time to time, until the relay closes the connection.
+/// Sends pings from time to time until the relay closes the connection.
 fn stay(peer: &mut HostilePeer) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while !peer.pump(MOMENT, |peer| peer.closed.is_some()) {
         if Instant::now() > until {
-            bail!("the relay keeps a connection that only sends pings");
+            bail!("the relay did not close a connection that only sends pings");
         }
         let mut frames = Vec::new();
         frame::write_ping(&mut frames);

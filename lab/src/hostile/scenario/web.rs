@@ -1,4 +1,4 @@
-//! Attacks by HTTP/3, before a session of WebTransport and next to it.
+//! Scenarios with HTTP/3: before a WebTransport session exists, and besides one.
 
 use anyhow::Result;
 use millrace_quic::varint;
@@ -12,33 +12,33 @@ use crate::hostile::{
     },
 };
 
-/// Connections at a time.
+/// Number of connections at the same time.
 const CONNECTIONS: usize = 50;
 const STREAMS: u64 = 900;
 const REQUESTS: usize = 200;
 const DATAGRAMS: u64 = 2_000;
-/// Size beyond a request's limit, bytes.
+/// Size that exceeds the limit of a request, bytes.
 const MUCH: usize = 100_000;
-/// Size beyond all that a relay may have to hold of a unit of 1 KiB, bytes.
+/// Size that exceeds everything a relay may buffer for frames or capsules of 1 KiB, bytes.
 const WITHOUT_END: usize = 2 << 20;
-/// The capsule that closes a session.
+/// Type of the capsule that closes a session (WT_CLOSE_SESSION).
 const CLOSE: u64 = 0x2843;
-/// An unknown type of frames, capsules and streams.
+/// A reserved type of frames, capsules and streams, which receivers must ignore.
 const NOTHING: u64 = 0x21;
 
-/// Opens a connection with HTTP/3, without a request.
+/// Opens an HTTP/3 connection without a request.
 fn begun(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     let mut peer = HostilePeer::handshake(attack.target, ClientLimits::default())?;
     peer.open_control()?;
     Ok(peer)
 }
 
-/// Opens a session and sends SETUP.
+/// Opens a WebTransport session and sends SETUP.
 fn session(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     attack.peer()
 }
 
-/// Does something that the relay may close the connection for. Waits until the relay has received it or has closed the
+/// Does something for which the relay may close the connection. Waits until the relay has received it or has closed the
 /// connection.
 fn dare(
     attack: &mut ScenarioAttack<'_>,
@@ -63,12 +63,12 @@ pub fn half_requests(attack: &mut ScenarioAttack<'_>) -> Result<()> {
         peers.push(peer);
     }
     std::thread::sleep(MOMENT);
-    // The last connection stays until the relay closes it.
+    // The last connection waits until the relay closes it.
     if let Some(last) = peers.last_mut() {
         last.pump(PATIENCE, |peer| peer.closed.is_some());
     }
     peers.into_iter().for_each(|peer| attack.vanish(peer));
-    // Sends data without end before a request.
+    // Send endless unknown frames before a request.
     let peer = begun(attack)?;
     dare(attack, peer, |peer| {
         let id = peer.open_bare(StreamKind::Request, &unit(NOTHING, &[0; 1000]), false)?;
@@ -80,10 +80,11 @@ pub fn half_requests(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sends field sections, each after the two bytes that say there is no dynamic table.
+/// Sends malformed or oversized field sections. Each starts with two zero bytes, which say that the dynamic table is
+/// not used.
 pub fn headers(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let fields = |bytes: &[u8]| [&[0, 0], bytes].concat();
-    // Huffman's code for `a` has five bits.
+    // In HPACK's Huffman code, `a` is 00011.
     let letters = |count: usize| {
         let bits = count * 5;
         let mut bytes = vec![0; bits.div_ceil(8)];
@@ -93,17 +94,17 @@ pub fn headers(attack: &mut ScenarioAttack<'_>) -> Result<()> {
         bytes
     };
     let expanding = letters(24_000);
-    // `x` as a literal name, and a value of this length (RFC 9204, section 4.5.6; RFC 7541, section 5.1).
+    // The section has the literal name `x` and a value of this length (RFC 9204, section 4.5.6; RFC 7541, section 5.1).
     let len = expanding.len() - 127;
     let mut expands = vec![0x21, b'x', 0xff, len as u8 | 0x80, (len >> 7) as u8];
     expands.extend_from_slice(&expanding);
     let sections = [
         fields(&[0xd7; 15_000]),                   // :scheme https, thousands of times
         fields(&[0x21, b'x', 0].repeat(4_000)),    // x, without a value
-        fields(&expands),                          // more than it looks
-        fields(&[0x80, 0x10, 0x00, 0xff]),         // of the dynamic table
-        fields(&[&[0xff; 12][..], &[0]].concat()), // beyond the static one
-        fields(&[0x21, b'x', 0x7f, 0xff, 0xff, 0xff, 0x7f]), // a value that is not there
+        fields(&expands),                          // much larger once it is decoded
+        fields(&[0x80, 0x10, 0x00, 0xff]),         // refers to the dynamic table
+        fields(&[&[0xff; 12][..], &[0]].concat()), // refers beyond the static table
+        fields(&[0x21, b'x', 0x7f, 0xff, 0xff, 0xff, 0x7f]), // announces a value that does not follow
         vec![0xff; 3],
         vec![0; 60_000],
         vec![],
@@ -118,7 +119,7 @@ pub fn headers(attack: &mut ScenarioAttack<'_>) -> Result<()> {
 }
 
 pub fn posts(attack: &mut ScenarioAttack<'_>) -> Result<()> {
-    // :method POST, :scheme https, :path /, and :authority from the static table.
+    // The static table has the fields :method POST, :scheme https, :path / and :authority.
     let post = unit(HEADERS, &[0, 0, 0xd4, 0xd7, 0xc1, 0xc0]);
     let body = |peer: &mut HostilePeer| {
         let id = peer.open_bare(StreamKind::Request, &post, false)?;
@@ -148,7 +149,7 @@ pub fn requests(attack: &mut ScenarioAttack<'_>) -> Result<()> {
 }
 
 pub fn capsules(attack: &mut ScenarioAttack<'_>) -> Result<()> {
-    // Each follows the request, which is the first stream.
+    // The bytes follow the request on its stream, which is the first one.
     let fronts = [
         [front(DATA, varint::MAX), front(NOTHING, varint::MAX)].concat(),
         front(NOTHING, varint::MAX),
@@ -164,9 +165,9 @@ pub fn capsules(attack: &mut ScenarioAttack<'_>) -> Result<()> {
             Ok(())
         });
     }
-    // The first capsule is too short to close anything. Data frames follow that are no part of it.
+    // This capsule is too short to close the session. The DATA frames that follow are not part of it.
     let short = unit(DATA, &front(CLOSE, 0));
-    // The second capsule has the largest length, and lacks its last byte.
+    // This capsule has the largest allowed length, and its last byte is missing.
     let waits = unit(DATA, &[front(CLOSE, 1028), vec![b'x'; 1027]].concat());
     for bytes in [short, waits, unit(DATA, &unit(CLOSE, &[0xff; 8])), front(DATA, 1 << 40)] {
         let peer = session(attack)?;
@@ -202,7 +203,7 @@ pub fn strays(attack: &mut ScenarioAttack<'_>) -> Result<()> {
             let peer = session(attack)?;
             dare(attack, peer, |peer| peer.open_bare(kind, &front(first, number), true).map(drop));
         }
-        // Sends before there is a session, and on a connection that never has one.
+        // Send streams before there is a session, on a connection that never gets one.
         let peer = begun(attack)?;
         dare(attack, peer, |peer| {
             (0..STREAMS / 10).try_for_each(|_| peer.open_bare(kind, &front(first, 0), false).map(drop))

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Passes bytes between applications and the broker of their host, from one socket's send to the other's queue, past TCP
- * and the loopback interface.
+/* Passes bytes between applications and a broker on the same host, from one socket's send to the other socket's
+ * receive queue. They bypass TCP and the loopback interface.
  *
- * A receiver reads passed bytes before those of TCP. So nothing is passed on while bytes by TCP are on their way or unread;
- * sending by TCP is always in order. TCP never learns of passed bytes, so its windows do not limit them. The window here
- * limits bytes to the broker, which reports how many it has taken. The broker itself limits bytes to an application.
- */
+ * A receiver reads passed bytes before bytes that arrived by TCP. So nothing is passed while bytes sent by TCP are
+ * on their way or unread. Sending by TCP always keeps the order. TCP does not know of passed bytes, so its windows
+ * do not limit them. Bytes to the broker are limited by the window here: the broker reports how many it has read.
+ * The broker itself limits bytes to an application. */
 #include "bypass.h"
 #include <stdbool.h>
 #include <bpf/bpf_core_read.h>
@@ -16,7 +16,7 @@
 #define AF_INET6  10
 #define LOOPBACK4 0x7f000001
 
-/* Hides a number from clang, which would merge two checks. The verifier needs both. */
+/* Hides a number from clang, which would otherwise merge two checks that the verifier needs separately. */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
 #define LET_BE 1
@@ -27,7 +27,7 @@ struct tcp_sock {
 
 const volatile struct bypass_config config SEC(".rodata.config");
 
-/* The kernel takes a socket out when it is closed. */
+/* The sockets of all connections that are entered. The kernel removes a socket when it is closed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
 	__type(key, struct bypass_key);
@@ -35,7 +35,7 @@ struct {
 	__uint(max_entries, BYPASS_SOCKETS);
 } sockets SEC(".maps");
 
-/* Socket -> what it has sent. A socket that is evicted sends by TCP from then on. */
+/* Socket -> counts of its sent bytes. A socket whose entry is evicted sends by TCP from then on. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct bypass_key);
@@ -43,7 +43,7 @@ struct {
 	__uint(max_entries, BYPASS_SOCKETS);
 } sent SEC(".maps");
 
-/* Sender -> bytes that the broker has taken from it. */
+/* Sending socket -> number of bytes that the broker has read from it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct bypass_key);
@@ -51,7 +51,7 @@ struct {
 	__uint(max_entries, BYPASS_SOCKETS);
 } taken SEC(".maps");
 
-/* enum bypass_verdict -> times. */
+/* enum bypass_verdict -> number of times. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -80,7 +80,7 @@ static __always_inline bool is_broker(const struct bypass_end *end)
 	       end->port == config.port;
 }
 
-/* Both contexts call these alike. */
+/* Fills in a socket's key. It is a macro, since two types of contexts have the same fields. */
 #define READ_ENDS(ctx, key)                                      \
 	({                                                       \
 		if ((ctx)->family == AF_INET) {                  \
@@ -110,7 +110,7 @@ static __always_inline bool is_broker(const struct bypass_end *end)
 
 enum part { NO_PART, APPLICATION, BROKER };
 
-/* The owner of this end of a connection between an application and the broker. */
+/* Returns the owner of a socket in a connection between an application and the broker. */
 static __always_inline enum part part_of(const struct bypass_key *key)
 {
 	if (is_broker(&key->far))
@@ -128,7 +128,7 @@ static __noinline int count(enum bypass_verdict verdict)
 	return 0;
 }
 
-/* Before anything was sent, at either end. */
+/* Enters a socket when its connection is established, before it has sent any data. */
 static __always_inline void enter(struct bpf_sock_ops *ctx)
 {
 	struct bypass_key key = {};
@@ -139,12 +139,13 @@ static __always_inline void enter(struct bpf_sock_ops *ctx)
 	part = part_of(&key);
 	if (part == NO_PART)
 		return;
-	/* The SYN counts as one. Data that came with it cannot be distinguished from later data. */
+	/* The SYN counts as one acknowledged byte. Data sent with it could not be told from later data, so such a socket is
+	 * not entered. */
 	if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->bytes_acked > 1) {
 		count(BYPASS_EARLY);
 		return;
 	}
-	/* An earlier connection may have had the same ends. */
+	/* Remove the count of an earlier connection between the same addresses and ports. */
 	bpf_map_delete_elem(&taken, &key);
 	state.last = ctx->snd_nxt;
 	state.is_broker = part == BROKER;
@@ -167,7 +168,7 @@ int bypass_enter(struct bpf_sock_ops *ctx)
 	return LET_BE;
 }
 
-/* Learns what has gone by TCP since. */
+/* Updates the state with the bytes that the socket has sent by TCP since the last call. */
 static __always_inline bool look(struct sk_msg_md *msg, struct bypass_sent *state)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(msg->sk);
@@ -203,7 +204,7 @@ static __always_inline enum bypass_verdict judge(struct sk_msg_md *msg, const st
 	return BYPASS_PASSED_ON;
 }
 
-/* The one place that counts what is sent. */
+/* Decides for each send whether its bytes are passed or go by TCP. This is the only place where bytes are counted. */
 SEC("sk_msg")
 int bypass_send(struct sk_msg_md *msg)
 {

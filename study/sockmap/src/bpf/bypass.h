@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The interface between bypass.bpf.c and lib.rs. */
+/* Structures shared by bypass.bpf.c and lib.rs. */
 #ifndef MILLRACE_BYPASS_H
 #define MILLRACE_BYPASS_H
 
 #include <linux/bpf.h>
 #include <linux/types.h>
 
-/* Both ends of as many connections as a broker can have; more are not entered, and go by TCP. */
+/* Largest number of sockets: two for each of a broker's connections. Further ones are not entered and use TCP. */
 #define BYPASS_SOCKETS 131072
 
 struct bypass_config {
-	__u64 window_bytes; /* that an application may have given and the broker not taken */
-	__u32 both_ways;    /* 1: what the broker sends is passed on, too */
-	__u16 port;	    /* of the broker on 127.0.0.1 and ::1, host order */
+	__u64 window_bytes; /* bytes from an application that may be passed before the broker has read them */
+	__u32 both_ways;    /* 1: bytes from the broker to applications are passed as well */
+	__u16 port;	    /* port of the broker on 127.0.0.1 and ::1, host byte order */
 	__u16 pad;
 };
 
 _Static_assert(sizeof(struct bypass_config) == 16, "as lib.rs writes it");
 
-/* One end of a connection. */
+/* Address and port of one side of a connection. */
 struct bypass_end {
-	__u32 address[4]; /* network order; IPv4 as ::ffff:a.b.c.d */
-	__u16 port;	  /* host order */
+	__u32 address[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
+	__u16 port;	  /* host byte order */
 	__u16 pad;
 };
 
-/* A socket, by its own end and the other. */
+/* A socket, by its own side and the opposite one. */
 struct bypass_key {
 	struct bypass_end near;
 	struct bypass_end far;
@@ -33,26 +33,26 @@ struct bypass_key {
 
 _Static_assert(sizeof(struct bypass_key) == 40, "as lib.rs writes it");
 
-/* Counts of a socket's sent bytes. Only its own system calls change this, one at a time. */
+/* Counts of the bytes that a socket has sent. Only the socket's own send calls change it, one at a time. */
 struct bypass_sent {
-	__u64 passed_on; /* bytes */
+	__u64 passed_on; /* bytes that were passed to the opposite socket */
 	__u64 by_tcp;
-	__u64 mark;	 /* where in the stream the last byte by TCP ends; 0: there is none */
-	__u32 last;	 /* TCP's sequence number of the next byte */
-	__u32 is_broker; /* 1: the broker's end */
+	__u64 mark;	 /* stream offset after the last byte sent by TCP; 0: none was */
+	__u32 last;	 /* TCP sequence number of the next byte */
+	__u32 is_broker; /* 1: the socket is the broker's */
 };
 
-/* The outcome of each call that sends, and of sockets that might be entered. */
+/* Outcome of each send call, and of each attempt to enter a socket. */
 enum bypass_verdict {
-	BYPASS_PASSED_ON, /* to the other end's queue */
-	BYPASS_FULL,	  /* the broker has yet to take as much as it may: by TCP, which waits for it */
-	BYPASS_BEHIND,	  /* what went by TCP before was not taken yet: it would overtake that */
-	BYPASS_ALONE,	  /* the other end is not entered */
-	BYPASS_ONE_WAY, /* from the broker, and this kernel does not count what an application has not read */
-	BYPASS_UNKNOWN, /* nothing is known of the socket any more, or no TCP */
-	BYPASS_ENTERED, /* sockets, when they were connected */
-	BYPASS_NO_ROOM, /* sockets that there is no room for */
-	BYPASS_EARLY,	/* sockets that had sent bytes with their SYN */
+	BYPASS_PASSED_ON, /* bytes were passed to the opposite socket's queue */
+	BYPASS_FULL,	  /* by TCP: the window is full of bytes that the broker has not read */
+	BYPASS_BEHIND, /* by TCP: bytes sent by TCP before are unread, and passed bytes would overtake them */
+	BYPASS_ALONE,  /* by TCP: the opposite socket is not entered */
+	BYPASS_ONE_WAY, /* by TCP: the broker is sending, and both_ways is 0 */
+	BYPASS_UNKNOWN, /* by TCP: the state of the socket was evicted, or the socket is not TCP */
+	BYPASS_ENTERED, /* sockets that were entered when they were connected */
+	BYPASS_NO_ROOM, /* sockets that were not entered because a map was full */
+	BYPASS_EARLY,	/* sockets that were not entered because they sent bytes with their SYN */
 	BYPASS_VERDICTS,
 };
 

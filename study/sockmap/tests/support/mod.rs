@@ -1,4 +1,4 @@
-//! A broker that listens on loopback, and the cgroup of this process.
+//! Helpers: a broker that listens on loopback, and the cgroup of this process.
 
 use std::{
     fs,
@@ -8,18 +8,18 @@ use std::{
 
 use millrace_study_sockmap::{Bypass, Config};
 
-/// The cgroup of version 2 that this process is in. `None`: there is none, or this is not root.
+/// Returns the cgroup (version 2) of this process; `None` if there is none or the process is not root.
 pub fn cgroup() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let mount = fields.find(|fields| fields.get(2) == Some(&"cgroup2"))?.get(1)?.to_string();
-    // exact: nobody moves this process
+    // exact: no other process moves this one
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     nix::unistd::geteuid().is_root().then(|| PathBuf::from(mount).join(path))
 }
 
-/// A broker at this address, past TCP if `window_bytes` says how far.
+/// Starts a broker at this address. With `window_bytes`, the programs pass its bytes past TCP within that window.
 pub fn broker(address: &str, window_bytes: Option<u64>) -> Option<(TcpListener, Option<Bypass>)> {
     let listener = TcpListener::bind(address).ok()?;
     let port = listener.local_addr().ok()?.port();
@@ -28,7 +28,7 @@ pub fn broker(address: &str, window_bytes: Option<u64>) -> Option<(TcpListener, 
     Some((listener, Some(bypass.expect("the kernel takes the programs"))))
 }
 
-/// An application's socket, and the broker's.
+/// Connects an application to the broker. Returns the application's socket and the broker's.
 pub fn connect(listener: &TcpListener) -> (TcpStream, TcpStream) {
     let application = TcpStream::connect(listener.local_addr().expect("an address")).expect("a broker");
     application.set_nodelay(true).expect("a socket");

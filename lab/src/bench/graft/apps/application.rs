@@ -1,4 +1,4 @@
-//! Unmodified third-party programs: a server on each of two ports, and its client's use of one of them.
+//! Unmodified third-party programs: a server on each of two ports, and a client that uses one of the ports.
 
 use std::fs;
 use std::io::Read as _;
@@ -15,49 +15,49 @@ pub use super::server::AppServer;
 use super::video::{self, ViewerFigures};
 use crate::bench::graft::host::GraftHost;
 
-/// Exit code of `timeout` when it has ended a command.
+/// Exit code with which `timeout` reports that it ended a command.
 const TIMED_OUT: i32 = 124;
-/// Time for the player beyond its limit, seconds.
+/// Time that the player may take beyond the time limit, seconds.
 const PLAYER_ENDS: u64 = 30;
-/// Requests of redis-benchmark, one after the other.
+/// Number of requests that redis-benchmark sends one after the other.
 const REQUESTS: u32 = 20;
-/// Load of many connections: requests of each command, connections, requests of one connection at once, and bytes of a
-/// value.
+/// Load of [`Application::RedisMany`]: requests of each command, connections, requests in flight on each connection,
+/// and bytes of a value.
 const MANY: u32 = 1000;
 const CONNECTIONS: u32 = 10;
 const PIPELINED: u32 = 10;
 const VALUE_BYTES: u32 = 1024;
-/// Connections that the client in Go makes.
+/// Number of connections that the Go client makes at once.
 const DIALED: u32 = 8;
-/// Files that rsync copies.
+/// Number of files that rsync copies.
 const FILES: usize = 100;
 const FILE_BYTES: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Application {
-    /// nginx and curl: a file of this size, on a connection of its own.
+    /// nginx and curl: one file of this size on a new connection.
     Web { kib: usize },
-    /// redis and redis-benchmark: requests by one connection, each after the answer to the one before.
+    /// redis and redis-benchmark: requests on one connection, each sent after the answer to the one before.
     Redis,
-    /// The same, SET and GET by several connections, several at once on each.
+    /// redis and redis-benchmark: SET and GET on several connections, with several requests in flight on each.
     RedisMany,
     /// rsync, daemon and client: a directory of small files.
     Rsync,
-    /// iperf3, from the server to the client.
+    /// iperf3: this much data from the server to the client.
     Iperf { kib: usize },
-    /// Static binaries: several connections at once, each with this many KiB.
+    /// A client and a server in Go, linked statically: several connections at once, each with this many KiB.
     Go { kib: usize },
-    /// A film in segments from nginx: how long its viewer waits.
+    /// A film in segments from nginx. Its figure is the time that its viewer waits.
     Film,
 }
 
-/// Result of a run.
+/// Result of one run of an application.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunResult {
-    /// Time that it took; the limit if it was not done by then.
+    /// Time of the run, seconds. It is the limit if the run was stopped.
     pub seconds: f64,
     pub is_over: bool,
-    /// The viewer's figures of a film.
+    /// Figures of the film's viewer; `None` for other applications.
     pub watched: Option<ViewerFigures>,
 }
 
@@ -65,7 +65,7 @@ impl FromStr for Application {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let kib = |kib: &str| kib.parse().map_err(|_| format!("{kib:?} is no number of KiB"));
+        let kib = |kib: &str| kib.parse().map_err(|_| format!("{kib:?} is not a number of KiB"));
         match text.split_once(':') {
             None if text == "redis" => Ok(Self::Redis),
             None if text == "redis-many" => Ok(Self::RedisMany),
@@ -74,7 +74,7 @@ impl FromStr for Application {
             Some(("go", size)) => Ok(Self::Go { kib: kib(size)? }),
             Some(("web", size)) => Ok(Self::Web { kib: kib(size)? }),
             Some(("iperf3", size)) => Ok(Self::Iperf { kib: kib(size)? }),
-            _ => Err("is web:KIB, iperf3:KIB, go:KIB, redis, redis-many, rsync or film".into()),
+            _ => Err("must be web:KIB, iperf3:KIB, go:KIB, redis, redis-many, rsync or film".into()),
         }
     }
 }
@@ -103,7 +103,7 @@ impl Application {
         }
     }
 
-    /// Makes the files that the server serves.
+    /// Creates the files that the server serves.
     pub fn prepare(self, directory: &Path) -> anyhow::Result<()> {
         let noise = |path: &Path, bytes: usize| {
             let mut data = vec![0; bytes];
@@ -121,7 +121,7 @@ impl Application {
         }
     }
 
-    /// Runs the client, and compares what it got with what there is.
+    /// Runs the client, and checks that the received files equal the served ones.
     pub fn run(
         self,
         client: &GraftHost<'_>,
@@ -143,13 +143,13 @@ impl Application {
         let said = String::from_utf8_lossy(&done.stdout);
         if self == Self::Film {
             let watched: ViewerFigures = serde_json::from_str(said.trim())?;
-            ensure!(watched.is_over || same_film(served, &got)?, "the film: other bytes came than were sent");
+            ensure!(watched.is_over || same_film(served, &got)?, "the film's segments arrived altered");
             let seconds = watched.waited_s();
             let is_over = watched.is_over;
             return Ok(RunResult { seconds, is_over, watched: Some(watched) });
         }
         self.compare(served, &got)?;
-        // curl's own, without what it takes to start it.
+        // curl's own measurement leaves out the time to start the program.
         let seconds = match self {
             Self::Web { .. } => said.trim().parse()?,
             _ => wall,
@@ -167,7 +167,7 @@ impl Application {
         limit: u64,
     ) -> anyhow::Result<Command> {
         let mut command = client.node.command("timeout");
-        // The player ends by itself, and reports what it has seen until then.
+        // The player stops by itself at the limit, and still has to report what its viewer saw.
         let most = if self == Self::Film { limit + PLAYER_ENDS } else { limit };
         command.arg(most.to_string());
         match self {
@@ -215,10 +215,10 @@ impl Application {
                     (0..FILES).map(|it| same(&served.join("files").join(name(it)), &got.join(name(it))));
                 files.try_fold(true, |all, one| one.map(|one| all && one))?
             }
-            // The client in Go has compared the bytes itself; the others do not report them.
+            // The Go client compares the bytes itself. The other programs do not expose what they received.
             Self::Redis | Self::RedisMany | Self::Iperf { .. } | Self::Go { .. } | Self::Film => true,
         };
-        ensure!(is_same, "{}: other bytes came than were sent", self.label());
+        ensure!(is_same, "{}: the received data differs from the sent data", self.label());
         Ok(())
     }
 }
@@ -227,7 +227,7 @@ fn same(one: &Path, other: &Path) -> anyhow::Result<bool> {
     Ok(fs::read(one)? == fs::read(other)?)
 }
 
-/// Returns whether all segments have arrived unchanged.
+/// Reports whether all segments have arrived unchanged.
 fn same_film(served: &Path, got: &Path) -> anyhow::Result<bool> {
     let film = served.join(video::FILM);
     for entry in fs::read_dir(&film)? {

@@ -1,4 +1,4 @@
-//! Files that applications need and that are made once for all labs: a program in Go, and a film in segments.
+//! Files that applications need and that are made once for all labs: the Go program, and a film in segments.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,12 +9,13 @@ use anyhow::{Context as _, ensure};
 
 use super::video::Film;
 
-/// Source in `lab/examples`. The copy in this binary makes an installed program able to build it.
+/// Source of the Go program, from `lab/examples`. It is compiled into this binary, so that an installed binary can
+/// build it too.
 const GO: [(&str, &str); 2] = [
     ("go.mod", include_str!("../../../../examples/go-pair/go.mod")),
     ("main.go", include_str!("../../../../examples/go-pair/main.go")),
 ];
-/// The program's name where files are served from.
+/// Name of the Go program in the directory that servers serve.
 pub const PAIR: &str = "go-pair";
 
 pub struct AppMaterial {
@@ -23,7 +24,7 @@ pub struct AppMaterial {
 }
 
 impl AppMaterial {
-    /// Builds the program, if it is wanted, and encodes a film of this rate (Mbit/s) and length (s).
+    /// Builds the Go program if `has_go`, and encodes a film of the given rate (Mbit/s) and length (s).
     pub fn new(has_go: bool, film: Option<(u32, u32)>) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir()?;
         if has_go {
@@ -33,7 +34,7 @@ impl AppMaterial {
         Ok(Self { directory, film })
     }
 
-    /// Links the files into the directory that servers serve.
+    /// Links the files into the directory that the servers serve.
     pub fn place(&self, served: &Path) -> anyhow::Result<()> {
         for entry in fs::read_dir(self.directory.path())? {
             let entry = entry?;
@@ -43,7 +44,7 @@ impl AppMaterial {
     }
 }
 
-/// Builds a static program, whose system calls do not go through a library.
+/// Builds the Go program without libc, so that its system calls go through no library.
 fn build(into: &Path) -> anyhow::Result<()> {
     let source = tempfile::tempdir()?;
     for (name, text) in GO {
@@ -51,9 +52,12 @@ fn build(into: &Path) -> anyhow::Result<()> {
     }
     let mut command = Command::new("go");
     command.args(["build", "-trimpath", "-ldflags=-s", "-o"]).arg(into.join(PAIR)).arg(".");
-    // The program needs the standard library only.
+    // Offline settings: the program needs only the standard library, so nothing may be downloaded.
     command.envs([("CGO_ENABLED", "0"), ("GOPROXY", "off"), ("GOFLAGS", ""), ("GOTOOLCHAIN", "local")]);
-    let output = command.current_dir(source.path()).output().context("no Go: Debian golang-go")?;
+    let output = command
+        .current_dir(source.path())
+        .output()
+        .context("cannot run go (Debian: apt install golang-go)")?;
     ensure!(output.status.success(), "go build: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(())
 }

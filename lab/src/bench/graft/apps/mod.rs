@@ -1,5 +1,4 @@
-//! `bench graft apps`: unmodified applications over plain TCP and tunnelled, one way after the other on the same
-//! network.
+//! `bench graft apps`: unmodified applications over plain TCP and through a tunnel, in turn on the same network.
 
 mod application;
 mod material;
@@ -31,19 +30,20 @@ use crate::beside;
 use crate::lab::{Directions, LabNode};
 use crate::progress::BenchProgress;
 
-/// Time in which carriers open their windows.
+/// Time that tunnels get before the measurement to open their congestion windows.
 const WARMING: Duration = Duration::from_secs(3);
 
 #[derive(Debug, clap::Args)]
 pub struct AppArgs {
-    /// web:KIB, iperf3:KIB, go:KIB, redis, redis-many, rsync, film
+    /// Applications to run: web:KIB, iperf3:KIB, go:KIB, redis, redis-many, rsync, film
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "web:64,web:1024,web:8192,redis,redis-many,rsync,iperf3:4096,go:256,film"
     )]
     apps: Vec<Application>,
-    /// Loss each way, at random or in bursts of this many packets on average, and round trip without queue
+    /// Loss in each direction, random or in bursts of this mean length in packets, and round-trip time while the queue
+    /// is empty
     #[arg(
         long,
         value_delimiter = ',',
@@ -51,7 +51,7 @@ pub struct AppArgs {
         value_name = "PERCENT[/BURST]:MS"
     )]
     networks: Vec<NetworkProfile>,
-    /// TCP's congestion controls that take turns with carriers
+    /// Congestion controls of plain TCP, each measured in turn with the tunnel
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     controls: Vec<String>,
     /// Rate of the link
@@ -60,25 +60,25 @@ pub struct AppArgs {
     /// Time after which a run is stopped
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
-    /// Bitrate of the film
+    /// Bit rate of the film
     #[arg(long, default_value_t = 3, value_name = "MBIT")]
     film_mbit: u32,
     /// Length of the film
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     film_seconds: u32,
-    /// Choose connections in place where the round trip is shorter, and tunnelled ones elsewhere
+    /// Round-trip time below which the result `chosen` uses plain TCP; above, it uses the tunnel
     #[arg(long, default_value_t = 10, value_name = "MS")]
     in_place_below_ms: u32,
     /// Number of runs of each measurement
     #[arg(long, default_value_t = 10)]
     rounds: usize,
-    /// Rounds at the same time, each in a lab of its own
+    /// Number of rounds at the same time, each in its own lab
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Seed of the losses; each further round adds 1
+    /// Seed of the random losses; each further round adds 1
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// File with rows of an earlier run, whose rounds are added, repeatable
+    /// File with results of an earlier run, whose rounds are added; may be repeated
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
     /// Measure nothing; only combine the files of --add
@@ -94,7 +94,7 @@ pub struct AppArgs {
 
 pub use saturate::saturate;
 
-/// The way that an application's connections take to the other host.
+/// How an application's connections reach the other host: plain TCP with a congestion control, or through a tunnel.
 #[derive(Debug, Clone, PartialEq)]
 enum AppRoute {
     InPlace(String),
@@ -113,12 +113,12 @@ impl AppRoute {
 pub fn run(args: AppArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.limit > 0 && args.labs > 0,
-        "--rounds, --limit and --labs are at least 1"
+        "--rounds, --limit and --labs must be at least 1"
     );
-    ensure!(args.rate_mbit > 0, "--rate-mbit is at least 1");
+    ensure!(args.rate_mbit > 0, "--rate-mbit must be at least 1");
     ensure!(
         (1..=100).contains(&args.film_mbit) && (2..=600).contains(&args.film_seconds),
-        "--film-mbit is from 1 to 100, --film-seconds from 2 to 600"
+        "--film-mbit must be from 1 to 100, --film-seconds from 2 to 600"
     );
     args.networks.iter().try_for_each(NetworkProfile::check)?;
     let mut rows = Vec::new();
@@ -142,7 +142,7 @@ pub fn run(args: AppArgs) -> anyhow::Result<()> {
 }
 
 impl AppArgs {
-    /// Runs everything whose programs are installed.
+    /// Runs all applications whose programs are installed.
     fn all(&self) -> anyhow::Result<Vec<AppRow>> {
         let lacking: Vec<_> =
             AppServer::ALL.into_iter().filter_map(|server| Some((server, server.lacks()?))).collect();
@@ -151,7 +151,7 @@ impl AppArgs {
         for (_, program) in
             lacking.iter().filter(|(server, _)| self.apps.iter().any(|app| app.server() == *server))
         {
-            println!("no {program}: what needs it is left out");
+            println!("{program} is not installed: applications that need it are skipped");
         }
         ensure!(!apps.is_empty(), "no application could be run");
         warn_if_busy()?;
@@ -169,8 +169,8 @@ impl AppArgs {
         ways
     }
 
-    /// Measures round after round. Each covers all networks, and each network all applications by one way after the
-    /// other.
+    /// Measures round after round. Each round covers all networks. On each network, every application runs on each
+    /// route in turn.
     fn measure(&self, apps: &[Application], material: &AppMaterial) -> anyhow::Result<Vec<AppRow>> {
         let networks = || self.networks.iter().copied();
         let jobs: Vec<(usize, NetworkProfile)> =
@@ -191,7 +191,7 @@ impl AppArgs {
         material: &AppMaterial,
         progress: &BenchProgress,
     ) -> anyhow::Result<Vec<AppRow>> {
-        // Another seed for each round loses other packets.
+        // Each round has its own seed, so that it loses other packets.
         let seed = self.seed.wrapping_add(round as u64);
         let site = BenchSite::new(&network.topology(self.rate_mbit, Directions::Both, seed)?)?;
         let hosts = AppHosts::new(&site, apps, material)?;
@@ -242,7 +242,8 @@ impl<'a> AppHosts<'a> {
 
     fn serve(&self) -> anyhow::Result<Vec<BenchProcess>> {
         for node in [self.pair.client.node, self.pair.server.node] {
-            // TCP's metrics of earlier connections are not kept, so that each connection is like the first to its peer.
+            // Forget TCP metrics of earlier connections, so that every connection starts like the first one to its
+            // peer.
             node.enter(|| fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
         }
         let used = |server: &AppServer| self.apps.iter().any(|app| app.server() == *server);
@@ -264,7 +265,8 @@ impl<'a> AppHosts<'a> {
         app.run(&self.pair.client, (server, port), &self.served, limit)
     }
 
-    /// Sets the congestion control by routes, since a namespace may not choose one freely.
+    /// Sets the congestion control by a route attribute, since a network namespace cannot choose every control by
+    /// sysctl.
     fn control(&self, name: &str) -> anyhow::Result<()> {
         let client = self.pair.client.node;
         let server = self.pair.server.node;

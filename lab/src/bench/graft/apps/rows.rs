@@ -1,4 +1,4 @@
-//! Rows of results: as text, and as files keep them.
+//! Result rows of `bench graft apps`: as text, and as JSON files keep them.
 
 use std::path::Path;
 
@@ -13,12 +13,12 @@ use crate::bench::table::columns;
 use crate::beside::{Panel, PanelLine, PanelMark};
 use crate::stats::Spread;
 
-/// An application on a network, on one way.
+/// An application on one network and one route.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AppCase {
     pub application: String,
     pub loss_percent: f64,
-    /// Packets lost one after the other, on average.
+    /// Mean number of consecutive packets in a burst of losses.
     pub burst_packets: f64,
     pub rtt_ms: u32,
     pub way: String,
@@ -33,7 +33,7 @@ impl AppCase {
         NetworkProfile { loss: self.loss_percent, burst: self.burst_packets, rtt_ms: self.rtt_ms }.loss_text()
     }
 
-    /// Reports whether both are the same application on the same network.
+    /// Reports whether both cases have the same application and the same network.
     pub fn is_beside(&self, other: &Self) -> bool {
         let network = |it: &Self| (it.rtt_ms, it.loss_percent.to_bits(), it.burst_packets.to_bits());
         self.application == other.application && network(self) == network(other)
@@ -44,12 +44,12 @@ impl AppCase {
 pub struct AppRow {
     #[serde(flatten)]
     pub case: AppCase,
-    /// Time of the runs, with the limit for those that were not done by then.
+    /// Durations of the runs, seconds. A run that was stopped counts with the limit.
     #[serde(skip_deserializing)]
     pub seconds: Option<Spread>,
     pub over: usize,
     pub rounds: Vec<f64>,
-    /// The viewer's figures of a film, by round.
+    /// Figures of the film's viewer, one per round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watched: Vec<ViewerFigures>,
 }
@@ -65,7 +65,7 @@ pub fn told(came: Result<&RunResult, &anyhow::Error>) -> String {
     }
 }
 
-/// Joins runs of the same case in one row, in order of round trip and loss.
+/// Joins runs of the same case into one row. Rows are sorted by round-trip time and loss.
 pub fn joined(came: impl IntoIterator<Item = AppRow>) -> Vec<AppRow> {
     let mut rows: Vec<AppRow> = Vec::new();
     for row in came {
@@ -83,7 +83,7 @@ pub fn joined(came: impl IntoIterator<Item = AppRow>) -> Vec<AppRow> {
     rows
 }
 
-/// Reads the rows of an earlier run, without the figures that follow from the rounds.
+/// Reads the rows of an earlier run. Figures that are derived from the rounds are computed again.
 pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     let read = || {
         let all: Vec<Value> = serde_json::from_slice(&std::fs::read(path)?)?;
@@ -93,7 +93,7 @@ pub fn read(path: &Path) -> anyhow::Result<Vec<AppRow>> {
     read().with_context(|| format!("{}: rows of bench graft apps", path.display()))
 }
 
-/// Returns a panel for each network, with all ways that have results.
+/// Returns one panel for each network, and the names of all routes that have results.
 pub fn panels(rows: &[AppRow]) -> (Vec<Panel>, Vec<&str>) {
     let mut ways: Vec<&str> = Vec::new();
     let mut panels: Vec<Panel> = Vec::new();
@@ -142,7 +142,7 @@ impl AppRow {
         (case.rtt_ms, loss, case.application.clone())
     }
 
-    /// Returns the stalls of all rounds together.
+    /// Returns the total number of stalls in all rounds.
     fn stalls(&self) -> String {
         match self.watched.is_empty() {
             true => "-".to_owned(),
@@ -150,7 +150,7 @@ impl AppRow {
         }
     }
 
-    /// Returns how many times faster it is than another way, by medians.
+    /// Returns how many times faster this row is than the route `way`, by medians.
     fn times(&self, rows: &[Self], way: &str) -> Option<f64> {
         let other = rows.iter().find(|row| row.case.is_beside(&self.case) && row.case.way == way)?;
         Some(other.seconds?.median / self.seconds?.median)
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_a_network_of_their_own_and_stalls_are_counted() {
+    fn lossy_bursts_form_their_own_network_and_stalls_are_counted() {
         let watched =
             |stalls| ViewerFigures { start_s: 1.0, stalls, stalled_s: f64::from(stalls), is_over: false };
         let came = |stalls| RunResult { seconds: 1.0, is_over: false, watched: Some(watched(stalls)) };

@@ -1,4 +1,4 @@
-//! Fills a carrier with iperf3, so that other traffic on the same link can be measured.
+//! Saturates a tunnel with iperf3, so that competing traffic on the same link can be measured.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use super::server::AppServer;
 use crate::bench::graft::carrying::Carrying;
 use crate::bench::site::BenchSite;
 
-/// Sends from the relay's host to the subscribers' of the site, over IPv4.
+/// Sends over IPv4 from the relay's host to the subscribers' host of the site.
 ///
 /// # Errors
-/// Fails also if the connection was not tunnelled.
+///
+/// Fails if iperf3 fails, or if the connection was not tunnelled.
 pub fn saturate(site: &BenchSite, _rtt_ms: u32, sending: Duration) -> anyhow::Result<()> {
     let [_, port] = AppServer::Iperf.ports();
     let pair = Carrying::new(site.relay()?, site.subscribers()?, site.directory(), &[port])?;

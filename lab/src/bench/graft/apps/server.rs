@@ -1,4 +1,4 @@
-//! The servers of applications, each on two ports: one for connections in place, one for tunnelled ones.
+//! The servers of the applications. Each listens on two ports: one for plain TCP and one for tunnelled connections.
 
 use std::fs;
 use std::net::TcpStream;
@@ -19,14 +19,14 @@ pub enum AppServer {
     Rsync,
     Iperf,
     Go,
-    /// nginx again, with ports of its own for the film.
+    /// nginx with its own ports, which serves the film.
     Film,
 }
 
 impl AppServer {
     pub const ALL: [Self; 6] = [Self::Nginx, Self::Redis, Self::Rsync, Self::Iperf, Self::Go, Self::Film];
 
-    /// Returns the ports for connections in place and for tunnelled ones.
+    /// Returns the port for plain TCP and the port for tunnelled connections.
     pub fn ports(self) -> [u16; 2] {
         match self {
             Self::Nginx => [8080, 8081],
@@ -38,7 +38,7 @@ impl AppServer {
         }
     }
 
-    /// Returns the programs of both ends.
+    /// Returns the programs that server and client need.
     fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Nginx => &["nginx", "curl"],
@@ -50,13 +50,14 @@ impl AppServer {
         }
     }
 
-    /// Returns a program that is missing.
+    /// Returns a program that is not installed, if there is one.
     pub fn lacks(self) -> Option<&'static str> {
+        // Only a program that cannot be started is missing. Its exit status does not matter.
         let is_not_there = |program: &&&str| Command::new(program).arg("-v").output().is_err();
         self.programs().iter().find(is_not_there).copied()
     }
 
-    /// Starts the server on both ports and waits until they answer. Its files are in a directory of the host.
+    /// Starts the server on both ports, and waits until it answers. Its own files are in a directory of the host.
     pub fn start(self, host: &GraftHost<'_>, served: &Path) -> anyhow::Result<Vec<BenchProcess>> {
         let own = host.directory.join(format!("{self:?}"));
         fs::create_dir_all(&own)?;
@@ -78,7 +79,7 @@ impl AppServer {
         let all = || host.node.enter(|| self.ports().into_iter().all(answers)).unwrap_or(false);
         match processes.first_mut() {
             Some(first) => first.wait_until("its port", LIMIT, all)?,
-            None => bail!("nothing was started"),
+            None => bail!("no server process was started"),
         }
         Ok(processes)
     }

@@ -1,4 +1,4 @@
-//! A film in HLS segments (RFC 8216), and a player that counts its stalls.
+//! A film in HLS segments (RFC 8216), and a player that counts stalls.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::graft::host::GraftHost;
 
-/// Directory of the film below a server's root.
+/// Directory of the film below the server's root directory.
 pub const FILM: &str = "film";
 pub const PLAYLIST: &str = "index.m3u8";
 const SEGMENT_SECONDS: u32 = 2;
 const FRAMES_SECOND: u32 = 25;
-/// Seconds of film that are fetched ahead of the picture shown.
+/// Seconds of film that the player fetches ahead of the shown picture.
 const AHEAD: f64 = 10.0;
-/// Largest header or playlist, bytes.
+/// Largest HTTP header or playlist that is accepted, bytes.
 const TEXT_MOST: usize = 64 << 10;
-/// Largest segment, bytes: a minute at 100 Mbit/s.
+/// Largest segment that is accepted, bytes. It has room for a minute at 100 Mbit/s.
 const SEGMENT_MOST: u64 = 750 << 20;
 
 pub struct Film {
@@ -29,7 +29,7 @@ pub struct Film {
 }
 
 impl Film {
-    /// Encodes a film with ffmpeg, at this rate.
+    /// Encodes a film of the given bit rate and length with ffmpeg.
     pub fn make(directory: &Path, mbit: u32, seconds: u32) -> anyhow::Result<Self> {
         let directory = directory.join(FILM);
         fs::create_dir(&directory)?;
@@ -52,12 +52,12 @@ impl Film {
         command.args(["-b:v", &rate, "-minrate", &rate, "-maxrate", &rate, "-bufsize", &rate]);
         command.args(["-f", "hls", "-hls_time", &SEGMENT_SECONDS.to_string(), "-hls_playlist_type", "vod"]);
         command.arg("-hls_segment_filename").arg(directory.join("%03d.ts")).arg(directory.join(PLAYLIST));
-        let output = command.output().context("no ffmpeg")?;
+        let output = command.output().context("cannot run ffmpeg (Debian: apt install ffmpeg)")?;
         ensure!(output.status.success(), "ffmpeg: {}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(Self { seconds })
     }
 
-    /// Checks a film on a server with ffmpeg, as another player: it must have all of its pictures.
+    /// Plays the film from a server with ffmpeg, as an independent player, and checks that no picture is missing.
     pub fn check(&self, client: &GraftHost<'_>, server: SocketAddr) -> anyhow::Result<()> {
         let mut command = client.node.command("ffmpeg");
         command.args(["-v", "error", "-xerror", "-progress", "-", "-i"]);
@@ -74,7 +74,8 @@ impl Film {
     }
 }
 
-/// Film that has arrived and that was shown, and the stalls. Times are seconds since the viewer's request.
+/// State of the player: how much of the film has arrived and was shown, and the stalls so far. Times are seconds since
+/// the viewer's request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Playback {
     came: f64,
@@ -85,14 +86,14 @@ struct Playback {
     seen: ViewerFigures,
 }
 
-/// Figures of a viewer.
+/// Waiting time and stalls that the viewer of a film experienced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct ViewerFigures {
-    /// Time to the first picture; if there was none, to the viewer's leaving.
+    /// Time until the first picture, seconds. If none was shown, it is the time until the viewer left.
     pub start_s: f64,
     pub stalls: u32,
     pub stalled_s: f64,
-    /// Whether the viewer left before the end.
+    /// Whether the viewer left before the end of the film.
     pub is_over: bool,
 }
 
@@ -117,7 +118,7 @@ impl Playback {
         }
     }
 
-    /// Adds a segment that has arrived as a whole, and starts or continues the film.
+    /// Adds a completely received segment, and starts or continues the film.
     fn arrived(&mut self, now: f64, seconds: f64) {
         self.advance(now);
         self.came += seconds;
@@ -136,7 +137,7 @@ impl Playback {
         self.since = now;
     }
 
-    /// Ends the film at the limit and returns the viewer's figures.
+    /// Stops the film at the time limit, and returns the viewer's figures.
     fn left(&mut self, now: f64) -> ViewerFigures {
         self.advance(now);
         if !self.is_playing {
@@ -145,22 +146,22 @@ impl Playback {
         ViewerFigures { is_over: true, ..self.seen }
     }
 
-    /// Returns how long to wait until there is room for one more segment.
+    /// Returns how many seconds to wait before another segment fits into the buffer.
     fn pause(&self, now: f64) -> f64 {
         let ahead = self.came - self.shown - if self.is_playing { now - self.since } else { 0.0 };
         (ahead - AHEAD).max(0.0)
     }
 }
 
-/// Plays a film that is fetched segment after segment on one connection.
+/// Plays a film, whose segments are fetched one after the other on one connection
 #[derive(Debug, clap::Args)]
 pub struct VideoArgs {
     #[arg(long)]
     from: SocketAddr,
-    /// Path of the playlist
+    /// Path of the playlist on the server
     #[arg(long)]
     path: String,
-    /// Directory for the segments
+    /// Directory where the segments are stored
     #[arg(long)]
     into: PathBuf,
     #[arg(long)]
@@ -197,9 +198,9 @@ impl VideoArgs {
     }
 }
 
-/// Returns names and lengths in seconds.
+/// Returns the name and the length in seconds of each segment in a playlist.
 fn segments(playlist: &str) -> anyhow::Result<Vec<(&str, f64)>> {
-    ensure!(playlist.starts_with("#EXTM3U"), "no playlist");
+    ensure!(playlist.starts_with("#EXTM3U"), "the playlist does not begin with #EXTM3U");
     let mut found = Vec::new();
     let mut length = None;
     for line in playlist.lines().map(str::trim) {
@@ -207,15 +208,15 @@ fn segments(playlist: &str) -> anyhow::Result<Vec<(&str, f64)>> {
             let seconds = info.split(',').next().unwrap_or_default();
             length = Some(seconds.parse().with_context(|| format!("a segment of {seconds:?} s"))?);
         } else if !line.is_empty() && !line.starts_with('#') {
-            ensure!(!line.contains('/'), "segment {line:?} is elsewhere");
+            ensure!(!line.contains('/'), "segment {line:?} is in another directory, which is not supported");
             found.push((line, length.take().with_context(|| format!("segment {line} has no length"))?));
         }
     }
-    ensure!(!found.is_empty(), "no segments");
+    ensure!(!found.is_empty(), "the playlist has no segments");
     Ok(found)
 }
 
-/// A server, read over one lasting HTTP/1.1 connection.
+/// A server that is read over one persistent HTTP/1.1 connection.
 struct VideoServer {
     stream: BufReader<TcpStream>,
     at: SocketAddr,
@@ -239,8 +240,9 @@ impl VideoServer {
         let length = lines.filter_map(|line| line.split_once(':'));
         let length = length.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
         let length: Option<u64> = length.filter_map(|(_, value)| value.trim().parse().ok()).next();
-        let length =
-            length.filter(|length| *length <= SEGMENT_MOST).context("no Content-Length, or too much")?;
+        let length = length
+            .filter(|length| *length <= SEGMENT_MOST)
+            .context("no Content-Length, or a body larger than a segment may be")?;
         let mut body = vec![0; usize::try_from(length)?];
         let mut filled = 0;
         while let Some(rest) = body.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -255,7 +257,7 @@ impl VideoServer {
         Ok(body)
     }
 
-    /// Reads up to the empty line.
+    /// Reads the header of a response, up to the empty line.
     fn head(&mut self) -> anyhow::Result<String> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -267,10 +269,10 @@ impl VideoServer {
         Ok(head)
     }
 
-    /// Limits the next read to the time that is left.
+    /// Limits the next read to the time that is left until the deadline.
     fn bound(&self) -> anyhow::Result<()> {
         let left = self.until.saturating_duration_since(Instant::now());
-        ensure!(!left.is_zero(), "the time is over");
+        ensure!(!left.is_zero(), "the time limit was reached");
         Ok(self.stream.get_ref().set_read_timeout(Some(left))?)
     }
 }
@@ -290,7 +292,7 @@ mod tests {
             playback.arrived(at, 2.0);
         }
         assert_eq!(playback.seen, ViewerFigures { start_s: 0.5, ..ViewerFigures::default() });
-        // 2.5 of 12 seconds were shown, and 10 may be fetched ahead.
+        // 2.5 s of the 12 s were shown until 3 s, so 9.5 s are buffered, and 10 s may be.
         assert!(near(playback.pause(3.0), 0.0) && near(playback.came - playback.shown, 9.5));
         playback.arrived(3.0, 2.0);
         assert!(near(playback.pause(3.0), 1.5) && near(playback.pause(4.0), 0.5));
@@ -302,10 +304,10 @@ mod tests {
         playback.arrived(1.0, 2.0);
         playback.arrived(3.5, 2.0);
         playback.arrived(7.0, 2.0);
-        // The player runs dry at 3 s until 3.5, and at 5.5 until 7.
+        // The buffer is empty from 3 s to 3.5 s and from 5.5 s to 7 s.
         assert_eq!(playback.seen, ViewerFigures { start_s: 1.0, stalls: 2, stalled_s: 2.0, is_over: false });
         assert!(near(playback.seen.waited_s(), 3.0));
-        // The player runs dry at 9 s, and the viewer leaves at 10.
+        // The buffer is empty at 9 s, and the viewer leaves at 10 s.
         let left = playback.left(10.0);
         assert_eq!(left, ViewerFigures { start_s: 1.0, stalls: 3, stalled_s: 3.0, is_over: true });
     }
@@ -331,7 +333,7 @@ mod tests {
         }
     }
 
-    /// The server answers in pieces, twice on one connection.
+    /// The server sends two responses in pieces on one connection.
     #[test]
     fn answers_in_pieces_are_read_whole() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");

@@ -1,30 +1,31 @@
-//! Counts how often an application is slower on one way than over TCP in place.
+//! Counts how often an application is slower on one route than over plain TCP.
 
 use serde::Serialize;
 
 use super::rows::AppRow;
 
-/// Ratio above which it is slower; less is within the spread of runs.
+/// Ratio of durations above which a run counts as slower. Smaller differences are within the spread of runs.
 const MORE: f64 = 1.05;
 const CARRIED: &str = "carried";
 
-/// Comparison of an arm with a congestion control in place.
+/// Comparison of a route, or of a choice between routes, with plain TCP under one congestion control.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worse {
-    /// `carried`, or `chosen`: in place where the round trip is short, and else tunnelled. The latter has no runs of
-    /// its own.
+    /// Name of the compared arm. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
+    /// short, else tunnelled; it reuses the runs of both.
     pub arm: &'static str,
     pub than: String,
-    /// Applications on networks; `worse_cases` are those whose median is longer by more than 5 %.
+    /// Number of pairs of an application and a network. `worse_cases` counts those whose median is longer by more than
+    /// 5 %.
     pub cases: usize,
     pub worse_cases: usize,
-    /// Rounds of all of them; `worse_runs` are those that were longer.
+    /// Number of rounds in all cases. `worse_runs` counts those that were longer by more than 5 %.
     pub runs: usize,
     pub worse_runs: usize,
 }
 
 impl Worse {
-    /// Compares all rows. The first of the controls is the one in place.
+    /// Compares all rows. The first of `controls` is the one that `chosen` uses for plain TCP.
     pub fn all<'a>(rows: &'a [AppRow], controls: &[String], in_place_below_ms: u32) -> Vec<Self> {
         let in_place = controls.first().map(String::as_str).unwrap_or_default();
         let carried = || rows.iter().filter(|row| row.case.way == CARRIED);
@@ -55,7 +56,7 @@ impl Worse {
             let (Some(median), Some(tcp)) = (one.seconds, other.seconds) else { continue };
             it.cases += 1;
             it.worse_cases += usize::from(median.median > tcp.median * MORE);
-            // Rounds are compared pairwise, since those of one number ran at the same time.
+            // Rounds with the same number ran at the same time, so they are compared in pairs.
             for (one, other) in one.rounds.iter().zip(&other.rounds) {
                 it.runs += 1;
                 it.worse_runs += usize::from(*one > *other * MORE);

@@ -1,5 +1,5 @@
-//! The receiving end, in a process of its own, since its cgroup decides whether it is tunnelled. The data is a counter,
-//! so that missing, repeated or misplaced bytes are noticed.
+//! The receiver of a transfer. It is a process of its own, since its cgroup decides whether its connection is
+//! tunnelled. The data is a counter, so that missing, repeated and misplaced bytes are detected.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -15,18 +15,18 @@ const BLOCK: usize = 1 << 16;
 pub struct DrainArgs {
     #[arg(long)]
     from: SocketAddr,
-    /// Time from the first byte on
+    /// Time to read, from the first byte on
     #[arg(long)]
     seconds: u64,
 }
 
-/// Result, as it is printed.
+/// The result that the receiver prints.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Drained {
     pub bytes: u64,
-    /// The longest time without data.
+    /// Longest time without data, ms.
     pub gap_ms: f64,
-    /// Time from the first byte to its beginning.
+    /// Time from the first byte to the start of the longest gap, seconds.
     pub gap_at_s: f64,
 }
 
@@ -37,13 +37,13 @@ pub fn run(args: &DrainArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads for this time from the first byte on, or until the end.
+/// Reads data for `time` from the first byte on, or until the sender closes the connection.
 fn drain(mut stream: TcpStream, time: Duration) -> anyhow::Result<Drained> {
     let mut drained = Drained::default();
     let mut count = DrainCount::default();
     let mut buffer = vec![0; BLOCK];
     let first = stream.read(&mut buffer)?;
-    ensure!(first > 0, "it ended before it began");
+    ensure!(first > 0, "the connection was closed before the first byte");
     let start = Instant::now();
     let mut last = Duration::ZERO;
     count.check(&buffer[..first])?;
@@ -57,21 +57,21 @@ fn drain(mut stream: TcpStream, time: Duration) -> anyhow::Result<Drained> {
             Ok(0) => break,
             Ok(read) => read,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
-            Err(error) => return Err(error).context("in mid-transfer"),
+            Err(error) => return Err(error).context("the connection failed in mid-transfer"),
         };
         count.check(&buffer[..read])?;
         let now = start.elapsed();
         drained.silent(last, now);
         last = now;
     }
-    // The last silence lasts until the end.
+    // The time since the last byte counts as a gap too.
     drained.silent(last, start.elapsed());
     drained.bytes = count.at;
     Ok(drained)
 }
 
 impl Drained {
-    /// Notes a silence after the first byte.
+    /// Records a gap between two reads, if it is the longest so far.
     fn silent(&mut self, since: Duration, until: Duration) {
         let gap_ms = until.saturating_sub(since).as_secs_f64() * 1e3;
         if gap_ms > self.gap_ms {
@@ -80,7 +80,7 @@ impl Drained {
     }
 }
 
-/// Checks a series of words in network order, each greater by one than the one before it.
+/// Checks that a byte stream consists of consecutive 64-bit numbers in network byte order.
 #[derive(Debug, Default)]
 struct DrainCount {
     at: u64,
@@ -100,14 +100,14 @@ impl DrainCount {
 
     fn check(&mut self, block: &[u8]) -> anyhow::Result<()> {
         for byte in block {
-            ensure!(*byte == Self::byte(self.at), "byte {} is not what was sent", self.at);
+            ensure!(*byte == Self::byte(self.at), "byte {} differs from the one that was sent", self.at);
             self.at += 1;
         }
         Ok(())
     }
 }
 
-/// Sends until the other end closes the connection.
+/// Sends the counter until the receiver closes the connection.
 pub fn pour(mut stream: TcpStream, limit: Duration) -> anyhow::Result<()> {
     stream.set_write_timeout(Some(limit))?;
     let start = Instant::now();
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(count.at, 1003);
         let mut count = DrainCount::default();
         count.check(&bytes[..16]).expect("in order");
-        // One word is missing; one occurs twice.
+        // One number is missing in the first case, and one occurs twice in the second.
         assert!(count.check(&bytes[24..32]).is_err());
         let mut count = DrainCount::default();
         count.check(&bytes[..16]).expect("in order");

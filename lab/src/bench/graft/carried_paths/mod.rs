@@ -1,5 +1,5 @@
-//! `bench graft carried-paths`: the throughput of a tunnelled connection over two paths, and its longest silence when
-//! one of them is cut.
+//! `bench graft carried-paths`: the throughput of a tunnelled connection over two paths, and its longest gap when one
+//! of them is cut.
 
 pub mod drain;
 
@@ -25,11 +25,11 @@ use crate::progress::BenchProgress;
 use crate::stats::{Spread, median_by};
 
 const PORT: u16 = 7300;
-/// Size of TCP's packets.
+/// Size of a full TCP packet, bytes.
 const PACKET_BYTES: u64 = 1500;
-/// Time in which carriers open their windows.
+/// Time that tunnels get before the measurement to open their congestion windows.
 const WARMING: Duration = Duration::from_secs(3);
-/// Time for a process to begin and to end, in addition to the transfer.
+/// Time that a process may take to start and to end, in addition to the transfer.
 const GRACE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Args)]
@@ -42,10 +42,10 @@ pub struct CarriedPathArgs {
     /// Number of runs of each measurement
     #[arg(long, default_value_t = 10)]
     rounds: usize,
-    /// Runs at the same time, each in a lab of its own
+    /// Number of runs at the same time, each in its own lab
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Measure only ways whose names contain this text, such as `mptcp, first`
+    /// Measure only variants whose names contain this text, such as `mptcp, first`
     #[arg(long, default_value = "", value_name = "TEXT")]
     only: String,
     /// Write the results to this file, as JSON
@@ -56,11 +56,11 @@ pub struct CarriedPathArgs {
 #[derive(Clone, Copy)]
 struct CarriedPathVariant {
     name: &'static str,
-    /// Kind of carrier; `None`: in place, on the first path.
+    /// Kind of the carrier; `None`: plain TCP on the first path.
     carrier: Option<&'static str>,
-    /// Whether MPTCP's path managers tell the carriers of both paths.
+    /// Whether MPTCP's path managers announce both paths, so that the carrier uses both.
     is_spread: bool,
-    /// Whether both of the server's addresses are in `carry`.
+    /// Whether the settings (`carry`) list both of the server's addresses.
     is_listed: bool,
     cut: Option<LinkEndNames>,
 }
@@ -105,7 +105,7 @@ const ARMS: [CarriedPathVariant; 9] = [
     },
 ];
 
-/// Result of a run.
+/// Result of one run.
 struct CarriedPathFigures {
     mbit_s: f64,
     drained: Drained,
@@ -114,15 +114,15 @@ struct CarriedPathFigures {
 pub fn run(args: CarriedPathArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.labs > 0 && args.seconds > 1,
-        "--rounds and --labs are at least 1, --seconds 2"
+        "--rounds and --labs must be at least 1, --seconds at least 2"
     );
     args.links.check()?;
     let mptcp = fs::read_to_string("/proc/sys/net/mptcp/enabled").unwrap_or_default();
-    ensure!(mptcp.trim() == "1", "no MPTCP on this host: net.mptcp.enabled is 0, or the kernel has none");
+    ensure!(mptcp.trim() == "1", "this host has no MPTCP: net.mptcp.enabled is 0, or the kernel lacks MPTCP");
     warn_if_busy()?;
     let only = args.only.to_lowercase();
     let arms: Vec<_> = ARMS.iter().filter(|arm| arm.name.to_lowercase().contains(&only)).collect();
-    ensure!(!arms.is_empty(), "--only {}: no way has that in its name", args.only);
+    ensure!(!arms.is_empty(), "--only {}: no variant has this text in its name", args.only);
     let jobs: Vec<(usize, &CarriedPathVariant)> =
         (1..=args.rounds).flat_map(|round| arms.iter().map(move |arm| (round, *arm))).collect();
     let progress = BenchProgress::with_lanes(jobs.len(), args.labs);
@@ -175,12 +175,13 @@ impl CarriedPathArgs {
         if let Some(pair) = &pair {
             pair.check_led(1)?;
         }
-        // The rate of a transfer whose link was cut means nothing.
+        // A run with a cut has a rate as well, which is not comparable.
         let mbit_s = drained.bytes as f64 * 8e-6 / self.seconds as f64;
         Ok(CarriedPathFigures { mbit_s, drained })
     }
 
-    /// Sends from the relay's host to the subscribers'.
+    /// Sends from the server's host to the client's for the run's length, and cuts a link halfway if the variant says
+    /// so.
     fn transfer(
         &self,
         site: &BenchSite,
@@ -207,15 +208,16 @@ impl CarriedPathArgs {
                 site.link(cut.near)?.change(Directions::Both, &Settings::parse("loss=100%")?)?;
             }
             let said = client.finish(sending + GRACE)?;
-            // A carrier whose path was cut may report the end late.
+            // A carrier whose path was cut may deliver the end of the connection late, so the sender is stopped here.
             let _ = ending.shutdown(Shutdown::Both);
             pouring.join().map_err(|_| anyhow!("the sender panicked"))??;
-            serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))
+            serde_json::from_str(said.trim())
+                .with_context(|| format!("cannot parse the client's output {said:?}"))
         })
     }
 }
 
-/// Both hosts, and their addresses on both links.
+/// Client and server, with their addresses on both links.
 struct CarriedPathHosts<'a> {
     client: &'a LabNode,
     server: &'a LabNode,
@@ -236,8 +238,8 @@ impl<'a> CarriedPathHosts<'a> {
         Ok(place)
     }
 
-    /// Sets up MPTCP as an operator would: the server announces a second address, and the client connects there as
-    /// well.
+    /// Configures MPTCP as an operator would: the server announces its second address, and the client also connects to
+    /// it.
     fn spread(&self) -> anyhow::Result<()> {
         let device = &self.server.interface(SECOND.near).context("no interface")?.device;
         let limits = "mptcp limits set subflows 2 add_addr_accepted 2";

@@ -1,4 +1,4 @@
-//! Callers that are no Millrace daemons, but speak the protocol with a key of their own.
+//! Clients and servers that are no Millrace daemons, but speak the carriers' protocol with a key of their own.
 
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,13 +18,13 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 
 use super::FaultedCarrier;
 
-/// Longest wait for the other end to answer or to close.
+/// Longest wait until the other host answers or closes the connection.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAME: &str = "millrace-graft";
 
-/// A key that no settings name, unless they are changed.
+/// A key and certificate that no host's settings trust, unless a test adds them.
 pub struct UnknownIdentity {
-    /// The key in the form of the settings.
+    /// The public key, as settings spell it.
     pub key: String,
     certificate: CertificateDer<'static>,
     private: Vec<u8>,
@@ -59,17 +59,18 @@ impl UnknownIdentity {
         Ok(config)
     }
 
-    /// Makes one handshake and waits until the other end has ended it, from the calling thread's namespace.
+    /// Makes one handshake from the calling thread's namespace, and waits until the other host has closed the
+    /// connection.
     pub fn call(&self, kind: FaultedCarrier, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
         let config = self.client(alpn)?;
         match kind {
             FaultedCarrier::Quic => call_by_quic(at, config),
-            // MPTCP's socket accepts plain TCP as well.
+            // An MPTCP socket accepts plain TCP connections too.
             FaultedCarrier::Tcp | FaultedCarrier::Mptcp => call_by_tcp(at, config),
         }
     }
 
-    /// Accepts all callers in the calling thread's namespace, for as long as the process lives.
+    /// Starts a server in the calling thread's namespace. It accepts all connections for as long as the process lives.
     pub fn answer(&self, kind: FaultedCarrier, at: SocketAddr, alpn: &[u8]) -> anyhow::Result<()> {
         let config = self.server(alpn)?;
         match kind {
@@ -107,7 +108,9 @@ fn call_by_quic(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
                 connection.closed().await;
             }
         };
-        tokio::time::timeout(PATIENCE, until_closed).await.context("nobody has ended the handshake")?;
+        tokio::time::timeout(PATIENCE, until_closed)
+            .await
+            .context("the other host did not end the handshake")?;
         endpoint.close(0_u32.into(), b"");
         endpoint.wait_idle().await;
         anyhow::Ok(())
@@ -126,7 +129,7 @@ fn call_by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut tls = ClientConnection::new(Arc::new(config), ServerName::try_from(NAME)?)?;
-    // The handshake must fail.
+    // The server must refuse this key, so an error is expected.
     let mut both = rustls::Stream::new(&mut tls, &mut stream);
     let _ = both.read(&mut [0]);
     Ok(())
@@ -135,7 +138,7 @@ fn call_by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
 fn take_tcp(mut stream: TcpStream, config: Arc<ServerConfig>) {
     let Ok(mut tls) = ServerConnection::new(config) else { return };
     let _ = stream.set_read_timeout(Some(PATIENCE));
-    // An alert is sent before it fails.
+    // rustls queues an alert before it returns the error.
     while tls.complete_io(&mut stream).is_ok_and(|(read, _)| read > 0) {}
     let _ = tls.write_tls(&mut stream);
 }

@@ -1,4 +1,4 @@
-//! The fault of many new connections per second.
+//! The fault `connects`: many new connections per second.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::strangers::{HeldResources, SLACK};
 use super::traffic::{FaultTraffic, TrafficLoad, all_whole};
 use crate::bench::process::BenchProcess;
 
-/// Bytes each way: a request and its answer.
+/// Bytes that each connection sends in each direction.
 const BYTES: u64 = 2048;
 const WAVES: usize = 3;
 
@@ -29,7 +29,8 @@ pub fn connects(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         let start = Instant::now();
         let reports = traffic.whole(load)?;
         let rate = connections as f64 / start.elapsed().as_secs_f64();
-        outcome.check(all_whole(&reports), || format!("a connection of wave {wave} was not whole"));
+        outcome
+            .check(all_whole(&reports), || format!("a connection of wave {wave} did not deliver all data"));
         all.push(reports);
         pair.wait_for_end()?;
         let held = held(&daemons)?;
@@ -38,12 +39,12 @@ pub fn connects(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
             .push(format!("wave {wave}: {rate:.0} a second, then client {}, server {}", held[0], held[1]));
         after.push(held);
     }
-    // Pools may be larger after the first wave. Memory that grows with each wave is a leak.
+    // Pools may be larger after the first wave. Memory that keeps growing after that is a leak.
     for (name, end) in [("client", 0), ("server", 1)] {
         let second = after[1][end];
         let last = after[WAVES - 1][end];
         outcome.check(last.memory <= second.memory + SLACK, || {
-            format!("{name}: memory grows: {second}, {last}")
+            format!("{name}: memory grew from {second} to {last}")
         });
     }
     outcome.runs = connections * WAVES as u64;

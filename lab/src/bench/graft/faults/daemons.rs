@@ -1,4 +1,4 @@
-//! Faults of daemons that end during transfers and start again.
+//! Faults in which a daemon ends during transfers and is started again.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::bench::graft::host::{GraftHost, LIMIT};
 use crate::bench::process::BenchProcess;
 use crate::program::product;
 
-/// The host whose daemon ends.
+/// The host whose daemon is ended.
 #[derive(Clone, Copy, PartialEq)]
 pub enum FaultedHost {
     Client,
@@ -23,9 +23,9 @@ pub enum FaultedHost {
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum EndMethod {
-    /// SIGKILL, and a restart after a while.
+    /// SIGKILL. The daemon is started again after a while.
     Kill,
-    /// SIGTERM, and a restart at once.
+    /// SIGTERM. The daemon is started again at once.
     Signal,
 }
 
@@ -49,20 +49,23 @@ pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Re
         EndMethod::Signal => drop(gone),
         EndMethod::Kill => {
             gone.kill()?;
-            // The other daemon may not have noticed yet: these connections are tunnelled in vain, or stay in place.
+            // The other daemon may not know yet that this one is gone. These connections may fail, or stay outside of
+            // the tunnel.
             unaware = Some(traffic.begin(TrafficLoad::with_size(2, BYTES))?);
             if end == FaultedHost::Server {
                 pair.wait("a cold carrier", || Ok(pair.state()? == "cold"))?;
             }
             let meanwhile = traffic.whole(TrafficLoad::with_size(3, BYTES))?;
-            outcome.check(all_whole(&meanwhile), || "a connection was not whole while it was away".into());
+            outcome.check(all_whole(&meanwhile), || {
+                "a connection did not deliver all data while the daemon was down".into()
+            });
             all.push(meanwhile);
         }
     }
     let _again = host.start()?;
     pair.wait_warm()?;
     let before = before.ended()?;
-    outcome.check(all_reset(&before), || "a connection that was carried was not reset at the client".into());
+    outcome.check(all_reset(&before), || "a tunnelled connection was not reset at the client".into());
     all.push(before);
     all.extend(unaware.map(super::traffic::TrafficBatch::end).transpose()?);
     all.push(carried(&pair, &traffic, &mut outcome)?);
@@ -71,8 +74,8 @@ pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Re
     Ok(outcome)
 }
 
-/// Checks that new connections are tunnelled again, and whole. The pool must first be large enough: connections that
-/// find no room in time stay in place.
+/// Checks that new connections are tunnelled again and deliver all data. It repeats, since the pool must grow first:
+/// connections that find no room in time stay outside of the tunnel.
 fn carried(
     pair: &FaultPair<'_>,
     traffic: &FaultTraffic<'_>,
@@ -83,12 +86,14 @@ fn carried(
     loop {
         let before = count(&pair.server, "ended/done")?;
         let after = traffic.whole(TrafficLoad::with_size(3, BYTES))?;
-        outcome.check(all_whole(&after), || "a connection was not whole afterwards".into());
+        outcome.check(all_whole(&after), || "a connection did not deliver all data after the restart".into());
         all.extend(after);
         pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
         let carried = count(&pair.server, "ended/done")? - before;
         if carried == 3 || start.elapsed() > LIMIT {
-            outcome.check(carried == 3, || format!("{carried} of 3 connections were carried afterwards"));
+            outcome.check(carried == 3, || {
+                format!("{carried} of 3 connections were tunnelled after the restart")
+            });
             return Ok(all);
         }
     }
@@ -101,7 +106,7 @@ pub fn note(pair: &FaultPair<'_>, outcome: &mut FaultOutcome) -> anyhow::Result<
     Ok(())
 }
 
-/// Replaces each daemon by another file of the program, which takes over the former daemon's kernel objects.
+/// Replaces each daemon by another build of the program, which takes over the former daemon's kernel objects.
 pub fn upgraded(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -126,8 +131,7 @@ pub fn upgraded(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         running.push(start(host, &new).context("the other build does not start")?);
         pair.wait_warm()?;
         let ended = carried_before.ended()?;
-        outcome
-            .check(all_reset(&ended), || "a connection that was carried was not reset at the client".into());
+        outcome.check(all_reset(&ended), || "a tunnelled connection was not reset at the client".into());
         all.push(ended);
         all.push(carried(&pair, &traffic, &mut outcome)?);
     }
@@ -138,7 +142,7 @@ pub fn upgraded(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// A BPF file system of one host, which is removed with everything that a daemon has left there.
+/// A BPF file system for one host. Dropping it removes everything that a daemon has pinned there.
 struct HostPins(PathBuf);
 
 impl HostPins {

@@ -1,8 +1,8 @@
-//! The applications of the matrix: a client and a server, as processes that do not know how they are connected. Each
-//! reports the result at its end of every connection.
+//! The applications of the fault benchmark: a client and a server, in processes that do not know whether they are
+//! tunnelled. Each reports how every connection ended on its side.
 //!
-//! Both ends send at once. Each end's bytes follow from the connection's number, so the other knows every byte in
-//! advance. This shows even after a reset whether the received bytes are the beginning of those sent.
+//! Both sides send at the same time. The bytes follow from the connection's number, so each side knows in advance what
+//! it must receive. Even after a reset it is known whether the received bytes are the beginning of those sent.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,17 +18,17 @@ use parking_lot::Mutex;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-/// Most bytes that are sent at once.
+/// Largest piece that is sent at once, bytes.
 const PIECE: usize = 64 << 10;
-/// Length of a connection's first message: its number, and how many bytes each end sends.
+/// Length of a connection's first message, bytes: the connection's number, and how many bytes each side sends.
 const HEAD: usize = 16;
-/// The server's bytes are of other numbers than the client's.
+/// Bit that is set in the server's seed, so that its bytes differ from the client's.
 const SERVERS: u64 = 1 << 63;
-/// Size of each socket's buffers. A small buffer passes bytes on soon, even to a slow carrier.
+/// Size of each socket buffer, bytes. Small buffers pass bytes on soon, even to a slow carrier.
 const BUFFER: usize = PIECE;
-/// Silence after which an end gives up.
+/// Time without data after which a side gives up.
 const SILENCE: Duration = Duration::from_secs(90);
-/// Connections that are made at the same time, at a rate.
+/// Number of threads that make connections when a rate is given.
 const MAKERS: usize = 32;
 
 #[derive(Debug, clap::Args)]
@@ -39,52 +39,52 @@ pub struct EndArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum EndRole {
-    /// Takes connections until its input ends
+    /// Accepts connections until standard input ends
     Serve {
         #[arg(long)]
         at: SocketAddr,
         #[arg(long, default_value_t = 0)]
         pause_us: u64,
     },
-    /// Makes connections, and sends until its input ends
+    /// Makes connections, and sends data until standard input ends
     Connect {
         #[arg(long)]
         to: SocketAddr,
         #[arg(long, default_value_t = 1)]
         connections: u64,
-        /// The number of the first
+        /// Number of the first connection
         #[arg(long, default_value_t = 0)]
         first: u64,
         #[arg(long, default_value_t = 0)]
         pause_us: u64,
-        /// Each way and connection; without, until its input ends
+        /// Bytes in each direction of a connection; if absent, data is sent until standard input ends
         #[arg(long)]
         bytes: Option<u64>,
-        /// Connections a second; without, all at once
+        /// Connections per second; if absent, all are made at once
         #[arg(long)]
         per_second: Option<u64>,
     },
 }
 
-/// How one direction has ended, as the end that receives it knows.
+/// How one direction of a connection ended, as its receiver saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirectionEnd {
-    /// Everything arrived, with the sender's hash.
+    /// Every byte arrived, with the hash that the sender announced.
     Whole,
-    /// The kernel said that the connection was reset.
+    /// The kernel reported a reset of the connection.
     Reset,
-    /// The connection ended early, without a reset.
+    /// The stream ended early, without a reset.
     Short,
-    /// Other bytes than were sent.
+    /// The received bytes differ from those that were sent.
     Differs,
-    /// The connection was silent for too long.
+    /// The connection carried no data for too long.
     Silent,
-    /// The connection was not made.
+    /// The connection could not be made.
     Refused,
 }
 
-/// One end of one connection.
+/// Result of one connection on one side.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EndReport {
     pub came: DirectionEnd,
@@ -92,9 +92,9 @@ pub struct EndReport {
     pub received: u64,
     pub sent_hash: String,
     pub received_hash: String,
-    /// Longest time in which nothing came, after the first byte.
+    /// Longest time without data after the first byte, ms.
     pub pause_ms: f64,
-    /// The other end, as this one sees it.
+    /// Address of the other side, as this side sees it.
     pub peer: Option<SocketAddr>,
     pub own: Option<SocketAddr>,
 }
@@ -127,7 +127,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
     let reports = Arc::new(Mutex::new(Reports::new()));
     let (said, done) = mpsc::channel::<()>();
     let taken = reports.clone();
-    // It ends with the process.
+    // This thread is never joined; it ends with the process.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else { continue };
@@ -140,7 +140,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
         }
     });
     wait_for_end_of_input();
-    // Open connections must still report their results.
+    // Connections that are still open get time to report their results.
     let start = Instant::now();
     while reports.lock().values().any(|report| report.pause_ms < 0.0) && start.elapsed() < SILENCE {
         let _ = done.recv_timeout(Duration::from_millis(20));
@@ -150,7 +150,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
     Ok(reports)
 }
 
-/// Serves a connection. It is reported as silent from its first message until its end.
+/// Serves a connection. Its report says `Silent` from its first message until its end.
 fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let mut head = [0; HEAD];
     let _ = stream.set_read_timeout(Some(SILENCE));
@@ -160,7 +160,7 @@ fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let [id, most] = [0, 8].map(|at| head[at..].first_chunk().copied().map_or(0, u64::from_be_bytes));
     let open = EndReport { pause_ms: -1.0, ..EndReport::from_outcome(DirectionEnd::Silent) };
     reports.lock().insert(id, open);
-    // Until the client has said all. What is counted is sent at once.
+    // The server sends until the client has finished. A given number of bytes is sent without pauses.
     let enough = AtomicBool::new(false);
     let most = (most > 0).then_some(most);
     let pause = most.map_or(pause, |_| Duration::ZERO);
@@ -205,9 +205,9 @@ impl SendPlan {
         })
     }
 
-    /// Makes each connection at its time, whatever the result of earlier ones, as far as there are threads.
+    /// Makes each connection when it is due, whatever happened to earlier ones, as far as threads are free.
     fn send_at_rate(&self, ids: std::ops::Range<u64>, rate: u64) -> anyhow::Result<Reports> {
-        ensure!(rate > 0 && self.bytes.is_some(), "a rate wants --bytes");
+        ensure!(rate > 0 && self.bytes.is_some(), "--per-second requires --bytes");
         let start = Instant::now();
         let first = ids.start;
         let next = Mutex::new(ids);
@@ -237,7 +237,7 @@ impl EndReport {
     }
 }
 
-/// Runs both directions until both have ended.
+/// Sends and receives at the same time until both directions have ended.
 fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport {
     let peer = stream.peer_addr().ok();
     let own = stream.local_addr().ok();
@@ -249,7 +249,7 @@ fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport
         let sent = scope.spawn(|| sending.run(stream, &is_over));
         let mut receiving = ReceivingSide::new(theirs);
         let came = receiving.run(stream);
-        // The server has enough when the client has. A client that receives nothing more stops sending.
+        // A side that no longer receives must stop sending, so the server stops when the client has finished.
         is_over.store(true, Ordering::Relaxed);
         let (sent, sent_hash, failed) = sent.join().unwrap_or_default();
         let came = with_both_directions(came, failed);
@@ -267,12 +267,12 @@ fn both(stream: &TcpStream, sending: &SendingSide<'_>, theirs: u64) -> EndReport
     })
 }
 
-/// Combines both directions. The kernel reports a reset once, to the direction that asks first; the other then reads an
-/// end. After an end it reports no reset: the sender gets a broken pipe. A stream that ended early and was then reset
-/// stays short.
+/// Combines the results of receiving (`came`) and sending (`failed`). The kernel reports a reset once, to whichever
+/// direction asks first, and the other direction then reads an end of stream. After an end of stream it reports a
+/// broken pipe to the sender instead of a reset. A stream that ended early and was reset later counts as short.
 fn with_both_directions(came: DirectionEnd, failed: Option<ErrorKind>) -> DirectionEnd {
     match (came, failed) {
-        // The other end has not read the bytes that were sent.
+        // The sender timed out: the other side has not read the bytes.
         (DirectionEnd::Whole | DirectionEnd::Short, Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)) => {
             DirectionEnd::Silent
         }
@@ -291,7 +291,7 @@ struct SendingSide<'a> {
 }
 
 impl SendingSide<'_> {
-    /// Returns the bytes that were given to the kernel, their hash, and the error if not all were taken.
+    /// Returns the number of bytes given to the kernel, their hash, and the error if the kernel did not take all.
     fn run(&self, mut to: &TcpStream, is_over: &AtomicBool) -> (u64, String, Option<ErrorKind>) {
         let has_enough = || self.enough.load(Ordering::Relaxed) || is_over.load(Ordering::Relaxed);
         let mut noise = Noise::new(self.seed);
@@ -357,11 +357,11 @@ impl ReceivingSide {
         }
     }
 
-    /// Compares every byte, even of an incomplete piece.
+    /// Reads a piece and compares every byte, even if the piece is incomplete.
     fn take(&mut self, from: &mut impl Read, piece: &mut [u8]) -> io::Result<bool> {
         let wanted = self.noise.piece(u64::MAX);
         let mut at = 0;
-        // The last piece of a limited stream is shorter.
+        // The last piece of a stream with a byte limit is shorter than the generated one.
         while at < piece.len() {
             let got = self.read(from, &mut piece[at..])?;
             let is_same = wanted.get(at..at + got) == piece.get(at..at + got);
@@ -404,7 +404,8 @@ impl ReceivingSide {
     }
 }
 
-/// Random bytes in pieces of any length. They have no pattern that a lost or repeated piece would keep.
+/// Generator of random bytes in pieces of any length. A lost or repeated piece is always detected, as there is no
+/// pattern.
 struct Noise(fastrand::Rng);
 
 impl Noise {
@@ -425,7 +426,7 @@ impl Noise {
 mod tests {
     use super::*;
 
-    /// Returns the bytes on the wire that an end sends with this number.
+    /// Returns the bytes that a sender with this seed puts on the wire.
     fn stream(seed: u64, pieces: usize) -> Vec<u8> {
         let mut noise = Noise::new(seed);
         let mut hash = digest::Context::new(&digest::SHA256);
@@ -457,7 +458,7 @@ mod tests {
             let mut changed = whole.clone();
             changed[at] ^= 1;
             assert_eq!(came(7, &changed).0, Some(DirectionEnd::Differs), "at {at}");
-            // A shortened stream ends like a whole one, and must be recognised.
+            // A stream cut anywhere must be detected, since it ends with a FIN like a complete one.
             assert_eq!(came(7, &whole[..at]).0, None, "cut at {at}");
         }
         let doubled = [&whole[..1000], &whole[900..]].concat();
@@ -466,7 +467,7 @@ mod tests {
         assert_eq!(came(7, &more).0, Some(DirectionEnd::Differs));
     }
 
-    /// Returns how a connection ended that was in full flow both ways when the other end did this.
+    /// Returns how a connection ended after the other side executed `then` while both directions carried data.
     fn said(then: impl FnOnce(TcpStream)) -> DirectionEnd {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -485,11 +486,11 @@ mod tests {
     #[test]
     fn reset_differs_from_an_early_end_in_either_direction() {
         for turn in 0..200 {
-            // A socket that is closed with unread bytes sends a reset.
+            // Closing a socket that has unread bytes sends a reset.
             let unread = |far: &TcpStream| far.peek(&mut [0]).unwrap();
             let reset = said(|far| assert_eq!(unread(&far), 1));
             assert_eq!(reset, DirectionEnd::Reset, "turn {turn}");
-            // A reset after the end comes too late.
+            // A reset after the end of the stream comes too late to be reported.
             let ended = said(|far| {
                 far.shutdown(Shutdown::Write).unwrap();
                 unread(&far);

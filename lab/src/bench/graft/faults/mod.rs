@@ -1,5 +1,5 @@
-//! `bench graft faults`: tunnelled connections while their carrier fails. Each row is one fault in a lab of its own. A
-//! client and a server know nothing of it, and check each byte in both directions.
+//! `bench graft faults`: tunnelled connections while their carrier fails. Each row is one fault in its own lab. A
+//! client and a server that know nothing of tunnel and fault check every byte in both directions.
 
 mod callers;
 mod crowd;
@@ -46,41 +46,41 @@ const QUIC: &[FaultedCarrier] = &[FaultedCarrier::Quic];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum InjectedFault {
-    /// The client's daemon is killed, and started again
+    /// The client's daemon is killed (SIGKILL), and started again
     ClientKilled,
-    /// The server's daemon is killed, and started again
+    /// The server's daemon is killed (SIGKILL), and started again
     ServerKilled,
-    /// The client's daemon is ended, and started again
+    /// The client's daemon is stopped (SIGTERM), and started again
     ClientRestarted,
-    /// The server's daemon is ended, and started again
+    /// The server's daemon is stopped (SIGTERM), and started again
     ServerRestarted,
-    /// Both daemons persist, and are replaced by another file of the program
+    /// Both daemons keep their kernel objects, and are replaced by another build of the program
     Upgraded,
-    /// Carriers are cut, --cuts times, after a random number of bytes
+    /// Carriers are cut --cuts times, each time after a random number of bytes
     Cut,
     /// Every carrier packet is dropped for a while
     Blackhole,
-    /// Every carrier packet is dropped from then on
+    /// Every carrier packet is dropped for good
     Lost,
-    /// UDP is blocked from then on: another kind of carrier must be used
+    /// UDP is blocked: another kind of carrier must be used
     UdpBlocked,
-    /// The client's address is removed, and it has another route
+    /// The client's address is removed while it has another route
     PathChange,
-    /// The server's address that its broker is called by is removed, and it has a second one
+    /// The server's address that carriers connect to is removed while it has a second one
     AddressChange,
-    /// A translator of addresses loses its state
+    /// A NAT loses its state
     NatRebinding,
-    /// A middlebox removes TCP options, MPTCP's too
+    /// A middlebox removes TCP options, including MPTCP's
     OptionsStripped,
-    /// A middlebox replaces TCP options
+    /// A middlebox rewrites TCP options
     OptionsForged,
-    /// A middlebox sends first packets again
+    /// A middlebox sends recorded SYN packets again
     OptionsReplayed,
     /// The peer speaks another version of the carriers' protocol
     OtherVersion,
-    /// --connects connections a second, for --seconds
+    /// --connects new connections per second, for --seconds
     Connects,
-    /// A stranger without a known key sends handshakes, garbage, and a recorded carrier's beginning
+    /// A host without a known key sends handshakes, garbage, and the recorded beginning of a carrier
     Stranger,
 }
 
@@ -136,16 +136,16 @@ pub struct FaultArgs {
     /// Number of times that carriers of each kind are cut
     #[arg(long, default_value_t = 200)]
     cuts: u64,
-    /// New connections a second
+    /// New connections per second, in the fault `connects`
     #[arg(long, default_value_t = 1000)]
     connects: u64,
-    /// Length of the test with new connections
+    /// Length of the fault `connects`, seconds
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Seed of the random numbers
+    /// Seed of the random decisions
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Rows measured at the same time, each in a lab of its own
+    /// Number of rows measured at the same time, each in its own lab
     #[arg(long, default_value_t = 1)]
     labs: usize,
     /// Write the results to this file, as JSON
@@ -153,7 +153,7 @@ pub struct FaultArgs {
     json: Option<PathBuf>,
 }
 
-/// One row to be made.
+/// A row to measure: a fault, a kind of carrier, and the lab for it.
 struct FaultCase<'a> {
     args: &'a FaultArgs,
     site: BenchSite,
@@ -168,15 +168,15 @@ impl FaultCase<'_> {
 }
 
 pub fn run(args: &FaultArgs) -> anyhow::Result<()> {
-    ensure!(args.cuts > 0 && args.labs > 0, "--cuts and --labs are at least 1");
-    ensure!(args.connects > 0 && args.seconds > 0, "--connects and --seconds are at least 1");
+    ensure!(args.cuts > 0 && args.labs > 0, "--cuts and --labs must be at least 1");
+    ensure!(args.connects > 0 && args.seconds > 0, "--connects and --seconds must be at least 1");
     let wanted = |kind: &FaultedCarrier| args.carriers.is_empty() || args.carriers.contains(kind);
     let faults = clap::ValueEnum::value_variants().iter().copied();
     let faults = faults.filter(|fault| args.only.is_empty() || args.only.contains(fault));
     let rows =
         |fault: InjectedFault| fault.kinds().iter().copied().filter(wanted).map(move |kind| (fault, kind));
     let jobs: Vec<(InjectedFault, FaultedCarrier)> = faults.flat_map(rows).collect();
-    ensure!(!jobs.is_empty(), "none of these faults has such a carrier");
+    ensure!(!jobs.is_empty(), "none of the faults in --only applies to the kinds in --carriers");
     let progress = BenchProgress::with_lanes(jobs.len(), args.labs);
     let rows = at_once(args.labs, &jobs, |(fault, kind)| made(args, *fault, *kind, &progress))?;
     drop(progress);
@@ -184,11 +184,11 @@ pub fn run(args: &FaultArgs) -> anyhow::Result<()> {
     let json = rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
     let wrong: Vec<_> = rows.iter().filter(|row| !row.wrong.is_empty()).map(FaultOutcome::label).collect();
-    ensure!(wrong.is_empty(), "not as it should be: {}", wrong.join("; "));
+    ensure!(wrong.is_empty(), "faults with errors: {}", wrong.join("; "));
     Ok(())
 }
 
-/// Makes a row. A fault that could not be made is a row as well, without a result.
+/// Measures one row. A fault that could not be produced gives a row without a result.
 fn made(
     args: &FaultArgs,
     fault: InjectedFault,

@@ -1,4 +1,4 @@
-//! Middleboxes that meddle with TCP options: those by which connections in place agree (kind 253), and MPTCP's.
+//! Middleboxes that alter TCP options: the option by which connections agree on a graft (kind 253), and MPTCP's.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::pair::{CARRIERS, FaultPair, Middlebox, Setting, count};
 use super::recorded::{Recorded, RecordedPacket};
 use super::traffic::{FaultTraffic, TrafficLoad, all_whole};
 
-/// Port of connections in place.
+/// Port whose connections are not tunnelled.
 const IN_PLACE: u16 = 7101;
 const REPEATS: u64 = 20;
-/// Interval of connections, so that repeated packets arrive at all stages of one.
+/// Interval between repetitions, so that repeated packets arrive in every phase of a connection.
 const APART: Duration = Duration::from_millis(50);
 
-/// Returns how many connections agreed by TCP options, according to the client's status.
+/// Returns how many connections agreed on a graft by TCP options, by the client's status.
 fn agreed(pair: &FaultPair<'_>) -> anyhow::Result<u64> {
     let status = pair.client.status()?;
     Ok(status.pointer("/status/outcomes/agreed").and_then(serde_json::Value::as_u64).unwrap_or_default())
@@ -26,8 +26,8 @@ pub fn stripped(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     meddled(case, &rules.map(str::to_owned), true)
 }
 
-/// Puts another graft's name into agreements, and another key into MPTCP's options. The option is an unsigned hint:
-/// connections may agree by it, and must stay whole.
+/// Writes another graft's name into agreement options, and another key into MPTCP's options. The agreement option is an
+/// unsigned hint: connections may agree by it, but must deliver all data.
 pub fn forged(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let rules = [
         "tcp option @253,64,32 set 0x12345678".to_owned(),
@@ -36,7 +36,7 @@ pub fn forged(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     meddled(case, &rules, false)
 }
 
-/// Applies the rules to both directions, and checks the connections.
+/// Applies the nftables rules to both directions, and checks the connections.
 fn meddled(case: &FaultCase<'_>, rules: &[String], is_stripped: bool) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -47,7 +47,7 @@ fn meddled(case: &FaultCase<'_>, rules: &[String], is_stripped: bool) -> anyhow:
     let _between = Middlebox::new(pair.server.node, &rules)?;
     let _far = pair.server.start()?;
     let _near = pair.client.start()?;
-    // A forged option may leave no carrier of MPTCP; then no connection is redirected.
+    // With forged options, no MPTCP carrier may come up. Then no connection is tunnelled.
     let state = pair.wait_warm();
     outcome.seen.push(match &state {
         Ok(_) => "the carrier is warm".to_owned(),
@@ -56,17 +56,17 @@ fn meddled(case: &FaultCase<'_>, rules: &[String], is_stripped: bool) -> anyhow:
     let traffic = FaultTraffic::new(&pair)?;
     let in_place = FaultTraffic::between(&pair.client, &pair.server, pair.at(IN_PLACE)?)?;
     let carried = traffic.whole(TrafficLoad::with_size(5, 3_000_000))?;
-    outcome.check(all_whole(&carried), || "a carried connection was not whole".into());
+    outcome.check(all_whole(&carried), || "a tunnelled connection did not deliver all data".into());
     let plain = in_place.whole(TrafficLoad::with_size(5, 3_000_000))?;
-    outcome.check(all_whole(&plain), || "a connection in place was not whole".into());
+    outcome.check(all_whole(&plain), || "a connection outside of the tunnel did not deliver all data".into());
     let agreed = agreed(&pair)?;
     outcome.check(!is_stripped || agreed == 0, || {
-        format!("{agreed} connections agreed by options that do not come through")
+        format!("{agreed} connections agreed by options that the middlebox removes")
     });
     outcome.seen.push(format!("{agreed} of 5 connections in place agreed"));
     if state.is_ok() {
         let led = count(&pair.client, "verdicts/led")?;
-        outcome.check(led >= 5, || format!("{led} of 5 were carried"));
+        outcome.check(led >= 5, || format!("{led} of 5 connections were tunnelled"));
     }
     in_place.end([plain], &mut outcome)?;
     traffic.end([carried], &mut outcome)?;
@@ -74,7 +74,7 @@ fn meddled(case: &FaultCase<'_>, rules: &[String], is_stripped: bool) -> anyhow:
     Ok(outcome)
 }
 
-/// Sends first packets of connections again and again, with their options, while other connections are open.
+/// Sends recorded SYN packets, with their options, again and again while other connections are open.
 pub fn replayed(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -92,7 +92,7 @@ pub fn replayed(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     ];
     let recorded = recording.end()?;
     outcome.check(recorded.frames.len() >= 5, || {
-        format!("only {} first packets were recorded", recorded.frames.len())
+        format!("only {} SYN packets were recorded", recorded.frames.len())
     });
     let [carried, plain] = [traffic.begin(TrafficLoad::steady(3))?, in_place.begin(TrafficLoad::steady(3))?];
     for _ in 0..REPEATS {
@@ -105,7 +105,7 @@ pub fn replayed(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         in_place.whole(TrafficLoad::with_size(5, 100_000))?,
     ];
     outcome.check(first.iter().chain(&second).chain(&third).all(all_whole), || {
-        "a connection was not whole".into()
+        "a connection did not deliver all data".into()
     });
     outcome.seen.push(format!("sent {REPEATS} times: {recorded}"));
     outcome.runs = REPEATS;
@@ -115,8 +115,9 @@ pub fn replayed(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     in_place.end([plain1, plain2, plain3], &mut outcome)?;
     traffic.end([carried1, carried2, carried3], &mut outcome)?;
     pair.wait_for_end()?;
-    outcome
-        .check(pair.state()? == "warm", || format!("the carrier to port {CARRIERS} is {:?}", pair.state()));
+    outcome.check(pair.state()? == "warm", || {
+        format!("the carrier to port {CARRIERS} should be warm, but is {:?}", pair.state())
+    });
     note(&pair, &mut outcome)?;
     Ok(outcome)
 }

@@ -1,4 +1,4 @@
-//! The outcome of a fault: a row of the matrix.
+//! The outcome of a fault, which is one row of the result table.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,24 +12,24 @@ use crate::bench::table::columns;
 pub struct FaultOutcome {
     pub fault: String,
     pub carrier: String,
-    /// Number of runs of the fault.
+    /// How many times the fault was produced.
     pub runs: u64,
     pub connections: u64,
-    /// Bytes that arrived, both ways.
+    /// Number of bytes that arrived, in both directions.
     pub bytes: u64,
-    /// Connections whose ends both have all bytes of the other, by both hashes.
+    /// Connections that delivered all bytes in both directions, by the hashes of both sides.
     pub whole: u64,
-    /// Connections that were reset, which both ends saw. The bytes until then were the beginning of those sent.
+    /// Connections that were reset on both sides. All bytes before the reset were correct.
     pub reset: u64,
-    /// Whole connections that the client's broker made in place, from a port of its own.
+    /// Whole connections that the client's daemon made outside of the tunnel, from a port of its own.
     pub by_broker: u64,
-    /// The longest time without data at one end of a whole connection.
+    /// Longest time without data on either side of a whole connection, ms.
     pub longest_pause_ms: f64,
-    /// Counters of the daemons' status, by host.
+    /// Counters in the status of each daemon, by host.
     pub counted: BTreeMap<String, BTreeMap<String, u64>>,
     /// Other observations.
     pub seen: Vec<String>,
-    /// Errors. It is empty if the row is as it should be.
+    /// Errors. The list is empty if the fault had only the expected effects.
     pub wrong: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl FaultOutcome {
         }
     }
 
-    /// Notes one connection, as both ends report it.
+    /// Adds one connection to the outcome, from the reports of both sides.
     pub fn note(&mut self, id: u64, near: &EndReport, far: Option<&EndReport>) {
         self.connections += 1;
         self.bytes += near.received + far.map_or(0, |far| far.received);
@@ -56,7 +56,7 @@ impl FaultOutcome {
             (DirectionEnd::Whole, Some(DirectionEnd::Whole)) => {
                 self.note_whole(id, near, far);
             }
-            // A server that has not received the connection's number has no report of it.
+            // The server has no report of a connection whose first message never arrived.
             (DirectionEnd::Reset | DirectionEnd::Refused, Some(DirectionEnd::Reset) | None) => {
                 self.reset += 1
             }
@@ -74,13 +74,13 @@ impl FaultOutcome {
         self.longest_pause_ms = self.longest_pause_ms.max(near.pause_ms).max(far.pause_ms);
         match is_same(near, far) && is_same(far, near) {
             true => self.whole += 1,
-            false => self.wrong.push(format!("connection {id}: other hashes at both ends")),
+            false => self.wrong.push(format!("connection {id}: the two sides have different hashes")),
         }
-        // Addresses of the true ends, without brokers. A connection that the broker makes in place has another port,
-        // since its peer does not tunnel it.
+        // Both sides must see each other's true IP address, as without daemons. A connection that the client's daemon
+        // makes outside of the tunnel has a port of that daemon.
         let address = |at: Option<SocketAddr>| at.map(|at| at.ip());
         if address(near.own) != address(far.peer) || near.peer != far.own {
-            self.wrong.push(format!("connection {id}: {:?} is {:?} at the other end", near.own, far.peer));
+            self.wrong.push(format!("connection {id}: the other side sees {:?} as {:?}", near.own, far.peer));
         }
         self.by_broker += u64::from(near.own != far.peer);
     }

@@ -1,5 +1,5 @@
-//! Two hosts with daemons that tunnel connections between them, and a stranger. There are two ways from one host to the
-//! other: a link, and through the stranger.
+//! Two hosts whose daemons tunnel connections between them, and a third host, the stranger. Two routes join the hosts:
+//! a direct link, and one through the stranger.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,11 +18,11 @@ use crate::program::product;
 
 pub const CARRIERS: u16 = 9188;
 pub const PORT: u16 = 7100;
-/// The link of the other route, which the stranger forwards on.
+/// Name of the link that is part of the route through the stranger.
 pub const DETOUR: &str = "pub-sub1";
 
-/// Returns the topology of a [`FaultPair`]. Without offloads the kernel does not repair the checksums of datagrams sent at
-/// once whose ports a translator has changed.
+/// Returns the topology of a [`FaultPair`]. `offloads` must be on behind a NAT: without offloads the kernel does not
+/// repair the checksums of batched datagrams whose ports a NAT has changed.
 pub fn topology(offloads: bool) -> Topology {
     let mut topology = Topology::standard(1, 1);
     topology.offloads = offloads;
@@ -34,20 +34,20 @@ pub struct FaultPair<'a> {
     pub client: GraftHost<'a>,
     pub server: GraftHost<'a>,
     pub stranger: &'a LabNode,
-    /// Public keys of client and server.
+    /// Public keys of the client and the server.
     keys: [String; 2],
 }
 
-/// Settings that differ from the usual ones.
+/// Settings of a pair beyond the default ones.
 pub struct Setting<'a> {
     pub kinds: &'a [FaultedCarrier],
-    /// Lines of `[carry]` at the client's end.
+    /// Additional lines of `[carry]` in the client's settings.
     pub more: &'a str,
-    /// Addresses where the server's broker is called; if empty, its address on the link.
+    /// Addresses that carriers connect to. If empty, it is the server's address on the direct link.
     pub carry: Vec<SocketAddr>,
-    /// The server's key in the client's settings, if it is to be a wrong one.
+    /// Public key that the client expects of the server; `None`: the right one.
     pub key: Option<&'a str>,
-    /// A port whose connections are not tunnelled; both ends agree on them by TCP options.
+    /// Port whose connections are not tunnelled. Both hosts agree on a graft for them by TCP options.
     pub in_place: Option<u16>,
 }
 
@@ -68,12 +68,12 @@ impl<'a> FaultPair<'a> {
         Ok(pair)
     }
 
-    /// Returns the server's address on the link.
+    /// Returns the server's address on the direct link.
     pub fn address(&self) -> anyhow::Result<IpAddr> {
         address(self.server.node, SUBSCRIBERS_LINK)
     }
 
-    /// Returns the server's other address.
+    /// Returns the server's address on the route through the stranger.
     pub fn other_address(&self) -> anyhow::Result<IpAddr> {
         address(self.server.node, crate::bench::site::PUBLISHER_LINK)
     }
@@ -82,7 +82,7 @@ impl<'a> FaultPair<'a> {
         Ok(SocketAddr::new(self.address()?, port))
     }
 
-    /// Configures both ends. Another `turn` changes the peers' entries, so that carriers to them are made again.
+    /// Configures both hosts. A new `turn` changes the peers' entries, so that the daemons set up their carriers again.
     pub fn configure(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         self.configure_client(setting, turn)?;
         self.configure_server(setting, turn)
@@ -108,8 +108,9 @@ impl<'a> FaultPair<'a> {
 
     pub fn configure_server(&self, setting: &Setting<'_>, turn: usize) -> anyhow::Result<()> {
         let [key, _] = &self.keys;
+        // The client may come from any of its addresses.
         let addresses = self.client.node.interfaces().iter().map(|interface| interface.v4);
-        // The server listens on all of its addresses.
+        // The server accepts carriers on all of its addresses.
         self.server.configure(&format!(
             "[agreement]\nkey = \"host.key\"\n[carry]\ncarrier = {}\nlisten = \"0.0.0.0:{CARRIERS}\"\n[[peer]]\nname = \"client\"\n\
              key = \"{key}\"\naddresses = {}\nmin-cpus = {turn}\n{}",
@@ -119,20 +120,21 @@ impl<'a> FaultPair<'a> {
         ))
     }
 
-    /// Starts both daemons, the client's first, and waits for a warm carrier.
+    /// Starts the daemons, the server's first, and waits for a warm carrier.
     pub fn start(&self) -> anyhow::Result<[BenchProcess; 2]> {
+        // The client connects as soon as it starts, so the server's daemon must listen already.
         let far = self.server.start()?;
         let near = self.client.start()?;
         self.wait_warm()?;
         Ok([near, far])
     }
 
-    /// Waits for a warm carrier, and returns how long that took.
+    /// Waits for a warm carrier. Returns how long that took.
     pub fn wait_warm(&self) -> anyhow::Result<Duration> {
         self.wait("a warm carrier", || Ok(self.state()? == "warm"))
     }
 
-    /// Returns the state of the carrier in use.
+    /// Returns the state of the carrier that the client uses now.
     pub fn state(&self) -> anyhow::Result<String> {
         self.carrier(0, "state")?.context("no carriers in the status")
     }
@@ -141,7 +143,7 @@ impl<'a> FaultPair<'a> {
         Ok(self.carrier(0, "carrier")?.unwrap_or_default())
     }
 
-    /// Returns a field of one of the client's carriers from its status. The carrier in use is the first.
+    /// Returns a field of one of the client's carriers, from the status. The carrier in use is the first one.
     pub fn carrier(&self, at: usize, what: &str) -> anyhow::Result<Option<String>> {
         let status = self.client.status()?;
         let said = status.pointer(&format!("/status/carry/carriers/{at}/{what}")).and_then(Value::as_str);
@@ -157,28 +159,29 @@ impl<'a> FaultPair<'a> {
 
     pub fn wait(&self, what: &str, ready: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<Duration> {
         let said = wait(what, ready);
+        // After a time-out, the client's status shows what the carrier was doing.
         said.with_context(|| self.client.status().map_or_else(|error| error.to_string(), |it| it.to_string()))
     }
 }
 
-/// Returns a counter of tunnelled connections.
+/// Returns a counter of tunnelled connections from a host's status.
 pub fn count(host: &GraftHost<'_>, what: &str) -> anyhow::Result<u64> {
     let status = host.status()?;
     Ok(status.pointer(&format!("/status/carry/{what}")).and_then(Value::as_u64).unwrap_or_default())
 }
 
-/// Returns the bytes that the client's daemon has read from applications and written to them.
+/// Returns how many bytes the client's daemon has read from and written to applications.
 pub fn moved(pair: &FaultPair<'_>) -> anyhow::Result<u64> {
     Ok(count(&pair.client, "sent_bytes")? + count(&pair.client, "received_bytes")?)
 }
 
-/// Waits until so many more bytes have been tunnelled.
+/// Waits until `bytes` more bytes have been tunnelled.
 pub fn flowing(pair: &FaultPair<'_>, bytes: u64) -> anyhow::Result<()> {
     let before = moved(pair)?;
     pair.wait("traffic", || Ok(moved(pair)? >= before + bytes)).map(drop)
 }
 
-/// Returns the results of connections, and other counters that an operator would check, without zeros.
+/// Returns the counters of a host that an operator would check, by name, without those that are 0.
 pub fn counted(host: &GraftHost<'_>) -> anyhow::Result<BTreeMap<String, u64>> {
     let status = host.status()?;
     let carry = status.pointer("/status/carry").context("no carry in the status")?;
@@ -194,7 +197,9 @@ pub fn counted(host: &GraftHost<'_>) -> anyhow::Result<BTreeMap<String, u64>> {
 }
 
 pub fn address(node: &LabNode, link: &str) -> anyhow::Result<IpAddr> {
-    let interface = node.interface(link).with_context(|| format!("{} is not on {link}", node.name()))?;
+    let interface = node
+        .interface(link)
+        .with_context(|| format!("{} has no interface on the link {link}", node.name()))?;
     Ok(interface.v4.into())
 }
 
@@ -213,7 +218,7 @@ fn rules(side: &str, setting: &Setting<'_>) -> String {
     carried + &in_place.unwrap_or_default()
 }
 
-/// Runs a program on a host, and fails if it fails.
+/// Runs a program on a host. Fails if the program fails.
 pub fn run(node: &LabNode, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let output = node.command(program).args(arguments).output().with_context(|| program.to_owned())?;
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -221,16 +226,17 @@ pub fn run(node: &LabNode, program: &str, arguments: &[&str]) -> anyhow::Result<
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// nftables rules of a middlebox, on a host between others, until it is dropped.
+/// A middlebox: nftables rules on a host, which are removed when this is dropped.
 pub struct Middlebox<'a>(&'a LabNode);
 
 impl<'a> Middlebox<'a> {
-    /// Applies rules to incoming (`prerouting`) or outgoing (`postrouting`) packets.
+    /// Adds rules for incoming (`prerouting`) or outgoing (`postrouting`) packets.
     pub fn new(node: &'a LabNode, rules: &[(&str, String)]) -> anyhow::Result<Self> {
         let nft = |line: &str| run(node, "nft", &[line]);
         nft("add table inet faults")?;
         let it = Self(node);
         for hook in ["prerouting", "postrouting"] {
+            // Priority -300 is earlier than connection tracking and NAT.
             nft(&format!("add chain inet faults {hook} {{ type filter hook {hook} priority -300; }}"))?;
         }
         for (hook, rule) in rules {
@@ -246,7 +252,7 @@ impl Drop for Middlebox<'_> {
     }
 }
 
-/// Copies the program to another file.
+/// Copies the program to another file, which stands for another build.
 pub fn another_build(directory: &Path) -> anyhow::Result<std::path::PathBuf> {
     let path = directory.join("millrace-other");
     std::fs::copy(product()?, &path)?;

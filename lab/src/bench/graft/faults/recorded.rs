@@ -17,11 +17,11 @@ const ETHERNET: usize = 14;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SYN: u8 = 2;
-/// Most frames that are kept.
+/// Largest number of frames that are recorded.
 const MOST: usize = 64;
 const PIECE: Duration = Duration::from_millis(50);
 
-/// Fields of an IPv4 packet in a frame.
+/// Fields of an IPv4 packet inside an Ethernet frame.
 pub struct RecordedPacket<'a> {
     protocol: u8,
     to: u16,
@@ -37,7 +37,7 @@ impl<'a> RecordedPacket<'a> {
         if first >> 4 != 4 {
             return None;
         }
-        // Ethernet may have padded the frame.
+        // Ethernet pads short frames, so the packet's length is taken from the IP header.
         let transport = ip.get(usize::from(first & 15) * 4..length)?;
         let to = u16::from_be_bytes([*transport.get(2)?, *transport.get(3)?]);
         Some(Self { protocol, to, transport })
@@ -56,10 +56,10 @@ impl<'a> RecordedPacket<'a> {
     }
 }
 
-/// Frames from the client that reached the server.
+/// Recorded frames from the client, as they arrived at the server.
 pub struct Recorded {
     pub frames: Vec<Vec<u8>>,
-    /// Payloads of the frames that have one.
+    /// Payloads of all frames that have one.
     pub payloads: Vec<Vec<u8>>,
 }
 
@@ -69,7 +69,7 @@ pub struct FrameRecording {
 }
 
 impl Recorded {
-    /// Records carriers of this kind; of TCP only the first connection.
+    /// Starts to record the first carrier of this kind.
     pub fn begin(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<FrameRecording> {
         let mut from = None;
         Self::begin_with(pair, move |frame| {
@@ -96,7 +96,7 @@ impl Recorded {
             while !is_over.load(Ordering::Relaxed) && frames.len() < MOST {
                 frames.extend(tap.record(MOST - frames.len(), PIECE, &mut wanted));
             }
-            // Read what had arrived by then.
+            // Read the frames that arrived before the stop.
             frames.extend(tap.record(MOST - frames.len(), PIECE, &mut wanted));
             frames
         });
@@ -107,7 +107,7 @@ impl Recorded {
         self.payloads.is_empty()
     }
 
-    /// Sends the frames again on the client's link.
+    /// Sends the recorded frames again, from the client on the direct link.
     pub fn repeat(&self, pair: &FaultPair<'_>) -> anyhow::Result<()> {
         let device = device(pair.client.node)?;
         let tap = pair.client.node.enter(|| DeviceTap::new(&device))??;
@@ -133,7 +133,7 @@ impl fmt::Display for Recorded {
     }
 }
 
-/// Returns the device of the link between the hosts.
+/// Returns the name of the device on the direct link between the hosts.
 pub fn device(node: &LabNode) -> anyhow::Result<String> {
     site::device(node, SUBSCRIBERS_LINK).context("the link")
 }

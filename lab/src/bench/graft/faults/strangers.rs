@@ -1,4 +1,4 @@
-//! Peers of another version, and callers that are no peers.
+//! Faults by hosts that are no valid peers: one with another version of the protocol, and one without a known key.
 
 use std::fmt;
 use std::fs;
@@ -20,15 +20,15 @@ use crate::bench::graft::host::{GraftHost, LIMIT};
 use crate::bench::process::BenchProcess;
 use crate::bench::usage::rss_bytes;
 
-/// A version of the carriers' protocol that does not exist.
+/// ALPN of a version of the carriers' protocol that does not exist.
 const OTHER: &[u8] = b"millrace-carry/0";
 const HANDSHAKES: u64 = 100;
 const GARBAGE: u64 = 500;
 const REPLAYS: usize = 5;
-/// Memory that an allocator may keep.
+/// Growth of a daemon's memory that is no leak, since an allocator may keep freed memory, bytes.
 pub const SLACK: u64 = 16 << 20;
 
-/// Resources that a daemon holds.
+/// Resources that a daemon holds: resident memory in bytes, and file descriptors.
 #[derive(Clone, Copy)]
 pub struct HeldResources {
     pub memory: u64,
@@ -48,7 +48,8 @@ impl fmt::Display for HeldResources {
     }
 }
 
-/// Tests a called peer of another version, and a caller of another version.
+/// Tests both directions: the client calls a server of another version, and a client of another version calls the
+/// server.
 pub fn other_version(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -65,15 +66,17 @@ pub fn other_version(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     pair.wait("a refusal in words", || Ok(pair.client.status()?.to_string().contains(wanted)))?;
     let detail = pair.carrier(0, "detail")?.context("no detail in the status")?;
     outcome.seen.push(format!("the client's status says: {detail}"));
-    // Each caller has the other version, with any key.
+    // The version is checked before the key, so the caller's key does not matter.
     let called = pair.stranger.enter(|| identity.call(case.kind, pair.at(CARRIERS)?, OTHER))?;
     called?;
     pair.wait("its count", || Ok(count(&pair.server, "ended/other-version")? > 0))?;
     let traffic = FaultTraffic::new(&pair)?;
     let reports = traffic.whole(TrafficLoad::with_size(5, 300_000))?;
-    outcome.check(all_whole(&reports), || "a connection in place was not whole".into());
+    outcome
+        .check(all_whole(&reports), || "a connection outside of the tunnel did not deliver all data".into());
     let led = count(&pair.client, "verdicts/led")?;
-    outcome.check(led == 0, || format!("{led} connections were led to nobody"));
+    outcome
+        .check(led == 0, || format!("{led} connections were tunnelled without a peer of the same version"));
     traffic.end([reports], &mut outcome)?;
     note(&pair, &mut outcome)?;
     Ok(outcome)
@@ -88,47 +91,54 @@ pub fn stranger(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let _near = pair.client.start()?;
     pair.wait_warm()?;
     let recorded = recording.end()?;
-    ensure!(!recorded.is_empty(), "nothing of the carrier's beginning was recorded");
+    ensure!(!recorded.is_empty(), "no packet of the carrier's beginning was recorded");
     let traffic = FaultTraffic::new(&pair)?;
     let identity = UnknownIdentity::new()?;
     let carried = traffic.begin(TrafficLoad::steady(2))?;
     let host = GraftHost::new("stranger", pair.stranger, &case.site.directory().join("stranger"))?;
-    // Attack once before the measurement, since code and tables stay loaded after the first use.
+    // Attack once before the measurement, since code and tables stay in memory after their first use.
     harass(&pair, case.kind, &identity, &recorded, 3)?;
     quiet(&pair)?;
     let before = HeldResources::by(&far)?;
     harass(&pair, case.kind, &identity, &recorded, HANDSHAKES)?;
     let unknown = count(&pair.server, "ended/unknown-caller")?;
-    outcome.check(unknown >= HANDSHAKES, || format!("{unknown} of {HANDSHAKES} handshakes were counted"));
+    outcome.check(unknown >= HANDSHAKES, || {
+        format!("{unknown} of {HANDSHAKES} handshakes were counted as unknown callers")
+    });
     pair.wait("the last of its descriptors", || {
         Ok(HeldResources::by(&far)?.descriptors <= before.descriptors)
     })?;
     let after = HeldResources::by(&far)?;
     outcome.seen.push(format!("the server's daemon: {before} before, {after} after"));
-    outcome.check(after.memory <= before.memory + SLACK, || "its memory has grown".into());
+    outcome.check(after.memory <= before.memory + SLACK, || {
+        "the memory of the server's daemon has grown".into()
+    });
     outcome.seen.push(format!("recorded and sent again: {recorded}"));
-    // The stranger's own applications, and applications that it serves, must work.
+    // The stranger may still use plain TCP: as a client and as a server of applications.
     let theirs = traffic.begin_on(&host, TrafficLoad::with_size(5, 300_000))?.end()?;
-    outcome.check(all_whole(&theirs), || "a connection of the stranger was not whole".into());
+    outcome.check(all_whole(&theirs), || "a connection from the stranger did not deliver all data".into());
     let led = count(&pair.client, "verdicts/led")?;
     let carried_there = count(&pair.server, "connections")?;
     let to =
         FaultTraffic::between(&pair.client, &host, SocketAddr::new(pair.stranger.addr_v4().into(), PORT))?;
     let ours = to.whole(TrafficLoad::with_size(5, 300_000))?;
-    outcome.check(all_whole(&ours), || "a connection to the stranger was not whole".into());
-    outcome.check(count(&pair.client, "verdicts/led")? == led, || "one to the stranger was led".into());
-    outcome
-        .check(carried_there == 2, || format!("{carried_there} are carried, and not the two of the client"));
+    outcome.check(all_whole(&ours), || "a connection to the stranger did not deliver all data".into());
+    outcome.check(count(&pair.client, "verdicts/led")? == led, || {
+        "a connection to the stranger was tunnelled".into()
+    });
+    outcome.check(carried_there == 2, || {
+        format!("{carried_there} connections are tunnelled instead of the client's two")
+    });
     to.end([ours], &mut outcome)?;
     outcome.runs = 2 * HANDSHAKES + GARBAGE;
     let reports = vec![carried.end()?, theirs];
-    outcome.check(pair.state()? == "warm", || "the carrier is not warm any more".into());
+    outcome.check(pair.state()? == "warm", || "the carrier is no longer warm".into());
     traffic.end(reports, &mut outcome)?;
     note(&pair, &mut outcome)?;
     Ok(outcome)
 }
 
-/// Waits until the daemon has given up handshakes that nobody continues.
+/// Waits until the server's daemon has given up all handshakes that the stranger left unfinished.
 fn quiet(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let sum = || count(&pair.server, "ended/unknown-caller");
     let mut latest = sum()?;
@@ -142,7 +152,7 @@ fn quiet(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// Sends handshakes with an unknown key, garbage, and the recorded packets again.
+/// Attacks the server's daemon: with handshakes by an unknown key, with garbage, and with the recorded packets.
 fn harass(
     pair: &FaultPair<'_>,
     kind: FaultedCarrier,
@@ -168,7 +178,7 @@ fn harass(
             FaultedCarrier::Quic => send_datagrams(at, &recorded.payloads),
             FaultedCarrier::Tcp | FaultedCarrier::Mptcp => say(at, &recorded.payloads.concat()),
         })??;
-        // Send them with the client's address.
+        // Also send the recorded packets with the client's own source address.
         if kind == FaultedCarrier::Quic {
             recorded.repeat(pair)?;
         }
@@ -184,16 +194,16 @@ fn send_datagrams(at: SocketAddr, payloads: &[Vec<u8>]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends all bytes, and waits for the other end to have enough.
+/// Sends all bytes, and waits until the server closes the connection.
 fn say(at: SocketAddr, bytes: &[u8]) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect_timeout(&at, LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
-    // The other end may have closed it already.
+    // A write error is expected: the server may have closed the connection already.
     let _ = stream.write_all(bytes);
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-            anyhow::bail!("a stranger was not let go within {LIMIT:?}")
+            anyhow::bail!("the server did not close a stranger's connection within {LIMIT:?}")
         }
         _ => Ok(()),
     }

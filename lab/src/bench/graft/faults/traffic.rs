@@ -1,4 +1,4 @@
-//! Connections of the applications in a row of the matrix, and the reports of both ends.
+//! The applications' connections in a row of the fault benchmark, and the reports of both sides.
 
 use std::cell::Cell;
 use std::fs;
@@ -14,13 +14,13 @@ use super::pair::{FaultPair, PORT};
 use crate::bench::graft::host::{GraftHost, LIMIT};
 use crate::bench::process::BenchProcess;
 
-/// Longest wait for the ends' reports, which is longer than the ends wait themselves.
+/// Longest wait for the reports. It is longer than the time after which the applications give up.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// Pause that leads to a few MB per second of three connections, each way.
+/// Pause after each piece, us. With it, three connections send a few MB per second in each direction.
 const PAUSE_US: u64 = 25_000;
 const BATCH: u64 = 1 << 20;
 
-/// A server, and the connections that were made to it so far.
+/// A server application, and the connections that clients have made to it so far.
 pub struct FaultTraffic<'a> {
     client: &'a GraftHost<'a>,
     at: SocketAddr,
@@ -29,25 +29,25 @@ pub struct FaultTraffic<'a> {
     batches: Cell<u64>,
 }
 
-/// Connections of one client.
+/// A running client process with its connections.
 pub struct TrafficBatch {
     process: BenchProcess,
     enough: ChildStdin,
 }
 
-/// Settings of a client's sending.
+/// Load that a client process generates.
 #[derive(Clone, Copy)]
 pub struct TrafficLoad {
     pub connections: u64,
-    /// Pause after each piece, which has 32 KiB on average.
+    /// Pause after each piece of data, which has 32 KiB on average.
     pub pause_us: u64,
-    /// Bytes each way; `None`: until the load is stopped.
+    /// Bytes in each direction; `None` to send until the load is stopped.
     pub bytes: Option<u64>,
     pub per_second: Option<u64>,
 }
 
 impl TrafficLoad {
-    /// Returns a load that lasts until it is stopped.
+    /// Returns a load that sends until it is stopped.
     pub const fn steady(connections: u64) -> Self {
         Self { connections, pause_us: PAUSE_US, bytes: None, per_second: None }
     }
@@ -58,7 +58,7 @@ impl TrafficLoad {
 }
 
 impl<'a> FaultTraffic<'a> {
-    /// Sends from the client's host to the server's, tunnelled.
+    /// Starts a server on the server's host. Its clients run on the client's host, so their connections are tunnelled.
     pub fn new(pair: &'a FaultPair<'a>) -> anyhow::Result<Self> {
         Self::between(&pair.client, &pair.server, pair.at(PORT)?)
     }
@@ -78,7 +78,7 @@ impl<'a> FaultTraffic<'a> {
         self.begin_on(self.client, load)
     }
 
-    /// Begins a batch from a client on another host.
+    /// Starts a client process on another host.
     pub fn begin_on(&self, host: &GraftHost<'_>, load: TrafficLoad) -> anyhow::Result<TrafficBatch> {
         let number = self.batches.get() + 1;
         self.batches.set(number);
@@ -94,12 +94,12 @@ impl<'a> FaultTraffic<'a> {
         Ok(TrafficBatch { process, enough })
     }
 
-    /// Runs a batch from its beginning to its end.
+    /// Starts a client process and waits until it has finished. Returns its reports.
     pub fn whole(&self, load: TrafficLoad) -> anyhow::Result<Reports> {
         self.begin(load)?.end()
     }
 
-    /// Ends the server, and compares the clients' reports with the server's.
+    /// Ends the server and compares its reports with the clients' reports.
     pub fn end(
         self,
         clients: impl IntoIterator<Item = Reports>,
@@ -114,13 +114,13 @@ impl<'a> FaultTraffic<'a> {
 }
 
 impl TrafficBatch {
-    /// Waits for the last connection's end and returns the client's reports.
+    /// Stops sending, waits until all connections have ended, and returns the client's reports.
     pub fn end(self) -> anyhow::Result<Reports> {
         drop(self.enough);
         read(self.process)
     }
 
-    /// Waits for connections that others end, and returns the client's reports.
+    /// Waits until a fault has ended all connections, and returns the client's reports.
     pub fn ended(self) -> anyhow::Result<Reports> {
         let said = self.process.finish(PATIENCE);
         drop(self.enough);
@@ -139,7 +139,7 @@ fn start(
     let mut command = host.node.command(std::env::current_exe()?);
     command.args(["bench", "graft", "fault-end"]).args(arguments);
     let (mut process, enough) = BenchProcess::start_fed(name, host.cgroup.command(&command), &directory)?;
-    // A client that makes connections at a rate reports nothing before its end.
+    // A client that makes connections at a rate prints nothing before its end, so there is no start to wait for.
     if !arguments.iter().any(|it| it == "--per-second") {
         let mut is_ready = false;
         let out = directory.join(format!("{name}.out"));
@@ -147,7 +147,7 @@ fn start(
             is_ready |= fs::read_to_string(&out).is_ok_and(|text| text.starts_with("ready"));
             is_ready
         };
-        // A client with few bytes may have ended already.
+        // A client with little data may have ended already, which ends the wait with an error.
         if process.wait_until("its start", LIMIT, ready).is_err() {
             let text = fs::read_to_string(&out)?;
             ensure!(text.starts_with("ready"), "{name} did not start: {}", process.last_words());
@@ -161,10 +161,10 @@ fn read(process: BenchProcess) -> anyhow::Result<Reports> {
 }
 
 fn json(said: &str) -> anyhow::Result<&str> {
-    said.lines().next_back().context("an end has said nothing")
+    said.lines().next_back().context("an application has printed no report")
 }
 
-/// Compares both ends' reports, connection by connection.
+/// Compares the reports of both sides, connection by connection.
 fn judge(clients: &Reports, servers: &Reports, outcome: &mut FaultOutcome) {
     for (id, near) in clients {
         outcome.note(*id, near, servers.get(id));
@@ -174,12 +174,12 @@ fn judge(clients: &Reports, servers: &Reports, outcome: &mut FaultOutcome) {
     }
 }
 
-/// Returns whether all connections were whole at the client's end.
+/// Reports whether all connections delivered all data to the client.
 pub fn all_whole(reports: &Reports) -> bool {
     reports.values().all(|report| report.came == DirectionEnd::Whole)
 }
 
-/// Returns whether all connections were reset at the client's end.
+/// Reports whether all connections were reset on the client's side.
 pub fn all_reset(reports: &Reports) -> bool {
     reports.values().all(|report| report.came == DirectionEnd::Reset)
 }

@@ -1,4 +1,4 @@
-//! Faults of carriers: cuts, blocked packets, and changed paths.
+//! Faults on the carriers' path: cut connections, blocked packets, and changed addresses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use super::{FaultCase, FaultedCarrier};
 use crate::bench::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, device};
 use crate::lab::LabNode;
 
-/// Most bytes between two cuts.
+/// Largest number of tunnelled bytes between two cuts.
 const APART: u64 = 2 << 20;
 const CONNECTIONS: u64 = 3;
-/// Times that a translator loses its state.
+/// Number of times that the NAT loses its state.
 const REBINDINGS: u64 = 5;
-/// The first port that a translator uses.
+/// First port that the NAT assigns.
 const TRANSLATED: u16 = 20_000;
-/// Absence that a carrier survives.
+/// Outage that a carrier survives.
 const AWAY: Duration = Duration::from_secs(3);
 
 fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
@@ -37,18 +37,18 @@ fn block<'a>(node: &'a LabNode, ways: &[&str]) -> anyhow::Result<Middlebox<'a>> 
     Middlebox::new(node, &drops(ways))
 }
 
-/// Stops the traffic now. All connections must be whole, and nothing of them may remain.
+/// Stops the traffic. Checks that every connection delivered all data, and that the daemons keep none of it.
 fn finish(
     pair: &FaultPair<'_>,
     traffic: FaultTraffic<'_>,
     reports: Vec<super::end::Reports>,
     outcome: &mut FaultOutcome,
 ) -> anyhow::Result<()> {
-    outcome.check(reports.iter().all(all_whole), || "a connection was not whole".into());
+    outcome.check(reports.iter().all(all_whole), || "a connection did not deliver all data".into());
     traffic.end(reports, outcome)?;
     pair.wait_for_end()?;
     let kept = count(&pair.client, "kept_bytes")? + count(&pair.server, "kept_bytes")?;
-    outcome.check(kept == 0, || format!("{kept} bytes are kept of connections that are over"));
+    outcome.check(kept == 0, || format!("the daemons still keep {kept} bytes of ended connections"));
     note(pair, outcome)
 }
 
@@ -69,13 +69,13 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         let before = count(&pair.client, "resumed")?;
         pair.wait("traffic", || Ok(moved(&pair)? >= offset))?;
         match (case.kind, number % 2) {
-            // The kernel cuts it, at either end.
+            // The kernel closes the carrier's TCP connection, on either host.
             (FaultedCarrier::Tcp, 0) => {
                 let node = [pair.client.node, pair.server.node][random.usize(..2)];
                 let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
                 run(node, "ss", &["-K", "-t", &filter])?;
             }
-            // The daemon ends it, at either end.
+            // A daemon closes the carrier, on either host.
             _ => {
                 let end = random.usize(..2);
                 turns[end] = 1 - turns[end];
@@ -87,7 +87,7 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     }
     outcome.runs = case.args.cuts;
     outcome.seen.push(format!(
-        "the first connection went on after {:.0} ms at most",
+        "the first connection continued after at most {:.0} ms",
         begun_again.as_secs_f64() * 1e3
     ));
     let resumed = count(&pair.client, "resumed")?;
@@ -97,7 +97,7 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Changes the peer's entry at this end, which closes its carriers in any state.
+/// Changes the peer's entry in one host's settings. The daemon then closes its carriers, whatever their state.
 fn again(pair: &FaultPair<'_>, setting: &Setting<'_>, end: usize, turn: usize) -> anyhow::Result<()> {
     let host = match end {
         0 => {
@@ -124,22 +124,26 @@ pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     flowing(&pair, 1 << 20)?;
     let blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
-    // The first new connection notices the loss, and waits.
+    // The first new connection reveals the outage, and waits.
     let finder = traffic.begin(TrafficLoad::with_size(1, 100_000))?;
     pair.wait("a suspicion", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
     let cold = count(&pair.client, "verdicts/cold")?;
     let led = count(&pair.client, "verdicts/led")?;
     let meanwhile = traffic.whole(TrafficLoad::with_size(5, 100_000))?;
-    outcome.check(all_whole(&meanwhile), || "a connection in place was not whole".into());
+    outcome.check(all_whole(&meanwhile), || {
+        "a connection outside of the tunnel did not deliver all data".into()
+    });
     let in_place = count(&pair.client, "verdicts/cold")? - cold;
     let led = count(&pair.client, "verdicts/led")? - led;
-    outcome.check((in_place, led) == (5, 0), || format!("{in_place} of 5 went in place, {led} were led"));
+    outcome.check((in_place, led) == (5, 0), || {
+        format!("of 5 connections, {in_place} stayed outside of the tunnel and {led} were tunnelled")
+    });
     std::thread::sleep(AWAY.saturating_sub(start.elapsed()));
     drop(blocked);
     let again = pair.wait_warm()?;
     outcome.seen.push(format!(
-        "warm again {:.0} ms after {:.1} s",
+        "warm again {:.0} ms after an outage, at {:.1} s",
         again.as_secs_f64() * 1e3,
         start.elapsed().as_secs_f64()
     ));
@@ -161,10 +165,10 @@ pub fn lost(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let _blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
     let lost = batch.ended()?;
-    outcome.seen.push(format!("both ends told after {:.0} s", start.elapsed().as_secs_f64()));
+    outcome.seen.push(format!("both sides saw the reset after {:.0} s", start.elapsed().as_secs_f64()));
     outcome.check(all_reset(&lost), || "a connection without a carrier was not reset".into());
     let after = traffic.whole(TrafficLoad::with_size(3, 100_000))?;
-    outcome.check(all_whole(&after), || "a connection in place was not whole".into());
+    outcome.check(all_whole(&after), || "a connection outside of the tunnel did not deliver all data".into());
     pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
     traffic.end([lost, after], &mut outcome)?;
     note(&pair, &mut outcome)?;
@@ -197,7 +201,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         flowing(&pair, 1 << 20)?;
         drop(blocked);
         pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
-        // Connections stay where they are until the pool's end brings them back.
+        // Connections stay on their carrier. Only the end of that carrier moves them to a new one, which is of the
+        // preferred kind.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
         pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
@@ -209,8 +214,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Limits MPTCP's retries, which has no such limit itself. Both hosts have an operator's setting, with which it gives
-/// up after some 13 s.
+/// Makes MPTCP give up a dead path sooner, since MPTCP has no time-out of its own for that. With this setting, which an
+/// operator could use as well, the kernel gives up after some 13 s.
 fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()> {
     for node in [pair.client.node, pair.server.node].into_iter().filter(|_| kind == FaultedCarrier::Mptcp) {
         node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_retries2", "5"))?.context("tcp_retries2")?;
@@ -218,12 +223,12 @@ fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()
     Ok(())
 }
 
-/// Gives the client a second route to the server, through the stranger, for when the link goes. The server's packets to
-/// the client's address there take the same route.
+/// Gives the client a second route to the server, through the stranger. It is used when the direct link is gone. The
+/// server answers to the client's address there on the same route.
 fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
-    // The route is to a network, since a host's route would be preferred to the link.
+    // A route to a host would be preferred to the direct link, so the route is to its network.
     let route = |node: &LabNode, to: IpAddr, via: &str, metric: &str| {
         let IpAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
         let [first, second, third, _] = to.octets();
@@ -234,7 +239,7 @@ fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
         route(client, address(server, link)?, &via(DETOUR)?, "2000")?;
     }
     route(server, address(client, DETOUR)?, &via(PUBLISHER_LINK)?, "0")?;
-    // Packets may arrive on another interface than the route to their source uses.
+    // Turn off reverse-path filtering: packets may arrive on another interface than the route to their source uses.
     for node in [client, server, pair.stranger] {
         node.enter(|| {
             for name in ["all", "default"] {
@@ -245,7 +250,7 @@ fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the address of the client's interface on the link, and adds it again.
+/// Removes the client's address on the direct link, and adds it again.
 pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -262,16 +267,16 @@ pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let near = address(node, SUBSCRIBERS_LINK)?;
     let start = Instant::now();
     run(node, "ip", &["address", "del", &format!("{near}/24"), "dev", &device])?;
-    flowing(&pair, 1 << 20).context("after the address went")?;
-    outcome
-        .seen
-        .push(format!("1 MiB more had come {:.1} s after the address went", start.elapsed().as_secs_f64()));
-    // New connections use the remaining address as soon as the daemon has noticed the change, which it checks once a
-    // second.
+    flowing(&pair, 1 << 20).context("after the address was removed")?;
+    outcome.seen.push(format!(
+        "1 MiB more had arrived {:.1} s after the address was removed",
+        start.elapsed().as_secs_f64()
+    ));
+    // New connections use the remaining address once the daemon has noticed the change. It checks once a second.
     let mut reports = Vec::new();
     pair.wait("connections from the address that is left", || {
         let after = traffic.whole(TrafficLoad::with_size(3, 300_000))?;
-        outcome.check(all_whole(&after), || "a new connection was not whole".into());
+        outcome.check(all_whole(&after), || "a new connection did not deliver all data".into());
         let is_gone = |own: SocketAddr| own.ip() == near;
         let gone = after.values().filter(|it| it.own.is_some_and(is_gone)).count();
         reports.push(after);
@@ -282,7 +287,7 @@ pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Removes the first of the two addresses that the server's broker is called by.
+/// Removes one of the two addresses that carriers connect to at the server.
 pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -290,7 +295,7 @@ pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let pair = FaultPair::new(&case.site, &setting)?;
     be_impatient(&pair, case.kind)?;
     detour(&pair)?;
-    // Applications use the server's address that stays.
+    // Applications use the server's address that remains.
     let [goes, stays] = [pair.other_address()?, pair.address()?].map(|it| (it, CARRIERS).into());
     setting.carry = vec![goes, stays];
     pair.configure(&setting, 0)?;
@@ -306,18 +311,19 @@ pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     run(pair.server.node, "ip", &["address", "del", &format!("{}/24", goes.ip()), "dev", &device])?;
     pair.wait("the other address", || Ok(way()?.contains(&stays.to_string())))?;
     pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= CONNECTIONS))?;
-    outcome
-        .seen
-        .push(format!("all went on {:.0} ms after the address went", start.elapsed().as_secs_f64() * 1e3));
+    outcome.seen.push(format!(
+        "all connections continued {:.0} ms after the address was removed",
+        start.elapsed().as_secs_f64() * 1e3
+    ));
     flowing(&pair, 1 << 20)?;
     let after = traffic.whole(TrafficLoad::with_size(3, 300_000))?;
-    outcome.check(all_whole(&after), || "a new connection was not whole".into());
+    outcome.check(all_whole(&after), || "a new connection did not deliver all data".into());
     let reports = vec![batch.end()?, after];
     finish(&pair, traffic, reports, &mut outcome)?;
     Ok(outcome)
 }
 
-/// Returns the ports of this host's carriers, as the kernel assigned them.
+/// Returns the local ports of the client's carriers, as the kernel assigned them.
 fn ports(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<Vec<u16>> {
     let local = |line: &str, at: usize| {
         let field = line.split_whitespace().nth(at)?;
@@ -332,9 +338,8 @@ fn ports(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<Vec<u16>>
     Ok(said.lines().filter_map(|line| local(line, at)).collect())
 }
 
-/// Makes a translator of addresses between the hosts give the flow another port. QUIC treats that as a new path of the
-/// same connection. The translator does not know TCP's old connections any more and drops their packets; new
-/// connections pass.
+/// Makes a NAT between the hosts assign another port to the carrier. QUIC treats that as a new path of the same
+/// connection. For TCP, the NAT has lost its state: it drops packets of old connections and passes new ones.
 pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -351,12 +356,12 @@ pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         let before = count(&pair.client, "resumed")?;
         let rules = match case.kind {
             FaultedCarrier::Quic => {
-                ensure!(known.len() == 1, "one UDP socket was expected, and not {known:?}");
+                ensure!(known.len() == 1, "expected one UDP socket, found {known:?}");
                 let own = known[0];
                 let other = TRANSLATED + u16::try_from(number)?;
                 vec![
                     ("postrouting", format!("udp dport {CARRIERS} udp sport {own} udp sport set {other}")),
-                    // Packets to any port but the latest are lost.
+                    // Packets to any port but the latest are dropped, as the NAT has forgotten the others.
                     ("prerouting", format!("udp sport {CARRIERS} udp dport != {other} drop")),
                     ("prerouting", format!("udp sport {CARRIERS} udp dport {other} udp dport set {own}")),
                 ]
@@ -375,15 +380,18 @@ pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         if case.kind != FaultedCarrier::Quic {
             let start = Instant::now();
             pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
-            outcome.seen.push(format!("all went on after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
+            outcome.seen.push(format!(
+                "all connections continued after {:.0} ms",
+                start.elapsed().as_secs_f64() * 1e3
+            ));
         }
         flowing(&pair, 4 << 20)?;
     }
     let resumed = count(&pair.client, "resumed")?;
     match case.kind {
-        FaultedCarrier::Quic => {
-            outcome.check(resumed == 0, || format!("{resumed} resumptions: the carrier did not live on"))
-        }
+        FaultedCarrier::Quic => outcome.check(resumed == 0, || {
+            format!("{resumed} connections were resumed: the carrier did not survive")
+        }),
         _ => outcome.check(resumed >= REBINDINGS * CONNECTIONS, || format!("{resumed} resumptions")),
     }
     outcome.runs = REBINDINGS;

@@ -1,4 +1,4 @@
-//! One run: two daemons, a transfer, a path that changes, and an observer of the session.
+//! One run of `reconfigure`: two daemons, a transfer, a path that changes, and an observer of the session.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,25 +15,25 @@ use crate::lab::{Directions, Settings, Topology};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReconfigureMethod {
-    /// An application that asks for the other graft
+    /// The application requests the other graft from the daemon
     Aware,
-    /// A rule in the daemon's settings
+    /// A rule in the daemon's settings changes the graft
     InPlace,
     /// The graft is never changed
     None,
 }
 
-/// Interval of checks of the daemon.
+/// Interval at which the daemon's status is read.
 const POLL: Duration = Duration::from_millis(20);
-/// Time for a transfer, in addition to the time that it may take on the long path.
+/// Time that a transfer may take, in addition to the time that the path stays long.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// State of the session at one time.
+/// State of the session at one moment.
 #[derive(Clone, Debug)]
 pub struct StateSample {
     pub at_s: f64,
     pub session: HostSession,
-    /// Number of the next message.
+    /// Number of the next message to be sent.
     pub next: u64,
 }
 
@@ -43,9 +43,9 @@ pub struct MethodOutcome {
     pub arrivals: Vec<MessageArrival>,
     wrong: u64,
     pub looks: Vec<StateSample>,
-    /// When the path became long, and short again.
+    /// Times at which the path became long, and short again, seconds.
     pub turned_s: [f64; 2],
-    /// Packets at the sender and at the receiver, by outcome.
+    /// Counts of packets by outcome, at the sender and at the receiver.
     pub packets: [Value; 2],
 }
 
@@ -83,6 +83,7 @@ impl ReconfigureArgs {
             let receiving = scope.spawn(move || transfer.receive(silence, LIMIT));
             let turning = scope.spawn(move || self.turn_path(site, transfer));
             let looks = self.watch(&sender, arm, transfer);
+            // After an error, stop the other threads, which are joined below.
             transfer.is_over.fetch_or(looks.is_err(), Ordering::Relaxed);
             let panicked = |_| anyhow!("a thread of the transfer panicked");
             let ReceivedTransfer { arrivals, wrong } = receiving.join().map_err(panicked)?;
@@ -101,7 +102,8 @@ impl ReconfigureArgs {
         })
     }
 
-    /// Makes the path long after a while, and short again after another one, or when the transfer is over.
+    /// Makes the path long after `after_s`, and short again after `far_s` or when the transfer is over. Returns both
+    /// times.
     fn turn_path(&self, site: &BenchSite, transfer: &SharedTransfer) -> anyhow::Result<[f64; 2]> {
         let link = site.link(SUBSCRIBERS_LINK)?;
         let mut turned_s = [0.0; 2];
@@ -116,7 +118,8 @@ impl ReconfigureArgs {
         Ok(turned_s)
     }
 
-    /// Watches the session until the transfer is over. An application that adapts does so here.
+    /// Samples the session's state until the transfer is over. For the method `aware`, it also requests the graft
+    /// changes.
     fn watch(
         &self,
         sender: &ReconfigureHost,
@@ -139,7 +142,7 @@ impl ReconfigureArgs {
         Ok(looks)
     }
 
-    /// Returns the graft that the round trip asks for, if it is another one than the session has.
+    /// Returns the graft that suits the round-trip time, if the session has the other one.
     fn wanted(&self, session: &HostSession) -> Option<&'static str> {
         let rtt_ms = session.rtt_ms?;
         match session.graft == FULL {
@@ -154,14 +157,14 @@ fn delay(rtt_ms: u32) -> String {
 }
 
 impl StateSample {
-    /// Reports whether only the first graft was in use, and no other was asked for.
+    /// Reports whether only the first graft (full reliability) was in use, with no change under way.
     fn is_full(&self) -> bool {
         self.session.graft == FULL && !self.session.changing
     }
 }
 
 impl MethodOutcome {
-    /// Returns the numbers of messages that did not arrive.
+    /// Returns the numbers of the messages that did not arrive.
     pub fn lost(&self) -> Vec<u64> {
         let mut seen = vec![false; usize::try_from(self.messages).unwrap_or(usize::MAX)];
         for arrival in &self.arrivals {
@@ -170,8 +173,8 @@ impl MethodOutcome {
         (0..self.messages).zip(seen).filter(|(_, seen)| !seen).map(|(number, _)| number).collect()
     }
 
-    /// Returns ranges of messages that may have been sent by partial reliability: from the last observation without it
-    /// to the next.
+    /// Returns the ranges of messages that may have been sent with partial reliability. Each reaches from the last
+    /// sample before the change to the first sample after it.
     fn partial(&self) -> Vec<(u64, u64)> {
         let mut ranges = Vec::new();
         let mut since = None;
@@ -186,37 +189,37 @@ impl MethodOutcome {
         ranges
     }
 
-    /// Returns the time from the path's change until the session had changed to this graft.
+    /// Returns the seconds from a change of the path until the session used this graft.
     pub fn changed_after_s(&self, turned_s: f64, graft: &str) -> Option<f64> {
         let later = self.looks.iter().filter(|look| look.at_s >= turned_s);
         let found = later.into_iter().find(|look| look.session.graft == graft && !look.session.changing)?;
         Some(found.at_s - turned_s)
     }
 
-    /// Checks that no message was lost that was owed: none of Go-Back-N, and of the others no more than their bound.
+    /// Checks the losses: none while Go-Back-N was in use, and with partial reliability no more than its limit.
     pub fn check(&self, args: &ReconfigureArgs) -> anyhow::Result<()> {
         let name = self.arm.name();
-        ensure!(self.wrong == 0, "{name}: {} messages were not as they were sent, or came twice", self.wrong);
+        ensure!(self.wrong == 0, "{name}: {} messages were altered or duplicated", self.wrong);
         let lost = self.lost();
         let ranges = self.partial();
         let is_owed = |number: &&u64| !ranges.iter().any(|(from, to)| (from..to).contains(number));
         let owed = lost.iter().filter(is_owed).count();
-        ensure!(owed == 0, "{name}: {owed} messages were lost that Go-Back-N had sent, of {}", self.messages);
+        ensure!(owed == 0, "{name}: Go-Back-N lost {owed} of {} messages, and may lose none", self.messages);
         let partial: u64 = ranges.iter().map(|(from, to)| to - from).sum();
         ensure!(
             lost.len() as u64 * 1000 <= partial * GIVE_UP,
-            "{name}: {} of {partial} messages were lost, and {GIVE_UP} of 1000 may be",
+            "{name}: {} of {partial} messages were lost, more than the allowed {GIVE_UP} in 1000",
             lost.len()
         );
         if self.arm != ReconfigureMethod::None {
             let there = self.changed_after_s(self.turned_s[0], PARTIAL);
             ensure!(
                 there.is_some(),
-                "{name}: the graft did not change at {} ms: longer --far-s",
+                "{name}: the graft did not change at {} ms: use a longer --far-s",
                 args.far_rtt_ms
             );
             let back = self.changed_after_s(self.turned_s[1], FULL);
-            ensure!(back.is_some(), "{name}: it did not change back: more --megabytes");
+            ensure!(back.is_some(), "{name}: the graft did not change back: use more --megabytes");
         }
         Ok(())
     }
@@ -248,7 +251,7 @@ mod tests {
         }
     }
 
-    /// Partial reliability may have sent messages 200 to 699.
+    /// Messages 200 to 699 may have been sent with partial reliability.
     #[test]
     fn loss_of_owed_messages_is_an_error() {
         use clap::Parser as _;

@@ -1,4 +1,4 @@
-//! Throughput and delay, by phase and over time.
+//! Throughput and delay of a run, by phase and over time.
 
 use serde_json::{Value, json};
 
@@ -9,21 +9,21 @@ use super::transfer::MessageArrival;
 use crate::bench::table::columns;
 use crate::stats::{Percentiles, median};
 
-/// Bin of the series, seconds.
+/// Length of a bin of the time series, seconds.
 const BIN_S: f64 = 0.25;
 const PHASES: [&str; 3] = ["short", "long", "short again"];
 
-/// Figures of one bin.
+/// Figures of one bin of the time series.
 pub struct BinFigures {
     pub at_s: f64,
     pub mbit: f64,
-    /// Delays of the messages that arrived, if any did.
+    /// Delays of the messages that arrived in the bin; `None` if none did.
     pub delay_ms: Option<Percentiles>,
     pub rtt_ms: Option<f64>,
     pub graft: String,
 }
 
-/// Figures between two changes of the path.
+/// Figures of one phase, between two changes of the path.
 struct PhaseFigures {
     mbit: f64,
     delays_ms: Vec<f64>,
@@ -35,7 +35,7 @@ impl MethodOutcome {
         self.arrivals.iter().map(MessageArrival::came_s).fold(0.0, f64::max)
     }
 
-    /// Returns the series by time of arrival. `bytes` is the size of a message.
+    /// Returns the time series by time of arrival. `bytes` is the size of a message.
     pub fn series(&self, bytes: usize) -> Vec<BinFigures> {
         let bins = (self.seconds() / BIN_S).ceil() as usize;
         let mut delays: Vec<Vec<f64>> = vec![Vec::new(); bins];
@@ -58,12 +58,12 @@ impl MethodOutcome {
         delays.into_iter().enumerate().map(of).collect()
     }
 
-    /// Returns the latest state at this time.
+    /// Returns the latest sample at or before this time.
     fn look_at(&self, at_s: f64) -> Option<&StateSample> {
         self.looks.iter().take_while(|look| look.at_s <= at_s).last()
     }
 
-    /// Returns figures by phase: throughput by time of arrival, delay by time of sending.
+    /// Returns the figures of each phase. Throughput is by time of arrival, delay and loss by time of sending.
     fn phases(&self, bytes: usize) -> [PhaseFigures; 3] {
         let [long_s, short_s] = self.turned_s;
         let lost = self.lost();
@@ -85,7 +85,7 @@ impl MethodOutcome {
     }
 }
 
-/// Formats medians over the rounds, and delays of all rounds together.
+/// Formats a table: medians over the rounds, and percentiles of the delays of all rounds together.
 pub fn text(args: &ReconfigureArgs, outcomes: &[Vec<MethodOutcome>]) -> String {
     let head =
         ["graft changed", "path", "Mbit/s", "delay p50 ms", "p99 ms", "lost", "changed after s", "all in s"];

@@ -1,4 +1,4 @@
-//! A host with a daemon of packet grafts: its settings, and requests to it.
+//! A host with a daemon for packet grafts: its settings, and requests to the daemon.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -11,30 +11,30 @@ use crate::lab::LabNode;
 
 pub const PORT: u16 = 7000;
 const SESSION: &str = "bench";
-/// Share of the messages that may be given up, per mille.
+/// Share of messages that partial reliability may give up, per mille.
 pub const GIVE_UP: u64 = 20;
 const DEADLINE_MS: u32 = 100;
 
-/// The graft for short paths. `PARTIAL` is the one for long paths.
+/// Name of the graft for short paths, with full reliability. `PARTIAL` is the one for long paths.
 pub const FULL: &str = "full";
 pub const PARTIAL: &str = "partial";
 
 pub struct ReconfigureHost(DaemonProcess);
 
-/// The daemon's state of the session.
+/// The session's state, as the daemon reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSession {
     pub graft: String,
     pub changing: bool,
     pub rtt_ms: Option<f64>,
-    /// Reason of the latest change, if a rule made it.
+    /// Reason of the latest graft change, if a rule made it.
     pub why: Option<String>,
     /// Problems that the daemon reports.
     pub trouble: Vec<String>,
 }
 
 impl ReconfigureHost {
-    /// Starts the daemon. With `has_rule` it changes the graft itself.
+    /// Starts the daemon. With `has_rule`, a rule makes the daemon change the graft itself.
     pub fn start(
         site: &BenchSite,
         name: &'static str,
@@ -63,12 +63,12 @@ impl ReconfigureHost {
         })
     }
 
-    /// Returns the counts of its packets, by reason.
+    /// Returns the counts of the session's packets, by outcome.
     pub fn packets(&self) -> anyhow::Result<Value> {
         Ok(self.0.status()?["sessions"][0]["packets"].take())
     }
 
-    /// Asks for a change. Returns `false` if another change is not over yet.
+    /// Requests a change of the graft. Returns `false` if an earlier change is still under way.
     pub fn swap(&self, graft: &str) -> anyhow::Result<bool> {
         let busy = millrace_graft::Error::Busy(SESSION.to_owned()).to_string();
         match self.0.ask(&json!({ "do": "swap_session", "session": SESSION, "graft": graft })) {

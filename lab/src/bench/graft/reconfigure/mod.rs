@@ -1,13 +1,14 @@
-//! `bench graft reconfigure`: a transfer whose path becomes long for a while, and what it gains by another graft for that while.
+//! `bench graft reconfigure`: a transfer whose path becomes long for a while, and its gain from another graft during
+//! that time.
 //!
-//! Go-Back-N repeats a whole window for each loss, which costs little on a short path and much on a long one. So sessions change to
-//! partial reliability where the round trip is long, and back:
+//! For each loss, Go-Back-N sends a whole window again. That costs little on a short path and much on a long one. So
+//! the session changes to partial reliability while the round-trip time is long, in one of these ways:
 //!
-//! * `aware`: an application asks the daemon for the session's round trip, and then for the other graft;
-//! * `in-place`: the daemon does so by a rule of its settings, for an application that knows nothing of it;
-//! * `none`: nobody does.
+//! * `aware`: the application asks the daemon for the session's round-trip time, and requests the other graft;
+//! * `in-place`: a rule in the daemon's settings changes the graft, and the application does not know of it;
+//! * `none`: the graft stays the same.
 //!
-//! Both ends have a daemon each, `millrace graft run`, as users have.
+//! Both hosts run the daemon as users do: `millrace graft run`.
 
 mod arm;
 mod figures;
@@ -38,13 +39,13 @@ pub struct ReconfigureArgs {
     /// Megabytes to send
     #[arg(long, default_value_t = 32, value_name = "COUNT")]
     megabytes: u64,
-    /// Round trip of the path at the beginning and at the end of the transfer
+    /// Round-trip time of the path at the start and at the end of the transfer
     #[arg(long, default_value_t = 20, value_name = "MS")]
     rtt_ms: u32,
-    /// Round trip of the path in the middle of the transfer
+    /// Round-trip time of the path in the middle of the transfer
     #[arg(long, default_value_t = 320, value_name = "MS")]
     far_rtt_ms: u32,
-    /// Round trip at which the rule changes the graft to partial reliability
+    /// Round-trip time at which the graft is changed to partial reliability
     #[arg(long, default_value_t = 300, value_name = "MS")]
     at_rtt_ms: u32,
     /// Time after which the path becomes long
@@ -53,13 +54,13 @@ pub struct ReconfigureArgs {
     /// Time that the path stays long
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     far_s: f64,
-    /// Loss in the direction of the data, at random
+    /// Random loss in the direction of the data
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
     loss: f64,
-    /// Packets in flight
+    /// Largest number of packets in flight
     #[arg(long, default_value_t = 128, value_name = "COUNT")]
     window: u32,
-    /// Payload of a packet
+    /// Payload of a packet, bytes
     #[arg(long, default_value_t = 1200)]
     bytes: usize,
     /// Number of runs of each method
@@ -68,7 +69,7 @@ pub struct ReconfigureArgs {
     /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw throughput and delay of the first runs to this file, as SVG
+    /// Draw throughput and delay of each method's first run to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -92,26 +93,26 @@ pub fn run(args: ReconfigureArgs) -> anyhow::Result<()> {
     let rows = figures::rows(&args, &outcomes);
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))?;
     args.plot.as_deref().map_or(Ok(()), |path| plot::draw(&args, &outcomes, path))?;
-    // Figures of runs that broke a promise are printed, but the command fails.
+    // Print the figures even if a run lost too much; the command fails afterwards.
     outcomes.iter().flatten().try_for_each(|outcome| outcome.check(&args))
 }
 
 impl ReconfigureArgs {
     fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.rounds > 0 && self.megabytes > 0, "--rounds and --megabytes are at least 1");
-        ensure!((1..=256).contains(&self.window), "--window is from 1 to 256");
-        ensure!((16..=1400).contains(&self.bytes), "--bytes are from 16 to 1400");
-        ensure!((0.0..100.0).contains(&self.loss), "--loss is from 0 to less than 100 %");
-        ensure!(self.after_s > 0.0 && self.far_s > 0.0, "--after-s and --far-s are more than 0");
+        ensure!(self.rounds > 0 && self.megabytes > 0, "--rounds and --megabytes must be at least 1");
+        ensure!((1..=256).contains(&self.window), "--window must be from 1 to 256");
+        ensure!((16..=1400).contains(&self.bytes), "--bytes must be from 16 to 1400");
+        ensure!((0.0..100.0).contains(&self.loss), "--loss must be from 0 to less than 100 %");
+        ensure!(self.after_s > 0.0 && self.far_s > 0.0, "--after-s and --far-s must be more than 0");
         let Self { rtt_ms, at_rtt_ms, far_rtt_ms, .. } = self;
         ensure!(
             *rtt_ms < self.until_rtt_ms() && at_rtt_ms <= far_rtt_ms,
-            "--rtt-ms {rtt_ms} is less than four fifths of --at-rtt-ms {at_rtt_ms}, and that no more than --far-rtt-ms {far_rtt_ms}"
+            "--rtt-ms {rtt_ms} must be less than four fifths of --at-rtt-ms {at_rtt_ms}, which must not exceed --far-rtt-ms {far_rtt_ms}"
         );
         Ok(())
     }
 
-    /// Returns the round trip below which the session changes back.
+    /// Returns the round-trip time below which the session changes back, ms.
     fn until_rtt_ms(&self) -> u32 {
         self.at_rtt_ms - self.at_rtt_ms / 5
     }

@@ -1,4 +1,4 @@
-//! Plots throughput and delay over time, of the first run of each arm.
+//! Plots throughput and delay over time for the first run of each method.
 
 use std::path::Path;
 

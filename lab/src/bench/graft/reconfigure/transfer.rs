@@ -1,4 +1,4 @@
-//! Sends messages from one host to another as fast as the session takes them, and records the arrival of each.
+//! Sends messages from one host to another as fast as the session accepts them, and records the arrival of each.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use super::super::repair::datagrams::{message, read};
 use super::host::PORT;
 use crate::lab::LabNode;
 
-/// Time until a sender tries again that was told that there is no room.
+/// Pause of a sender after the session had no room for a message.
 const NO_ROOM: Duration = Duration::from_micros(200);
 
-/// A message that arrived: its number, when it was sent, and its delay.
+/// A message that arrived: its number, the time of sending, and its delay.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageArrival {
     pub number: u64,
@@ -26,18 +26,18 @@ pub struct MessageArrival {
 #[derive(Default)]
 pub struct ReceivedTransfer {
     pub arrivals: Vec<MessageArrival>,
-    /// Messages that were altered, or arrived twice.
+    /// Number of messages that were altered or duplicated.
     pub wrong: u64,
 }
 
-/// The shared state of a transfer. One transfer runs at a time.
+/// State of one transfer, shared by its sender, its receiver and the observer.
 pub struct SharedTransfer {
     from: UdpSocket,
     to: UdpSocket,
     pub base: Instant,
     bytes: usize,
     messages: u64,
-    /// Number of the next message.
+    /// Number of the next message to be sent.
     pub next: AtomicU64,
     pub is_over: AtomicBool,
 }
@@ -60,7 +60,7 @@ impl SharedTransfer {
         Ok(Self { from, to, base: Instant::now(), bytes, messages, next, is_over })
     }
 
-    /// Sends all messages, unless the transfer is over before.
+    /// Sends all messages, unless the transfer is ended earlier.
     pub fn send(&self) -> anyhow::Result<()> {
         for number in 0..self.messages {
             while !self.send_once(number)? {
@@ -82,8 +82,8 @@ impl SharedTransfer {
         }
     }
 
-    /// Receives until all have arrived, or none has for `silence` after all were sent, or `limit` or the transfer is
-    /// over.
+    /// Receives messages until all have arrived, or `limit` has passed, or the transfer is over. It also stops if
+    /// nothing arrived for `silence` after the last message was sent.
     pub fn receive(&self, silence: Duration, limit: Duration) -> ReceivedTransfer {
         let mut received = ReceivedTransfer::default();
         let mut seen = vec![false; usize::try_from(self.messages).unwrap_or(usize::MAX)];

@@ -1,4 +1,5 @@
-//! The far end of many connections. It is a process of its own, so that each end has all descriptors of a process.
+//! The echo server for many connections. It is a process of its own, so that each side may use all descriptors of a
+//! process.
 
 use std::net::SocketAddr;
 
@@ -12,7 +13,7 @@ pub struct EchoArgs {
     at: SocketAddr,
 }
 
-/// Sends everything back, until it is killed.
+/// Echoes all data until the process is killed.
 pub fn run(args: &EchoArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     runtime.block_on(async {

@@ -1,4 +1,5 @@
-//! Very many connections at once: how fast they are made, and their cost while they exist and afterwards.
+//! Many thousands of connections at once: how fast they are made, and the daemons' memory while they exist and
+//! afterwards.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -14,12 +15,12 @@ use crate::bench::process::BenchProcess;
 use crate::bench::usage::rss_bytes;
 
 const MESSAGE: usize = 64;
-/// Time after the last connection in which daemons give back resources.
+/// Time after the end of the last connection in which the daemons release resources.
 const SETTLED: Duration = Duration::from_secs(12);
-/// Descriptors of this process in addition to its end of each connection.
+/// Descriptors of this process beyond one for each connection.
 const OTHER_DESCRIPTORS: u64 = 256;
 
-/// Resident memory of both daemons.
+/// Resident memory of the client's and of the server's daemon, bytes.
 #[derive(Debug, Clone, Copy)]
 struct DaemonsMemory {
     client: u64,
@@ -39,7 +40,8 @@ pub struct Many {
 }
 
 impl Many {
-    /// Measures wave after wave. The connections of a wave all carry a message and stay open until the last one has.
+    /// Measures one wave after the other. Each connection of a wave carries a message, and stays open until all have
+    /// done so.
     pub fn measure(
         pair: &Carrying<'_>,
         [server, client]: [&BenchProcess; 2],
@@ -81,7 +83,7 @@ impl Many {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let both = |it: DaemonsMemory| format!("{:.0} and {:.0} MiB", mib(it.client), mib(it.server));
         let mut text = format!(
-            "{} connections at once, memory of client's and server's daemon: {} before\n",
+            "{} connections at once; memory of the client's and the server's daemon: {} before\n",
             self.count,
             both(self.before)
         );
@@ -98,17 +100,17 @@ impl Many {
     }
 }
 
-/// Raises the limit of descriptors for one end of each connection. Child processes inherit it.
+/// Raises the limit of descriptors to one for each connection and some more. Child processes inherit the limit.
 pub fn make_room(count: usize) -> anyhow::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let wanted = (count as u64 + OTHER_DESCRIPTORS).max(hard);
     let room = hard.saturating_sub(OTHER_DESCRIPTORS);
     setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).with_context(|| {
-        format!("--connections {count}: descriptors (RLIMIT_NOFILE, {hard}) are for {room}, and there may be no more")
+        format!("--connections {count}: the limit of descriptors (RLIMIT_NOFILE, {hard}) allows only {room}, and may not be raised")
     })
 }
 
-/// Makes so many connections, one after the other. Each has passed a message in both directions.
+/// Makes `count` connections, one after the other, and passes a message in both directions of each.
 fn hold(pair: &Carrying<'_>, at: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
     let connect = || {
         let one = |_| {
@@ -121,5 +123,5 @@ fn hold(pair: &Carrying<'_>, at: SocketAddr, count: usize) -> anyhow::Result<Vec
         (0..count).map(one).collect::<std::io::Result<Vec<_>>>()
     };
     let held = pair.client.cgroup.enter(|| pair.client.node.enter(connect))??;
-    held.context("a connection of many")
+    held.context("one of the many connections")
 }

@@ -1,4 +1,4 @@
-//! `bench graft redirect`: the cost of two brokers and a carrier on a link that needs none, compared with a proxy.
+//! `bench graft redirect`: the cost of a tunnel between two daemons on a good link, compared with a proxy.
 
 pub mod echo;
 mod many;
@@ -27,10 +27,10 @@ use crate::stats::{Percentiles, Spread, median};
 
 #[derive(Debug, clap::Args)]
 pub struct RedirectArgs {
-    /// Measurements: the ways compared, or many connections at once
+    /// Measurements to make: the ways compared, or many connections at once
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ways,many", value_name = "PART")]
     parts: Vec<RedirectPart>,
-    /// Ways of connections: each has daemons of its own, if it has any
+    /// Ways of a connection to compare; each that needs daemons has its own
     #[arg(
         long,
         value_enum,
@@ -39,16 +39,16 @@ pub struct RedirectArgs {
         value_name = "WAY"
     )]
     ways: Vec<RedirectMethod>,
-    /// Rounds of each way, interleaved
+    /// Number of rounds of each way, interleaved
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Messages of 64 bytes there and back, in each round
+    /// Round trips of a 64-byte message in each round
     #[arg(long, default_value_t = 5000)]
     messages: usize,
-    /// Seconds of sending at full rate, in each round
+    /// Seconds of sending at full rate in each round
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Connections tunnelled by QUIC at once, at most 55000; 0: not measured
+    /// Number of connections tunnelled by QUIC at once, at most 55000; 0 skips the measurement
     #[arg(long, default_value_t = 10_000)]
     connections: usize,
     /// Number of times that the connections are made and closed
@@ -71,25 +71,25 @@ enum RedirectPart {
 const MANY: u16 = 7203;
 const CONNECTIONS_MAX: usize = 55_000;
 const MESSAGE: usize = 64;
-/// Messages before anything is timed.
+/// Number of messages before anything is timed.
 const UNTIMED: usize = 200;
 
 struct RedirectRow<'a> {
     route: RedirectRoute<'a>,
-    /// Latencies one way, us.
+    /// Latencies in one direction, us.
     latency: Vec<f64>,
     gbit: Vec<f64>,
     gbit_per_cpu: Vec<f64>,
 }
 
 pub fn run(args: RedirectArgs) -> anyhow::Result<()> {
-    ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages are at least 1");
-    ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds is more than 0 and less than 3600");
-    ensure!(args.connections <= CONNECTIONS_MAX, "--connections is at most {CONNECTIONS_MAX}");
-    ensure!(args.waves > 0, "--waves is at least 1");
+    ensure!(args.rounds > 0 && args.messages > 0, "--rounds and --messages must be at least 1");
+    ensure!(args.seconds > 0.0 && args.seconds < 3600.0, "--seconds must be more than 0 and less than 3600");
+    ensure!(args.connections <= CONNECTIONS_MAX, "--connections must be at most {CONNECTIONS_MAX}");
+    ensure!(args.waves > 0, "--waves must be at least 1");
     ensure!(
         args.plot.is_none() || args.parts.contains(&RedirectPart::Ways),
-        "--plot draws the ways: --parts ways"
+        "--plot draws the comparison of ways, so --parts must include ways"
     );
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
@@ -105,13 +105,13 @@ pub fn run(args: RedirectArgs) -> anyhow::Result<()> {
 
 fn measure_interleaved(site: &BenchSite, args: &RedirectArgs) -> anyhow::Result<Vec<Value>> {
     let mut rows = Vec::new();
-    // haproxy forwards to the server that direct connections use.
+    // haproxy forwards to the server of the direct connections, so they are measured too.
     let direct = args.ways.contains(&RedirectMethod::Haproxy).then_some(RedirectMethod::Tcp);
     let others = args.ways.iter().copied().filter(|way| direct.is_none() || *way != RedirectMethod::Tcp);
     let mut lacking = Vec::new();
     for (number, way) in direct.into_iter().chain(others).enumerate() {
         if let Some(why) = way.lacks() {
-            lacking.push(format!("{} is not there: {why}\n", way.name()));
+            lacking.push(format!("{} is skipped: {why}\n", way.name()));
             continue;
         }
         let route = RedirectRoute::new(site, way, number as u16, |listener| {
@@ -134,9 +134,9 @@ fn measure_interleaved(site: &BenchSite, args: &RedirectArgs) -> anyhow::Result<
     Ok(rows.iter().map(|row| row.json(&rows)).collect())
 }
 
-/// Measures daemons that have tunnelled nothing before.
+/// Measures many connections with new daemons, which have tunnelled nothing before.
 fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Result<Value> {
-    // A daemon with little room left redirects no connections.
+    // A daemon that is almost full stops redirecting connections, so the limit has some margin.
     let carry = format!("connections = {}\n", count + count / 32 + 64);
     let wanted = CarryingSettings { carry: &carry, ..CarryingSettings::default() };
     let directory = site.directory().join("many");
@@ -151,13 +151,13 @@ fn measure_at_once(site: &BenchSite, count: usize, waves: usize) -> anyhow::Resu
     echo.wait_until("its port", LIMIT, is_there)?;
     let (far, near) = pair.start()?;
     let many = Many::measure(&pair, [&far, &near], at, count, waves)?;
-    // On a busy machine the daemon may be late for one of a hundred connections, which then stays in place.
+    // A busy machine's daemon may be late for 1 % of the connections, which then stay outside of the tunnel.
     pair.check_led(waves * count * 99 / 100)?;
     print!("{}", many.render());
     Ok(many.json())
 }
 
-/// Serves connections. The first byte of each asks for an echo or for a count of its bytes.
+/// Serves connections. The first byte of each requests an echo, or the count of its bytes.
 fn serve(listener: &TcpListener) {
     for stream in listener.incoming().map_while(Result::ok) {
         std::thread::spawn(move || {
@@ -187,7 +187,8 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Reads with a time-out. On loopback, a waiting read may report a time-out before its time is over.
+/// Reads with a time-out. A read may report its time-out too early on loopback, so it is repeated until the time is
+/// over.
 fn read(stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
     let start = Instant::now();
     loop {
@@ -239,7 +240,7 @@ impl RedirectRow<'_> {
         read_all(&mut stream, &mut received)?;
         ensure!(
             u64::from_be_bytes(received) == sent,
-            "{}: other bytes came than were sent",
+            "{}: the received data differs from the sent data",
             self.route.way.name()
         );
         let used = UsageReading::take(std::process::id())?.used_since(&before);
@@ -253,7 +254,7 @@ impl RedirectRow<'_> {
         Percentiles::from_samples(self.latency.clone())
     }
 
-    /// Returns the latency that each host adds one way, us: at p50 and p99.
+    /// Returns the latency that each host adds in one direction, us, at p50 and p99.
     fn added(&self, rows: &[Self]) -> Option<[f64; 2]> {
         let direct = find_row(rows, RedirectMethod::Tcp)?.percentiles()?;
         let own = self.percentiles()?;
@@ -261,8 +262,8 @@ impl RedirectRow<'_> {
         Some([(own.p50 - direct.p50) / hosts, (own.p99 - direct.p99) / hosts])
     }
 
-    /// Returns the medians of rounds in percent: Gbit/s relative to TCP's, and Gbit/s per busy CPU relative to
-    /// haproxy's.
+    /// Returns two medians over the rounds, percent: Gbit/s relative to plain TCP, and Gbit/s per busy CPU relative to
+    /// haproxy.
     fn beside(&self, rows: &[Self]) -> [Option<f64>; 2] {
         let of_other = |own: &[f64], other: &[f64]| {
             median(&own.iter().zip(other).map(|(own, other)| 100.0 * own / other).collect::<Vec<_>>())

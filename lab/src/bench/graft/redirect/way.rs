@@ -1,4 +1,4 @@
-//! The ways of a connection from one host to the other, and the programs that each needs on both.
+//! The ways of a connection between two hosts, and the programs that each way needs on both hosts.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,23 +15,23 @@ use crate::lab::LabNode;
 
 const DIRECT: u16 = 7201;
 const PROXY: u16 = 7202;
-/// First port of the servers of pairs of daemons. `BROKERS` is the first of their brokers.
+/// First port of the servers behind pairs of daemons. `BROKERS` is the first port where daemons accept carriers.
 const SERVERS: u16 = 7210;
 const BROKERS: u16 = 9190;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum RedirectMethod {
-    /// Plain TCP, without Millrace
+    /// Plain TCP without Millrace
     Tcp,
-    /// Haproxy in TCP mode, on the client's host
+    /// haproxy in TCP mode on the client's host
     Haproxy,
-    /// A daemon on each host, whose rule leaves the connection in place
+    /// A daemon on each host whose rule leaves the connection as it is
     InPlace,
-    /// Tunnelled by QUIC
+    /// A tunnel with a QUIC carrier
     Quic,
-    /// Tunnelled by TCP
+    /// A tunnel with a TCP carrier
     CarriedTcp,
-    /// Tunnelled by MPTCP
+    /// A tunnel with an MPTCP carrier
     CarriedMptcp,
 }
 
@@ -47,7 +47,7 @@ impl RedirectMethod {
         }
     }
 
-    /// Returns the number of hosts with a process that the bytes pass through.
+    /// Returns the number of hosts with a process through which all bytes pass; `None` if there is none.
     pub fn hosts(self) -> Option<f64> {
         match self {
             Self::Tcp | Self::InPlace => None,
@@ -56,7 +56,7 @@ impl RedirectMethod {
         }
     }
 
-    /// Returns lines of both daemons' `[carry]`; `None`: there are no daemons.
+    /// Returns the lines of `[carry]` in both daemons' settings; `None` if the way needs no daemons.
     fn carry(self) -> Option<&'static str> {
         match self {
             Self::Tcp | Self::Haproxy => None,
@@ -66,7 +66,7 @@ impl RedirectMethod {
         }
     }
 
-    /// Returns why the way is not possible here.
+    /// Returns why this way cannot be measured here, if so.
     pub fn lacks(self) -> Option<&'static str> {
         let has_mptcp =
             || fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1");
@@ -74,13 +74,13 @@ impl RedirectMethod {
             Self::Haproxy if Command::new("haproxy").arg("-v").output().is_err() => {
                 Some("apt-get install haproxy")
             }
-            Self::CarriedMptcp if !has_mptcp() => Some("net.mptcp.enabled is 0, or the kernel has none"),
+            Self::CarriedMptcp if !has_mptcp() => Some("net.mptcp.enabled is 0, or the kernel lacks MPTCP"),
             _ => None,
         }
     }
 }
 
-/// A way with its programs, which run until it is dropped.
+/// A way and its programs, which run until this is dropped.
 pub struct RedirectRoute<'a> {
     pub way: RedirectMethod,
     client: &'a LabNode,
@@ -90,7 +90,8 @@ pub struct RedirectRoute<'a> {
 }
 
 impl<'a> RedirectRoute<'a> {
-    /// Makes a route. `serve` gets the server's listener, and `number` is the route's.
+    /// Starts the programs of a way. `serve` gets the server's listener. `number` distinguishes the ports of several
+    /// routes.
     pub fn new(
         site: &'a BenchSite,
         way: RedirectMethod,
@@ -128,7 +129,7 @@ impl<'a> RedirectRoute<'a> {
         Ok(route)
     }
 
-    /// Starts haproxy as Debian has it, in front of the server that direct connections use.
+    /// Starts haproxy in TCP mode on the client's host, in front of the server of the direct connections.
     fn proxy(&mut self, directory: &Path) -> anyhow::Result<()> {
         let path = directory.join("haproxy.cfg");
         let server = self.to;
@@ -160,19 +161,22 @@ impl<'a> RedirectRoute<'a> {
         Ok(stream)
     }
 
-    /// Checks that connections went this way. `connections` is their number.
+    /// Checks that `connections` connections took this way.
     pub fn check(&self, connections: usize) -> anyhow::Result<()> {
         let Some(pair) = &self.pair else { return Ok(()) };
         if self.way == RedirectMethod::InPlace {
             let led = pair.client.led()?;
-            ensure!(led == 0, "{led} connections were carried that were to stay in place");
+            ensure!(
+                led == 0,
+                "{led} connections were tunnelled, but should have stayed outside of the tunnel"
+            );
             return Ok(());
         }
         pair.check_led(connections)
     }
 }
 
-/// Returns the congestion control of a node's sockets without a rule.
+/// Returns the default congestion control of a node's sockets.
 fn default_control(node: &LabNode) -> anyhow::Result<String> {
     let read = || fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     Ok(node.enter(read)??.trim().to_owned())

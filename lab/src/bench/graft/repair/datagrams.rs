@@ -1,5 +1,5 @@
-//! A session of packet grafts between two nodes, and datagrams in it. Each has a number, its time of sending, and bytes
-//! that follow from the number.
+//! A session of packet grafts between two nodes, and an application that sends datagrams in it. Each datagram has a
+//! number, its time of sending, and bytes that follow from the number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
@@ -20,45 +20,45 @@ use crate::bench::site::BenchSite;
 use crate::lab::LabNode;
 
 const PORT: u16 = 7000;
-/// Time until a sender tries again that was told that there is no room.
+/// Pause of a sender after the session had no room for a datagram.
 const NO_ROOM: Duration = Duration::from_micros(200);
 const HEAD: usize = 16;
 
-/// A list of functions, and their parameters as TOML.
+/// A graft as a list of functions, and the functions' parameters as TOML.
 #[derive(Default)]
 pub struct FunctionListSettings<'a> {
     pub functions: &'a [&'a str],
     pub parameters: String,
     /// Additional lines of the session's settings.
     pub session: &'a str,
-    /// Additional paths of the session.
+    /// Paths of the session in addition to the first one.
     pub ways: &'a [LinkEndNames],
 }
 
-/// Result of a run.
+/// Result of one run.
 #[derive(Debug, Default)]
 pub struct RepairOutcome {
     pub sent: u64,
-    /// Messages that arrived, without duplicates.
+    /// Number of messages that arrived, without duplicates.
     pub received: u64,
-    /// Messages that were altered, or arrived twice.
+    /// Number of messages that were altered or duplicated.
     pub wrong: u64,
-    /// Messages that arrived after one that was sent later.
+    /// Number of messages that arrived after a message that was sent later.
     pub disordered: u64,
     pub delays_ms: Vec<f64>,
-    /// The longest time between two arrivals.
+    /// Longest time between two arrivals, ms.
     pub gap_ms: f64,
-    /// Packets at both ends, by reason.
+    /// Counts of packets by reason, at the sender and at the receiver.
     pub sender: BTreeMap<String, u64>,
     pub receiver: BTreeMap<String, u64>,
 }
 
-/// Pace of an application's sending.
+/// Pace at which an application sends.
 #[derive(Clone, Copy)]
 pub enum DatagramPace {
-    /// Sends as much as the window allows.
+    /// Send as much as the window allows.
     Window,
-    /// Messages per second.
+    /// Send this many messages per second.
     Rate(u32),
 }
 
@@ -66,7 +66,7 @@ pub struct DatagramRun {
     pub pace: DatagramPace,
     pub bytes: usize,
     pub sending: Duration,
-    /// Wait for messages that are on their way at the end.
+    /// Longest wait for messages that are still on their way after the last one was sent.
     pub grace: Duration,
 }
 
@@ -75,7 +75,7 @@ impl DatagramRun {
         self.measure_and(site, graft, || Ok(()))
     }
 
-    /// Measures, and runs `halfway` in the middle of the sending.
+    /// Runs the transfer, and calls `halfway` in the middle of the sending time.
     pub fn measure_and(
         &self,
         site: &BenchSite,
@@ -99,7 +99,7 @@ impl DatagramRun {
             let [ours, theirs] = ChannelEnd::pair()?;
             let receiver = scope.spawn(move || far.enter(|| hold(there, theirs, stop, &far_is_ready))?);
             let sender = scope.spawn(move || near.enter(|| hold(here, ours, stop, &is_ready))?);
-            // A closed channel says that one of the ends could not start.
+            // A closed channel means that a runtime failed to start.
             let outcome = match (0..2).all(|_| ready.recv().is_ok()) {
                 true => forget_words(&to).and_then(|()| self.traffic(&from, &to, halfway)),
                 false => Err(anyhow!("not started")),
@@ -114,8 +114,8 @@ impl DatagramRun {
         })
     }
 
-    /// Returns when a message is due, as time since `base`. Its delay counts from then, so a wait for room adds to it.
-    /// Returns `None` if there is no more to send, or no time.
+    /// Returns when a message is due, as time since `base`. Its delay is measured from then, so a wait for room adds to
+    /// the delay. Returns `None` after the end of the sending time.
     pub fn due(&self, number: u64, base: Instant) -> Option<Duration> {
         let now = base.elapsed();
         match self.pace {
@@ -147,7 +147,7 @@ impl DatagramRun {
             }
             is_over.store(true, Ordering::Relaxed);
             let outcome = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
-            middle.join().map_err(|_| anyhow!("what was to be done in the middle panicked"))??;
+            middle.join().map_err(|_| anyhow!("the action in the middle of the run panicked"))??;
             Ok(RepairOutcome { sent: sent?, ..outcome })
         })
     }
@@ -159,7 +159,8 @@ impl DatagramRun {
             match from.send(&message(number, due, self.bytes)) {
                 Ok(_) => number += 1,
                 Err(error) if error.raw_os_error() == Some(ENOBUFS) => std::thread::sleep(NO_ROOM),
-                // The error is from a packet of an earlier run, which was on its way when its receiver closed.
+                // This error belongs to a packet of an earlier run that arrived after its receiver had closed the
+                // socket.
                 Err(error) if error.raw_os_error() == Some(ECONNREFUSED) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -175,7 +176,7 @@ fn settings(
     graft: &FunctionListSettings,
 ) -> anyhow::Result<Settings> {
     let ways = [FIRST].into_iter().chain(graft.ways.iter().copied());
-    // The sending node may be either end of the link.
+    // The names `near` and `far` are from the viewpoint of one node. The sender may be the other node.
     let ends = |LinkEndNames { near, far }: LinkEndNames| {
         let ends = (node.interface(near), peer.interface(far));
         let turned = (node.interface(far), peer.interface(near));
@@ -209,7 +210,7 @@ fn socket(node: &LabNode, peer: &LabNode) -> anyhow::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Runs one end's runtime and returns the counts of its packets.
+/// Runs the runtime of one host until `stop` is set. Returns the counts of its packets.
 fn hold(
     settings: Settings,
     line: ChannelEnd,
@@ -231,7 +232,7 @@ fn hold(
     Ok(status.sessions.into_iter().next().map(|session| session.packets).unwrap_or_default())
 }
 
-/// Builds a message: a number, the time that its delay counts from in ns, and bytes that follow from the number.
+/// Builds a message: its number, the time that its delay is measured from in ns, and bytes that follow from the number.
 pub fn message(number: u64, since: Duration, bytes: usize) -> Vec<u8> {
     let sent_ns = since.as_nanos() as u64;
     let mut message = [number.to_be_bytes(), sent_ns.to_be_bytes()].concat();
@@ -239,7 +240,8 @@ pub fn message(number: u64, since: Duration, bytes: usize) -> Vec<u8> {
     message
 }
 
-/// Parses a message that arrived as it was sent: its number and its delay. Times count from `base`.
+/// Parses a message and checks its bytes. Returns its number and its delay in ms, or `None` if it was altered. Times
+/// are relative to `base`.
 pub fn read(got: &[u8], base: Instant, bytes: usize) -> Option<(u64, f64)> {
     let now_ns = base.elapsed().as_nanos() as u64;
     let (number, rest) = got.split_first_chunk()?;
@@ -250,13 +252,13 @@ pub fn read(got: &[u8], base: Instant, bytes: usize) -> Option<(u64, f64)> {
     is_whole.then(|| (number, now_ns.saturating_sub(sent_ns) as f64 / 1e6))
 }
 
-/// State of the receiver.
+/// State of the receiving application.
 #[derive(Default)]
 pub struct ReceiverState {
     pub outcome: RepairOutcome,
     seen: BTreeSet<u64>,
     newest: u64,
-    /// Time of the latest arrival, ms.
+    /// Time of the latest arrival, ms since the start.
     latest: Option<f64>,
 }
 

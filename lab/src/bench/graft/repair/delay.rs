@@ -1,4 +1,5 @@
-//! Measures the delay of messages at a rate: with full reliability, bounded loss, parity, QUIC's datagrams, and TCP.
+//! Measures the delay of messages sent at a fixed rate: with full reliability, bounded loss, parity, QUIC datagrams,
+//! and TCP.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::bench::table::columns;
 use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
-/// Packets that each parity packet protects.
+/// Number of packets that each parity packet protects.
 const PROTECTED: u64 = 8;
 
 enum DelayMethod {
@@ -26,7 +27,7 @@ enum DelayMethod {
 struct DelayFunctions {
     name: &'static str,
     functions: &'static [&'static str],
-    /// Share of messages that `partial` may give up, per mille.
+    /// Share of messages that the function `partial` may give up, per mille.
     give_up: u64,
 }
 
@@ -76,11 +77,15 @@ impl RepairArgs {
             DelayMethod::Tcp(control) => self.tcp(site, control)?,
             DelayMethod::Quic => quic::measure(site, &self.plan())?,
         };
-        ensure!(outcome.wrong == 0, "{}: {} messages were not as they were sent", arm.name(), outcome.wrong);
+        ensure!(outcome.wrong == 0, "{}: {} messages were altered or duplicated", arm.name(), outcome.wrong);
         if let DelayMethod::Functions(DelayFunctions { functions: PARTIAL, give_up, .. }) = arm {
             let sent = outcome.sent;
             let lost = outcome.sent.saturating_sub(outcome.received);
-            ensure!(lost * 1000 <= sent * give_up, "{}: {lost} of {sent} messages are lost", arm.name());
+            ensure!(
+                lost * 1000 <= sent * give_up,
+                "{}: {lost} of {sent} messages were lost, more than allowed",
+                arm.name()
+            );
         }
         Ok(outcome)
     }
@@ -104,7 +109,7 @@ impl RepairArgs {
         )
     }
 
-    /// Returns how many messages are due, in all rounds.
+    /// Returns how many messages are due in all rounds together.
     fn owed(&self) -> u64 {
         u64::from(self.rate) * self.seconds * self.rounds as u64
     }
@@ -114,12 +119,12 @@ impl RepairArgs {
             pace: DatagramPace::Rate(self.rate),
             bytes: self.bytes,
             sending: Duration::from_secs(self.seconds),
-            // Long enough for a few rounds of repair.
+            // The wait is long enough for several rounds of repair.
             grace: Duration::from_millis(500 + 6 * u64::from(self.delay_rtt_ms)),
         }
     }
 
-    /// Sends the same messages in a TCP stream.
+    /// Sends the same messages over a TCP connection.
     fn tcp(&self, site: &BenchSite, control: &str) -> anyhow::Result<RepairOutcome> {
         let plan = self.plan();
         let BegunTransfer { mut sender, mut receiver, .. } =
@@ -201,15 +206,15 @@ fn lost(outcomes: &[RepairOutcome]) -> (u64, u64) {
     (sent, sent.saturating_sub(sum(|outcome| outcome.received)))
 }
 
-/// Returns the 99th percentile of all messages that were due. A message that was lost, or could not be sent in time, is
-/// infinitely late; `None` if the percentile is one of these.
+/// Returns the 99th percentile of the delays of all messages that were due, ms. A message that was lost, or not sent in
+/// time, counts as infinitely late. Returns `None` if the percentile is infinite.
 fn p99_of_owed(outcomes: &[RepairOutcome], owed: u64) -> Option<f64> {
     let mut delays: Vec<f64> = outcomes.iter().flat_map(|outcome| outcome.delays_ms.clone()).collect();
     delays.resize(delays.len().max(usize::try_from(owed).ok()?), f64::INFINITY);
     Percentiles::from_samples(delays).map(|delays| delays.p99).filter(|p99| p99.is_finite())
 }
 
-/// Returns the delays of all rounds.
+/// Returns the percentiles of the delays of all rounds together.
 fn delays(outcomes: &[RepairOutcome]) -> Option<Percentiles> {
     Percentiles::from_samples(outcomes.iter().flat_map(|outcome| outcome.delays_ms.clone()).collect())
 }
@@ -218,7 +223,7 @@ fn delays(outcomes: &[RepairOutcome]) -> Option<Percentiles> {
 mod tests {
     use super::*;
 
-    /// Makes an outcome with `come` arrivals, each a millisecond later than the one before, and `lost` losses.
+    /// Builds an outcome with `come` arrivals, whose delays are 1, 2, 3 ... ms, and `lost` losses.
     fn outcome(come: u64, lost: u64) -> RepairOutcome {
         let delays_ms = (1..=come).map(|ms| ms as f64).collect();
         RepairOutcome { sent: come + lost, received: come, delays_ms, ..RepairOutcome::default() }

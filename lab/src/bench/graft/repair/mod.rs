@@ -1,4 +1,4 @@
-//! `bench graft repair`: the gain from functions that repair, by window, loss and round trip.
+//! `bench graft repair`: the gain from packet functions that repair losses, by window, loss and round-trip time.
 
 pub mod datagrams;
 mod delay;
@@ -18,31 +18,31 @@ use crate::lab::{Directions, Topology};
 
 #[derive(Debug, clap::Args)]
 pub struct RepairArgs {
-    /// Measurements: Selective Repeat against Go-Back-N by window, or the delay of messages
+    /// Measurements to make: Selective Repeat against Go-Back-N by window, or the delay of messages
     #[arg(long, value_enum, value_delimiter = ',', default_value = "window,delay", value_name = "PART")]
     parts: Vec<RepairPart>,
-    /// Packets in flight
+    /// Largest number of packets in flight
     #[arg(long, value_delimiter = ',', default_value = "16,64,128,256", value_name = "COUNT")]
     windows: Vec<u32>,
-    /// Loss of the link, at random, in the direction of the data
+    /// Random loss of the link in the direction of the data
     #[arg(long, value_delimiter = ',', default_value = "1,2,5", value_name = "PERCENT")]
     loss: Vec<f64>,
-    /// Round trips for the windows
+    /// Round-trip times for the measurement by window
     #[arg(long, value_delimiter = ',', default_value = "50,300", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Limit the link to one window per round trip; default: no limit
+    /// Limit the link's rate to one window per round trip; if absent, the rate is not limited
     #[arg(long)]
     filled: bool,
-    /// Round trip for the messages
+    /// Round-trip time for the delay of messages
     #[arg(long, default_value_t = 300, value_name = "MS")]
     delay_rtt_ms: u32,
-    /// Loss for the messages
+    /// Loss for the delay of messages
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     delay_loss: f64,
     /// Messages per second
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     rate: u32,
-    /// Bytes of a packet, or of a message
+    /// Payload of a packet or message, bytes
     #[arg(long, default_value_t = 200)]
     bytes: usize,
     /// Length of each run, seconds
@@ -60,7 +60,7 @@ pub struct RepairArgs {
 }
 
 impl RepairArgs {
-    /// Returns lines of the session's settings.
+    /// Returns the lines of the session's settings that select the encapsulation.
     fn session(&self) -> &'static str {
         if self.protocol == "253" { "protocol = \"253\"\n" } else { "" }
     }
@@ -75,10 +75,13 @@ enum RepairPart {
 pub fn run(args: RepairArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.seconds > 0 && args.rate > 0,
-        "--rounds, --seconds and --rate are at least 1"
+        "--rounds, --seconds and --rate must be at least 1"
     );
-    ensure!(args.windows.iter().all(|packets| (1..=256).contains(packets)), "--windows are from 1 to 256");
-    ensure!((16..=1400).contains(&args.bytes), "--bytes are from 16 to 1400");
+    ensure!(
+        args.windows.iter().all(|packets| (1..=256).contains(packets)),
+        "--windows must be from 1 to 256"
+    );
+    ensure!((16..=1400).contains(&args.bytes), "--bytes must be from 16 to 1400");
     let mut losses = args.loss.iter().chain([&args.delay_loss]);
     ensure!(losses.all(|loss| (0.0..100.0).contains(loss)), "losses are from 0 to less than 100 %");
     warn_if_busy()?;
@@ -96,14 +99,14 @@ pub fn run(args: RepairArgs) -> anyhow::Result<()> {
 
 pub use saturate::saturate;
 
-/// A window of packets, and their size on the wire.
+/// Number of packets in a window, and the size of each on the wire in bytes.
 #[derive(Clone, Copy)]
 pub struct PacketWindow {
     pub packets: u32,
     pub bytes: u64,
 }
 
-/// Makes two ends with a link between them. It loses packets in the direction of the data, and may be limited to one
+/// Creates two hosts with a link that loses packets in the direction of the data. With `fills`, the link's rate is one
 /// window per round trip.
 pub fn site(rtt_ms: u32, loss: f64, fills: Option<PacketWindow>) -> anyhow::Result<BenchSite> {
     let mut topology = Topology::standard(1, 1);

@@ -1,4 +1,4 @@
-//! Sends the same messages as QUIC datagrams (RFC 9221): encrypted, congestion-controlled, and not repaired.
+//! Sends the same messages as QUIC datagrams (RFC 9221): encrypted, congestion-controlled, and without retransmission.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::lab::LabNode;
 
 const NAME: &str = "localhost";
 
-/// Sends datagrams with quinn, from one node to the other.
+/// Sends the messages of a run from one node to the other with quinn.
 pub fn measure(site: &BenchSite, run: &DatagramRun) -> anyhow::Result<RepairOutcome> {
     let near = site.relay()?;
     let far = site.subscribers()?;
@@ -58,7 +58,7 @@ async fn traffic(
     at: SocketAddr,
 ) -> anyhow::Result<RepairOutcome> {
     let accept = async {
-        to.accept().await.ok_or_else(|| anyhow!("the endpoint is closed"))?.await.map_err(Into::into)
+        to.accept().await.ok_or_else(|| anyhow!("the QUIC endpoint is closed"))?.await.map_err(Into::into)
     };
     let connect = async { Ok::<_, anyhow::Error>(from.connect(at, NAME)?.await?) };
     let (near, far) = tokio::try_join!(connect, accept)?;
@@ -66,7 +66,7 @@ async fn traffic(
     let receiving = tokio::spawn(receive(far, base, run.bytes));
     let sent = send(run, &near, base).await?;
     tokio::time::sleep(run.grace).await;
-    // Closing ends the reading.
+    // Closing the endpoint ends the receiver's loop.
     to.close(0_u32.into(), b"");
     Ok(RepairOutcome { sent, ..receiving.await? })
 }
@@ -75,7 +75,7 @@ async fn send(run: &DatagramRun, near: &Connection, base: Instant) -> anyhow::Re
     let mut number = 0;
     while let Some(due) = run.due(number, base) {
         sleep_until((base + due).into()).await;
-        // Waits for room, if the congestion controller has none.
+        // This waits while the congestion controller has no room for another datagram.
         near.send_datagram_wait(message(number, due, run.bytes).into()).await?;
         number += 1;
     }

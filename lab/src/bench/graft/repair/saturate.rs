@@ -1,4 +1,5 @@
-//! Fills a path with datagrams by the packet function `congestion`, so that other traffic can be measured on it.
+//! Saturates a path with datagrams of a session with the packet function `congestion`, so that competing traffic can be
+//! measured.
 
 use std::time::Duration;
 
@@ -8,13 +9,14 @@ use super::datagrams::{DatagramPace, DatagramRun, FunctionListSettings};
 use crate::bench::site::BenchSite;
 
 const FUNCTIONS: &[&str] = &["congestion", "window", "number", "repair", "acknowledge"];
-/// Payload, bytes. With headers the frame is as long as TCP's packets.
+/// Payload of a datagram, bytes. With headers, the frame is as long as a full TCP packet.
 const BYTES: usize = 1400;
 
-/// Sends from the relay to the subscribers of the site, over IPv4.
+/// Sends over IPv4 from the relay's host to the subscribers' host of the site.
 ///
 /// # Errors
-/// Fails also if a datagram was altered, or none arrived.
+///
+/// Fails if a datagram was altered or duplicated, or if none arrived.
 pub fn saturate(site: &BenchSite, rtt_ms: u32, sending: Duration) -> anyhow::Result<()> {
     let retry_us = u64::from(rtt_ms) * 1500 + 50_000;
     let parameters = format!(
@@ -25,7 +27,7 @@ pub fn saturate(site: &BenchSite, rtt_ms: u32, sending: Duration) -> anyhow::Res
         site,
         &FunctionListSettings { functions: FUNCTIONS, parameters, ..FunctionListSettings::default() },
     )?;
-    ensure!(outcome.wrong == 0, "{} datagrams were not as they were sent, or came twice", outcome.wrong);
-    ensure!(outcome.received > 0, "no datagram came");
+    ensure!(outcome.wrong == 0, "{} datagrams were altered or duplicated", outcome.wrong);
+    ensure!(outcome.received > 0, "no datagram arrived");
     Ok(())
 }

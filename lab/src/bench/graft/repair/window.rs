@@ -1,4 +1,4 @@
-//! Compares Selective Repeat with Go-Back-N, where the window is the limit.
+//! Compares Selective Repeat with Go-Back-N while the window limits the throughput.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -14,10 +14,10 @@ use crate::stats::Spread;
 const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 
-/// Headers of Ethernet, IPv4 and UDP, and the frame of an unencrypted session, bytes.
+/// Bytes around the payload: headers of Ethernet, IPv4 and UDP, and the framing of an unencrypted session.
 const AROUND_BYTES: usize = 14 + 20 + 8 + 16;
 
-/// Results on one path with one window, for each list of functions, one per round.
+/// Results on one path with one window: one per round, for each of the two functions.
 #[derive(Default)]
 struct WindowCell {
     selective: Vec<WindowFigures>,
@@ -26,9 +26,9 @@ struct WindowCell {
 
 #[derive(Clone, Copy)]
 struct WindowFigures {
-    /// Packets per second that the application receives.
+    /// Packets per second that the application received.
     packets: f64,
-    /// Transmissions per received packet.
+    /// Number of transmissions per received packet.
     transmissions: f64,
 }
 
@@ -57,7 +57,7 @@ impl RepairArgs {
         PacketWindow { packets, bytes: (self.bytes + AROUND_BYTES) as u64 }
     }
 
-    /// Measures both lists in turn, so that a drift of the machine affects both alike.
+    /// Measures both functions in turn, so that a drift of the machine affects both alike.
     fn cell(
         &self,
         site: &BenchSite,
@@ -107,18 +107,18 @@ impl RepairArgs {
         )?;
         let wrong = outcome.wrong;
         let disordered = outcome.disordered;
-        ensure!(wrong == 0, "{wrong} datagrams were not as they were sent, or came twice");
-        ensure!(disordered == 0 || functions == SELECTIVE, "{disordered} datagrams came out of order");
+        ensure!(wrong == 0, "{wrong} datagrams were altered or duplicated");
+        ensure!(disordered == 0 || functions == SELECTIVE, "{disordered} datagrams arrived out of order");
         Ok(WindowFigures::from_outcome(&outcome, self.seconds))
     }
 }
 
 impl WindowFigures {
-    /// Computes the figures. Packets that are on their way at the end count as sent but not as received.
+    /// Computes the figures. Packets still on their way at the end count as sent but not as received.
     fn from_outcome(outcome: &RepairOutcome, seconds: u64) -> Self {
         let count = |reason: &str| outcome.sender.get(reason).copied().unwrap_or_default() as f64;
         let packets = outcome.received as f64;
-        // A retransmission leaves like every packet that a function sends.
+        // `sent-by-us` counts packets that a function sends, and here the only such packets are retransmissions.
         let again = count("sent-by-us");
         let share = packets / (outcome.sent as f64).max(1.0);
         Self {
@@ -128,7 +128,7 @@ impl WindowFigures {
     }
 }
 
-/// Returns the ratio of transmissions, Go-Back-N to Selective Repeat, by the textbook formula.
+/// Returns the ratio of transmissions per packet, Go-Back-N to Selective Repeat, by the textbook formula.
 fn formula(loss_percent: f64, window: u32) -> f64 {
     let p = loss_percent / 100.0;
     (1.0 - p + p * f64::from(window)) / (1.0 - p)

@@ -1,4 +1,4 @@
-//! Chooses the networks by a Latin hypercube, so that even a few cover each dimension evenly.
+//! Draws the networks from a Latin hypercube, so that even a few networks cover each dimension evenly.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use crate::train::runs::TrainingNetwork;
 
 use crate::bench::graft::network::loss;
 
-/// A range from the first to the second number, both above 0.
+/// A range from the first to the second number. Both are above 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DesignRange(f64, f64);
 
@@ -24,13 +24,13 @@ impl FromStr for DesignRange {
 }
 
 impl DesignRange {
-    /// Returns the value at this share of the range, on a logarithmic scale.
+    /// Returns the value at a share (0 to 1) of the range, on a logarithmic scale.
     fn at(self, share: f64) -> f64 {
         self.0 * (self.1 / self.0).powf(share)
     }
 }
 
-/// Returns the networks, which are the same for the same arguments.
+/// Returns the networks. The same arguments give the same networks.
 pub fn networks(
     count: usize,
     cube: u64,
@@ -46,7 +46,7 @@ pub fn networks(
         let network = TrainingNetwork {
             rtt_ms,
             rate_mbit: rates_mbit.at(rate),
-            // A quarter loses nothing, and small losses are more common than large ones.
+            // A quarter of the networks loses nothing, and small losses are more frequent than large ones.
             loss_percent: 5.0 * beyond(0.25, loss).powi(2),
             burst_packets: DesignRange(1.0, 8.0).at(beyond(0.5, burst)),
             queue_bdp: DesignRange(0.25, 4.0).at(queue),
@@ -59,19 +59,19 @@ pub fn networks(
     (0..count).map(network).collect()
 }
 
-/// Returns one value in each of `count` equal parts of 0 to 1, in random order.
+/// Returns random values, one in each of `count` equal parts of 0 to 1, in random order.
 fn dimension(count: usize, random: &mut fastrand::Rng) -> Vec<f64> {
     let mut shares: Vec<f64> = (0..count).map(|part| (part as f64 + random.f64()) / count as f64).collect();
     random.shuffle(&mut shares);
     shares
 }
 
-/// Returns 0 for values up to `share`, and a value from 0 to 1 in proportion above it.
+/// Maps values up to `share` to 0, and values from `share` to 1 linearly to 0 to 1.
 fn beyond(share: f64, value: f64) -> f64 {
     ((value - share) / (1.0 - share)).max(0.0)
 }
 
-/// Rounds the values as files have them.
+/// Rounds the values to the three decimals that the file keeps.
 fn rounded(network: TrainingNetwork) -> TrainingNetwork {
     let round = |value: f64| (value * 1e3).round() / 1e3;
     TrainingNetwork {
@@ -86,7 +86,7 @@ fn rounded(network: TrainingNetwork) -> TrainingNetwork {
     }
 }
 
-/// Returns the impairment of the link that carries the data.
+/// Returns the impairment of the link in the direction of the data.
 pub fn impairment(network: &TrainingNetwork) -> String {
     let TrainingNetwork {
         rtt_ms,
@@ -98,14 +98,14 @@ pub fn impairment(network: &TrainingNetwork) -> String {
         reorder_percent,
         ..
     } = network;
-    // At least sixteen packets fit, even with a small bandwidth-delay product.
+    // The queue has room for sixteen packets, even if the bandwidth-delay product is smaller.
     let queue = (rate_mbit * 125.0 * rtt_ms * queue_bdp).max(24e3) as u64;
     let mut text = format!(
         "rate={}bit queue-bytes={queue} jitter={}us",
         (rate_mbit * 1e6) as u64,
         (jitter_ms * 1e3) as u64
     );
-    // Bursts of less than 1.5 packets on average count as single losses.
+    // A mean burst below 1.5 packets is made of independent losses.
     let burst = if *burst_packets < 1.5 { 1.0 } else { *burst_packets };
     text += &format!(" {}", loss(*loss_percent, burst));
     if *reorder_percent > 0.0 {

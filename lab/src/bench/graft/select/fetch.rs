@@ -1,4 +1,5 @@
-//! The receiving end of a transfer, in a process of its own, since its cgroup decides whether it is tunnelled.
+//! The receiver of a transfer. It is a process of its own, since its cgroup decides whether its connection is
+//! tunnelled.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +17,7 @@ pub struct FetchArgs {
     limit: u64,
 }
 
-/// Result, as it is printed.
+/// The result that the receiver prints. Times are since its start.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct FetchResult {
     rungs_ms: Vec<f64>,
@@ -25,7 +26,7 @@ pub struct FetchResult {
 }
 
 impl FetchResult {
-    /// Returns the result with all times later by this much.
+    /// Returns the arrivals with `later_ms` added to every time.
     pub fn came(&self, later_ms: f64) -> ByteArrivals {
         let rung = |at: usize| self.rungs_ms.get(at).map(|ms| ms + later_ms);
         ByteArrivals {
@@ -68,7 +69,7 @@ impl FetchResult {
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     return Ok(());
                 }
-                Err(error) => return Err(error).context("in mid-transfer"),
+                Err(error) => return Err(error).context("the connection failed in mid-transfer"),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The file of rows. Rows are appended one by one, and a later run can continue the file.
+//! The CSV file of results. Each result is appended when it is measured, and a later run can continue the file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 pub struct RowFile(Mutex<File>);
 
 impl RowFile {
-    /// Opens a file and reads its rows. A line that an earlier run left incomplete is removed.
+    /// Opens the file and reads its rows. An incomplete last line of an interrupted run is removed.
     pub fn open(
         path: &Path,
         resume: bool,
@@ -19,7 +19,7 @@ impl RowFile {
     ) -> anyhow::Result<(Self, Vec<TrainingRun>)> {
         let name = || path.display().to_string();
         let text = match fs::read_to_string(path) {
-            Ok(_) if !resume => bail!("{}: exists already: --resume goes on with it", name()),
+            Ok(_) if !resume => bail!("{} exists already: use --resume to continue it", name()),
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error).with_context(name),
@@ -30,7 +30,7 @@ impl RowFile {
             let same = networks.get(run.network as usize) == Some(&run.truth);
             ensure!(
                 same,
-                "{}: network {} is another one: the file was made with other options",
+                "{}: network {} differs: the file was made with other options",
                 name(),
                 run.network
             );
@@ -43,7 +43,7 @@ impl RowFile {
         Ok((Self(Mutex::new(file)), done))
     }
 
-    /// Appends a row in one write, so that a line is whole or missing.
+    /// Appends a row in a single write, so that a line is never mixed with another one.
     pub fn add(&self, run: &TrainingRun) -> io::Result<()> {
         self.0.lock().write_all(format!("{}\n", run.line()).as_bytes())
     }
@@ -79,7 +79,7 @@ mod tests {
             RowFile::open(&path, resume, networks).err().expect("it is refused").to_string()
         };
         assert!(error(false, &networks).contains("--resume"));
-        assert!(error(true, &networks[..1]).contains("network 1 is another one"));
+        assert!(error(true, &networks[..1]).contains("network 1 differs"));
         fs::write(&path, "what,is,this\n").unwrap();
         assert!(error(true, &networks).contains("rows.csv"));
     }

@@ -1,5 +1,5 @@
-//! `bench graft select`: training data for the choice among arms. One transfer for each network, arm and seed is a line
-//! of a file.
+//! `bench graft select`: training data for the choice of a congestion control or carrier (an arm). Each line of the
+//! file is one transfer on one network with one arm and one seed.
 
 mod design;
 pub mod fetch;
@@ -22,25 +22,26 @@ use super::register;
 use crate::bench::at_once::at_once;
 use crate::progress::BenchProgress;
 
-/// Networks up to this rate are measured several at a time, Mbit/s.
+/// Highest rate of a network that is measured at the same time as others by default, Mbit/s.
 const SLOW_MBIT: f64 = 10.0;
 
 #[derive(Debug, clap::Args)]
 pub struct SelectArgs {
-    /// Points of a Latin hypercube: round trip, rate, loss and its bursts, queue, jitter, reordering, cross traffic
+    /// Number of networks, drawn from a Latin hypercube of round-trip time, rate, loss, bursts, queue, jitter,
+    /// reordering and cross traffic
     #[arg(long, default_value_t = 500)]
     networks: usize,
-    /// Transfers of each arm on each network, each with other losses
+    /// Number of transfers of each arm on each network, each with other random losses
     #[arg(long, default_value_t = 3)]
     seeds: u32,
-    /// Append the results to this CSV file, each as it is measured
+    /// Append each result to this CSV file as soon as it is measured
     #[arg(long, value_name = "FILE")]
     csv: PathBuf,
-    /// Continue an existing file: its rows are not measured again
+    /// Continue an existing file; transfers in it are not measured again
     #[arg(long)]
     resume: bool,
-    /// Congestion controls in place, and carried-warm or carried-new, or by another carrier than usual: carried-cubic-warm (QUIC with
-    /// CUBIC), carried-tcp-warm, carried-mptcp-warm, carried-sctp-warm, and -new of each
+    /// Arms: congestion controls of plain TCP, and tunnels: carried-warm or carried-new, or with another carrier
+    /// carried-cubic-warm (QUIC with CUBIC), carried-tcp-warm, carried-mptcp-warm, carried-sctp-warm, and -new of each
     #[arg(
         long,
         value_delimiter = ',',
@@ -48,16 +49,17 @@ pub struct SelectArgs {
         value_name = "NAME"
     )]
     arms: Vec<String>,
-    /// Networks of at most 10 Mbit/s that are measured at the same time
+    /// Number of networks of at most 10 Mbit/s that are measured at the same time
     #[arg(long, default_value_t = 4)]
     at_once: usize,
-    /// Networks above 10 Mbit/s that are measured at the same time; 0: one at a time, after all slower ones
+    /// Number of networks above 10 Mbit/s that are measured at the same time; 0 measures them one at a time after the
+    /// slower ones
     #[arg(long, default_value_t = 0)]
     fast_at_once: usize,
     /// Range of rates of the networks
     #[arg(long, default_value = "0.5:100", value_name = "MBIT:MBIT")]
     rates: DesignRange,
-    /// Range of round trips, without queue
+    /// Range of round-trip times while the queue is empty
     #[arg(long, default_value = "1:800", value_name = "MS:MS")]
     rtts: DesignRange,
     /// Time after which a transfer is stopped
@@ -66,12 +68,12 @@ pub struct SelectArgs {
     /// Size of each transfer
     #[arg(long, default_value_t = LADDER_KIB[LADDER_KIB.len() - 1], value_name = "KIB")]
     most_kib: u32,
-    /// Seed of the Latin hypercube
+    /// Seed with which the Latin hypercube is drawn
     #[arg(long, default_value_t = 1)]
     cube: u64,
 }
 
-/// A network with a seed, and the arms that it still needs.
+/// A network with a seed, and the arms that have yet to be measured on it.
 struct Job<'a> {
     number: u32,
     network: TrainingNetwork,
@@ -82,14 +84,14 @@ struct Job<'a> {
 pub fn run(args: SelectArgs) -> anyhow::Result<()> {
     ensure!(
         args.at_once > 0 && args.limit > 0 && args.seeds > 0,
-        "--at-once, --limit and --seeds are at least 1"
+        "--at-once, --limit and --seeds must be at least 1"
     );
-    ensure!((1..=100_000).contains(&args.networks), "--networks is from 1 to 100000");
-    ensure!(args.most_kib > 0, "--most-kib is at least 1");
+    ensure!((1..=100_000).contains(&args.networks), "--networks must be from 1 to 100000");
+    ensure!(args.most_kib > 0, "--most-kib must be at least 1");
     args.arms.iter().filter(|arm| arm.starts_with(CARRIED)).try_for_each(|arm| {
         ensure!(
             CandidateCarrier::from_arm(arm).is_some(),
-            "there is no {arm}: {CARRIED_NEW}, {CARRIED_WARM}, or with one of {} between, as in carried-tcp-warm",
+            "unknown arm {arm}: use {CARRIED_NEW} or {CARRIED_WARM}, or put one of {} in between, as in carried-tcp-warm",
             CARRIERS.join(", ")
         );
         Ok(())
@@ -118,7 +120,7 @@ pub fn run(args: SelectArgs) -> anyhow::Result<()> {
         };
     }
     drop(progress);
-    ensure!(failed == 0, "{failed} transfers came to nothing: --resume tries them again");
+    ensure!(failed == 0, "{failed} transfers failed: use --resume to try them again");
     println!(
         "{}: {} networks, {} arms, {} seeds",
         args.csv.display(),
@@ -137,7 +139,7 @@ impl SelectArgs {
         let job = |(number, network): (u32, &TrainingNetwork)| {
             let mut arms: Vec<&str> = self.arms.iter().map(String::as_str).collect();
             arms.retain(|arm| !is_done(number, arm));
-            // A drift of a path affects another arm each time.
+            // Rotate the arms, so that a drift of the machine affects other arms on each network.
             let first = (number + seed) as usize % arms.len().max(1);
             arms.rotate_left(first);
             Job { number, network: *network, seed, arms }
@@ -145,7 +147,7 @@ impl SelectArgs {
         (0..).zip(networks).map(job).filter(|job| !job.arms.is_empty()).collect()
     }
 
-    /// Returns how many transfers failed. A lab that cannot be made or observed fails all its transfers.
+    /// Measures all arms of a job. Returns how many transfers failed: all of them, if the lab could not be set up.
     fn on(&self, job: &Job<'_>, rows: &RowFile, progress: &BenchProgress) -> anyhow::Result<usize> {
         let place = match SelectSite::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,

@@ -1,4 +1,5 @@
-//! A host's observations of a path: packets at even intervals, and TCP's own figures of an earlier connection.
+//! Observations of a path that a host can make: packets at even intervals, and TCP's own figures of an earlier
+//! connection.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +15,13 @@ use crate::lab::LabNode;
 
 const PROBES: usize = 400;
 const PERIOD: Duration = Duration::from_millis(20);
-/// Packets that are later than this count as lost.
+/// Delay beyond which a packet counts as lost.
 const LATE: Duration = Duration::from_secs(2);
 const EARLIER_BYTES: u64 = 256 << 10;
 const EARLIER_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Observes a path from the sender of the data to its receiver.
+/// Observes the path from the sender of the data to its receiver.
 pub fn look(from: &LabNode, to: &LabNode) -> anyhow::Result<MeasuredPath> {
     let report = probe(from, to)?;
     let rate = delivery_rate(from, to)?;
@@ -50,7 +51,7 @@ fn probe(from: &LabNode, to: &LabNode) -> anyhow::Result<PathReport> {
         for number in 0..PROBES {
             std::thread::sleep((PERIOD * number as u32).saturating_sub(start.elapsed()));
             sent.push(Instant::now());
-            // Packets that the queue does not take are lost like any others.
+            // A send error is ignored: a packet that the queue does not take is lost like any other.
             let _ = sender.send_to(&number.to_be_bytes(), at);
         }
         std::thread::sleep(LATE);
@@ -96,7 +97,7 @@ fn each(
     Ok(())
 }
 
-/// Returns the greatest rate that TCP has measured, bytes per second.
+/// Returns the highest delivery rate that the kernel measured for a TCP connection on this path, bytes per second.
 fn delivery_rate(from: &LabNode, to: &LabNode) -> anyhow::Result<Option<u64>> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -104,7 +105,9 @@ fn delivery_rate(from: &LabNode, to: &LabNode) -> anyhow::Result<Option<u64>> {
         let moved = BegunTransfer::open(from, to, "cubic")
             .and_then(|flow| flow.transfer(EARLIER_BYTES, EARLIER_LIMIT));
         over.store(true, Ordering::Relaxed);
-        let seen = looking.join().map_err(|_| anyhow::anyhow!("a look panicked"))??;
+        let seen = looking
+            .join()
+            .map_err(|_| anyhow::anyhow!("the thread that reads the kernel's figures panicked"))??;
         moved?;
         seen
     })

@@ -1,4 +1,4 @@
-//! One network of the hypercube as a lab, and transfers over it.
+//! One network of the hypercube as a lab, and transfers on it.
 
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use crate::bench::process::BenchProcess;
 use crate::bench::site::{BenchSite, SUBSCRIBERS_LINK};
 use crate::lab::{Directions, LabNode, Topology};
 
-/// Time in which a carrier opens its window.
+/// Time that a carrier gets before the measurement to open its congestion window.
 const WARMING: Duration = Duration::from_secs(3);
-/// Time for a process to begin and to end, in addition to the transfer.
+/// Time that a process may take to start and to end, in addition to the transfer.
 const GRACE: Duration = Duration::from_secs(30);
 const CROSS_BYTES: usize = 1000;
 const BLOCK: usize = 1 << 16;
 
 pub struct SelectSite {
     pub seen: MeasuredPath,
-    // The field is dropped before the lab that its processes run in.
+    // Fields are dropped in this order: the cross traffic must end before its lab is removed.
     _cross: Option<Cross>,
     site: BenchSite,
     limit: Duration,
     bytes: u64,
-    /// Wait until the rest of a transfer has passed.
+    /// Wait after a transfer, until its last packets have left the network.
     settling: Duration,
 }
 
 impl SelectSite {
-    /// Makes the lab with its cross traffic, and observes the path.
+    /// Creates the lab, starts its cross traffic, and observes the path.
     pub fn new(
         network: &TrainingNetwork,
         number: u32,
@@ -48,14 +48,15 @@ impl SelectSite {
         most_kib: u32,
     ) -> anyhow::Result<Self> {
         let mut topology = Topology::standard(1, 1);
-        // Each network and each seed has other losses.
+        // The seed of random losses differs for each network and seed.
         (topology.seed, topology.netem) = (u64::from(number) << 16 | u64::from(seed), false);
         let delay = format!("delay={}us", (network.rtt_ms * 500.0) as u64);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &delay)?;
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &design::impairment(network))?;
         let site = BenchSite::new(&topology)?;
         for node in [site.relay()?, site.subscribers()?] {
-            // TCP's metrics of earlier connections are not kept, so that each connection is like the first to its peer.
+            // Forget TCP metrics of earlier connections, so that every connection starts like the first one to its
+            // peer.
             node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"))??;
         }
         let cross = (network.cross_percent > 0.0).then(|| Cross::start(&site, network)).transpose()?;
@@ -84,7 +85,7 @@ impl SelectSite {
         let _client = pair.client.start()?;
         let start = Instant::now();
         pair.wait_warm()?;
-        // For a warm carrier only the transfer counts.
+        // For a new carrier, the time to set it up is added to the transfer. For a warm one, it is not.
         let later = if warm { Duration::ZERO } else { start.elapsed() };
         if warm {
             std::thread::sleep(WARMING);
@@ -109,7 +110,7 @@ impl SelectSite {
         BenchProcess::start("fetch", command, self.site.directory())
     }
 
-    /// Sends data until the client has enough.
+    /// Sends data over the next connection until the client closes it. Returns the client's result.
     fn serve(
         &self,
         listener: &TcpListener,
@@ -120,8 +121,8 @@ impl SelectSite {
         let stream = client.accept(listener, self.limit + GRACE)?;
         self.send(stream, control)?;
         let said = client.finish(self.limit + GRACE)?;
-        let got: FetchResult =
-            serde_json::from_str(said.trim()).with_context(|| format!("the client said {said:?}"))?;
+        let got: FetchResult = serde_json::from_str(said.trim())
+            .with_context(|| format!("cannot parse the client's output {said:?}"))?;
         std::thread::sleep(self.settling);
         Ok(got.came(later_ms))
     }
@@ -136,7 +137,7 @@ impl SelectSite {
         let mut left = self.bytes;
         while left > 0 {
             let now = usize::try_from(left).map_or(BLOCK, |left| left.min(BLOCK));
-            // The client has closed the connection, and its count of bytes is the result.
+            // The client closes the connection when it has enough. Its own count of bytes is the result.
             if std::io::Write::write_all(&mut stream, &block[..now]).is_err() {
                 return Ok(());
             }
@@ -146,7 +147,7 @@ impl SelectSite {
     }
 }
 
-/// Returns the settings that select the kind of carrier.
+/// Returns the lines of `[carry]` that select the kind of carrier.
 fn settings(carrier: CandidateCarrier<'_>) -> String {
     let kind = match carrier.by {
         None => String::new(),
@@ -157,7 +158,7 @@ fn settings(carrier: CandidateCarrier<'_>) -> String {
     kind + warming
 }
 
-/// Cross traffic: datagrams at even intervals, until it is dropped.
+/// Cross traffic: datagrams at even intervals, which are sent until this is dropped.
 struct Cross {
     over: Arc<AtomicBool>,
     sending: Option<JoinHandle<()>>,

@@ -1,5 +1,5 @@
-//! Measures the one-way delay of messages at a rate, on a link without delay or loss: the time that a graft adds, and
-//! its jitter.
+//! Measures the one-way delay of messages sent at a fixed rate on a link without delay or loss: the time that a graft
+//! adds, and its jitter.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,9 +51,9 @@ const ARMS: [SessionDelayVariant; 7] = [
     },
     SessionDelayVariant { name: "fec", functions: &["number", "fec"], parameters: "" },
 ];
-/// Time until a sender tries again that was told that there is no room.
+/// Pause of a sender after the session had no room for a message.
 const NO_ROOM: Duration = Duration::from_micros(50);
-/// Wait for messages that are on their way when the last one was sent.
+/// Longest wait for messages that are still on their way after the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Result of one run.
@@ -62,10 +62,10 @@ struct SessionDelayOutcome {
     delays_us: Vec<f64>,
 }
 
-/// Figures of a cell, over all its rounds.
+/// Figures of one variant with one number of sessions, over all rounds.
 struct SessionDelayFigures {
     delays: Percentiles,
-    /// Mean distance from the median.
+    /// Mean absolute distance of a delay from the median, us.
     deviation_us: f64,
 }
 
@@ -124,7 +124,7 @@ impl SessionArgs {
         arm: &SessionDelayVariant,
         sessions: u16,
     ) -> anyhow::Result<SessionDelayOutcome> {
-        // Memory limit that no session reaches.
+        // The memory limit is high enough that no session reaches it.
         let memory = format!("memory-mib = {}\n", 64 + 3 * u64::from(sessions));
         let _pair = SessionPair::start(site, sessions, arm.functions, &(memory + arm.parameters))?;
         let near = site.relay()?;
@@ -152,11 +152,11 @@ impl SessionArgs {
             let (delays_us, wrong) = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
             Ok::<_, anyhow::Error>((SessionDelayOutcome { sent: sent?, delays_us }, wrong))
         })?;
-        ensure!(wrong == 0, "{}: {wrong} messages were not as they were sent, or came twice", arm.name);
+        ensure!(wrong == 0, "{}: {wrong} messages were altered or duplicated", arm.name);
         Ok(outcome)
     }
 
-    /// Sends by each session in turn.
+    /// Sends messages through the sessions in turn.
     fn send(&self, from: &[UdpSocket], base: Instant) -> anyhow::Result<u64> {
         let count = self.seconds * u64::from(self.rate);
         for (number, socket) in (0..count).zip(from.iter().cycle()) {

@@ -1,6 +1,6 @@
-//! Measures the resources of a daemon with many sessions: its memory, that of its maps in the kernel, and the memory
-//! that it reports. It is read before and after each session has passed a message. The CPU time is that of idle
-//! sessions.
+//! Measures the resources of a daemon with many sessions: its resident memory, the memory of its BPF maps, and the
+//! memory that it reports itself. Memory is read before and after each session has passed a message. CPU time is that
+//! of idle sessions.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,11 +17,11 @@ use crate::bench::table::columns;
 use crate::bench::usage::UsageReading;
 use crate::progress::BenchProgress;
 
-/// Time in which sessions send their last messages and timers run out.
+/// Time in which sessions send their last control messages and their timers expire.
 const CALM: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Memory in bytes.
+/// Memory of a daemon, bytes.
 #[derive(Clone, Copy)]
 struct SessionMemory {
     resident: u64,
@@ -36,7 +36,7 @@ impl SessionMemory {
             .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
         let mut maps = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
-            // Descriptors may be closed meanwhile.
+            // A descriptor may have been closed since the directory was listed.
             let text = fs::read_to_string(entry?.path()).unwrap_or_default();
             maps.extend(map_of(&text));
         }
@@ -44,7 +44,8 @@ impl SessionMemory {
     }
 }
 
-/// Returns the ID and the bytes of a map, from the kernel's description of a descriptor.
+/// Parses the kernel's description of a descriptor (fdinfo). Returns the ID and the size in bytes of the map, if it is
+/// one.
 fn map_of(text: &str) -> Option<(u64, u64)> {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
@@ -68,18 +69,19 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
         let label = format!("{sessions} sessions");
         progress.begin(label.clone());
         let pair = SessionPair::start(site, *sessions, &["number"], "")?;
-        let stated =
-            pair.near.status()?["memory_bytes"].as_u64().context("the daemon does not say what it takes")?;
+        let stated = pair.near.status()?["memory_bytes"]
+            .as_u64()
+            .context("the daemon's status has no memory_bytes")?;
         let before = SessionMemory::read_process(pair.near.id())?;
         use_each(site, *sessions)?;
         let passed = pair.far.status()?["sessions"].as_array().map_or(0, |all| {
             all.iter().filter(|session| session["packets"]["delivered"].as_u64() >= Some(1)).count()
         });
-        ensure!(passed == usize::from(*sessions), "{passed} of {sessions} sessions have passed a message");
+        ensure!(passed == usize::from(*sessions), "only {passed} of {sessions} sessions passed a message");
         let after = SessionMemory::read_process(pair.near.id())?;
         ensure!(
             before.maps == after.maps,
-            "{sessions} sessions: maps took {} bytes, then {}",
+            "{sessions} sessions: the maps grew from {} bytes to {}",
             before.maps,
             after.maps
         );
@@ -100,7 +102,8 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
     Ok((rows, columns(&lines)))
 }
 
-/// Returns the CPU time of an idle daemon per second, long after its sessions' messages.
+/// Returns the CPU time per second of an idle daemon in ms. It waits first, so that nothing of earlier messages is
+/// left.
 fn idle_ms_s(process: u32) -> anyhow::Result<f64> {
     thread::sleep(CALM);
     let before = UsageReading::take(process)?;
@@ -108,7 +111,7 @@ fn idle_ms_s(process: u32) -> anyhow::Result<f64> {
     Ok(10.0 * UsageReading::take(process)?.used_since(&before).process_percent())
 }
 
-/// Sends one message by each session, from one socket after the other.
+/// Sends one message through each session, one after the other.
 fn use_each(site: &BenchSite, sessions: u16) -> anyhow::Result<()> {
     let near = site.relay()?;
     let far = site.subscribers()?;
@@ -118,8 +121,8 @@ fn use_each(site: &BenchSite, sessions: u16) -> anyhow::Result<()> {
         for at in 0..sessions {
             let from = UdpSocket::bind((near.addr_v4(), FIRST_PORT + at))?;
             from.send_to(b"message", (far.addr_v4(), PORT))?;
-            // Earlier messages, from before the other end was ready, may arrive as well.
-            to.recv(&mut [0; 2048]).with_context(|| format!("session {at} passes nothing"))?;
+            // Messages sent before the other host was ready may arrive here too, so the content is not compared.
+            to.recv(&mut [0; 2048]).with_context(|| format!("session {at} passed no message"))?;
         }
         Ok(())
     })?

@@ -1,5 +1,4 @@
-//! `bench graft sessions`: the delay of packets and the resources of daemons, with one session and with many, between
-//! two daemons as users run them.
+//! `bench graft sessions`: the delay of packets and the resources of two daemons, with one session and with many.
 
 mod delay;
 mod memory;
@@ -20,8 +19,8 @@ use crate::lab::{LabNode, Topology};
 
 #[derive(Debug, clap::Args)]
 pub struct SessionArgs {
-    /// Measurements: the delay of messages, memory, ways to deliver messages to applications, or ways to learn of room
-    /// to send
+    /// Measurements to make: the delay of messages, memory, ways to deliver messages to applications, or ways to learn
+    /// of room to send
     #[arg(
         long,
         value_enum,
@@ -30,13 +29,13 @@ pub struct SessionArgs {
         value_name = "PART"
     )]
     parts: Vec<SessionPart>,
-    /// Sessions that share the messages
+    /// Numbers of sessions that share the messages
     #[arg(long, value_delimiter = ',', default_value = "1,64", value_name = "COUNT")]
     sessions: Vec<u16>,
     /// Messages per second, of all sessions together
     #[arg(long, default_value_t = 1000, value_name = "COUNT")]
     rate: u32,
-    /// Size of a message
+    /// Size of a message, bytes
     #[arg(long, default_value_t = 200)]
     bytes: usize,
     /// Length of each run, seconds
@@ -45,10 +44,10 @@ pub struct SessionArgs {
     /// Number of runs of each measurement
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Numbers of sessions whose memory is measured
+    /// Numbers of sessions for which memory is measured
     #[arg(long, value_delimiter = ',', default_value = "1,64,10000", value_name = "COUNT")]
     memory_sessions: Vec<u16>,
-    /// Round trips of senders that wait for room
+    /// Round-trip times for senders that wait for room
     #[arg(long, value_delimiter = ',', default_value = "20,100", value_name = "MS")]
     room_rtt_ms: Vec<u32>,
     /// Write the results to this file, as JSON
@@ -64,22 +63,22 @@ enum SessionPart {
     Room,
 }
 
-/// First port of the one host; the other one has `PORT` for all sessions.
+/// First port of the sending host's sessions. The other host uses `PORT` for all of them.
 const FIRST_PORT: u16 = 20_000;
 const PORT: u16 = 7000;
-/// The settings' limit.
+/// Largest number of sessions that a daemon's settings allow.
 const SESSIONS_MAX: u16 = 16_384;
 
 pub fn run(args: SessionArgs) -> anyhow::Result<()> {
     ensure!(
         args.rounds > 0 && args.seconds > 0 && args.rate > 0,
-        "--rounds, --seconds and --rate are at least 1"
+        "--rounds, --seconds and --rate must be at least 1"
     );
-    ensure!((16..=1400).contains(&args.bytes), "--bytes are from 16 to 1400");
+    ensure!((16..=1400).contains(&args.bytes), "--bytes must be from 16 to 1400");
     let mut counts = args.sessions.iter().chain(&args.memory_sessions);
     ensure!(
         counts.all(|count| (1..=SESSIONS_MAX).contains(count)),
-        "--sessions and --memory-sessions are from 1 to {SESSIONS_MAX}"
+        "--sessions and --memory-sessions must be from 1 to {SESSIONS_MAX}"
     );
     warn_if_busy()?;
     let site = BenchSite::new(&Topology::standard(1, 1))?;
@@ -97,14 +96,14 @@ pub fn run(args: SessionArgs) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-/// Two daemons with many sessions of one graft, unencrypted.
+/// Two daemons with many unencrypted sessions of the same graft.
 struct SessionPair {
     near: DaemonProcess,
     far: DaemonProcess,
 }
 
 impl SessionPair {
-    /// Starts both daemons. `head` is put in front of the settings.
+    /// Starts both daemons. `head` is prepended to their settings.
     fn start(site: &BenchSite, sessions: u16, functions: &[&str], head: &str) -> anyhow::Result<Self> {
         let near = site.relay()?;
         let far = site.subscribers()?;

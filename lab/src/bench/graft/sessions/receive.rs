@@ -1,5 +1,5 @@
-//! Measures the one-way delay of messages at a rate, from application to application by the library, and the CPU time
-//! of it, unencrypted and encrypted.
+//! Measures the one-way delay and the CPU time of messages that applications send and receive with the library,
+//! unencrypted and encrypted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::progress::BenchProgress;
 use crate::stats::Percentiles;
 
 const TURN: Duration = Duration::from_millis(20);
-/// Wait for messages that are on their way when the last one was sent.
+/// Longest wait for messages that are still on their way after the last one was sent.
 const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy)]
@@ -33,9 +33,9 @@ const ARMS: [ReceiveVariant; 2] = [ReceiveVariant { is_sealed: false }, ReceiveV
 struct ReceiveOutcome {
     sent: u64,
     delays_us: Vec<f64>,
-    /// CPU time of the receiving thread.
+    /// CPU time of the receiving thread, ns.
     receiver_ns: u64,
-    /// CPU time of the whole machine.
+    /// CPU time of the whole machine, ns.
     machine_ns: u64,
 }
 
@@ -129,13 +129,12 @@ impl SessionArgs {
         while !is_over.load(Ordering::Relaxed) {
             let got = match far.receive() {
                 Ok(Received::Message(bytes)) => bytes,
-                Ok(Received::Finished) => bail!("the sender has finished"),
+                Ok(Received::Finished) => bail!("the sender has finished too early"),
                 Err(Error::TimedOut) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let (number, delay_ms) =
-                read(&got, base, self.bytes).context("a message is not as it was sent")?;
-            ensure!(seen.insert(number), "message {number} came twice");
+            let (number, delay_ms) = read(&got, base, self.bytes).context("a message was altered")?;
+            ensure!(seen.insert(number), "message {number} arrived twice");
             outcome.delays_us.push(delay_ms * 1e3);
         }
         outcome.receiver_ns = (thread_time()? - begin).as_nanos() as u64;

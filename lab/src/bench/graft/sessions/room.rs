@@ -1,4 +1,4 @@
-//! Measures a sender that a full window stops: the daemon notifies it when there is room, or it tries again by itself.
+//! Measures a sender that is stopped by a full window. Either the daemon notifies it of room, or it polls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::progress::BenchProgress;
 use crate::stats::Spread;
 
 const WINDOW: u32 = 64;
-/// Payload, bytes: some 1300 on the wire with headers.
+/// Payload of a message, bytes: some 1300 on the wire with headers.
 const BYTES: usize = 1200;
 const ON_THE_WIRE: u64 = 1300;
-/// Intervals of a sender that tries again by itself: the first, and the longest.
+/// Intervals of a sender that polls: the first one, which doubles with each attempt, and the longest.
 const AGAIN: Duration = Duration::from_micros(100);
 const AGAIN_MOST: Duration = Duration::from_millis(4);
 const TURN: Duration = Duration::from_millis(50);
@@ -37,13 +37,13 @@ const ARMS: [RoomVariant; 2] = [RoomVariant::Told, RoomVariant::Tries];
 
 /// Result of one run.
 struct RoomOutcome {
-    /// Messages per second.
+    /// Received messages per second.
     messages: f64,
-    /// CPU time of the sending thread, per message.
+    /// CPU time of the sending thread per message, us.
     sender_us: f64,
-    /// Sleeps of the sender, per message.
+    /// Number of times that the sender slept, per message.
     sleeps: f64,
-    /// CPU time of the daemon at its host, per message.
+    /// CPU time of the daemon on the sender's host per message, us.
     daemon_us: f64,
 }
 
@@ -115,7 +115,7 @@ pub fn run(args: &SessionArgs) -> anyhow::Result<(Vec<Value>, String)> {
 }
 
 impl SessionArgs {
-    /// Sends as much as the window lets through.
+    /// Sends as many messages as the window allows, for the run's length.
     fn fill(
         &self,
         arm: RoomVariant,
@@ -137,7 +137,8 @@ impl SessionArgs {
         })
     }
 
-    /// Sends until the end. Returns CPU time in us, how often it slept, and the daemon's CPU time in us.
+    /// Sends messages until the end. Returns the thread's CPU time in us, how often it slept, and the daemon's CPU time
+    /// in us.
     fn send_until_over(
         &self,
         arm: RoomVariant,
@@ -167,7 +168,7 @@ impl SessionArgs {
                 Err(error) => return Err(error.into()),
             }
         }
-        // Messages that arrive later are not counted.
+        // The receiver stops counting now, so messages that are still on their way do not count.
         is_over.store(true, Ordering::Relaxed);
         let used = UsageReading::take(daemon)?.used_since(&at_daemon);
         let us = |time: Duration| time.as_nanos() as f64 / 1e3;
@@ -180,10 +181,10 @@ fn count(far: &mut Session, base: Instant, is_over: &AtomicBool) -> anyhow::Resu
     while !is_over.load(Ordering::Relaxed) {
         match far.receive() {
             Ok(Received::Message(bytes)) => {
-                read(&bytes, base, BYTES).context("a message is not as it was sent")?;
+                read(&bytes, base, BYTES).context("a message was altered")?;
                 come += 1;
             }
-            Ok(Received::Finished) => bail!("the sender has finished"),
+            Ok(Received::Finished) => bail!("the sender has finished too early"),
             Err(Error::TimedOut) => {}
             Err(error) => return Err(error.into()),
         }
