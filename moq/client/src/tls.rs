@@ -9,7 +9,7 @@ use millrace_base::pem::{PemKind, fault};
 use parking_lot::Mutex;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -154,16 +154,18 @@ impl CertificateTrust {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let by_roots =
             |roots| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
-        let inner: Arc<dyn ServerCertVerifier> = match self {
-            Self::System => by_roots(roots(Path::new(SYSTEM_ROOTS), OnBad::Skip)?)?,
-            Self::Roots(file) => by_roots(roots(file, OnBad::Fail)?)?,
-            Self::Fingerprint(expected) => {
-                Arc::new(LeafVerifier { provider: provider.clone(), expected: Some(*expected) })
-            }
-            Self::Anyone => Arc::new(LeafVerifier { provider: provider.clone(), expected: None }),
+        let chain = match self {
+            Self::System => Some(by_roots(roots(Path::new(SYSTEM_ROOTS), OnBad::Skip)?)?),
+            Self::Roots(file) => Some(by_roots(roots(file, OnBad::Fail)?)?),
+            Self::Fingerprint(_) | Self::Anyone => None,
         };
+        let fingerprint = match self {
+            Self::Fingerprint(expected) => Some(*expected),
+            _ => None,
+        };
+        let algorithms = provider.signature_verification_algorithms;
         let verdict = LastRefusal::default();
-        let explaining = Explaining { inner, verdict: verdict.clone() };
+        let explaining = ExplainingVerifier { chain, fingerprint, algorithms, verdict: verdict.clone() };
         let mut config = rustls::ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
@@ -202,14 +204,19 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// A verifier that records why a certificate was refused, since QUIC's error has no room for advice.
+/// Verifies the server's certificate, and records why it was refused, since QUIC's error has no room for advice. The
+/// server must prove in any case that it holds the certificate's key.
 #[derive(Debug)]
-struct Explaining {
-    inner: Arc<dyn ServerCertVerifier>,
+struct ExplainingVerifier {
+    /// Verifies that a trusted authority has signed the certificate.
+    chain: Option<Arc<WebPkiServerVerifier>>,
+    /// The certificate that is accepted without a chain. With neither, every certificate is.
+    fingerprint: Option<Fingerprint>,
+    algorithms: WebPkiSupportedAlgorithms,
     verdict: LastRefusal,
 }
 
-impl ServerCertVerifier for Explaining {
+impl ServerCertVerifier for ExplainingVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -218,23 +225,29 @@ impl ServerCertVerifier for Explaining {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let verified =
-            self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        let shown = Fingerprint::from_certificate(end_entity);
+        let verified = match &self.chain {
+            Some(chain) => {
+                chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+            }
+            None if self.fingerprint.is_some_and(|expected| expected != shown) => {
+                Err(CertificateError::ApplicationVerificationFailure.into())
+            }
+            None => Ok(ServerCertVerified::assertion()),
+        };
         if let Err(error) = &verified {
-            let refusal =
-                CertificateRefusal::new(error, server_name, Fingerprint::from_certificate(end_entity));
-            *self.verdict.0.lock() = Some(refusal);
+            *self.verdict.0.lock() = Some(CertificateRefusal::new(error, server_name, shown));
         }
         verified
     }
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.inner.verify_tls12_signature(message, cert, dss)
+        Err(rustls::Error::General("TLS 1.2 is not supported".to_owned())) // QUIC has TLS 1.3 (RFC 9001, section 4.2)
     }
 
     fn verify_tls13_signature(
@@ -243,59 +256,11 @@ impl ServerCertVerifier for Explaining {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.inner.verify_tls13_signature(message, cert, dss)
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.inner.supported_verify_schemes()
-    }
-}
-
-/// A verifier that accepts the certificate with a fingerprint, or any certificate. The server must prove in any case
-/// that it holds the certificate's key.
-#[derive(Debug)]
-struct LeafVerifier {
-    provider: Arc<CryptoProvider>,
-    expected: Option<Fingerprint>,
-}
-
-impl ServerCertVerifier for LeafVerifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        match self.expected {
-            Some(expected) if expected != Fingerprint::from_certificate(end_entity) => {
-                Err(CertificateError::ApplicationVerificationFailure.into())
-            }
-            _ => Ok(ServerCertVerified::assertion()),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }
 

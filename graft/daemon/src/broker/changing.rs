@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use super::{
     SessionBroker,
     addresses::is_here,
-    client_session::{ClientSession, ClientSessionStage, Denied, PendingMessage, SILENCE, denied, waits},
+    client_session::{ClientSession, Denied, PendingMessage, SILENCE, SessionStage, denied, waits},
     peer_message::PeerMessage,
 };
 
@@ -22,35 +22,35 @@ impl SessionBroker {
             PacketEvent::Swapped { session: name, graft, .. } => (name, Ok(graft)),
             PacketEvent::NotSwapped { session: name, why, .. } => (name, Err(why.text())),
             PacketEvent::Restarted { session: name } => {
-                if let Some(session_id) = self.session_id_of(name) {
-                    self.end(session_id, "the daemon at the other end was restarted", false);
+                if let Some(id) = self.session_id_of(name) {
+                    self.end(id, "the daemon at the other end was restarted", false);
                 }
                 return;
             }
             PacketEvent::Room { ends } => return self.tell_room(ends),
             _ => return,
         };
-        let Some(session_id) = self.session_id_of(name) else { return };
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+        let Some(id) = self.session_id_of(name) else { return };
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         match (session.stage, what) {
-            (ClientSessionStage::Swapping(_), Ok(_)) if session.is_own => {
+            (SessionStage::Swapping(_), Ok(_)) if session.is_own => {
                 // The socket is opened before `Go` is sent, so that it receives what the other application
                 // sends after `Ready`.
                 let opened =
                     self.sockets.get_mut(&session.ends).map(|socket| socket.lend(session.user).map(drop));
-                session.stage = ClientSessionStage::Going;
-                session.said = Some(PendingMessage::new(PeerMessage::Go { session_id }));
+                session.stage = SessionStage::Going;
+                session.said = Some(PendingMessage::new(PeerMessage::Go { id }));
                 session.begin(runtime);
                 if !matches!(opened, Some(Ok(()))) {
-                    self.give_up(session_id, SessionRefusal::Impossible, "the pooled socket cannot be used");
+                    self.give_up(id, SessionRefusal::Impossible, "the pooled socket cannot be used");
                 }
             }
             // The accepting end has changed to the graft, and waits for `Go`.
-            (ClientSessionStage::Swapping(_), Ok(_)) => session.stage = ClientSessionStage::Swapping(true),
-            (ClientSessionStage::Swapping(_), Err(why)) if session.is_own => {
-                self.give_up(session_id, SessionRefusal::Unreachable, why)
+            (SessionStage::Swapping(_), Ok(_)) => session.stage = SessionStage::Swapping(true),
+            (SessionStage::Swapping(_), Err(why)) if session.is_own => {
+                self.give_up(id, SessionRefusal::Unreachable, why)
             }
-            (ClientSessionStage::Open, Ok(graft)) => {
+            (SessionStage::Open, Ok(graft)) => {
                 session.graft.clone_from(graft);
                 // A change that nobody here has asked for comes from the other end.
                 let by = session.changing.take().unwrap_or(ChangeOrigin::Other);
@@ -62,7 +62,7 @@ impl SessionBroker {
                 let word = BrokerReply::Changed { graft: graft.clone(), services, by };
                 client.into_iter().for_each(|client| self.tell(client, &word));
             }
-            (ClientSessionStage::Open, Err(why)) => {
+            (SessionStage::Open, Err(why)) => {
                 let by = session.changing.take();
                 // Only an application that has asked for the change learns that it failed.
                 let client = session.client.filter(|_| by == Some(ChangeOrigin::Application));
@@ -79,7 +79,7 @@ impl SessionBroker {
         let session = self
             .sessions
             .values()
-            .find(|session| session.ends == *ends && session.stage == ClientSessionStage::Open);
+            .find(|session| session.ends == *ends && session.stage == SessionStage::Open);
         let client = session.and_then(|session| session.client);
         client.into_iter().for_each(|client| self.tell(client, &BrokerReply::Room));
     }
@@ -88,18 +88,17 @@ impl SessionBroker {
         let is_its = |session: &ClientSession| {
             self.peers.get(session.peer).is_some_and(|peer| peer.session_name(&session.ends) == name)
         };
-        self.sessions.iter().find(|(_, session)| is_its(session)).map(|(session_id, _)| *session_id)
+        self.sessions.iter().find(|(_, session)| is_its(session)).map(|(id, _)| *id)
     }
 
     pub(super) fn renegotiate(
         &mut self,
         runtime: &mut PacketRuntime,
-        session_id: u64,
+        id: u64,
         want: Want,
     ) -> Result<(), Denied> {
         want.check().map_err(|reason| (SessionRefusal::Malformed, reason))?;
-        let Some(session) =
-            self.sessions.get(&session_id).filter(|session| session.stage == ClientSessionStage::Open)
+        let Some(session) = self.sessions.get(&id).filter(|session| session.stage == SessionStage::Open)
         else {
             return Err((SessionRefusal::Malformed, "the session is not open".to_owned()));
         };
@@ -125,8 +124,8 @@ impl SessionBroker {
             let reason = format!("redundant: the session already has all of it by graft {graft}");
             return Err((SessionRefusal::Redundant, reason));
         }
-        self.change(runtime, session_id, graft, ChangeOrigin::Application);
-        self.sessions.entry(session_id).and_modify(|session| {
+        self.change(runtime, id, graft, ChangeOrigin::Application);
+        self.sessions.entry(id).and_modify(|session| {
             session.want = want;
             session.quality.forget();
         });
@@ -134,14 +133,8 @@ impl SessionBroker {
     }
 
     /// Requests a change of the graft, which begins when no other change is under way.
-    pub(super) fn change(
-        &mut self,
-        runtime: &mut PacketRuntime,
-        session_id: u64,
-        graft: String,
-        by: ChangeOrigin,
-    ) {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+    pub(super) fn change(&mut self, runtime: &mut PacketRuntime, id: u64, graft: String, by: ChangeOrigin) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         if graft == session.graft {
             let services = session.services(&self.offers);
             let client = session.client;
@@ -149,11 +142,11 @@ impl SessionBroker {
             return client.into_iter().for_each(|client| self.tell(client, &word));
         }
         (session.changing, session.quality.next) = (Some(by), Some(graft));
-        self.try_change(runtime, session_id);
+        self.try_change(runtime, id);
     }
 
-    pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+    pub(super) fn try_change(&mut self, runtime: &mut PacketRuntime, id: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(graft) = session.quality.next.clone() else { return };
         // A session makes one change at a time. If another one is under way, a later tick tries again.
         match runtime.see(&session.ends) {
@@ -174,20 +167,19 @@ impl SessionBroker {
         }
     }
 
-    pub(super) fn finish(&mut self, session_id: u64, messages: u32) {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+    pub(super) fn finish(&mut self, id: u64, messages: u32) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         // Only the first call counts.
-        if session.sent.is_none() && session.stage == ClientSessionStage::Open {
+        if session.sent.is_none() && session.stage == SessionStage::Open {
             session.sent = Some(messages);
-            session.finish = Some(PendingMessage::new(PeerMessage::Finish { session_id, messages }));
+            session.finish = Some(PendingMessage::new(PeerMessage::Finish { id, messages }));
         }
     }
 
-    pub(super) fn tell_finish(&mut self, session_id: u64, messages: u32) {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+    pub(super) fn tell_finish(&mut self, id: u64, messages: u32) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         // The application is told only once.
-        if session.stage != ClientSessionStage::Open || std::mem::replace(&mut session.has_told_finish, true)
-        {
+        if session.stage != SessionStage::Open || std::mem::replace(&mut session.has_told_finish, true) {
             return;
         }
         let client = session.client;
@@ -200,18 +192,18 @@ impl SessionBroker {
     pub(super) fn report(&mut self, runtime: &mut PacketRuntime) {
         self.reports = self.reports.wrapping_add(1);
         let turn = self.reports % REPORT_EVERY;
-        let open = self.sessions.iter().filter(|(_, session)| session.stage == ClientSessionStage::Open);
-        for (session_id, session) in open {
+        let open = self.sessions.iter().filter(|(_, session)| session.stage == SessionStage::Open);
+        for (id, session) in open {
             let asks = session.want.qos.max_loss_percent.is_some();
             // The session IDs spread these reports evenly over the seconds.
-            if !session.is_asked && !asks && session_id % REPORT_EVERY != turn {
+            if !session.is_asked && !asks && id % REPORT_EVERY != turn {
                 continue;
             }
             let delivered = match session.is_asked.then(|| runtime.traffic(&session.ends)) {
                 Some(Ok(Some(traffic))) => Some(session.quality.delivered(&traffic)),
                 _ => None,
             };
-            let say = PeerMessage::Report { session_id: *session_id, delivered, asks };
+            let say = PeerMessage::Report { id: *id, delivered, asks };
             self.links.fars.get(session.peer).into_iter().for_each(|far| far.say(&say));
         }
     }
@@ -240,19 +232,19 @@ impl SessionBroker {
         let open = self
             .sessions
             .iter()
-            .filter(|(_, session)| session.stage == ClientSessionStage::Open && wanted(session));
-        open.map(|(session_id, _)| *session_id).collect()
+            .filter(|(_, session)| session.stage == SessionStage::Open && wanted(session));
+        open.map(|(id, _)| *id).collect()
     }
 
     /// Ends these sessions. The reason says how many sent datagrams were not acknowledged.
     fn end_those(&mut self, runtime: &mut PacketRuntime, lives: &[u64], words: &str) {
-        for session_id in lives {
-            let ends = self.sessions.get(session_id).map(|session| session.ends);
+        for id in lives {
+            let ends = self.sessions.get(id).map(|session| session.ends);
             let owed = ends.and_then(|ends| runtime.under_way(&ends).ok().flatten()).filter(|owed| *owed > 0);
             let owed = owed.map_or_else(String::new, |owed| {
                 format!("; of what was sent last, {owed} datagrams have not been acknowledged")
             });
-            self.end(*session_id, &format!("{words}{owed}"), false);
+            self.end(*id, &format!("{words}{owed}"), false);
         }
     }
 }

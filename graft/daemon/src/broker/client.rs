@@ -53,8 +53,8 @@ impl ClientConnection {
     }
 
     /// Creates the connection of a session that arrived at a listener.
-    pub fn for_session(line: ClientLine, caller: ClientProcess, session_id: u64) -> Self {
-        Self { role: ClientRole::Session(session_id), ..Self::new(line, caller) }
+    pub fn for_session(line: ClientLine, caller: ClientProcess, id: u64) -> Self {
+        Self { role: ClientRole::Session(id), ..Self::new(line, caller) }
     }
 
     /// Marks the session as over.
@@ -108,11 +108,11 @@ impl SessionBroker {
                 self.ask(runtime, client, &peer, service, want)
             }
             (BrokerRequest::Listen { peer, service }, ClientRole::New) => self.listen(client, &peer, service),
-            (BrokerRequest::Renegotiate { want }, ClientRole::Session(session_id)) => {
-                self.renegotiate(runtime, session_id, want)
+            (BrokerRequest::Renegotiate { want }, ClientRole::Session(id)) => {
+                self.renegotiate(runtime, id, want)
             }
-            (BrokerRequest::Finish { messages }, ClientRole::Session(session_id)) => {
-                self.finish(session_id, messages);
+            (BrokerRequest::Finish { messages }, ClientRole::Session(id)) => {
+                self.finish(id, messages);
                 Ok(())
             }
             // The application sent this request before it learned that its session is over.

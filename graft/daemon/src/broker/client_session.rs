@@ -28,7 +28,7 @@ pub struct ClientSession {
     pub peer: usize,
     pub ends: SessionEnds,
     pub service: String,
-    pub stage: ClientSessionStage,
+    pub stage: SessionStage,
     /// True at the end that has opened the session.
     pub is_own: bool,
     /// Connection of the application here, or `None` once it has disconnected.
@@ -60,7 +60,7 @@ pub struct ClientSession {
 /// accepting end begins in `Swapping` and opens when `Go` arrives. Messages of the other daemon and events of the
 /// runtime move a session; any state goes to `Ending`, and opening takes `PATIENCE` at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientSessionStage {
+pub enum SessionStage {
     /// `Open` was sent, and has no answer yet.
     Asking,
     /// The session was accepted. The graft is changed as soon as that is possible.
@@ -114,7 +114,7 @@ impl ClientSession {
             peer,
             ends,
             service,
-            stage: ClientSessionStage::Swapping(false),
+            stage: SessionStage::Swapping(false),
             is_own: false,
             client: Some(client),
             user,
@@ -161,10 +161,10 @@ impl ClientSession {
 /// A session with this ID exists, and stays as it is.
 pub fn insert(
     sessions: &mut BTreeMap<u64, ClientSession>,
-    session_id: u64,
+    id: u64,
     session: ClientSession,
 ) -> Result<(), Denied> {
-    match sessions.entry(session_id) {
+    match sessions.entry(id) {
         Entry::Vacant(place) => {
             place.insert(session);
             Ok(())

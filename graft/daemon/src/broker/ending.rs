@@ -9,7 +9,7 @@ use tracing::warn;
 use super::{
     SessionBroker,
     client::{ClientConnection, ClientRole},
-    client_session::{ClientSessionStage, PendingMessage, short},
+    client_session::{PendingMessage, SessionStage, short},
     peer_message::PeerMessage,
 };
 
@@ -22,31 +22,31 @@ impl SessionBroker {
     /// Removes the connection of an application that has disconnected, and ends its session.
     pub(super) fn leave(&mut self, client: u64) {
         let Some(gone) = self.clients.remove(&client) else { return };
-        if let ClientRole::Session(session_id) = gone.role {
+        if let ClientRole::Session(id) = gone.role {
             // The reason tells the other end whether all messages were sent.
-            let has_finished = self.sessions.get(&session_id).is_some_and(|session| session.sent.is_some());
+            let has_finished = self.sessions.get(&id).is_some_and(|session| session.sent.is_some());
             let reason = if has_finished {
                 "the other end has closed it"
             } else {
                 "the application at the other end has gone"
             };
-            self.end_own(session_id, reason);
+            self.end_own(id, reason);
         }
     }
 
     /// Ends a session from this end, because its application has disconnected or cannot have it.
-    pub(super) fn end_own(&mut self, session_id: u64, reason: &str) {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
-        let is_told = matches!(session.stage, ClientSessionStage::Ending(_));
+    pub(super) fn end_own(&mut self, id: u64, reason: &str) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let is_told = matches!(session.stage, SessionStage::Ending(_));
         let reason = short(reason);
         // A session that is already ending has sent its `Close`, or has got one.
         if !is_told {
             session.said =
-                Some(PendingMessage::new(PeerMessage::Close { session_id, messages: session.sent, reason }));
+                Some(PendingMessage::new(PeerMessage::Close { id, messages: session.sent, reason }));
         }
         // The application has gone, so nothing is repeated for it.
         (session.client, session.finish) = (None, None);
-        session.stage = ClientSessionStage::Ending(Instant::now() + LET_GO);
+        session.stage = SessionStage::Ending(Instant::now() + LET_GO);
         let taken_back =
             self.sockets.get_mut(&session.ends).map(super::pooled_socket::PooledSocket::take_back);
         if let Some(Err(error)) = taken_back {
@@ -56,21 +56,21 @@ impl SessionBroker {
 
     /// Ends a session that the other end has ended, or whose other end is gone. The application can read datagrams
     /// that have arrived for a while.
-    pub(super) fn end(&mut self, session_id: u64, reason: &str, is_told: bool) {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+    pub(super) fn end(&mut self, id: u64, reason: &str, is_told: bool) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         let client = session.client;
         let stage = session.stage;
-        session.stage = ClientSessionStage::Ending(Instant::now() + LET_GO);
+        session.stage = SessionStage::Ending(Instant::now() + LET_GO);
         session.finish = None;
-        let say = PeerMessage::Close { session_id, messages: None, reason: short(reason) };
+        let say = PeerMessage::Close { id, messages: None, reason: short(reason) };
         // A session that the other end has ended needs no `Close`.
         session.said = (!is_told).then(|| PendingMessage::new(say));
         match stage {
-            ClientSessionStage::Open => {
+            SessionStage::Open => {
                 let word = BrokerReply::Closed { reason: reason.to_owned() };
                 client.into_iter().for_each(|client| self.tell(client, &word));
             }
-            ClientSessionStage::Ending(_) => {}
+            SessionStage::Ending(_) => {}
             _ if session.is_own => {
                 session.client = None;
                 let reason = reason.to_owned();
@@ -85,19 +85,19 @@ impl SessionBroker {
     }
 
     /// Gives up a session that could not be opened, and tells the application why.
-    pub(super) fn give_up(&mut self, session_id: u64, why: SessionRefusal, reason: &str) {
-        let own = self.sessions.get_mut(&session_id).filter(|session| session.is_own);
+    pub(super) fn give_up(&mut self, id: u64, why: SessionRefusal, reason: &str) {
+        let own = self.sessions.get_mut(&id).filter(|session| session.is_own);
         if let Some(client) = own.and_then(|session| session.client.take()) {
             self.clients.entry(client).and_modify(ClientConnection::finish);
             self.refuse(client, why, reason.to_owned());
         }
-        self.end_own(session_id, reason);
+        self.end_own(id, reason);
     }
 
     pub(super) fn tick_sessions(&mut self, runtime: &mut PacketRuntime, now: Instant) {
         let lives: Vec<_> = self.sessions.keys().copied().collect();
-        for session_id in lives {
-            let Some(session) = self.sessions.get_mut(&session_id) else { continue };
+        for id in lives {
+            let Some(session) = self.sessions.get_mut(&id) else { continue };
             if let Some(far) = self.links.fars.get(session.peer) {
                 session
                     .said
@@ -107,32 +107,28 @@ impl SessionBroker {
                     .for_each(|say| far.say(say));
             }
             match session.stage {
-                ClientSessionStage::Open => self.try_change(runtime, session_id),
-                ClientSessionStage::Ending(until) => {
+                SessionStage::Open => self.try_change(runtime, id),
+                SessionStage::Ending(until) => {
                     // The application can read until it closes its connection.
                     let is_read = session.client.is_none_or(|client| !self.clients.contains_key(&client));
                     let is_over = is_read && session.said.is_none();
                     if now >= until || is_over {
-                        self.let_go(session_id);
+                        self.let_go(id);
                     }
                 }
                 // Every state before `Open` has the same time limit.
                 _ if now > session.since + PATIENCE => {
-                    self.give_up(
-                        session_id,
-                        SessionRefusal::Unreachable,
-                        "the other end does not answer in time",
-                    );
+                    self.give_up(id, SessionRefusal::Unreachable, "the other end does not answer in time");
                 }
-                ClientSessionStage::Waiting => self.swap(runtime, session_id),
+                SessionStage::Waiting => self.swap(runtime, id),
                 _ => {}
             }
         }
     }
 
     /// Removes an ended session, whose pooled socket is free then.
-    fn let_go(&mut self, session_id: u64) {
-        let Some(session) = self.sessions.remove(&session_id) else { return };
+    fn let_go(&mut self, id: u64) {
+        let Some(session) = self.sessions.remove(&id) else { return };
         self.keeper.iter().for_each(|keeper| keeper.forget(&session.ends));
         if let Some(socket) = self.sockets.get_mut(&session.ends) {
             // Only the end that has opened the session changes the socket's graft back.

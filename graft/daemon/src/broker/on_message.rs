@@ -18,23 +18,17 @@ impl SessionBroker {
 
     pub(super) fn on_peer_message(&mut self, runtime: &mut PacketRuntime, peer: usize, say: PeerMessage) {
         // A message about a session with another peer is ignored.
-        let is_known =
-            |session_id: &u64| self.sessions.get(session_id).is_some_and(|session| session.peer == peer);
+        let is_known = |id: &u64| self.sessions.get(id).is_some_and(|session| session.peer == peer);
         match say {
-            PeerMessage::Open { session_id, port, service, in_order } => {
+            PeerMessage::Open { id, port, service, in_order } => {
                 // `Open` is repeated until it is answered, so one of a known session is accepted again.
-                let known = self
-                    .sessions
-                    .get(&session_id)
-                    .is_some_and(|session| session.peer == peer && !session.is_own);
-                let answer = match if known {
-                    Ok(())
-                } else {
-                    self.offered(peer, session_id, port, service, in_order)
-                } {
-                    Ok(()) => PeerMessage::Accept { session_id },
-                    Err((why, reason)) => PeerMessage::Refuse { session_id, why, reason: short(&reason) },
-                };
+                let known =
+                    self.sessions.get(&id).is_some_and(|session| session.peer == peer && !session.is_own);
+                let answer =
+                    match if known { Ok(()) } else { self.offered(peer, id, port, service, in_order) } {
+                        Ok(()) => PeerMessage::Accept { id },
+                        Err((why, reason)) => PeerMessage::Refuse { id, why, reason: short(&reason) },
+                    };
                 self.say(peer, &answer);
             }
             PeerMessage::Keys { word } => {
@@ -43,45 +37,45 @@ impl SessionBroker {
                     error!(peer = name, "a message about session keys cannot be handled: {error}");
                 }
             }
-            PeerMessage::Accept { session_id } if is_known(&session_id) => self.accepted(session_id),
-            PeerMessage::Refuse { session_id, why, reason } if is_known(&session_id) => {
-                self.declined(runtime, session_id, why, &reason)
+            PeerMessage::Accept { id } if is_known(&id) => self.accepted(id),
+            PeerMessage::Refuse { id, why, reason } if is_known(&id) => {
+                self.declined(runtime, id, why, &reason)
             }
-            PeerMessage::Go { session_id } if is_known(&session_id) => self.go(runtime, session_id),
-            PeerMessage::Ready { session_id } if is_known(&session_id) => self.ready(session_id),
-            PeerMessage::Finish { session_id, messages } => {
-                if is_known(&session_id) {
-                    self.tell_finish(session_id, messages);
+            PeerMessage::Go { id } if is_known(&id) => self.go(runtime, id),
+            PeerMessage::Ready { id } if is_known(&id) => self.ready(id),
+            PeerMessage::Finish { id, messages } => {
+                if is_known(&id) {
+                    self.tell_finish(id, messages);
                 }
-                self.say(peer, &PeerMessage::Finished { session_id });
+                self.say(peer, &PeerMessage::Finished { id });
             }
-            PeerMessage::Finished { session_id } if is_known(&session_id) => {
-                self.sessions.entry(session_id).and_modify(|session| session.finish = None);
+            PeerMessage::Finished { id } if is_known(&id) => {
+                self.sessions.entry(id).and_modify(|session| session.finish = None);
             }
-            PeerMessage::Close { session_id, messages, reason } => {
-                if is_known(&session_id) {
+            PeerMessage::Close { id, messages, reason } => {
+                if is_known(&id) {
                     // `Close` may arrive before `Finish`, and has the same number.
-                    messages.into_iter().for_each(|messages| self.tell_finish(session_id, messages));
-                    self.end(session_id, &reason, true);
+                    messages.into_iter().for_each(|messages| self.tell_finish(id, messages));
+                    self.end(id, &reason, true);
                 }
-                self.say(peer, &PeerMessage::Closed { session_id });
+                self.say(peer, &PeerMessage::Closed { id });
             }
-            PeerMessage::Closed { session_id } if is_known(&session_id) => {
-                if let Some(session) = self.sessions.get_mut(&session_id) {
+            PeerMessage::Closed { id } if is_known(&id) => {
+                if let Some(session) = self.sessions.get_mut(&id) {
                     session.said = None;
                 }
             }
-            PeerMessage::Report { session_id, delivered, asks } if is_known(&session_id) => {
-                if let Some(session) = self.sessions.get_mut(&session_id) {
+            PeerMessage::Report { id, delivered, asks } if is_known(&id) => {
+                if let Some(session) = self.sessions.get_mut(&id) {
                     session.is_asked = asks;
                     delivered.into_iter().for_each(|delivered| session.quality.on_delivered(delivered));
                 }
             }
             // The other end has a session that this end does not know.
-            PeerMessage::Report { session_id, .. } => {
+            PeerMessage::Report { id, .. } => {
                 let reason =
                     "the daemon at the other end does not know the session: it was restarted".to_owned();
-                self.say(peer, &PeerMessage::Close { session_id, messages: None, reason });
+                self.say(peer, &PeerMessage::Close { id, messages: None, reason });
             }
             // The session is over, or the message is not for this end.
             _ => {}
@@ -92,7 +86,7 @@ impl SessionBroker {
         self.links.fars.get(peer).into_iter().for_each(|far| far.say(say));
     }
 
-    pub(super) fn say_of(&self, session_id: u64, say: &PeerMessage) {
-        self.sessions.get(&session_id).into_iter().for_each(|session| self.say(session.peer, say));
+    pub(super) fn say_of(&self, id: u64, say: &PeerMessage) {
+        self.sessions.get(&id).into_iter().for_each(|session| self.say(session.peer, say));
     }
 }

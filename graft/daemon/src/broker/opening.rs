@@ -13,9 +13,7 @@ use tracing::info;
 use super::{
     SessionBroker,
     client::{ClientConnection, ClientRole},
-    client_session::{
-        AGAIN, ClientSession, ClientSessionStage, Denied, PendingMessage, denied, insert, waits,
-    },
+    client_session::{AGAIN, ClientSession, Denied, PendingMessage, SessionStage, denied, insert, waits},
     line::ClientLine,
     peer_message::PeerMessage,
 };
@@ -41,11 +39,10 @@ impl SessionBroker {
         let user = self.clients.get(&client).map_or(u32::MAX, |client| client.caller.user);
         self.check_share(peer, user)?;
         let ends = self.free_socket(runtime, peer, None)?;
-        let session_id = random()?;
-        let say =
-            PeerMessage::Open { session_id, port: ends.local.port(), service: service.clone(), in_order };
+        let id = random()?;
+        let say = PeerMessage::Open { id, port: ends.local.port(), service: service.clone(), in_order };
         let session = ClientSession {
-            stage: ClientSessionStage::Asking,
+            stage: SessionStage::Asking,
             is_own: true,
             graft,
             want,
@@ -53,8 +50,8 @@ impl SessionBroker {
             said: Some(PendingMessage::new(say)),
             ..ClientSession::offered(peer, ends, service, client, user)
         };
-        insert(&mut self.sessions, session_id, session)?;
-        self.clients.entry(client).and_modify(|client| client.role = ClientRole::Session(session_id));
+        insert(&mut self.sessions, id, session)?;
+        self.clients.entry(client).and_modify(|client| client.role = ClientRole::Session(id));
         Ok(())
     }
 
@@ -124,7 +121,7 @@ impl SessionBroker {
     pub(super) fn offered(
         &mut self,
         peer: usize,
-        session_id: u64,
+        id: u64,
         port: u16,
         service: String,
         in_order: bool,
@@ -151,12 +148,12 @@ impl SessionBroker {
             ));
         }
         let session = ClientSession { in_order, ..ClientSession::offered(peer, ends, service, client, user) };
-        insert(&mut self.sessions, session_id, session)
+        insert(&mut self.sessions, id, session)
     }
 
     /// Lends the pooled socket to the application and tells it. Returns `None` if that fails.
-    fn lend(&mut self, session_id: u64, control: Option<&ControlEnd>) -> Option<()> {
-        let session = self.sessions.get_mut(&session_id)?;
+    fn lend(&mut self, id: u64, control: Option<&ControlEnd>) -> Option<()> {
+        let session = self.sessions.get_mut(&id)?;
         let datagram_bytes = self.peers.get(session.peer)?.datagram_bytes;
         let socket = self.sockets.get_mut(&session.ends)?.lend(session.user).ok()?;
         // The keeper has to hold the socket before the application can send.
@@ -186,29 +183,29 @@ impl SessionBroker {
             None => (vec![socket], BrokerReply::Opened(opened)),
         };
         let is_taken = client.tell(&word, &descriptors);
-        (session.stage, session.said) = (ClientSessionStage::Open, None);
+        (session.stage, session.said) = (SessionStage::Open, None);
         let peer = session.peer;
         is_taken.then(|| self.links.fars.get_mut(peer).into_iter().for_each(|far| far.opened += 1))
     }
 
-    pub(super) fn accepted(&mut self, session_id: u64) {
-        if let Some(session) = self.sessions.get_mut(&session_id)
+    pub(super) fn accepted(&mut self, id: u64) {
+        if let Some(session) = self.sessions.get_mut(&id)
             && session.is_own
-            && session.stage == ClientSessionStage::Asking
+            && session.stage == SessionStage::Asking
         {
-            (session.stage, session.said) = (ClientSessionStage::Waiting, None);
+            (session.stage, session.said) = (SessionStage::Waiting, None);
         }
     }
 
     pub(super) fn declined(
         &mut self,
         runtime: &mut PacketRuntime,
-        session_id: u64,
+        id: u64,
         why: SessionRefusal,
         reason: &str,
     ) {
-        let Some(session) = self.sessions.get(&session_id) else { return };
-        if !session.is_own || session.stage != ClientSessionStage::Asking {
+        let Some(session) = self.sessions.get(&id) else { return };
+        if !session.is_own || session.stage != SessionStage::Asking {
             return;
         }
         let peer = session.peer;
@@ -218,27 +215,23 @@ impl SessionBroker {
         // An application at the other end still holds that pooled socket, so another one is tried.
         if why == SessionRefusal::Busy
             && let Ok(other) = self.free_socket(runtime, peer, Some(ends))
-            && let Some(session) = self.sessions.get_mut(&session_id)
+            && let Some(session) = self.sessions.get_mut(&id)
         {
             session.ends = other;
-            let mut said = PendingMessage::new(PeerMessage::Open {
-                session_id,
-                port: other.local.port(),
-                service,
-                in_order,
-            });
+            let mut said =
+                PendingMessage::new(PeerMessage::Open { id, port: other.local.port(), service, in_order });
             said.next = Instant::now() + AGAIN;
             session.said = Some(said);
             return;
         }
-        self.give_up(session_id, why, &format!("the other end refuses: {reason}"));
+        self.give_up(id, why, &format!("the other end refuses: {reason}"));
         // The other end has no state of a refused session.
-        self.sessions.remove(&session_id);
+        self.sessions.remove(&id);
     }
 
     /// Restarts this end of the session with the chosen graft.
-    pub(super) fn swap(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
-        let Some(session) = self.sessions.get_mut(&session_id) else { return };
+    pub(super) fn swap(&mut self, runtime: &mut PacketRuntime, id: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(seen) = runtime.see(&session.ends) else { return };
         if !seen.is_idle {
             return;
@@ -247,28 +240,28 @@ impl SessionBroker {
         let name = peer.session_name(&session.ends);
         let graft = session.graft.clone();
         match runtime.swap_anew(&name, &graft) {
-            Ok(()) => session.stage = ClientSessionStage::Swapping(true),
-            Err(error) => self.give_up(session_id, SessionRefusal::Impossible, &error.to_string()),
+            Ok(()) => session.stage = SessionStage::Swapping(true),
+            Err(error) => self.give_up(id, SessionRefusal::Impossible, &error.to_string()),
         }
     }
 
     /// Handles the message `Go`: the other end uses the graft and receives datagrams, so this end opens the session
     /// as well.
-    pub(super) fn go(&mut self, runtime: &mut PacketRuntime, session_id: u64) {
-        let Some(session) = self.sessions.get_mut(&session_id).filter(|session| !session.is_own) else {
+    pub(super) fn go(&mut self, runtime: &mut PacketRuntime, id: u64) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.is_own) else {
             return;
         };
         match session.stage {
-            ClientSessionStage::Swapping(true) => {}
+            SessionStage::Swapping(true) => {}
             // The other end has not received our `Ready`, which is sent again.
-            ClientSessionStage::Open => return self.say_of(session_id, &PeerMessage::Ready { session_id }),
+            SessionStage::Open => return self.say_of(id, &PeerMessage::Ready { id }),
             _ => return,
         }
         session.begin(runtime);
         let caller =
             session.client.and_then(|client| self.clients.get(&client)).map(|client| client.caller.clone());
         let Some(caller) = caller else {
-            return self.end_own(session_id, "the application that listened there has gone");
+            return self.end_own(id, "the application that listened there has gone");
         };
         // The session gets a connection of its own between the application and the daemon.
         let line = self.accepted.enter(caller.user).and_then(|place| {
@@ -276,26 +269,26 @@ impl SessionBroker {
             Some((ClientLine::start(own.into(), place).ok()?, theirs))
         });
         let Some((line, theirs)) = line else {
-            return self.end_own(session_id, "the daemon there has no room for the application's connection");
+            return self.end_own(id, "the daemon there has no room for the application's connection");
         };
-        if self.lend(session_id, Some(&theirs)).is_none() {
-            return self.end_own(session_id, "the application that listens there does not take it");
+        if self.lend(id, Some(&theirs)).is_none() {
+            return self.end_own(id, "the application that listens there does not take it");
         }
-        let client = self.add_client(ClientConnection::for_session(line, caller, session_id));
-        self.sessions.entry(session_id).and_modify(|session| session.client = Some(client));
-        self.say_of(session_id, &PeerMessage::Ready { session_id });
+        let client = self.add_client(ClientConnection::for_session(line, caller, id));
+        self.sessions.entry(id).and_modify(|session| session.client = Some(client));
+        self.say_of(id, &PeerMessage::Ready { id });
     }
 
-    pub(super) fn ready(&mut self, session_id: u64) {
+    pub(super) fn ready(&mut self, id: u64) {
         if !self
             .sessions
-            .get(&session_id)
-            .is_some_and(|session| session.is_own && session.stage == ClientSessionStage::Going)
+            .get(&id)
+            .is_some_and(|session| session.is_own && session.stage == SessionStage::Going)
         {
             return;
         }
-        if self.lend(session_id, None).is_none() {
-            self.end_own(session_id, "the application there has gone");
+        if self.lend(id, None).is_none() {
+            self.end_own(id, "the application there has gone");
         }
     }
 }

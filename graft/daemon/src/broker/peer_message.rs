@@ -39,46 +39,46 @@ pub enum PeerMessage {
     Pong {
         n: u32,
     },
-    /// Opens a session between two applications. `session_id` is a random number. Answered by `Accept` or
+    /// Opens a session between two applications. `id` is a random number. Answered by `Accept` or
     /// `Refuse`.
     Open {
-        session_id: u64,
+        id: u64,
         port: u16,
         service: String,
         /// True if the applications' library, and not the graft, puts messages in order.
         in_order: bool,
     },
     Accept {
-        session_id: u64,
+        id: u64,
     },
     Refuse {
-        session_id: u64,
+        id: u64,
         why: SessionRefusal,
         reason: String,
     },
     /// Both ends use the graft, and the sender's socket receives. Answered by `Ready`.
     Go {
-        session_id: u64,
+        id: u64,
     },
     Ready {
-        session_id: u64,
+        id: u64,
     },
     /// The sender's application sends no more, after this number of messages. Answered by `Finished`.
     Finish {
-        session_id: u64,
+        id: u64,
         messages: u32,
     },
     Finished {
-        session_id: u64,
+        id: u64,
     },
     /// The sender's application has gone, or never got the session. Answered by `Closed`.
     Close {
-        session_id: u64,
+        id: u64,
         messages: Option<u32>,
         reason: String,
     },
     Closed {
-        session_id: u64,
+        id: u64,
     },
     /// A message about the keys of a session.
     Keys {
@@ -87,7 +87,7 @@ pub enum PeerMessage {
     /// The session exists at the sender. `delivered` is the number of datagrams that have arrived for its
     /// application, if the receiver has asked for it.
     Report {
-        session_id: u64,
+        id: u64,
         delivered: Option<u64>,
         asks: bool,
     },
@@ -223,8 +223,8 @@ mod tests {
         let service = "s".repeat(64);
         let reason = "r".repeat(300);
         let longest = [
-            PeerMessage::Open { session_id: u64::MAX, port: u16::MAX, service, in_order: true },
-            PeerMessage::Close { session_id: u64::MAX, messages: Some(u32::MAX), reason },
+            PeerMessage::Open { id: u64::MAX, port: u16::MAX, service, in_order: true },
+            PeerMessage::Close { id: u64::MAX, messages: Some(u32::MAX), reason },
             PeerMessage::Keys {
                 word: KeyWord {
                     local: "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().expect("an address"),
@@ -240,14 +240,9 @@ mod tests {
             assert!(text.len() <= MESSAGE_MAX);
             assert_eq!(serde_json::from_slice::<PeerMessage>(&text).expect("a word"), say);
         }
-        for text in [
-            "",
-            "{}",
-            "[]",
-            r#"{"say":"go"}"#,
-            r#"{"say":"go","session_id":-1}"#,
-            r#"{"say":"go","session_id":1,"x":1}"#,
-        ] {
+        for text in
+            ["", "{}", "[]", r#"{"say":"go"}"#, r#"{"say":"go","id":-1}"#, r#"{"say":"go","id":1,"x":1}"#]
+        {
             assert!(serde_json::from_str::<PeerMessage>(text).is_err(), "{text}");
         }
     }

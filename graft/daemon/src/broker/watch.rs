@@ -12,18 +12,18 @@ use tracing::info;
 
 use super::{
     SessionBroker,
-    client_session::{ClientSession, ClientSessionStage, waits},
+    client_session::{ClientSession, SessionStage, waits},
 };
 
 impl SessionBroker {
     pub(super) fn look_at_quality(&mut self, runtime: &mut PacketRuntime) {
         let now = Instant::now();
         let lives: Vec<_> = self.sessions.keys().copied().collect();
-        for session_id in lives {
+        for id in lives {
             let has_wishes = |session: &&mut ClientSession| {
-                session.stage == ClientSessionStage::Open && session.want.qos != Qos::default()
+                session.stage == SessionStage::Open && session.want.qos != Qos::default()
             };
-            let Some(session) = self.sessions.get_mut(&session_id).filter(has_wishes) else {
+            let Some(session) = self.sessions.get_mut(&id).filter(has_wishes) else {
                 continue;
             };
             let Ok(Some(traffic)) = runtime.traffic(&session.ends) else { continue };
@@ -57,7 +57,7 @@ impl SessionBroker {
                     .for_each(|client| self.tell(client, &BrokerReply::Violated(violation.clone())));
             }
             if let Some(graft) = better {
-                self.change(runtime, session_id, graft, ChangeOrigin::Adaption);
+                self.change(runtime, id, graft, ChangeOrigin::Adaption);
             }
         }
     }
