@@ -113,7 +113,7 @@ pub struct PrefixList {
 pub enum Prefixes {
     /// One prefix.
     One(String),
-    /// Any number of prefixes.
+    /// A list of prefixes.
     Many(Vec<String>),
 }
 
