@@ -2,12 +2,12 @@
 /* The gate's library: drops unwanted QUIC packets at XDP, by rules and by what the server reports about its
  * connections.
  *
- * 	millrace_gate *gate;
- * 	millrace_gate_scope *scope;
+ *	millrace_gate *gate;
+ *	millrace_gate_scope *scope;
  *
- * 	if (millrace_gate_open("eth0", policy, MILLRACE_GATE_MODE_AUTO, &gate))
- * 		errx(1, "%s", millrace_gate_error());
- * 	millrace_gate_scope_open(gate, "web", &scope);
+ *	if (millrace_gate_open("eth0", policy, MILLRACE_GATE_MODE_AUTO, &gate))
+ *		errx(1, "%s", millrace_gate_error());
+ *	millrace_gate_scope_open(gate, "web", &scope);
  *
  * For each connection, call `publish` for each connection ID before the peer learns it, and `inc` when the handshake is
  * complete (not before: the source address of an Initial may be forged). Call `retire` and `dec` when the ID or the
@@ -44,14 +44,12 @@ typedef struct millrace_gate_scope millrace_gate_scope;
 
 typedef enum millrace_gate_status {
 	MILLRACE_GATE_OK = 0,
-	MILLRACE_GATE_INVALID =
-		-1, /* an argument is invalid: null, not UTF-8, not an address, an ID that is too long ... */
+	MILLRACE_GATE_INVALID = -1,   /* an argument is null, not UTF-8, not an address, an ID that is too long ... */
 	MILLRACE_GATE_POLICY = -2,    /* the policy is not valid; nothing was changed */
 	MILLRACE_GATE_NOT_FOUND = -3, /* the interface or scope does not exist, or the token is not valid */
 	MILLRACE_GATE_FULL = -4,      /* a table is full; the policy sets its size */
-	MILLRACE_GATE_SYSTEM =
-		-5, /* the kernel refused: missing CAP_BPF or CAP_NET_ADMIN, old kernel, driver */
-	MILLRACE_GATE_INTERNAL = -6 /* the library has a bug */
+	MILLRACE_GATE_SYSTEM = -5,    /* the kernel refused: missing CAP_BPF or CAP_NET_ADMIN, old kernel, driver */
+	MILLRACE_GATE_INTERNAL = -6   /* the library has a bug */
 } millrace_gate_status;
 
 typedef enum millrace_gate_mode {
@@ -92,8 +90,7 @@ const char *millrace_gate_error(void);
 /* Loads the gate with `policy`, the text of a policy file (docs/guide/gate.md), and attaches it to `interface`. A
  * thread of the library then maintains it.
  */
-int millrace_gate_open(const char *interface, const char *policy, millrace_gate_mode mode,
-		       millrace_gate **gate);
+int millrace_gate_open(const char *interface, const char *policy, millrace_gate_mode mode, millrace_gate **gate);
 
 /* Attaches the gate to another interface, with the same policy and the same counters. */
 int millrace_gate_attach(millrace_gate *gate, const char *interface, millrace_gate_mode mode);
@@ -137,15 +134,13 @@ int millrace_gate_list(millrace_gate *gate, const char *scope, const char *prefi
  * and port). If so, the server must use `original` as the connection's original destination connection ID. The
  * packet's destination connection ID is the Retry's source connection ID (RFC 9000, section 7.3). Otherwise the
  * result is MILLRACE_GATE_NOT_FOUND: treat the packet as if it had no token. */
-int millrace_gate_check_token(const millrace_gate_scope *scope, const struct sockaddr *client,
-			      socklen_t client_len, const uint8_t *token, size_t token_len,
-			      millrace_gate_id *original);
+int millrace_gate_check_token(const millrace_gate_scope *scope, const struct sockaddr *client, socklen_t client_len,
+			      const uint8_t *token, size_t token_len, millrace_gate_id *original);
 
 /* Reads the counters of every scope and reason. `counts` points to an array of `room` elements. `have` receives the
  * number of counters; if it is larger than `room`, only the first `room` were written.
  */
-int millrace_gate_statistics(const millrace_gate *gate, millrace_gate_count *counts, size_t room,
-			     size_t *have);
+int millrace_gate_statistics(const millrace_gate *gate, millrace_gate_count *counts, size_t room, size_t *have);
 
 #ifdef __cplusplus
 }

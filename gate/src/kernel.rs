@@ -50,7 +50,7 @@ use settings::Settings;
 const OBJECT: &str = "gate.bpf.o";
 /// One client may have at most this part of the tracked connections: one sixteenth.
 const IDS_PER_CLIENT: u32 = 16;
-/// Within one fill time, new clients with full buckets may take at most this part of the table of rates (one quarter),
+/// New clients with full buckets may take at most this part of the table of rates (one quarter) within one fill time,
 /// or twice as much after a quiet time. An entry that they evict had been unused for longer, so its buckets were full.
 const FRESH_RATES: u32 = 4;
 const NETWORK_TIMES_MAX: u32 = 1 << 20;

@@ -154,7 +154,7 @@ pub struct ProgramFunction {
     pub start: u64,
     /// Length of the code in bytes.
     pub bytes: u32,
-    /// The complete name, as `/proc/kallsyms` has it after the program's tag. For a program without a name it is the
+    /// The complete name, which `/proc/kallsyms` shows after the program's tag. For a program without a name it is the
     /// tag.
     pub name: String,
 }

@@ -3,8 +3,8 @@
  * publishes its connection IDs, and accepts the tokens of the gate's Retry packets. It answers "hello" on every
  * bidirectional stream.
  *
- * 	cc server.c $(pkg-config --cflags --libs millrace-gate libngtcp2 libngtcp2_crypto_gnutls gnutls)
- * 	./a.out eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
+ *	cc server.c $(pkg-config --cflags --libs millrace-gate libngtcp2 libngtcp2_crypto_gnutls gnutls)
+ *	./a.out eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
  *
  * The server goes on if the gate fails after the start. It counts such errors and prints their number at the end. The
  * example is kept short: it has one thread, searches linearly, and leaves out the closing period (RFC 9000, section
@@ -32,8 +32,8 @@
 
 #define ID_BYTES    16
 #define IDS_MAX	    16 /* most connection IDs of one connection at a time; ngtcp2 asks for 8 and replaces some */
-#define STREAMS_MAX 64	 /* most streams of one connection that wait for an answer */
-#define PACKET_MAX  1452 /* bytes */
+#define STREAMS_MAX 64 /* most streams of one connection that wait for an answer */
+#define PACKET_MAX  1452
 #define ALPN	    "hello"
 
 struct connection {
@@ -152,8 +152,8 @@ static int handshake_completed(ngtcp2_conn *quic, void *user)
 	return 0;
 }
 
-static int stream_data(ngtcp2_conn *quic, uint32_t flags, int64_t stream, uint64_t offset,
-		       const uint8_t *data, size_t bytes, void *user, void *stream_user)
+static int stream_data(ngtcp2_conn *quic, uint32_t flags, int64_t stream, uint64_t offset, const uint8_t *data,
+		       size_t bytes, void *user, void *stream_user)
 {
 	struct connection *c = user;
 
@@ -205,8 +205,7 @@ static int start_tls(struct connection *c)
 
 	c->ref = (ngtcp2_crypto_conn_ref){.get_conn = conn_of, .user_data = c};
 	if (gnutls_init(&c->tls, GNUTLS_SERVER | GNUTLS_NO_AUTO_SEND_TICKET) ||
-	    gnutls_priority_set_direct(c->tls, "NORMAL:-VERS-ALL:+VERS-TLS1.3:%DISABLE_TLS13_COMPAT_MODE",
-				       NULL) ||
+	    gnutls_priority_set_direct(c->tls, "NORMAL:-VERS-ALL:+VERS-TLS1.3:%DISABLE_TLS13_COMPAT_MODE", NULL) ||
 	    ngtcp2_crypto_gnutls_configure_server_session(c->tls) ||
 	    gnutls_credentials_set(c->tls, GNUTLS_CRD_CERTIFICATE, server.credentials) ||
 	    gnutls_alpn_set_protocols(c->tls, &alpn, 1, GNUTLS_ALPN_MANDATORY))
@@ -246,8 +245,7 @@ static void forget_those_that_are_over(void)
 /* Sets the transport parameters that authenticate connection IDs (RFC 9000, section 7.3). If the Initial has a token of
  * the gate's Retry, they are the original ID from the token and the Retry's source ID.
  */
-static void set_original(ngtcp2_transport_params *params, const ngtcp2_pkt_hd *header,
-			 const ngtcp2_path *path)
+static void set_original(ngtcp2_transport_params *params, const ngtcp2_pkt_hd *header, const ngtcp2_path *path)
 {
 	millrace_gate_id original;
 #if NGTCP2_VERSION_NUM >= 0x010000
@@ -260,8 +258,8 @@ static void set_original(ngtcp2_transport_params *params, const ngtcp2_pkt_hd *h
 	size_t token_bytes = header->token.len;
 #endif
 	params->original_dcid = header->dcid;
-	if (!token_bytes || millrace_gate_check_token(server.scope, path->remote.addr, path->remote.addrlen,
-						      token, token_bytes, &original))
+	if (!token_bytes || millrace_gate_check_token(server.scope, path->remote.addr, path->remote.addrlen, token,
+						      token_bytes, &original))
 		return;
 	ngtcp2_cid_init(&params->original_dcid, original.bytes, original.len);
 	params->retry_scid = header->dcid;
@@ -292,8 +290,8 @@ static struct connection *accept_connection(const ngtcp2_pkt_hd *header, const n
 	set_original(&params, header, path);
 
 	publish(c, &id);
-	if (ngtcp2_conn_server_new(&c->quic, &header->scid, &id, path, header->version, &callbacks, &settings,
-				   &params, NULL, c) ||
+	if (ngtcp2_conn_server_new(&c->quic, &header->scid, &id, path, header->version, &callbacks, &settings, &params,
+				   NULL, c) ||
 	    start_tls(c)) {
 		forget(c);
 		return NULL;
@@ -336,10 +334,10 @@ static void send_all(struct connection *c)
 		int64_t stream = c->stream_count ? c->streams[c->stream_count - 1] : -1;
 		ngtcp2_vec rest = {(uint8_t *)hello + c->sent, answer_bytes - c->sent};
 		ngtcp2_ssize taken = -1;
-		ngtcp2_ssize bytes =
-			ngtcp2_conn_writev_stream(c->quic, &path.path, &info, packet, sizeof(packet), &taken,
-						  stream >= 0 ? NGTCP2_WRITE_STREAM_FLAG_FIN : 0, stream,
-						  stream >= 0 ? &rest : NULL, stream >= 0, now());
+		ngtcp2_ssize bytes = ngtcp2_conn_writev_stream(
+			c->quic, &path.path, &info, packet, sizeof(packet), &taken,
+			stream >= 0 ? NGTCP2_WRITE_STREAM_FLAG_FIN : 0, stream, stream >= 0 ? &rest : NULL, stream >= 0,
+			now());
 
 		if (taken > 0)
 			c->sent += (size_t)taken;
@@ -385,8 +383,8 @@ static void receive_all(void)
 
 	for (;;) {
 		socklen_t from_len = sizeof(from);
-		ssize_t bytes = recvfrom(server.socket, packet, sizeof(packet), MSG_DONTWAIT,
-					 (struct sockaddr *)&from, &from_len);
+		ssize_t bytes =
+			recvfrom(server.socket, packet, sizeof(packet), MSG_DONTWAIT, (struct sockaddr *)&from, &from_len);
 		const ngtcp2_path path = {
 			.local = {(struct sockaddr *)&server.address, server.address_len},
 			.remote = {(struct sockaddr *)&from, from_len},
@@ -417,8 +415,7 @@ static int handle_timers(struct timespec *wait)
 	if (next == UINT64_MAX)
 		return 1;
 	next = next > time ? next - time : 0;
-	*wait = (struct timespec){.tv_sec = (time_t)(next / NGTCP2_SECONDS),
-				  .tv_nsec = (long)(next % NGTCP2_SECONDS)};
+	*wait = (struct timespec){.tv_sec = (time_t)(next / NGTCP2_SECONDS), .tv_nsec = (long)(next % NGTCP2_SECONDS)};
 	return 0;
 }
 
@@ -453,12 +450,10 @@ static void open_socket(const char *address, const char *port)
 	uint16_t number = htons((uint16_t)atoi(port));
 
 	if (inet_pton(AF_INET, address, &v4->sin_addr) == 1) {
-		*v4 = (struct sockaddr_in){
-			.sin_family = AF_INET, .sin_port = number, .sin_addr = v4->sin_addr};
+		*v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = number, .sin_addr = v4->sin_addr};
 		server.address_len = sizeof(*v4);
 	} else if (inet_pton(AF_INET6, address, &v6->sin6_addr) == 1) {
-		*v6 = (struct sockaddr_in6){
-			.sin6_family = AF_INET6, .sin6_port = number, .sin6_addr = v6->sin6_addr};
+		*v6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = number, .sin6_addr = v6->sin6_addr};
 		server.address_len = sizeof(*v6);
 	} else {
 		errx(1, "%s is no address", address);

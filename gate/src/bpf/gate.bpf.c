@@ -191,9 +191,9 @@ int gate_xdp(struct xdp_md *ctx)
 		return verdict;
 	/* The interface may have further XDP programs (root.bpf.c), which decide about packets that pass here. */
 	rest = bpf_map_lookup_elem(&rest_at, &ifindex);
+	/* The call returns only if it fails. The packet passes then. */
 	if (rest)
-		bpf_tail_call(ctx, &rests,
-			      *rest); /* returns only if the call fails; the packet passes then */
+		bpf_tail_call(ctx, &rests, *rest);
 	return XDP_PASS;
 }
 
@@ -273,8 +273,8 @@ WALK(openings, keep_opening)
 SEC("syscall")
 int gate_expire(struct gate_expire_call *call)
 {
-	struct gate_expire_call local =
-		*call; /* bpf_for_each_map_elem takes its context from the stack only */
+	/* bpf_for_each_map_elem takes its context from the stack only. */
+	struct gate_expire_call local = *call;
 
 	switch (local.walk) {
 	case GATE_WALK_CONNECTIONS:

@@ -12,8 +12,8 @@
 #include "ghash.h"
 
 #define RETRY_ID_BYTES sizeof(((struct gate_token *)0)->retry_id)
-#define RESERVED \
-	0x0a0a0a0a /* fixed half bytes of a reserved version (RFC 9000, section 15); the others are random */
+/* Fixed half bytes of a reserved version (RFC 9000, section 15). The others are random. */
+#define RESERVED 0x0a0a0a0a
 
 /* Returns the address of offset `at`. The mask bounds the offset for the verifier. No write that begins here is longer
  * than HEAD_SLACK, so all writes stay inside the buffer.
@@ -161,9 +161,8 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	return 0;
 }
 
-#define ANSWER_FROM_MAX          \
-	(ANSWER_AT - UDP_BYTES - \
-	 IPV4_BYTES) /* largest offset at which an answer's frame begins: IPv4 without a link layer */
+/* Largest offset at which an answer's frame begins: IPv4 without a link layer. */
+#define ANSWER_FROM_MAX (ANSWER_AT - UDP_BYTES - IPV4_BYTES)
 
 /* Writes the Ethernet header: swaps the MAC addresses, and keeps the EtherType and VLAN tags. Always copies as much as
  * two tags take. The IP header is written later and covers the excess. On an interface without a link layer, the IP and

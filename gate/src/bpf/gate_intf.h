@@ -180,12 +180,10 @@ struct gate_count {
 #define GATE_TRACKED_BIT   24
 #define GATE_LINGERING_BIT 44
 #define GATE_TRACKED	   (1LL << GATE_TRACKED_BIT) /* adds one in 20 bits: connections whose ID is in use */
-#define GATE_LINGERING \
-	(1LL           \
-	 << GATE_LINGERING_BIT) /* adds one in 20 bits: connections whose path is in use, but not their ID */
-#define GATE_KEPT	0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
-#define GATE_KEPT_MAX	0x3ffff	   /* largest value of each field of 20 bits */
-#define GATE_COUNT_GONE (~0ULL)
+#define GATE_LINGERING	   (1LL << GATE_LINGERING_BIT) /* the same: connections whose path alone is in use */
+#define GATE_KEPT	   0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
+#define GATE_KEPT_MAX	   0x3ffff    /* largest value of each field of 20 bits */
+#define GATE_COUNT_GONE	   (~0ULL)
 
 /* A connection ID, padded with zeroes. */
 struct gate_id {
@@ -220,12 +218,11 @@ enum gate_claim {
 /* A live connection. Unless the gate tracks the connection, only `phase` is used. */
 struct gate_connection {
 	__u64 seen_ns; /* time of the last packet with the connection's ID, to a quarter of a second */
-	struct gate_path path; /* the path of the last short header */
-	struct gate_client
-		client; /* the client whose quota it counts for, even after the connection migrates */
-	__u32 phase;	/* enum gate_phase */
-	__u8 counted;	/* 1 if the gate counts the connection for its client */
-	__u8 claim;	/* enum gate_claim: its claim to `path` */
+	struct gate_path path;	   /* the path of the last short header */
+	struct gate_client client; /* the client whose quota it counts for, also after a migration */
+	__u32 phase;		   /* enum gate_phase */
+	__u8 counted;		   /* 1 if the gate counts the connection for its client */
+	__u8 claim;		   /* enum gate_claim: its claim to `path` */
 	__u16 pad;
 	__u32 pad2;
 };

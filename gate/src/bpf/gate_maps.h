@@ -10,8 +10,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#define ANSWER_AT \
-	96 /* offset of the QUIC packet in gate_answer; the other headers or a pseudo header are in front */
+/* Offset of the QUIC packet in gate_answer. The other headers or a pseudo header are in front. */
+#define ANSWER_AT  96
 #define ANSWER_MAX 128 /* most bytes of the QUIC packet */
 #define NS_PER_S   1000000000ULL
 #define ROUGH_NS   (NS_PER_S / 50) /* two ticks of the coarse clock at CONFIG_HZ=100, the lowest value */
@@ -41,10 +41,9 @@ struct gate_work {
 	struct gate_token token;
 	struct gate_answer answer;
 	struct gate_active active;
-	struct gate_place
-		place;	/* destination of the last packet that was in a scope; kept between runs as a cache */
-	__u64 now_ns;	/* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
-	__u64 exact_ns; /* CLOCK_MONOTONIC; 0: not read yet */
+	struct gate_place place; /* destination of the last packet in a scope, kept between runs as a cache */
+	__u64 now_ns;		 /* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
+	__u64 exact_ns;		 /* CLOCK_MONOTONIC; 0: not read yet */
 	__u32 scope;
 	__u32 monitored; /* rules that would have refused the packet: one bit each */
 	__u32 takers;	 /* traces that get the packet: one bit each */

@@ -13,8 +13,8 @@
 
 #define GATE_EXTENSIONS_MAX 8	/* most IPv6 extension headers that are followed */
 #define NEAR_BYTES	    128 /* bytes of the frame that the first attempt reads: see is_cut() */
-#define UDP_AT_MAX \
-	160 /* largest offset of UDP with which HEAD_BYTES hold a QUIC header, except a long token */
+/* Largest offset of UDP with which HEAD_BYTES hold a QUIC header, except a long token. */
+#define UDP_AT_MAX	   160
 #define NEAR_UDP_AT_MAX	   62	/* the same for NEAR_BYTES: two tags and IPv6 without extension headers */
 #define INITIAL_DATAGRAM   1200 /* least UDP payload of an Initial (RFC 9000, section 14.1) */
 #define QUIC_LONG_MIN	   7	/* bytes of first byte, version and two lengths (RFC 8999) */
@@ -38,7 +38,7 @@ enum quic_kind {
 	QUIC_INITIAL,
 	QUIC_ZERO_RTT,
 	QUIC_HANDSHAKE,
-	QUIC_OTHER_VERSION, /* an unknown version, of which only the fields of RFC 8999 are read */
+	QUIC_OTHER_VERSION, /* an unknown version: only the fields of RFC 8999 are read */
 	QUIC_IMPOSSIBLE,    /* a packet that no client sends, or whose lengths are invalid */
 };
 
@@ -204,8 +204,8 @@ static __always_inline __u64 take_varint(const struct net_head *head, __u32 *at)
 	__u32 bytes = 1 << (word >> 62);
 
 	*at += bytes;
-	return word << 2 >>
-	       (66 - 8 * bytes); /* drops the two bits of the length, and the bytes after the integer */
+	/* Drops the two bits of the length, and the bytes after the integer. */
+	return word << 2 >> (66 - 8 * bytes);
 }
 
 /* Returns the type of a packet with a long header. Versions 1 and 2 number their types differently (RFC 9369, section

@@ -287,7 +287,7 @@ static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 }
 
 /* Gives the packet's path to the connection whose ID the packet has, unless the path's owner has as strong a claim. So
- * an attacker who sends the ID of their own connection from a forged address takes no path away.
+ * an attacker cannot take a path away with the ID of their own connection and a forged address.
  */
 static __noinline int hold_path(struct gate_work *work, __u32 claim)
 {

@@ -134,7 +134,7 @@ outcomes! {
         ZeroRtt = "zero_rtt",
         /// A Handshake packet.
         Handshake = "handshake",
-        /// A packet of an unknown version, of which only the invariant fields of RFC 8999 are read.
+        /// A packet of an unknown version. Only the invariant fields of RFC 8999 are read.
         OtherVersion = "other_version",
         /// A long header that no client sends.
         Impossible = "impossible",

@@ -20,7 +20,7 @@ pub struct GateTrace {
     pub client: Option<Prefix>,
     /// Names of the scopes to follow; empty follows all.
     pub scopes: Vec<String>,
-    /// The rules to follow, one of which refused the packet or would have; empty follows all.
+    /// The rules to follow: a packet is traced if one of them refused it, or would have. Empty follows all.
     pub rules: Vec<Rule>,
     /// Largest number of packets per second, and largest burst: 1 to [`PER_SECOND_MAX`](Self::PER_SECOND_MAX).
     pub per_second: u32,

@@ -85,8 +85,8 @@ fn refusals_are_answered() {
     }
 }
 
-/// Checks that there is no answer if the policy does not ask for one, to packets other than Initials, to packets that
-/// are too small or have IP options, and in mode "monitor".
+/// Checks that there is no answer if the policy does not ask for one, and none in mode "monitor". Packets other than
+/// Initials, and packets that are too small or have IP options, get none either.
 #[test]
 fn other_packets_get_no_answer() {
     if !root("other_packets_get_no_answer") {

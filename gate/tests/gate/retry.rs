@@ -77,8 +77,8 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Checks for both families, both versions and IDs of all lengths that the tag and the token's contents are right, and
-/// that the token is accepted only from the same address and port.
+/// Checks the tag and the contents of tokens, for both families, both versions and IDs of all lengths. A token is
+/// accepted only from its own address and port.
 #[test]
 fn retry_tokens_are_valid_for_their_address() {
     if !root("tokens") {

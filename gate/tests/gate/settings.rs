@@ -1,4 +1,4 @@
-//! Tests of which rules are accepted, and of changes of the rules.
+//! Tests that accept or refuse rules, and that change the rules in use.
 
 use std::net::IpAddr;
 use std::time::Duration;

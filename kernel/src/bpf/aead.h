@@ -21,15 +21,15 @@
 #include "poly1305.h"
 
 #define QUIC_TAG 16
-#define QUIC_AT_MAX \
-	2047 /* largest offset, used as a mask: QUIC_TEXT_MAX bytes from here still fit a quic_buf */
+/* Largest offset, used as a mask: QUIC_TEXT_MAX bytes from here still fit a quic_buf. */
+#define QUIC_AT_MAX	2047
 #define QUIC_HEADER_MAX 528 /* most bytes of a header: QUIC needs 25, test vectors need more */
 
 /* Scratch memory for one packet. It is too large for the BPF stack, so keep it in a per-CPU map. */
 struct quic_buf {
 	__u8 bytes[4096];
-	struct quic_keystream
-		keystream; /* keystream of the present packet, unless the caller has another buffer for it */
+	/* Keystream of the present packet, unless the caller has another buffer for it. */
+	struct quic_keystream keystream;
 	/* Intermediate results of the functions below. They cannot be arguments: BPF functions have at most five, and
 	 * all are used.
 	 */

@@ -65,8 +65,8 @@ struct quic_keystream {
 	 * bytes are the encrypted counter block 1, which masks the tag; the rest is unused.
 	 */
 	__u8 once[64];
-	__u8 text
-		[QUIC_TEXT_MAX]; /* bytes to XOR with the text; those after the text's length may be undefined */
+	/* Bytes to XOR with the text. Those after the text's length may be undefined. */
+	__u8 text[QUIC_TEXT_MAX];
 };
 _Static_assert(sizeof(struct quic_keystream) == 1600, "quic_keystream has no hidden padding");
 

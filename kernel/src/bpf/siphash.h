@@ -50,10 +50,8 @@ static __always_inline struct bytes16 siphash128(const __u64 key[2], const __u8 
 
 	for (int i = 0; i < words; i++)
 		siphash_word(&s, load64(message + 8 * i));
-	siphash_word(
-		&s,
-		(__u64)words
-			<< 59); /* the last word has only the length in bytes, modulo 256, in its top byte */
+	/* The last word has only the length in bytes, modulo 256, in its top byte. */
+	siphash_word(&s, (__u64)words << 59);
 	s.c ^= 0xee;
 	tag.low = siphash_half(&s);
 	s.b ^= 0xdd;

@@ -82,8 +82,8 @@ fn any_block() -> u128 {
     }
 }
 
-/// With r = 2, one block fills all limbs except the lowest, and the next block carries through all of them. The sum is
-/// `2^131 - 4 * j`.
+/// Authenticates two blocks with r = 2: the first fills all limbs except the lowest, and the next carries through all
+/// of them. The sum is `2^131 - 4 * j`.
 #[test]
 fn poly1305_carry_passes_through_full_limbs() {
     const LENGTHS: u128 = 16 << 64;

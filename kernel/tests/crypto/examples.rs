@@ -68,7 +68,7 @@ fn aes_header_mask_matches_rfc_9001() {
         case.packet.bytes[..5].copy_from_slice(&[0x43, 0, 0, 0, 0]);
         case.packet.bytes[5..21].copy_from_slice(&hex::<16>("d1b1c98dd7689fb8ec11d242b123dc9b"));
         assert_eq!(engine.run(Operation::Protect, &mut case), 0);
-        // The mask is 437b9aec36, of which 5 bits are applied to the first byte of a short header.
+        // The mask is 437b9aec36. Only 5 bits of its first byte are applied to the first byte of a short header.
         assert_eq!(case.packet.bytes[..5], hex::<5>("407b9aec36"));
     }
 }

@@ -51,7 +51,7 @@ pub struct JwtClaims {
     /// The token's ID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jti: Option<String>,
-    /// The key of which the holder has to prove possession (RFC 7800). Tokens with this claim are refused.
+    /// The key that the token's holder has to prove possession of (RFC 7800). Tokens with this claim are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cnf: Option<Value>,
 }

@@ -1,7 +1,7 @@
 //! Recognises keys and certificates, which others may know, in files that a setting names as secrets.
 //!
 //! This is the second of two checks. The first is that a file is read as a secret only where a setting says so. If such
-//! a file is a public key by mistake, it is refused here. Otherwise anyone who has the public key could make tokens.
+//! a file is a public key by mistake, it is refused here. Otherwise anyone with the public key could make tokens.
 
 use base64::{
     Engine as _,

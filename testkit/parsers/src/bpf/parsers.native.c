@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Compiles the BPF programs' parsers of network input natively, for fuzz/kernel_checks.rs. */
-/* Global functions of the headers become static, because crypto_test.native.c in the same program has them too. */
+/* Global functions of the headers become static, because crypto_test.native.c defines them in the same program. */
 #define __noinline static __attribute__((noinline, unused))
 
 #include <errno.h>
