@@ -163,8 +163,7 @@ impl TypeWriter<'_> {
             self.out,
             "\n/// `struct {name}`.\n#[repr(C)]\n#[derive(Debug, Clone, Copy, PartialEq, Eq{order})]\npub struct {rust} {{\n{fields}}}\n\n\
              const _: () = assert!(size_of::<{rust}>() == {bytes});\n\n\
-             // SAFETY: `repr(C)`, integers only, without padding: millrace-kernel-build has checked
-             // it.\n#[allow(unsafe_code)]\n\
+             // SAFETY: `repr(C)`, integers only, without padding: millrace-kernel-build has checked it.\n#[allow(unsafe_code)]\n\
              unsafe impl {plain} for {rust} {{}}\n\n\
              impl Default for {rust} {{\n    fn default() -> Self {{\n        {plain}::zeroed()\n    }}\n}}\n",
         );
