@@ -1,6 +1,5 @@
-//! Compiles `src/bpf`, and gives the shared library its name.
-//!
-//! The shared library's name, by which programs find it at run time. Its number is `MILLRACE_GATE_ABI` of the header.
+//! Compiles `src/bpf`, and sets the soname of the shared library, by which programs find it at run time. The number in
+//! the soname is `MILLRACE_GATE_ABI` of the header.
 
 fn main() {
     millrace_kernel_build::Build::default()

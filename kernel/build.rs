@@ -1,4 +1,4 @@
-//! Compiles `src/bpf`, and tells cargo where its headers are, for the programs of the products.
+//! Compiles `src/bpf`, and tells cargo the path of its headers, which the programs of the products include.
 
 fn main() {
     millrace_kernel_build::Build::default().shares("barrier.h").run();

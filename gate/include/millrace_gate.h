@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The gate: admission of QUIC packets at XDP, on behalf of a server.
+/* The gate's library: drops unwanted QUIC packets at XDP, by rules and by what the server reports about its
+ * connections.
  *
  *	millrace_gate *gate;
  *	millrace_gate_scope *scope;
@@ -8,17 +9,18 @@
  *		errx(1, "%s", millrace_gate_error());
  *	millrace_gate_scope_open(gate, "web", &scope);
  *
- * For each connection, call `publish` for each connection ID before the peer learns it, and `inc` when the handshake
- * is complete (not before: the source address of an Initial may be forged). Call `retire` and `dec` when the ID or the
+ * For each connection, call `publish` for each connection ID before the peer learns it, and `inc` when the handshake is
+ * complete (not before: the source address of an Initial may be forged). Call `retire` and `dec` when the ID or the
  * connection is gone.
  *
- * Every function may be called from any thread at any time, on the same objects too. The exceptions are the two that
- * free an object: no other call may be using it. Functions return 0 or a negative millrace_gate_status; on failure they
- * leave their results untouched. The library neither exits, prints, installs signal handlers nor lets a panic out. The
- * gate is detached when the process ends, however it does.
+ * Every function may be called from any thread at any time, also on the same object. Only the two functions that free
+ * an object must not run while another call uses this object. Functions return 0 or a negative millrace_gate_status. On
+ * failure they do not write their results. The library never exits, prints, installs signal handlers or unwinds into
+ * the caller. When the process ends, in whatever way, the gate is detached.
  *
- * A process that goes to the background, or forks its workers, must open the gate afterwards. The gate belongs to its
- * process and ends with it. It does not work in a child, which must not pass inherited objects to these functions.
+ * A process that goes to the background, or forks its workers, must open the gate afterwards. The gate belongs to the
+ * process that opened it and ends with that process. A child process must not pass inherited objects to these
+ * functions.
  */
 #ifndef MILLRACE_GATE_H
 #define MILLRACE_GATE_H
@@ -34,26 +36,26 @@ extern "C" {
 /* The version of this header's ABI. The soname changes whenever programs have to be compiled again. */
 #define MILLRACE_GATE_ABI 0
 
-#define MILLRACE_GATE_ID_MAX	20 /* bytes; the longest connection ID of QUIC versions 1 and 2 */
-#define MILLRACE_GATE_NAME_MAX	64 /* bytes of names of scopes and reasons, including the terminating zero */
+#define MILLRACE_GATE_ID_MAX   20 /* bytes; the longest connection ID of QUIC versions 1 and 2 */
+#define MILLRACE_GATE_NAME_MAX 64 /* bytes of names of scopes and reasons, including the terminating zero */
 
 typedef struct millrace_gate millrace_gate;
 typedef struct millrace_gate_scope millrace_gate_scope;
 
 typedef enum millrace_gate_status {
 	MILLRACE_GATE_OK = 0,
-	MILLRACE_GATE_INVALID = -1,   /* an argument is null, not UTF-8, no address, too long an ID ... */
+	MILLRACE_GATE_INVALID = -1,   /* an argument is null, not UTF-8, not an address, an ID that is too long ... */
 	MILLRACE_GATE_POLICY = -2,    /* the policy is not valid; nothing was changed */
-	MILLRACE_GATE_NOT_FOUND = -3, /* no such interface or scope, or a token that is not valid */
+	MILLRACE_GATE_NOT_FOUND = -3, /* the interface or scope does not exist, or the token is not valid */
 	MILLRACE_GATE_FULL = -4,      /* a table is full; the policy sets its size */
-	MILLRACE_GATE_SYSTEM = -5,    /* the kernel refused: privilege (CAP_BPF, CAP_NET_ADMIN), age, driver */
-	MILLRACE_GATE_INTERNAL = -6   /* a fault of the library */
+	MILLRACE_GATE_SYSTEM = -5,    /* the kernel refused: missing CAP_BPF or CAP_NET_ADMIN, old kernel, driver */
+	MILLRACE_GATE_INTERNAL = -6   /* the library has a bug */
 } millrace_gate_status;
 
 typedef enum millrace_gate_mode {
-	MILLRACE_GATE_MODE_AUTO = 0,	/* native if the driver supports it, else generic */
-	MILLRACE_GATE_MODE_NATIVE = 1,	/* in the driver */
-	MILLRACE_GATE_MODE_GENERIC = 2	/* in the stack: works with every driver, at some cost */
+	MILLRACE_GATE_MODE_AUTO = 0,   /* native if the driver supports it, else generic */
+	MILLRACE_GATE_MODE_NATIVE = 1, /* XDP in the driver */
+	MILLRACE_GATE_MODE_GENERIC = 2 /* XDP in the network stack: slower, but works with every driver */
 } millrace_gate_mode;
 
 typedef enum millrace_gate_entry {
@@ -69,8 +71,8 @@ typedef struct millrace_gate_count {
 	uint8_t is_rule;		     /* 1: a rule, which refused `packets`; 0: they passed */
 	uint8_t reserved[7];
 	uint64_t packets;
-	uint64_t bytes;	    /* of UDP payload */
-	uint64_t monitored; /* packets that the rule would have refused if it were enforced */
+	uint64_t bytes;	    /* bytes of UDP payload */
+	uint64_t monitored; /* packets that the rule would have refused in mode "enforce" */
 } millrace_gate_count;
 
 typedef struct millrace_gate_id {
@@ -78,14 +80,16 @@ typedef struct millrace_gate_id {
 	uint8_t bytes[MILLRACE_GATE_ID_MAX];
 } millrace_gate_id;
 
-/* The library's version, such as "0.1.0". */
+/* Returns the library's version, such as "0.1.0". */
 const char *millrace_gate_version(void);
 
-/* Describes the calling thread's last failure. Never null; valid until the thread's next call. */
+/* Returns a description of the calling thread's last failure. It is never null, and valid until the thread's next call.
+ */
 const char *millrace_gate_error(void);
 
-/* Loads the gate with `policy`, the text of a policy file (docs/guide/gate.md), and attaches it to `interface`. A thread
- * of the library then maintains it. */
+/* Loads the gate with `policy`, the text of a policy file (docs/guide/gate.md), and attaches it to `interface`. A
+ * thread of the library then maintains it.
+ */
 int millrace_gate_open(const char *interface, const char *policy, millrace_gate_mode mode, millrace_gate **gate);
 
 /* Attaches the gate to another interface, with the same policy and the same counters. */
@@ -101,25 +105,29 @@ void millrace_gate_close(millrace_gate *gate);
 int millrace_gate_scope_open(millrace_gate *gate, const char *name, millrace_gate_scope **scope);
 void millrace_gate_scope_close(millrace_gate_scope *scope);
 
-/* Adds or removes one connection of `client`; its port is ignored. `connections`, which may be null, receives the
- * client's number of connections.
+/* Adds or removes one connection of `client`; the port of the address is ignored. `connections`, which may be null,
+ * receives the client's number of connections. Use these functions for scopes with `count = "application"`.
  *
- * The gate refuses Initials over the quota, but `inc` never fails for it. More of several handshakes at the same
- * time may complete, so a server with a strict quota closes the connection if `connections` is higher. For scopes
- * with `count = "application"`. */
+ * The gate refuses Initials over the quota, but `inc` succeeds over the quota. When a client has several handshakes at
+ * the same time, more of them may complete than the quota allows. A server with a strict quota should therefore close
+ * the connection if `connections` exceeds the quota.
+ */
 int millrace_gate_inc(millrace_gate_scope *scope, const struct sockaddr *client, socklen_t client_len,
 		      uint32_t *connections);
 int millrace_gate_dec(millrace_gate_scope *scope, const struct sockaddr *client, socklen_t client_len,
 		      uint32_t *connections);
 
-/* Marks packets with this connection ID as a live connection's, from any address, until the ID is retired. Publish
- * an ID before the peer learns it. For scopes with `live = "published"`. Retiring an unknown ID has no effect. */
+/* Tells the gate that packets with this connection ID, from any address, belong to a live connection until the ID is
+ * retired. Publish an ID before the peer learns it. Use these functions for scopes with `live = "published"`. Retiring
+ * an unknown ID has no effect.
+ */
 int millrace_gate_publish(millrace_gate_scope *scope, const uint8_t *id, size_t id_len);
 int millrace_gate_retire(millrace_gate_scope *scope, const uint8_t *id, size_t id_len);
 
-/* Adds an entry to the block or allow list of one scope, or of all (null), at once. The entry stays when the
- * policy changes, and replaces the policy's entry for the same prefix. MILLRACE_GATE_UNLIST removes it. `prefix`
- * is written as "192.0.2.0/24" or "2001:db8::1". */
+/* Adds an entry to the block or allow list of one scope, or of all scopes if `scope` is null. The entry applies at
+ * once, stays when the policy changes, and replaces the policy's entry for the same prefix. MILLRACE_GATE_UNLIST
+ * removes the entry. `prefix` is written as "192.0.2.0/24" or "2001:db8::1".
+ */
 int millrace_gate_list(millrace_gate *gate, const char *scope, const char *prefix, millrace_gate_entry entry);
 
 /* Checks whether `token`, from an Initial packet, is from a Retry packet that the gate sent to `client` (address
@@ -129,8 +137,9 @@ int millrace_gate_list(millrace_gate *gate, const char *scope, const char *prefi
 int millrace_gate_check_token(const millrace_gate_scope *scope, const struct sockaddr *client, socklen_t client_len,
 			      const uint8_t *token, size_t token_len, millrace_gate_id *original);
 
-/* Reads every scope's counters of every reason. `counts` has room for `room` of them. `have` receives their total
- * number; if that is larger than `room`, only those that fit were written. */
+/* Reads the counters of every scope and reason. `counts` points to an array of `room` elements. `have` receives the
+ * number of counters; if it is larger than `room`, only the first `room` were written.
+ */
 int millrace_gate_statistics(const millrace_gate *gate, millrace_gate_count *counts, size_t room, size_t *have);
 
 #ifdef __cplusplus

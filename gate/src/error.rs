@@ -1,6 +1,6 @@
 //! Errors of a gate.
 
-/// The reason why an operation failed. The text includes all causes, so there is no `source` that would repeat them.
+/// The reason why an operation failed. The text includes all causes, so there is no `source`, which would repeat them.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {

@@ -1,7 +1,7 @@
 //! The C ABI, as `include/millrace_gate.h` documents it.
 //!
-//! Callers keep the usual promises of C: pointers are null or point to what the header says, for the time of the
-//! call, and strings end in zero.
+//! Callers must pass pointers that are null, or point to valid objects of the type in the header for the time of the
+//! call. Strings end in zero. The comments below call this the caller's promise.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ use crate::{Error, Gate, Policy, Scope, policy};
 const NAME_MAX: usize = 64;
 const ID_MAX: usize = 20;
 
-/// `millrace_gate_count`.
+/// `millrace_gate_count` of the header.
 #[repr(C)]
 pub struct FfiCount {
     scope: [c_char; NAME_MAX],
@@ -35,14 +35,14 @@ pub struct FfiCount {
     monitored: u64,
 }
 
-/// `millrace_gate_id`.
+/// `millrace_gate_id` of the header.
 #[repr(C)]
 pub struct FfiId {
     len: u8,
     bytes: [u8; ID_MAX],
 }
 
-/// `millrace_gate_status` without success.
+/// The values of `millrace_gate_status` that are failures.
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]
 enum Status {
@@ -92,9 +92,9 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call. A failure or a panic becomes a status and the thread's last error.
+/// Runs `work` and returns a `millrace_gate_status`. The text of a failure or a panic becomes the thread's last error.
 fn call(work: impl FnOnce() -> Result<()>) -> c_int {
-    // State that a panic may leave half changed is the kernel's, or behind locks whose users tolerate that.
+    // A panic can only leave state half changed that is in the kernel, or behind locks whose users tolerate this.
     let done = catch_unwind(AssertUnwindSafe(work));
     let FfiFailure(status, message) = match done {
         Ok(Ok(())) => return 0,
@@ -104,11 +104,13 @@ fn call(work: impl FnOnce() -> Result<()>) -> c_int {
         }
     };
     let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    // This fails only while the thread ends.
+    // This fails only while the thread ends, when nobody can ask for the error.
     let _ = LAST.try_with(|last| last.replace(message));
     status as c_int
 }
 
+/// Returns a reference, or an error that names the argument if the pointer is null.
+///
 /// # Safety
 /// `it` must be null, or point to a valid `T` for as long as the result is used.
 unsafe fn valid<'a, T>(it: *const T, what: &str) -> Result<&'a T> {
@@ -116,6 +118,8 @@ unsafe fn valid<'a, T>(it: *const T, what: &str) -> Result<&'a T> {
     unsafe { it.as_ref() }.ok_or_else(|| FfiFailure::invalid(format!("{what} is null")))
 }
 
+/// Returns a C string as text, or an error that names the argument.
+///
 /// # Safety
 /// `text` must be null, or point to a string that ends in zero, for as long as the result is used.
 unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
@@ -127,6 +131,8 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     text.to_str().map_err(|_| FfiFailure::invalid(format!("{what} is not UTF-8")))
 }
 
+/// Returns bytes as a slice, or an error that names the argument. The pointer may be null if `len` is 0.
+///
 /// # Safety
 /// `bytes` must be null, or point to `len` bytes, for as long as the result is used.
 unsafe fn bytes<'a>(bytes: *const u8, len: usize, what: &str) -> Result<&'a [u8]> {
@@ -138,6 +144,8 @@ unsafe fn bytes<'a>(bytes: *const u8, len: usize, what: &str) -> Result<&'a [u8]
     }
 }
 
+/// Reads the address of a client. IPv4-mapped IPv6 addresses become IPv4.
+///
 /// # Safety
 /// `address` must be null, or point to `len` bytes of a socket address.
 unsafe fn client(address: *const libc::sockaddr, len: libc::socklen_t) -> Result<SocketAddr> {
@@ -166,6 +174,8 @@ fn mode(mode: c_int) -> Result<XdpMode> {
     }
 }
 
+/// Writes a result of a call, or returns an error that names the argument if the pointer is null.
+///
 /// # Safety
 /// `to` must be null, or valid for writes.
 unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
@@ -189,7 +199,7 @@ pub extern "C" fn millrace_gate_version() -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_gate_error() -> *const c_char {
-    // The string stays at this address until it is replaced.
+    // `replace` in `call` is the only change, so the pointer stays valid until the thread's next failure.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
@@ -289,6 +299,8 @@ pub unsafe extern "C" fn millrace_gate_scope_close(scope: *mut Scope) {
     });
 }
 
+/// Changes the count of a client's connections.
+///
 /// # Safety
 /// See the module; `connections` is null or may be written to.
 unsafe fn count(
@@ -336,6 +348,8 @@ pub unsafe extern "C" fn millrace_gate_dec(
     unsafe { count(scope, client, client_len, connections, Scope::dec) }
 }
 
+/// Publishes or retires a connection ID.
+///
 /// # Safety
 /// See the module.
 unsafe fn id(
@@ -447,7 +461,7 @@ pub unsafe extern "C" fn millrace_gate_statistics(
         // SAFETY: the caller's promise.
         unsafe { give(have, all.len(), "have")? };
         let len = all.len().min(room);
-        // SAFETY: the caller's promise; the source has at least as many, and is elsewhere.
+        // SAFETY: the caller's promise; `all` has at least `len` items, and is memory of this function.
         unsafe { ptr::copy_nonoverlapping(all.as_ptr(), counts, len) };
         Ok(())
     })
@@ -478,7 +492,7 @@ impl FfiCount {
     }
 }
 
-/// Copies text to a fixed array with a terminating zero; text that is too long is cut.
+/// Copies text to a fixed array and adds a terminating zero. Text that is too long is cut.
 fn fixed(text: &str) -> [c_char; NAME_MAX] {
     let mut fixed = [0; NAME_MAX];
     for (to, from) in fixed.iter_mut().take(NAME_MAX - 1).zip(text.bytes()) {

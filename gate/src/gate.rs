@@ -23,18 +23,19 @@ use crate::{
     interfaces::Interface,
 };
 
-/// How often interfaces are checked.
+/// Time between two checks of the interfaces.
 const LOOK: Duration = Duration::from_millis(500);
-/// Least time between two upkeeps, which forget idle connections and follow the clock.
+/// Least time from the start of one upkeep to the start of the next. Upkeep forgets idle connections and tells the
+/// kernel the UNIX time.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// Least pause as a multiple of the duration of the last upkeep: with hundreds of thousands of entries, upkeep is
-/// less frequent.
+/// The same time as a multiple of the last upkeep's duration. With hundreds of thousands of entries, upkeep takes long
+/// and becomes less frequent.
 const REST: u32 = 20;
-/// Longest pause, however long the last upkeep took.
+/// Longest such time, however long the last upkeep took.
 const REST_MAX: Duration = Duration::from_secs(10);
 
-/// A loaded gate. It decides about packets on the interfaces that it is [attached](Self::attach) to, until it is
-/// dropped.
+/// A loaded gate. Until it is dropped, it decides about the packets of the interfaces that it is
+/// [attached](Self::attach) to.
 ///
 /// [`new`](Self::new) loads the programs and starts the upkeep thread. The policy can be [replaced](Self::set_policy)
 /// and interfaces added or removed at any time. Dropping the gate detaches it and ends the thread; [`Scope`]s that
@@ -61,7 +62,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Loads the gate with its policy. It needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, which root has.
+    /// Loads the gate with its policy. The calling thread needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, which root has.
     pub fn new(policy: &Policy) -> Result<Self, Error> {
         let inner = Arc::new(GateInner::load(&policy.load)?);
         inner.set_policy(policy)?;
@@ -83,31 +84,31 @@ impl Gate {
         Ok(Self { inner, stop: Some(stop), upkeep: Some(upkeep) })
     }
 
-    /// Attaches to an interface of the calling thread's network namespace. If the interface is deleted and made again
-    /// under the same name, the gate attaches again. Returns how it is attached.
+    /// Attaches the gate to an interface of the calling thread's network namespace. If the interface is deleted and
+    /// made again under the same name, the gate attaches again. Returns the mode in which the gate is attached.
     pub fn attach(&self, interface: &str, mode: XdpMode) -> Result<XdpMode, Error> {
         self.inner.attach(interface, mode)
     }
 
-    /// Detaches from all interfaces. Connections and counts are kept.
+    /// Detaches the gate from all interfaces. Connections and counts are kept.
     pub fn detach(&self) {
         let mut interfaces = lock(&self.inner.interfaces);
         interfaces.clear();
         self.inner.kernel.detach();
     }
 
-    /// Detaches from one interface.
+    /// Detaches the gate from one interface.
     pub fn detach_from(&self, interface: &str) {
         lock(&self.inner.interfaces).remove(&self.inner.kernel, interface);
     }
 
-    /// Returns the interfaces that it should be attached to, with their state of at most half a second ago.
+    /// Returns the interfaces that the gate should be attached to. Their state is at most half a second old.
     pub fn interfaces(&self) -> Vec<Interface> {
         lock(&self.inner.interfaces).list()
     }
 
-    /// Replaces the policy as a whole, or changes nothing. Connections and counts of scopes that keep their name
-    /// stay.
+    /// Replaces the policy as a whole, or changes nothing if there is an error. A scope that keeps its name also keeps
+    /// its connections and counts.
     pub fn set_policy(&self, policy: &Policy) -> Result<(), Error> {
         self.inner.set_policy(policy)
     }
@@ -117,7 +118,7 @@ impl Gate {
         self.inner.kernel.rules()
     }
 
-    /// Returns the application's handle of a scope.
+    /// Returns a handle of a scope, by which the application reports its connections.
     pub fn scope(&self, name: &str) -> Result<Scope, Error> {
         self.inner.must_have(name)?;
         Ok(Scope::new(self.inner.clone(), name.to_owned(), self.inner.kernel.scope(name)?))
@@ -130,8 +131,8 @@ impl Gate {
         Ok(self.inner.kernel.list(scope, prefix, entry)?)
     }
 
-    /// Returns the entries that override this one for a part of the prefixes, or all of them: longer prefixes in the
-    /// lists that apply where this one does, and blocks of the same prefix.
+    /// Returns the listed entries that override this entry for a part of the prefixes, or for all of them. These are
+    /// longer prefixes in the lists that apply to the same packets, and blocks of the same prefix.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -175,7 +176,7 @@ impl Gate {
         self.inner.kernel.token_keys()
     }
 
-    /// Returns how full the tables were a second ago.
+    /// Returns how full the kernel's tables were at the last upkeep.
     pub fn tables(&self) -> Vec<TableFill> {
         self.inner.kernel.tables()
     }
@@ -185,16 +186,17 @@ impl Gate {
         Ok(self.inner.kernel.drain_samples()?)
     }
 
-    /// Starts a trace of packets that are refused, or would be. It ends when the result is dropped. The kernel skips
-    /// packets that no trace matches, so one client can be followed through the floods of others.
+    /// Starts a trace of packets that are refused, or would be. Dropping the result ends the trace. The kernel skips
+    /// packets that no trace matches, so one client can be followed during floods by others.
     pub fn trace(&self, what: &GateTrace) -> Result<PacketTracer, Error> {
-        // The gate's own scope is for packets whose scope is unknown.
+        // The scope `INTERFACE` is in no policy: the gate uses it for packets whose scope is unknown.
         let own = |scope: &&String| scope.as_str() != INTERFACE;
         what.scopes.iter().filter(own).try_for_each(|scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.trace(what)?)
     }
 
-    /// Describes the reason why idle connections are not forgotten or tokens are not dated right, if there is one.
+    /// Returns the error of the last upkeep, if it failed. Idle connections are then not forgotten, and the times in
+    /// tokens may be wrong.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.inner.trouble).clone()
     }
@@ -202,7 +204,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // Scopes may outlive the gate; the interface is free at once.
+        // Scopes may keep the kernel's objects after the gate is gone, but the interfaces are free at once.
         self.detach();
         drop(self.stop.take());
         if let Some(upkeep) = self.upkeep.take() {
@@ -216,13 +218,13 @@ fn rest_after(took: Duration) -> Duration {
     (took * REST).clamp(UPKEEP, REST_MAX)
 }
 
-/// Calls `start` with all signals blocked, for the threads that it starts: signals are for the application, whose own
-/// threads may wait for them.
+/// Calls `start` with all signals blocked, and restores the signal mask. A new thread inherits the mask, so the
+/// application's signals are delivered only to its own threads.
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let started = start();
     if let Ok(before) = before {
-        let _ = before.thread_set_mask(); // This fails only for a wrong address.
+        let _ = before.thread_set_mask(); // This fails only for an invalid pointer.
     }
     started
 }

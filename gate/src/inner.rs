@@ -18,19 +18,22 @@ use crate::{
 
 use crate::{Error, Policy, interfaces::GateInterfaces, policy::TokenKeys};
 
-/// Locks are taken in the order of the fields: `interfaces`, `token_keys`, `rotated`. The kernel handle has locks of its own behind them. Rules
-/// change as a whole: [`Self::set_policy`] writes the half of the maps that is not in use, switches over, and restores the rules of before if
-/// the keys for tokens cannot be set.
+/// The state that a gate, its upkeep thread and its scopes share.
+///
+/// Lock order: `interfaces`, `token_keys`, `rotated`, then the locks inside `kernel`. Rules change as a whole:
+/// [`Self::set_policy`] writes the half of the maps that is not in use and switches to it. If the token keys cannot be
+/// set afterwards, it restores the previous rules.
 pub(crate) struct GateInner {
     pub kernel: kernel::LoadedGate,
     pub load: Config,
-    /// Locked while interfaces or rules change, so that answers are watched wherever the rules need it.
+    /// Locked while interfaces or rules change, so that servers' packets are watched on every interface if the rules
+    /// need it.
     pub interfaces: Mutex<GateInterfaces>,
-    /// The keys as they are in the kernel; `None` for the gate's own.
+    /// The policy's keys that are in the kernel; `None` if the gate uses its own keys.
     pub token_keys: Mutex<Option<TokenKeys>>,
-    /// Time when the gate's own key was last made.
+    /// Time when the gate last made a key of its own.
     pub rotated: Mutex<Instant>,
-    /// The fault that the latest upkeep met.
+    /// The error of the latest upkeep, if it failed.
     pub trouble: Mutex<Option<String>>,
 }
 
@@ -61,8 +64,8 @@ impl GateInner {
         *lock(&self.trouble) = kept.err().map(|error| error.to_string());
     }
 
-    /// Makes a new key for tokens after each two lifetimes. The previous key is accepted for as long again, so no
-    /// token that was issued is lost. Keys of a file are left to the operator.
+    /// Makes a new token key if the present one is older than two token lifetimes. The previous key stays valid for two
+    /// more lifetimes, so every token is accepted for its whole lifetime. Keys of a file are the operator's to change.
     fn rotate_own_key(&self, now: Instant) -> Result<(), millrace_kernel::Error> {
         let rules = self.kernel.rules();
         let retry =
@@ -100,8 +103,8 @@ impl GateInner {
         Ok(())
     }
 
-    /// Starts to use the gate's own keys. Keys of a file that is no longer named are accepted until the gate has made
-    /// two of its own.
+    /// Starts to use the gate's own keys. A key of the file that the policy no longer names stays valid until the gate
+    /// has made a second key of its own.
     fn own_token_keys(&self) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.is_some() {
@@ -112,8 +115,8 @@ impl GateInner {
         Ok(())
     }
 
-    /// Puts both keys into their slots. The kernel puts a new key into the slot that is not in use. If only one key
-    /// is new, that takes one step and no token is lost.
+    /// Puts both keys into their slots. The kernel always writes the slot that is not in use. If only the next key is
+    /// new, one write is enough, and tokens of the present key stay valid.
     fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_kernel::Error> {
         let mut known = lock(&self.token_keys);
         if known.as_ref() == Some(wanted) {
@@ -124,7 +127,7 @@ impl GateInner {
             known.as_ref().is_some_and(|now| now.current == used && now.key(used) == wanted.key(used));
         if !is_next {
             *known = None;
-            // The kernel's present slot is unknown, but it shows once a key that belongs to no other gate was added.
+            // The slot in use is unknown. Adding a random key shows it: the slot that then holds this key is in use.
             while self.slot_of_new_key()? != Some(wanted.current) {}
             self.kernel.rotate_token_key(wanted.key(used).clone())?;
         }
@@ -133,6 +136,7 @@ impl GateInner {
         Ok(())
     }
 
+    /// Adds a random key and returns its slot, which is now in use.
     fn slot_of_new_key(&self) -> Result<Option<usize>, millrace_kernel::Error> {
         let key = GateKey::random().map_err(|source| millrace_kernel::Error::Random { source })?;
         self.kernel.rotate_token_key(key.clone())?;
@@ -166,7 +170,7 @@ fn wants_watch(rules: &GateRules) -> bool {
     rules.scopes.iter().any(|scope| matches!(scope.policy.live, LiveRule::Tracked { .. }))
 }
 
-/// Locks, ignoring poison: no code under these locks leaves a state half changed.
+/// Locks a mutex and ignores poison, since no code under these locks leaves a state half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
-//! The interfaces that a gate should be attached to, and whether it is.
+//! The interfaces that a gate should be attached to, and their state.
 //!
-//! Interfaces are identified by name. They can be deleted and made again or renamed, and anybody with the privilege
-//! can detach a program. In each case the gate attaches to the new interface before it detaches from one where
-//! packets may still arrive.
+//! Interfaces are identified by name. An interface can be deleted and made again, or renamed, and anybody with the
+//! privilege can detach a program. The gate then attaches to the interface that has the name now. Only afterwards it
+//! detaches from the old one, where packets may still arrive.
 
 use std::{fs::File, io, os::unix::fs::MetadataExt as _};
 
@@ -21,13 +21,14 @@ use crate::Error;
 pub struct Interface {
     /// The interface's name.
     pub name: String,
-    /// How it is attached, or was when it still was; never [`XdpMode::Auto`].
+    /// The XDP mode in which the gate is attached, or was attached last; never [`XdpMode::Auto`].
     pub mode: XdpMode,
-    /// Whether it decides about packets of the interface.
+    /// True if the gate decides about packets of the interface.
     pub attached: bool,
-    /// The difference from the state in which it was attached, if there is one.
+    /// The fault that the latest check of the interface found.
     pub trouble: Option<String>,
-    /// Number of times that it was attached again, because the program had been detached or the interface made again.
+    /// Number of times that the gate was attached again, because the program had been detached or the interface made
+    /// again.
     pub reattached: u64,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct GateInterfaces(Vec<WantedInterface>);
 struct WantedInterface {
     interface: Interface,
     wanted: XdpMode,
-    /// Index of the interface that it is, or was, attached to.
+    /// Index of the interface that the gate is attached to, or was attached to last.
     index: i32,
     namespace: NetworkNamespace,
 }
@@ -47,7 +48,8 @@ impl GateInterfaces {
         self.0.iter().map(|place| place.interface.clone()).collect()
     }
 
-    /// Attaches to an interface of the calling thread's network namespace, and watches answers if `watch`.
+    /// Attaches the gate to an interface of the calling thread's network namespace. If `watch` is true, it also
+    /// attaches the program that reads servers' packets.
     pub fn add(
         &mut self,
         gate: &kernel::LoadedGate,
@@ -72,7 +74,7 @@ impl GateInterfaces {
         Ok(mode)
     }
 
-    /// Detaches from an interface; from none if it was never attached to.
+    /// Detaches the gate from an interface. A name that was never added has no effect.
     pub fn remove(&mut self, gate: &kernel::LoadedGate, name: &str) {
         let before = self.indexes();
         self.0.retain(|place| place.interface.name != name);
@@ -83,7 +85,7 @@ impl GateInterfaces {
         self.0.clear();
     }
 
-    /// Watches answers on all interfaces that it is attached to.
+    /// Starts to read servers' packets on all interfaces that the gate is attached to.
     pub fn watch(&self, gate: &kernel::LoadedGate) -> Result<(), Error> {
         let attached = self.0.iter().filter(|place| place.interface.attached);
         attached.into_iter().try_for_each(|place| {
@@ -95,7 +97,7 @@ impl GateInterfaces {
         })
     }
 
-    /// Checks all interfaces, and attaches again where needed.
+    /// Checks all interfaces, and attaches the gate again where it is no longer attached.
     pub fn look(&mut self, gate: &kernel::LoadedGate, watch: bool) {
         let before = self.indexes();
         for place in &mut self.0 {
@@ -112,14 +114,14 @@ impl GateInterfaces {
         self.0.iter().map(|place| place.index).collect()
     }
 
-    /// Detaches from those of `before` that are no longer wanted.
+    /// Detaches the gate from the interfaces in `before` that are no longer wanted.
     fn leave_others(&self, gate: &kernel::LoadedGate, before: &[i32]) {
         let now = self.indexes();
         before.iter().filter(|index| !now.contains(index)).for_each(|index| gate.detach_from(*index));
     }
 }
 
-/// Checks an interface. Runs in the interface's namespace.
+/// Checks an interface, and attaches the gate again if needed. The calling thread must be in the interface's namespace.
 fn look(gate: &kernel::LoadedGate, interface: &mut Interface, wanted: XdpMode, index: &mut i32, watch: bool) {
     let now = index_of(&interface.name).ok();
     let is_well = |index| gate.is_attached(index) && (!watch || gate.is_watching(index));
@@ -157,7 +159,7 @@ fn look(gate: &kernel::LoadedGate, interface: &mut Interface, wanted: XdpMode, i
     interface.trouble = hidden_tags(gate, *index);
 }
 
-/// Returns why packets of an interface get no answers.
+/// Returns the reason why packets of an interface get no answers, if there is one.
 fn hidden_tags(gate: &kernel::LoadedGate, index: i32) -> Option<String> {
     match gate.hides_tags(index) {
         Ok(false) => None,
@@ -170,7 +172,8 @@ fn hidden_tags(gate: &kernel::LoadedGate, index: i32) -> Option<String> {
     }
 }
 
-/// Attaches: first to the egress side, because a connection whose answers were missed is unknown.
+/// Attaches the programs. The egress program comes first, because the gate does not know a connection if it missed the
+/// server's handshake packets.
 fn attach(
     gate: &kernel::LoadedGate,
     index: i32,
@@ -187,7 +190,8 @@ fn attach(
     mode
 }
 
-/// Attaches again. A program that is still in place stays, since attaching one stops some network cards for a moment.
+/// Attaches the programs again. A program that is still in place stays, since attaching one stops some network cards
+/// for a moment.
 fn attach_again(
     gate: &kernel::LoadedGate,
     interface: &Interface,
@@ -206,7 +210,7 @@ fn index_of(name: &str) -> nix::Result<i32> {
     if_nametoindex(name).and_then(|index| i32::try_from(index).map_err(|_| nix::Error::ERANGE))
 }
 
-/// A network namespace: indexes and names of interfaces have no meaning outside of it.
+/// A network namespace, in which names and indexes of interfaces are valid.
 struct NetworkNamespace(File);
 
 impl NetworkNamespace {
@@ -215,8 +219,8 @@ impl NetworkNamespace {
         File::open("/proc/thread-self/ns/net").map(Self)
     }
 
-    /// Runs `work` in the namespace. If the calling thread is elsewhere it uses a new thread, which needs
-    /// CAP_SYS_ADMIN.
+    /// Runs `work` in the namespace. If the calling thread is in another namespace, `work` runs in a new thread, which
+    /// needs CAP_SYS_ADMIN to enter.
     fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         if self.is_same(&Self::current()?)? {
             return Ok(work());

@@ -1,13 +1,16 @@
-//! The gate's programs: they admit or drop QUIC packets at XDP, before the stack, for any QUIC server on the machine.
+//! The handle of the gate's programs. They admit or drop QUIC packets at XDP, before the network stack, for any QUIC
+//! server on the machine.
 //!
-//! 1. [`LoadedGate::load`], [`LoadedGate::apply`] with the [`GateRules`], [`LoadedGate::attach`] to each interface on which clients
-//!    arrive.
-//! 2. For scopes with [`LiveRule::Tracked`], [`LoadedGate::watch`] each interface by which answers leave.
-//! 3. [`LoadedGate::maintain`] about once a second.
-//! 4. An application that takes part gets its [`KernelScope`]: it publishes connection IDs and counts connections.
+//! 1. Call [`LoadedGate::load`], [`LoadedGate::apply`] with the [`GateRules`], and [`LoadedGate::attach`] for each
+//!    interface on which clients' packets arrive.
+//! 2. For scopes with [`LiveRule::Tracked`], call [`LoadedGate::watch`] for each interface by which servers' packets
+//!    leave.
+//! 3. Call [`LoadedGate::maintain`] about once a second.
+//! 4. An application that reports its connections gets a [`KernelScope`], with which it publishes connection IDs and
+//!    counts connections.
 //!
-//! All methods take `&self` and may be called from many threads. Nothing is pinned: everything is detached when the
-//! gate is dropped, and when the process ends, however it does.
+//! All methods take `&self` and may be called from many threads. Nothing is pinned, so the programs are detached when
+//! the gate is dropped, and when the process ends, in whatever way.
 
 mod intf;
 mod maps;
@@ -45,10 +48,10 @@ use millrace_kernel::{stack, xdp};
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
-/// One client may use this part of the room for tracked connections.
+/// One client may have at most this part of the tracked connections: one sixteenth.
 const IDS_PER_CLIENT: u32 = 16;
-/// The part of the table of rates that may be added full within the time that rates take to fill, or twice that.
-/// Entries that are lost for it were unused for as long, and are full by then.
+/// New clients with full buckets may take at most this part of the table of rates (one quarter) within one fill time,
+/// or twice as much after a quiet time. An entry that they evict had been unused for longer, so its buckets were full.
 const FRESH_RATES: u32 = 4;
 const NETWORK_TIMES_MAX: u32 = 1 << 20;
 
@@ -56,32 +59,34 @@ const NETWORK_TIMES_MAX: u32 = 1 << 20;
 /// bytes for each connection, 130 for each other entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Prefix lengths of IPv4: first that of a client, then those of wider networks that contain it, at most two.
-    /// Each has limits of its own, so that an attacker with many addresses is not many clients.
+    /// IPv4 prefix lengths: the first is a client's, and up to two shorter ones are those of wider networks that
+    /// contain the client. Each size has limits of its own, so that an attacker does not get more by using many
+    /// addresses.
     pub client_prefix_v4: Vec<u8>,
-    /// Prefix lengths of IPv6.
+    /// IPv6 prefix lengths, in the same order.
     pub client_prefix_v6: Vec<u8>,
-    /// Limits of the first and the second of the wider networks, as multiples of a client's.
+    /// Limits of the narrower and of the wider size of networks, as multiples of a client's limits.
     pub network_times: [u32; intf::LEVELS - 1],
     /// Largest number of live connection IDs of all scopes. A connection with published IDs has several, a tracked
-    /// one has one. A client has at most a sixteenth of the tracked ones, or as many as its quota allows if that is
+    /// connection has one. One client has at most a sixteenth of them as tracked connections, or its quota if that is
     /// more.
     pub max_ids: u32,
-    /// Largest number of clients with connections. There is room for as many networks of each size.
+    /// Largest number of clients with connections. The table also has room for this number of networks of each size.
     pub max_clients: u32,
     /// Largest number of handshakes in progress.
     pub max_handshakes: u32,
     /// Largest number of clients and networks whose rates are remembered.
     pub max_rates: u32,
-    /// Largest number of prefixes in all lists. They need twice that for a moment when rules are applied.
+    /// Largest number of prefixes in all lists. The map is twice as large, since it holds old and new rules while they
+    /// change.
     pub max_prefixes: u32,
     /// Largest number of samples of refused packets per second and scope; 0 for none.
     pub samples_per_second: u32,
-    /// Position among the programs at TC egress where answers are [watched](LoadedGate::watch). After a program that ends
-    /// the chain nothing is seen; before a program that changes addresses, other ones than the client's are seen.
+    /// Position of the [watching](LoadedGate::watch) program among the programs at TC egress. It sees no packets if an
+    /// earlier program ends the chain. It sees addresses other than the clients' if a later program changes addresses.
     pub watch: TcPosition,
-    /// Whether a run may begin in the middle of another on the same CPU, which then has no scratch memory: true with
-    /// PREEMPT_RT.
+    /// True on kernels with PREEMPT_RT, where a run may interrupt another run on the same CPU. The gate then passes the
+    /// packet unchecked, because the scratch memory is in use.
     pub nests: bool,
 }
 
@@ -112,7 +117,7 @@ pub struct RefusedPacket {
     pub scope: String,
     /// The verdict.
     pub reason: GateReason,
-    /// Rules in mode "monitor" that would have refused it.
+    /// Rules in mode "monitor" that would have refused the packet.
     pub monitored: Vec<Rule>,
     /// The sender's address.
     pub source: SocketAddr,
@@ -120,7 +125,7 @@ pub struct RefusedPacket {
     pub destination: SocketAddr,
     /// UDP payload in bytes.
     pub bytes: u32,
-    /// Type of the QUIC packet; `None` if the rule refused it before it was read, or it is too short.
+    /// Type of the QUIC packet; `None` if a rule refused the packet before its type was read, or if it is too short.
     pub kind: Option<Kind>,
     /// Version of a long header.
     pub version: Option<u32>,
@@ -133,13 +138,13 @@ pub struct RefusedPacket {
 pub struct PacketCounter {
     /// Number of packets.
     pub packets: u64,
-    /// Bytes of UDP payload; of whole frames where that is unknown.
+    /// Bytes of UDP payload, or of whole frames if the payload is unknown.
     pub bytes: u64,
-    /// Packets that the rule would have refused if it had been enforced.
+    /// Number of packets that the rule would have refused in mode "enforce".
     pub monitored: u64,
 }
 
-/// The result for a frame.
+/// The gate's decision about a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameAction {
     /// The frame goes on to the stack.
@@ -180,27 +185,27 @@ impl GateTotals {
 }
 
 impl ScopeStatistics {
-    /// Returns the packets that the rule decided on.
+    /// Returns the counts of packets that the rule refused or would have refused.
     pub fn rule(&self, rule: Rule) -> PacketCounter {
         self.rules[rule as usize]
     }
 
-    /// Returns the packets that passed for this reason.
+    /// Returns the counts of packets that passed for this reason.
     pub fn pass(&self, pass: Pass) -> PacketCounter {
         self.passes[pass as usize]
     }
 }
 
-/// An entry of a list: its scope, or `None` for all of them, the prefix, and the entry.
+/// An entry of a list: its scope (`None` for all scopes), its prefix, and whether it blocks or allows.
 pub type Listing = (Option<String>, Prefix, ListEntry);
 
 /// The fill level of a table that can be full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFill {
-    /// `connections`, `paths`, `clients` and `prefixes`, and tables that forget their oldest entry when full:
-    /// `handshakes` and `openings`.
+    /// Name of the table: `connections`, `paths`, `clients` or `prefixes`, or one of those that forget old entries when
+    /// full: `handshakes` and `openings`.
     pub name: &'static str,
-    /// Number of entries as of the last [`LoadedGate::maintain`].
+    /// Number of entries at the last [`LoadedGate::maintain`].
     pub entries: u64,
     /// Largest number of entries.
     pub room: u64,
@@ -215,7 +220,7 @@ pub struct KernelClient {
     pub connections: u32,
 }
 
-/// The loaded gate. It decides about packets from [`attach`](Self::attach) on, until it is dropped.
+/// The loaded gate. Once [attached](Self::attach), it decides about packets until it is dropped.
 pub struct LoadedGate {
     attachments: Mutex<Vec<(i32, xdp::root::XdpTurn)>>,
     rests: rests::Rests,
@@ -228,7 +233,7 @@ pub struct LoadedGate {
 }
 
 impl LoadedGate {
-    /// Loads the programs. Everything passes until rules are applied.
+    /// Loads the programs. All packets pass until rules are applied.
     pub fn load(config: &Config) -> Result<Self, Error> {
         let mut open = embedded!("gate.bpf.o").open()?;
         open.configure(&intf::Config { mark_seed: random()?, ..encode(config)? })?;
@@ -266,11 +271,11 @@ impl LoadedGate {
         Ok(gate)
     }
 
-    /// Attaches to an interface of the calling thread's network namespace. Returns how it is attached, never
-    /// [`xdp::XdpMode::Auto`]. An interface has room for one XDP program, which is shared with grafts; a program of
-    /// another kind, or another gate, is an error. Joining existing grafts needs CAP_SYS_ADMIN. Interfaces without an
-    /// Ethernet header (tun, WireGuard, PPP) are supported. Ends of tunnels, whose packets may have been merged, are
-    /// an error.
+    /// Attaches the gate to an interface of the calling thread's network namespace. Returns the mode, which is never
+    /// [`xdp::XdpMode::Auto`]. The kernel allows one XDP program for each interface. The gate shares that place with
+    /// grafts; if it is taken by another program or another gate, this is an error. Joining existing grafts needs
+    /// CAP_SYS_ADMIN. Interfaces without an Ethernet header (tun, WireGuard, PPP) are supported. Interfaces whose
+    /// tunnel may have merged packets are an error.
     pub fn attach(&self, ifindex: i32, mode: xdp::XdpMode) -> Result<xdp::XdpMode, Error> {
         let object = lock(&self.object);
         self.look_how_frames_begin(ifindex)?;
@@ -288,10 +293,10 @@ impl LoadedGate {
         Ok(mode)
     }
 
-    /// Reports whether an interface, of the calling thread's network namespace, has VLANs whose tags its driver
-    /// strips before the gate sees the packets (`ethtool -K IF rxvlan off` ends that). An answer would be sent
-    /// without its tag. Packets of such an interface therefore get no answer from now on, or get answers again.
-    /// [`attach`](Self::attach) checks this too, but VLANs may be added later.
+    /// Reports whether an interface has VLANs whose tags its driver strips before the gate sees the packets. An answer
+    /// would then be sent without its tag. This call also switches answers on this interface off or on accordingly.
+    /// `ethtool -K IF rxvlan off` stops the stripping. [`attach`](Self::attach) checks this too, but VLANs may be added
+    /// later. The interface must be in the calling thread's network namespace.
     pub fn hides_tags(&self, ifindex: i32) -> Result<bool, Error> {
         let hides = stack::hides_tags(ifindex)
             .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
@@ -305,20 +310,21 @@ impl LoadedGate {
         self.set_bare(ifindex, begin == stack::FrameStart::Ip)
     }
 
-    /// Sets whether frames of an interface begin with their IP header, which [`attach`](Self::attach) and
-    /// [`watch`](Self::watch) find out.
+    /// Sets whether frames of an interface begin with their IP header. [`attach`](Self::attach) and
+    /// [`watch`](Self::watch) find this out by themselves.
     pub fn set_bare(&self, ifindex: i32, bare: bool) -> Result<(), Error> {
         lock(&self.settings).set_bare(&self.maps, ifindex, bare)
     }
 
-    /// Sets whether packets of an interface may have lost their VLAN tags, which [`hides_tags`](Self::hides_tags)
-    /// finds out. Such packets get no answer.
+    /// Sets whether packets of an interface may have lost their VLAN tags. Such packets get no answer.
+    /// [`hides_tags`](Self::hides_tags) finds this out by itself.
     pub fn set_untagged(&self, ifindex: i32, untagged: bool) -> Result<(), Error> {
         self.maps.set_untagged(ifindex, untagged)
     }
 
-    /// Watches servers' answers on an interface of the calling thread's network namespace, at TC egress. Only scopes
-    /// with [`LiveRule::Tracked`] need it. Watching an interface again changes nothing.
+    /// Attaches the program at TC egress that reads servers' handshake packets, to an interface of the calling thread's
+    /// network namespace. Only scopes with [`LiveRule::Tracked`] need it. If the program is attached already, nothing
+    /// changes.
     pub fn watch(&self, ifindex: i32) -> Result<(), Error> {
         let object = lock(&self.object);
         let mut watches = lock(&self.watches);
@@ -333,26 +339,27 @@ impl LoadedGate {
         Ok(())
     }
 
-    /// Reports whether it is still attached there: the program may have been detached, or the interface deleted.
+    /// Reports whether the gate is still attached to the interface. Others may have detached it, or deleted the
+    /// interface.
     pub fn is_attached(&self, ifindex: i32) -> bool {
         lock(&self.attachments)
             .iter()
             .any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
     }
 
-    /// Reports whether it still [watches](Self::watch) there.
+    /// Reports whether the egress program of [`watch`](Self::watch) is still attached to the interface.
     pub fn is_watching(&self, ifindex: i32) -> bool {
         lock(&self.watches).iter().any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
     }
 
-    /// Detaches from the interface: it neither decides nor watches there any more.
+    /// Detaches both programs from the interface.
     pub fn detach_from(&self, ifindex: i32) {
         lock(&self.attachments).retain(|(index, _)| *index != ifindex);
         self.rests.remove(ifindex);
         lock(&self.watches).retain(|(index, _)| *index != ifindex);
     }
 
-    /// Detaches from every interface. The state of connections is kept.
+    /// Detaches both programs from every interface. The state of connections is kept.
     pub fn detach(&self) {
         for (ifindex, attachment) in lock(&self.attachments).drain(..) {
             drop(attachment);
@@ -371,13 +378,14 @@ impl LoadedGate {
         lock(&self.settings).rules().clone()
     }
 
-    /// Blocks or allows a prefix at once, in a scope or in all (`None`). The entry holds until [`unlist`](Self::unlist), also
-    /// when the rules change, and replaces one of theirs for the same prefix.
+    /// Blocks or allows a prefix at once, in one scope or in all (`None`). The entry stays when the rules change, until
+    /// [`unlist`](Self::unlist), and replaces the rules' entry for the same prefix.
     pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: ListEntry) -> Result<(), Error> {
         lock(&self.settings).list(&self.maps, scope, prefix, Some(entry))
     }
 
-    /// Removes an entry of [`list`](Self::list). The rules' own entry, if there is one, applies again.
+    /// Removes an entry that [`list`](Self::list) added. If the rules have an entry for the same prefix, it applies
+    /// again.
     pub fn unlist(&self, scope: Option<&str>, prefix: Prefix) -> Result<(), Error> {
         lock(&self.settings).list(&self.maps, scope, prefix, None)
     }
@@ -387,8 +395,8 @@ impl LoadedGate {
         lock(&self.settings).listed()
     }
 
-    /// Returns the entries that override this one, for all or a part of its prefix: longer prefixes in the same list
-    /// or in one that applies where this one does, and blocks of the same prefix.
+    /// Returns the entries that override this one for all or a part of its prefix. These are longer prefixes in the
+    /// lists that apply to the same packets, and blocks of the same prefix.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -398,17 +406,17 @@ impl LoadedGate {
         lock(&self.settings).exceptions(scope, prefixes, entry)
     }
 
-    /// Returns the handle for the application behind a scope. It is valid as long as the rules have the scope, and
-    /// has no effect afterwards.
+    /// Returns the handle with which the application of a scope reports its connections. The handle is valid as long as
+    /// the rules have the scope. Afterwards its methods fail, or have no effect on packets.
     pub fn scope(&self, name: &str) -> Result<KernelScope, Error> {
-        // The lock keeps the index from becoming another scope's meanwhile.
+        // Under this lock no other scope can get the index before the handle exists.
         let settings = lock(&self.settings);
         let index = settings.index(name).ok_or(Error::Config("there is no scope of that name"))?;
         Ok(KernelScope::new(self.maps.clone(), index))
     }
 
-    /// Forgets idle connections, and follows the system's clock for tokens. Call it about once a second. Returns how
-    /// many connections were forgotten.
+    /// Forgets idle connections, tells the programs the UNIX time for tokens, and ages marks. Call it about once a
+    /// second. Returns how many connections were forgotten.
     pub fn maintain(&self) -> Result<u64, Error> {
         lock(&self.settings).follow_clock(&self.maps)?;
         let expired = self.expire_after(Duration::ZERO)?;
@@ -416,14 +424,15 @@ impl LoadedGate {
         Ok(expired)
     }
 
-    /// Forgets connections that would be idle after `time` without packets. Returns how many connections were
-    /// forgotten.
+    /// Forgets connections that would be idle for too long at `time` from now, if no packets arrived. Returns how many
+    /// connections were forgotten.
     pub fn expire_after(&self, time: Duration) -> Result<u64, Error> {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.maps.expire(clock::monotonic_ns().saturating_add(time_ns))
     }
 
-    /// Makes tokens with this key from now on. Tokens of the previous key are still accepted, older ones are not.
+    /// Sets the key that new tokens are made with. Tokens of the previous key are still accepted, those of older keys
+    /// are not.
     pub fn rotate_token_key(&self, key: token::GateKey) -> Result<(), Error> {
         lock(&self.settings).rotate_token_key(&self.maps, key)
     }
@@ -433,8 +442,8 @@ impl LoadedGate {
         lock(&self.settings).token_keys().clone()
     }
 
-    /// Decides about an Ethernet frame as if it had arrived, including all changes of counters and state, but without
-    /// a network.
+    /// Runs the gate on an Ethernet frame as if it had arrived, with all changes of counters and state. No interface is
+    /// needed.
     pub fn run(&self, frame: &[u8]) -> Result<FrameAction, Error> {
         let object = lock(&self.object);
         let mut after = vec![0; frame.len()];
@@ -452,8 +461,8 @@ impl LoadedGate {
         }
     }
 
-    /// Measures how long a decision about a frame takes: the mean of `runs` in a row, so with everything in the
-    /// caches. It does not work for frames that get an answer, since that replaces the frame.
+    /// Measures how long a decision about a frame takes. The result is the mean of `runs` in a row, so the CPU's caches
+    /// are warm. A frame that gets an answer cannot be measured, since the answer replaces it after the first run.
     pub fn time(&self, frame: &[u8], runs: u32) -> Result<Duration, Error> {
         let object = lock(&self.object);
         let input = ProgramInput { data_in: Some(frame), repeat: runs, ..ProgramInput::default() };
@@ -482,7 +491,7 @@ impl LoadedGate {
         self.maps.tables().chain([TableFill { name: "prefixes", entries: prefixes, room }]).collect()
     }
 
-    /// Returns the clients of a scope that have connections, in no order.
+    /// Returns the clients of a scope that have connections, in no particular order.
     pub fn clients(&self, scope: &str) -> Result<Vec<KernelClient>, Error> {
         self.scope(scope)?.clients()
     }
@@ -496,8 +505,9 @@ impl LoadedGate {
         Ok(samples)
     }
 
-    /// Traces refused packets, and those that would be refused, until the result is dropped. Traces are independent
-    /// of the samples and of packets that no trace matches. Up to [`GateTrace::TRACERS`] may run at the same time.
+    /// Traces refused packets, and those that would be refused, until the result is dropped. Samples for the log and
+    /// packets that no trace matches take nothing from a trace's rate. Up to [`GateTrace::TRACERS`] traces may run at
+    /// the same time.
     pub fn trace(&self, what: &GateTrace) -> Result<PacketTracer, Error> {
         PacketTracer::new(what, &self.settings, &self.maps, &self.traces)
     }
@@ -513,7 +523,7 @@ fn random() -> Result<u64, Error> {
     Ok(key.words()[0])
 }
 
-/// Returns how many networks contain an address: one of each size.
+/// Returns the number of network sizes that are configured, which is the number of networks that contain an address.
 fn sizes(config: &Config) -> u32 {
     config.client_prefix_v4.len().max(config.client_prefix_v6.len()) as u32
 }
@@ -596,7 +606,7 @@ fn drain(map: &dyn MapCore, mut each: impl FnMut(intf::Sample)) -> Result<(), Er
     builder.build().map_err(error)?.consume().map_err(error)
 }
 
-/// Converts a sample. Returns `None` if it was made by a program with other reasons.
+/// Converts a sample. Returns `None` if its reason is unknown.
 fn sample(raw: intf::Sample, names: &[String]) -> Option<RefusedPacket> {
     let address = |bytes, port: [u8; 2]| -> SocketAddr {
         let address: IpAddr = millrace_kernel::prefix::unmapped(bytes);
@@ -617,7 +627,7 @@ fn sample(raw: intf::Sample, names: &[String]) -> Option<RefusedPacket> {
     })
 }
 
-/// Locks, ignoring poison: no code under these locks leaves a state half changed.
+/// Locks a mutex and ignores poison, since no code under these locks leaves a state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

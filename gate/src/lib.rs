@@ -1,4 +1,4 @@
-//! Admission of QUIC packets at XDP on behalf of a server, as a library for applications.
+//! A library that drops unwanted QUIC packets at XDP, by rules and by what the server reports about its connections.
 //!
 //! ```no_run
 //! use millrace_gate::{Gate, XdpMode, Policy};
@@ -15,17 +15,17 @@
 //! let scope = gate.scope("web")?;
 //! // For each connection whose handshake is complete:
 //! let connection = scope.connection("192.0.2.7".parse()?)?;
-//! // It counts until it is dropped.
+//! // The connection counts until `connection` is dropped.
 //! # drop(connection);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing is pinned and no signal is caught. The gate is detached when [`Gate`] is dropped, and when the process
-//! ends, however it does, even if a child that it forked lives on. The gate does not work in such a child. All
-//! methods may be called from many threads at once.
+//! Nothing is pinned and no signal is caught. The gate is detached when [`Gate`] is dropped, and when the process ends
+//! in whatever way, even if a child that it forked lives on. The gate does not work in such a child. All methods may be
+//! called from many threads at once.
 //!
-//! `include/millrace_gate.h` is the same for C. `docs/guide/gate.md` describes the rules and the policy's format,
-//! `docs/notes/design/0004-gate.md` how packets are checked.
+//! `include/millrace_gate.h` declares the same functions for C. `docs/guide/gate.md` describes the rules and the
+//! policy's format, `docs/notes/design/0004-gate.md` how packets are checked.
 #![deny(missing_docs)]
 
 mod error;

@@ -1,4 +1,5 @@
-//! Policy files: TOML, read as a whole; all problems are reported at once. `docs/guide/gate.md` has all keys.
+//! Policy files in TOML. A file is read as a whole, and all its problems are reported at once. `docs/guide/gate.md`
+//! lists all keys.
 
 mod scope;
 mod values;
@@ -40,7 +41,7 @@ pub struct Policy {
     pub token_keys: Option<TokenKeys>,
 }
 
-/// Keys of Retry tokens, in the slots that tokens refer to.
+/// Keys of Retry tokens. A token contains the number of its key's slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenKeys {
     /// The two keys.
@@ -66,20 +67,20 @@ pub enum LoadError {
 }
 
 impl Policy {
-    /// Reads a policy file, and the lists and keys that it names by paths relative to it.
+    /// Reads a policy file, and the files of lists and keys that it names. Their paths are relative to the policy file.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
         Ok(Self::parse_file(&text, path)?)
     }
 
-    /// Reads the policy in `text`, which came from the file `path`: names of files are relative to that.
+    /// Reads the policy in `text`, which came from the file `path`. Paths in the policy are relative to this file.
     pub fn parse_file(text: &str, path: &Path) -> Result<Self, Problems> {
         let directory = path.parent().unwrap_or(Path::new(""));
         Self::parse_in(text, &path.to_string_lossy(), directory)
     }
 
-    /// Reads the policy in `text`. Names of files are relative to the working directory.
+    /// Reads the policy in `text`. Paths in the policy are relative to the working directory.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         Self::parse_in(text, "policy", Path::new(""))
     }
@@ -87,7 +88,8 @@ impl Policy {
     fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Problems> {
         let (mut reader, root) = SettingsReader::new(text);
         let (policy, places) = read_policy(&mut reader, root, directory);
-        // A problem of one place would only be repeated in other words.
+        // The check of the whole comes only if there is no other problem: it would repeat the same fault in other
+        // words.
         if reader.problems.is_empty()
             && let Err(error) = policy.rules.check()
         {
@@ -117,7 +119,7 @@ impl Policy {
     }
 }
 
-/// Returns the place of the scope that an error names.
+/// Returns the line of the scope that an error names.
 fn culprit(error: &rules::Error, places: &[(String, SettingPlace)]) -> SettingPlace {
     use rules::Error;
     let name = match error {
@@ -163,7 +165,7 @@ fn read_policy(
     (policy, places)
 }
 
-/// Largest number of entries of one table: some 2 GB of memory, and far from the kernel's limit.
+/// Largest number of entries of one table. Such a table takes some 2 GB of memory, and is far from the kernel's limit.
 const ENTRIES_MAX: u32 = 1 << 24;
 const SAMPLES_MAX: u32 = 1_000_000;
 
@@ -256,7 +258,7 @@ pub fn prefix_list(text: &str, name: &str) -> Result<Vec<Prefix>, String> {
     parsed.collect()
 }
 
-/// Reads a file of token keys: two lines of 32 hexadecimal digits. Tokens are made with the one after `*`.
+/// Reads a file of token keys: two lines of 32 hexadecimal digits. New tokens are made with the key after `*`.
 fn token_keys(path: &Path) -> Result<TokenKeys, String> {
     let error = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
     let text = std::fs::read_to_string(path).map_err(|source| error(&source))?;

@@ -1,4 +1,4 @@
-//! The application's reports about its connections.
+//! The handle of a scope, with which an application reports its connections.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,8 +12,8 @@ use crate::{
     inner::{GateInner, lock},
 };
 
-/// An application's handle of its scope. Clones share it. It stays valid when the gate is dropped, but has no effect
-/// then.
+/// An application's handle of its scope. Clones refer to the same scope. After the gate is dropped, the handle has no
+/// effect.
 ///
 /// ```no_run
 /// # fn example(gate: &millrace_gate::Gate) -> Result<(), Box<dyn std::error::Error>> {
@@ -39,22 +39,24 @@ impl Scope {
         Self { gate, name, kernel }
     }
 
-    /// Counts a connection of `client` until the result is dropped. Call it when the handshake is complete, not
-    /// before: the source address of an Initial may be forged, and its owner would be counted for it.
+    /// Counts a connection of `client` until the result is dropped. Call it when the handshake is complete, not before:
+    /// the source address of an Initial may be forged, and the connection would count for the wrong client.
     pub fn connection(&self, client: IpAddr) -> Result<Connection, Error> {
         self.inc(client)?;
         Ok(Connection { scope: self.clone(), client, ids: Mutex::default() })
     }
 
-    /// Adds one connection of a client; returns the client's number of connections. For scopes with `count =
-    /// "application"`. The gate refuses Initials over the quota, but this never fails for it. More of several
-    /// handshakes at the same time may complete, so a server with a strict quota closes the connection if the result
-    /// is higher.
+    /// Adds one connection of a client and returns the client's number of connections. Use it for scopes with
+    /// `count = "application"`.
+    ///
+    /// The gate refuses Initials over the quota, but this call succeeds over the quota. When a client has several
+    /// handshakes at the same time, more of them may complete than the quota allows. A server with a strict quota
+    /// should therefore close the connection if the result exceeds the quota.
     pub fn inc(&self, client: IpAddr) -> Result<u32, Error> {
         Ok(self.kernel.inc(client.to_canonical())?)
     }
 
-    /// Removes one connection of a client; returns the client's number of connections.
+    /// Removes one connection of a client and returns the client's number of connections.
     pub fn dec(&self, client: IpAddr) -> Result<u32, Error> {
         Ok(self.kernel.dec(client.to_canonical())?)
     }
@@ -64,8 +66,8 @@ impl Scope {
         Ok(self.kernel.connections(client.to_canonical())?)
     }
 
-    /// Marks packets with this connection ID as a live connection's until it is retired. For scopes with `live =
-    /// "published"`. Call it before the peer learns the ID.
+    /// Tells the gate that packets with this connection ID belong to a live connection, until the ID is retired. Call
+    /// it before the peer learns the ID. Use it for scopes with `live = "published"`.
     pub fn publish(&self, id: &[u8]) -> Result<(), Error> {
         Ok(self.kernel.publish(id)?)
     }
@@ -75,22 +77,24 @@ impl Scope {
         Ok(self.kernel.retire(id)?)
     }
 
-    /// Checks whether an Initial's token is from a Retry packet that the gate sent to this client. The server must
-    /// put [`original_id`](token::Token::original_id) and the packet's destination connection ID into its transport
-    /// parameters (RFC 9000, section 7.3). The latter equals [`retry_id`](token::Token::retry_id) if the gate let the
-    /// packet pass for its token. On any error, treat the packet as if it had no token.
+    /// Checks whether an Initial's token is from a Retry packet that the gate sent to this client. On any error, treat
+    /// the packet as if it had no token.
+    ///
+    /// The server must put [`original_id`](token::Token::original_id) and the packet's destination connection ID into
+    /// its transport parameters (RFC 9000, section 7.3). If the gate let the packet pass because of its token, that
+    /// destination ID equals [`retry_id`](token::Token::retry_id).
     pub fn check_token(&self, client: SocketAddr, token: &[u8]) -> Result<token::Token, token::Error> {
         self.gate.check_token(&self.name, client, token)
     }
 
-    /// Checks that a token is authentic and returns its contents, for QUIC libraries that compare address and time
-    /// themselves.
+    /// Checks that a token is authentic and returns its contents. This is for QUIC libraries that compare address and
+    /// time by themselves.
     pub fn open_token(&self, token: &[u8]) -> Result<token::Token, token::Error> {
         self.gate.open_token(&self.name, token)
     }
 }
 
-/// A counted connection. Dropping it stops counting it, and retires its IDs.
+/// A counted connection. When it is dropped, it no longer counts, and its published IDs are retired.
 pub struct Connection {
     scope: Scope,
     client: IpAddr,
@@ -98,7 +102,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the address that it counts for, also after the client has migrated.
+    /// Returns the address that the connection counts for, also after the client has migrated.
     pub fn client(&self) -> IpAddr {
         self.client
     }
@@ -119,7 +123,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // A failure here means that the kernel's maps are gone, or never had the entry.
+        // These calls fail only if the kernel's maps are gone, or never had the entry.
         for id in lock(&self.ids).drain(..) {
             let _ = self.scope.retire(&id);
         }

@@ -22,13 +22,13 @@ pub struct Status {
     pub version: String,
     /// Seconds since the start.
     pub uptime_s: f64,
-    /// Whether all rules only monitor.
+    /// True if all rules only count packets and refuse none.
     pub dry_run: bool,
     /// The policy file; empty if the policy was made from flags.
     pub policy: String,
-    /// The interfaces that it should be attached to.
+    /// The interfaces that the gate should be attached to.
     pub interfaces: Vec<GateInterfaceStatus>,
-    /// Faults that keep the gate from working, or from working by the newest policy; empty if there are none.
+    /// Faults that keep the gate from working, or from applying the newest policy; empty if there are none.
     pub trouble: Vec<String>,
     /// The last reload; `None` if there is no policy file.
     #[serde(default)]
@@ -38,7 +38,7 @@ pub struct Status {
     pub networks: Vec<NetworkSize>,
     /// Counters of each scope; the first is "interface".
     pub scopes: Vec<ScopeStatus>,
-    /// Counts of other events.
+    /// Counts of events other than verdicts.
     pub events: BTreeMap<String, u64>,
     /// Fill levels of the tables.
     #[serde(default)]
@@ -52,7 +52,7 @@ pub struct Status {
     pub recent: Vec<RefusalStatus>,
 }
 
-/// The limit of networks of one size.
+/// A size of networks, and their limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSize {
     /// Address family: 4 or 6.
@@ -68,17 +68,17 @@ pub struct NetworkSize {
 pub struct GateInterfaceStatus {
     /// The interface's name.
     pub name: String,
-    /// How the gate is attached, or was: `native` or `generic`.
+    /// The XDP mode in which the gate is attached, or was attached last: `native` or `generic`.
     pub mode: String,
-    /// Whether it decides about packets of the interface.
+    /// True if the gate decides about packets of the interface.
     pub attached: bool,
-    /// The reason why it is not attached or not fully working; empty if there is none.
+    /// The reason why the gate is not attached or does not fully work; `None` if there is none.
     pub trouble: Option<String>,
-    /// Number of times that it was attached again.
+    /// Number of times that the gate was attached again.
     pub reattached: u64,
 }
 
-/// Counts since the gate was started.
+/// Counts of a scope since the gate was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeStatus {
     /// The scope's name.
@@ -102,9 +102,9 @@ pub struct RuleCount {
     pub mode: String,
     /// Number of refused packets.
     pub packets: u64,
-    /// Bytes of their UDP payload.
+    /// Bytes of UDP payload of the refused packets.
     pub bytes: u64,
-    /// Number of packets that would have been refused.
+    /// Number of packets that the rule would have refused in mode `enforce`.
     pub monitored: u64,
 }
 
@@ -113,9 +113,9 @@ pub struct RuleCount {
 pub struct PassCount {
     /// The reason's name.
     pub reason: String,
-    /// Number of packets.
+    /// Number of packets that passed.
     pub packets: u64,
-    /// Bytes of their UDP payload.
+    /// Bytes of UDP payload of these packets.
     pub bytes: u64,
 }
 
@@ -128,7 +128,7 @@ pub struct ListedStatus {
     pub prefix: String,
     /// `block` or `allow`.
     pub entry: String,
-    /// Seconds until it expires; `None` if it stays until it is removed.
+    /// Seconds until the entry expires; `None` if it stays until it is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u64>,
 }
@@ -151,9 +151,9 @@ pub struct RefusalStatus {
     pub time_ns: u64,
     /// The scope's name.
     pub scope: String,
-    /// The rule that refused it, or the rules that would have.
+    /// The rule that refused the packet, or the rules that would have.
     pub rules: Vec<String>,
-    /// Whether it was refused; false if the rules only monitor.
+    /// True if the packet was refused; false if the rules only monitor.
     pub refused: bool,
     /// The sender's address.
     pub source: SocketAddr,
@@ -187,7 +187,7 @@ impl RefusalStatus {
 pub struct Recent(VecDeque<RefusalStatus>);
 
 impl Recent {
-    /// Adds a sample, in place of the oldest if there is no room.
+    /// Adds a sample. If there is no room, the oldest sample is removed.
     pub fn push(&mut self, refusal: RefusalStatus) {
         if self.0.len() == RECENT {
             self.0.pop_front();
@@ -201,7 +201,7 @@ impl Recent {
     }
 }
 
-/// Returns the gate's part of the status; the daemon adds the rest.
+/// Returns the status of a gate, without the fields that only its daemon knows.
 pub fn read_status(gate: &Gate) -> Result<Status, crate::Error> {
     let statistics = gate.statistics()?;
     let rules = gate.rules();
@@ -269,12 +269,12 @@ impl From<crate::TableFill> for TableStatus {
     }
 }
 
-/// Number of packets after which the lack of any answer is suspicious.
+/// Least number of packets of new and of continued connections after which missing server packets are reported.
 const STRANGE: u64 = 20;
 
 impl ScopeStatus {
-    /// Returns a warning if connections are tracked and clients send packets that only follow an answer, but the gate
-    /// has seen no answer.
+    /// Returns a warning if clients send packets that only follow a server's answer, but the gate has seen no such
+    /// answer. Call it only for scopes that track connections.
     fn unseen(&self) -> Option<String> {
         let packets = |pass: Pass| {
             let count = self.passed.iter().find(|count| count.reason == pass.name());
@@ -294,7 +294,7 @@ impl ScopeStatus {
     fn new(gate: &Gate, rules: &rules::GateRules, scope: &ScopeStatistics) -> Self {
         let known = rules.scopes.iter().find(|known| known.name == scope.name);
         let modes = known.map_or(rules.interface, |known| known.policy.modes);
-        // "interface" and scopes that are gone have none.
+        // The scope "interface", and scopes that the rules no longer have, have no clients.
         let clients = known.and_then(|known| gate.clients(&known.name).ok()).unwrap_or_default();
         let clients: Vec<_> = clients.into_iter().filter(|client| client.connections > 0).collect();
         Self {

@@ -1,4 +1,4 @@
-//! The examples, as processes between namespaces; the C header; what `make install` installs.
+//! Tests of the examples, which run as processes in network namespaces, of the C header, and of the installed files.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -41,7 +41,7 @@ fn quinn() -> String {
     program.to_string_lossy().into_owned()
 }
 
-/// Whether a tool exists and accepts these arguments; prints a message if not.
+/// Reports whether a tool exists and accepts these arguments. Prints a message if not.
 fn has(tool: &str, args: &[&str]) -> bool {
     let found = Command::new(tool).args(args).output().is_ok_and(|output| output.status.success());
     if !found {
@@ -61,7 +61,7 @@ fn source(path: &str) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_on_quinn_has_its_quota_and_leaves_nothing_attached() {
+async fn quinn_server_enforces_its_quota_and_leaves_nothing_attached() {
     if !is_root() {
         return;
     }
@@ -73,10 +73,10 @@ async fn a_server_on_quinn_has_its_quota_and_leaves_nothing_attached() {
     assert!(!site.is_guarded());
 }
 
-/// The gate validates addresses, and the server accepts the tokens of its Retry packets. Otherwise no client would
-/// connect: it checks that the server knows both earlier IDs (RFC 9000, section 7.3).
+/// Checks that the server accepts the tokens of the gate's Retry packets. Otherwise no client would connect, because
+/// clients check that the server knows both earlier IDs (RFC 9000, section 7.3).
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_on_quinn_takes_part_in_retry() {
+async fn quinn_server_accepts_the_gates_retry_tokens() {
     if !is_root() {
         return;
     }
@@ -88,7 +88,7 @@ async fn a_server_on_quinn_takes_part_in_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_killed_leaves_nothing_attached() {
+async fn killed_server_leaves_nothing_attached() {
     if !is_root() {
         return;
     }
@@ -97,12 +97,12 @@ async fn a_server_that_is_killed_leaves_nothing_attached() {
     hello(&site.connect(std::time::Duration::from_secs(10)).await.unwrap()).await;
     assert!(site.is_guarded());
     assert_eq!(server.end(Signal::SIGKILL).0, None);
-    // The kernel frees a link after the process has ended, in a work queue.
+    // The kernel frees a BPF link in a work queue, some time after the process has ended.
     wait_for("a clean interface", || !site.is_guarded());
 }
 
 #[test]
-fn the_header_is_c99_and_cplusplus() {
+fn header_compiles_as_c99_and_cplusplus() {
     for (tool, standard, language) in [("cc", "-std=c99", "c"), ("c++", "-std=c++11", "c++")] {
         if !has(tool, &["--version"]) {
             continue;
@@ -113,9 +113,9 @@ fn the_header_is_c99_and_cplusplus() {
     }
 }
 
-/// The header and the library are both written by hand.
+/// Compares the header with the library's symbols, since both are written by hand.
 #[test]
-fn the_library_exports_what_the_header_declares() {
+fn library_exports_exactly_the_functions_of_the_header() {
     if !has("nm", &["--version"]) {
         return;
     }
@@ -136,7 +136,7 @@ fn the_library_exports_what_the_header_declares() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_in_c_has_its_quota() {
+async fn c_server_enforces_its_quota() {
     let needs = ["--exists", "libngtcp2", "libngtcp2_crypto_gnutls", "gnutls"];
     if !is_root() || !has("cc", &["--version"]) || !has("pkg-config", &needs) {
         return;
@@ -151,9 +151,9 @@ async fn a_server_in_c_has_its_quota() {
     assert!(!site.is_guarded());
 }
 
-/// The gate validates addresses, and the server in C accepts the tokens of its Retry packets.
+/// Checks that the server in C accepts the tokens of the gate's Retry packets.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_in_c_takes_part_in_retry() {
+async fn c_server_accepts_the_gates_retry_tokens() {
     let needs = ["--exists", "libngtcp2", "libngtcp2_crypto_gnutls", "gnutls"];
     if !is_root() || !has("cc", &["--version"]) || !has("pkg-config", &needs) {
         return;
@@ -166,7 +166,7 @@ async fn a_server_in_c_takes_part_in_retry() {
     assert_eq!(server.end(Signal::SIGTERM).0, Some(0));
 }
 
-/// Installs the library as a package would, and builds the example against it with the command of its first lines.
+/// Installs the library as a package would, and builds the C example with the command from the example's first lines.
 fn build_c(site: &GateSite) -> String {
     let root = site.path("root");
     let program = site.path("server");

@@ -1,4 +1,4 @@
-//! The Rust and the C side of the library on a loaded gate.
+//! Tests of the library's Rust and C interfaces with a loaded gate.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -38,7 +38,7 @@ fn connections_count_until_they_are_dropped() {
     assert_eq!(scope.connections(of_a_prefix[0]).unwrap(), 2, "a /64 is one client");
     assert_eq!(gate.clients("web").unwrap().len(), 2);
 
-    // Connections outlive a policy, and the scope's handle outlives the gate.
+    // A connection stays when the policy changes, and the scope's handle stays valid without the gate.
     gate.set_policy(&Policy::parse(&format!("{WEB}rules.quota = {{ connections = 1 }}\n")).unwrap()).unwrap();
     assert_eq!(scope.connections(client).unwrap(), 400);
     std::thread::scope(|threads| drop(threads.spawn(|| drop(connections))));
@@ -68,7 +68,7 @@ fn invalid_use_is_an_error_that_names_it() {
     assert_eq!(gate.rules(), Policy::parse(WEB).unwrap().rules, "the policy is still the first");
 }
 
-/// A gate without shared keys makes new keys all the time, and accepts every token for its whole lifetime.
+/// Checks that a gate without shared keys makes new keys regularly, and accepts every token for its whole lifetime.
 #[test]
 fn own_token_keys_change_and_no_token_is_lost() {
     if !is_root() {
@@ -91,11 +91,11 @@ fn own_token_keys_change_and_no_token_is_lost() {
         is_there.then(|| (is_known, before.elapsed()))
     });
     assert!(begin.elapsed() > Duration::from_secs(1), "the first is good for two lifetimes");
-    // A late look, on a busy machine, shows nothing: the third key may already be there.
+    // On a busy machine this check may come so late that a third key has replaced the first. It proves nothing then.
     assert!(is_known || after > Duration::from_secs(1), "and accepted with the second");
     wait_for("a third key", || !known(&first));
     assert!(before.elapsed() > Duration::from_secs(1), "for a lifetime at least");
-    // The keys of a file stay.
+    // Keys of a file are not changed.
     let shared = TokenKeys { slots: [1, 2].map(|byte| GateKey::new([byte; 16])), current: 0 };
     let policy = Policy::parse(&format!("{WEB}rules.retry = {{ lifetime = 1 }}\n")).unwrap();
     gate.set_policy(&Policy { token_keys: Some(shared.clone()), ..policy.clone() }).unwrap();
@@ -104,7 +104,7 @@ fn own_token_keys_change_and_no_token_is_lost() {
     wait_for("keys of its own", || shared.slots.iter().all(|key| !known(key)));
 }
 
-/// An operator's message names each cause once, and a remedy.
+/// Checks that each message to an operator names every cause once, and a remedy.
 #[test]
 fn errors_name_causes_once_and_a_remedy() {
     if !is_root() {
@@ -136,7 +136,7 @@ fn errors_name_causes_once_and_a_remedy() {
     }
 }
 
-/// Gates that share a file agree on slots, whatever their history.
+/// Checks that gates with the same key file have the keys in the same slots, whatever keys they had before.
 #[test]
 fn token_keys_are_in_the_slots_of_the_file() {
     if !is_root() {
@@ -146,7 +146,7 @@ fn token_keys_are_in_the_slots_of_the_file() {
         |slots: [u8; 2], current| TokenKeys { slots: slots.map(|byte| GateKey::new([byte; 16])), current };
     let policy = |keys| Policy { token_keys: Some(keys), ..Policy::parse(WEB).unwrap() };
     let client: SocketAddr = "192.0.2.7:4433".parse().unwrap();
-    // A token lives for seconds, and a change of policy may take some on a busy machine.
+    // The lifetime is long, because a change of policy may take seconds on a busy machine.
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let gate = Gate::new(&policy(keys([1, 2], 0))).unwrap();
     let scope = gate.scope("web").unwrap();
@@ -264,7 +264,7 @@ int main(void)
 }
 "#;
 
-/// Compiles a C program with the library. Returns `None` and prints a message where there is no compiler.
+/// Compiles a C program with the library. Returns `None` and prints a message if there is no compiler.
 fn build(site: &GateSite, text: &str, defines: &[String]) -> Option<Command> {
     let source = site.path("program.c");
     let program = site.path("program");
@@ -286,7 +286,7 @@ fn build(site: &GateSite, text: &str, defines: &[String]) -> Option<Command> {
         }
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
     }
-    // The name that programs look for at run time is the soname.
+    // Programs look for the library by its soname at run time.
     std::os::unix::fs::symlink(library.join("libmillrace_gate.so"), site.path("libmillrace_gate.so.0"))
         .unwrap();
     let mut command = Command::new(&program);
@@ -294,14 +294,14 @@ fn build(site: &GateSite, text: &str, defines: &[String]) -> Option<Command> {
     Some(command)
 }
 
-/// The header's layouts and numbers equal the library's.
+/// Checks from a C program that the header's layouts and numbers equal those of the library.
 #[test]
 fn every_function_works_from_c() {
     if !is_root() {
         return;
     }
     let site = GateSite::new("abi", "");
-    // This token is made like that of a gate with the same key.
+    // This token is equal to one that a gate with the same key makes.
     let key = GateKey::new([7; 16]);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let token = Token::new("192.0.2.7:1".parse().unwrap(), b"original", now).unwrap().seal(1, &key, "web");
@@ -338,9 +338,9 @@ int main(void)
 }
 "#;
 
-/// A child that a server forked, and that outlives it, does not keep the gate on the interface.
+/// Lets a child process outlive the server that forked it. The gate must be detached although the child lives on.
 #[test]
-fn a_child_does_not_keep_the_gate() {
+fn forked_child_does_not_keep_the_gate_attached() {
     if !is_root() {
         return;
     }
@@ -356,7 +356,7 @@ fn a_child_does_not_keep_the_gate() {
     let mut stdin = parent.stdin.take().unwrap();
     stdin.write_all(b"f").unwrap();
     assert_eq!(parent.wait().unwrap().code(), Some(0));
-    // The kernel frees a link after the process has ended, in a work queue.
+    // The kernel frees a BPF link in a work queue, some time after the process has ended.
     wait_for("a clean interface", || !site.is_guarded());
     // The write fails if the child is gone.
     stdin.write_all(b"x").expect("the child lives");

@@ -1,5 +1,5 @@
-//! Connections of stock quinn behind the gate: their addresses are validated by its Retry, and they are not disturbed
-//! by anything. The gate counts its packets.
+//! Tests with connections of unmodified quinn behind the gate. The gate validates addresses by Retry, and must not
+//! disturb live connections. All packets are counted.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -63,7 +63,7 @@ fn web(gate: &Gate) -> ScopeStatistics {
     gate.statistics().unwrap().scope("web").unwrap().clone()
 }
 
-/// Returns the number of all packets that were refused, by any rule.
+/// Returns the number of packets that any rule has refused.
 fn refused(gate: &Gate) -> u64 {
     let web = web(gate);
     Rule::ALL.iter().map(|rule| web.rule(*rule).packets).sum()
@@ -76,8 +76,8 @@ port = 4433
 rules.retry = \"enforce\"
 ";
 
-/// Each address is validated before the server gets a connection's first packet. The client accepts the Retry, and
-/// the server knows about it.
+/// Checks that each address is validated before the server gets a connection's first packet, and that both the client
+/// and the server accept the Retry.
 #[tokio::test(flavor = "multi_thread")]
 async fn retry_is_accepted_by_stock_quinn() {
     if !is_root() {
@@ -104,7 +104,7 @@ async fn retry_is_accepted_by_stock_quinn() {
         client.wait_idle().await;
         assert!(served.await.unwrap(), "the address was proved");
         let web = web(&gate);
-        // A client that gets the Retry late may repeat its Initial; only its token lets it in.
+        // A client that gets the Retry late may repeat its Initial, which is refused without the token.
         assert!(web.rule(Rule::Retry).packets >= connections);
         assert!(web.pass(Pass::Proved).packets >= connections);
         assert_eq!((web.pass(Pass::New).packets, refused(&gate)), (0, web.rule(Rule::Retry).packets));
@@ -118,10 +118,11 @@ fn published(connections: u32) -> String {
     )
 }
 
-/// A connection of an address that is over its quota and floods, as if behind one NAT, changes keys, connection IDs
-/// and ports, while the policy changes all the time. Exactly the flood is refused.
+/// Runs a live connection that changes keys, connection IDs and ports, while the policy changes all the time. Its
+/// address also sends a flood and is over its quota, as if several clients were behind one NAT. Exactly the flood is
+/// refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn live_connections_are_not_hurt() {
+async fn live_connection_loses_no_packet_during_a_flood() {
     const ROUNDS: u64 = 40;
     const BURST: u64 = 50;
     if !is_root() {
@@ -181,8 +182,8 @@ port = 4433
 rules.quota = { connections = 1, answer = true }
 ";
 
-/// Over the quota, stock quinn gives up at once when it gets the answer, though it would have waited for a minute.
-/// The client's live connection is not affected. The server takes no part.
+/// Checks that unmodified quinn gives up at once when the gate answers an Initial over the quota, though it would have
+/// waited for a minute. The client's live connection is not affected.
 #[tokio::test(flavor = "multi_thread")]
 async fn answered_refusal_ends_the_clients_attempt() {
     if !is_root() {
@@ -198,7 +199,7 @@ async fn answered_refusal_ends_the_clients_attempt() {
         let there = SocketAddr::new(at.parse().unwrap(), PORT);
         let live = client.connect(there, "localhost").unwrap().await.expect("a connection");
         hello(&live).await;
-        // The same and another socket are used, as if behind one NAT.
+        // Both the same socket and another one are used, as if two clients were behind one NAT.
         for endpoint in [&client, &site.endpoint_at(local, LONG)] {
             let refused = endpoint.connect(there, "localhost").unwrap().await;
             assert_eq!(refused.unwrap_err(), ConnectionError::VersionMismatch);
@@ -221,7 +222,7 @@ fn nft(site: &GateSite, command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Netfilter does not see packets that the gate refuses, and may drop those that it passes.
+/// Checks that netfilter does not see packets that the gate refuses, and can drop those that the gate passes.
 #[test]
 fn netfilter_sees_passed_packets_and_may_drop_them() {
     const PACKETS: u64 = 20;

@@ -1,4 +1,4 @@
-//! Every object of this crate loads into the running kernel, with the configuration that it is compiled with. Needs root.
+//! Loads every BPF object of this crate into the running kernel, with its compiled-in configuration. Needs root.
 
 const OBJECTS: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 

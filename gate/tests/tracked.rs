@@ -1,6 +1,5 @@
-//! Connections of stock quinn, which the gate tracks, while rules on unknown packets are enforced and others send
-//! such packets from the same address all the time. Every packet is counted: exactly the others' are judged as
-//! unknown.
+//! Tests with connections of unmodified quinn that the gate tracks, while rules on unknown packets are enforced. A
+//! second sender floods with unknown packets from the clients' address. Exactly the flood must be judged as unknown.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -23,10 +22,10 @@ use tokio::{
     time::Instant,
 };
 
-/// Idle time of the policy below: a client that a busy machine holds up for less is not forgotten.
+/// Idle time of the policy below. It is long enough that a client on a busy machine is not forgotten.
 const IDLE: Duration = Duration::from_secs(6);
 const LONG: Duration = Duration::from_secs(60);
-/// Time until clients that are refused give up; for the others it is enough on a busy machine.
+/// Time after which refused clients give up. It is long enough for the other clients on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 const POLICY: &str = "\
@@ -41,7 +40,7 @@ client_packets = { per_second = 1, burst = 30 }
 unknown_packets = { per_second = 1, burst = 30 }
 ";
 
-/// A server that does not know about the gate in front of it, and a sender of junk at the clients' address.
+/// A server that does not know about the gate in front of it, and a sender of unknown packets at the clients' address.
 struct TrackedScene {
     site: GateSite,
     gate: Gate,
@@ -94,7 +93,7 @@ impl TrackedScene {
         clients.iter().map(|client| client.connections).sum()
     }
 
-    /// Sends junk beyond every allowance of that address, and waits until all of it has been judged.
+    /// Sends more unknown packets than the address's rates allow, and waits until all of them have been judged.
     fn flood(&mut self) {
         for n in 0..50u64 {
             let packet = [&[0x40][..], &(self.junk + n).to_be_bytes(), &[0xee; 60]].concat();
@@ -104,14 +103,14 @@ impl TrackedScene {
         wait_until("the end of the junk", || self.strange(), |count| *count >= self.junk);
     }
 
-    /// Checks that only the junk was judged as unknown, and nothing else was refused.
+    /// Checks that only the flood was judged as unknown, and nothing else was refused.
     fn assert_unhurt(&self) {
         let passed = self.web().pass(Pass::Unknown).packets;
         assert_eq!((self.strange(), self.refused() + passed), (self.junk, self.junk));
     }
 }
 
-/// Connection IDs that are soon retired.
+/// A generator of connection IDs that are retired soon.
 struct ShortLived(u64);
 
 impl ConnectionIdGenerator for ShortLived {
@@ -146,7 +145,7 @@ fn serve(site: &GateSite, endpoint: EndpointConfig) -> Endpoint {
     server
 }
 
-/// A NAT between one client and the server: on request it continues from another port.
+/// A NAT between one client and the server. On request it continues from another port.
 struct TrackedNat {
     front: SocketAddr,
     rebind: Sender<tokio::net::UdpSocket>,
@@ -211,8 +210,8 @@ async fn connect(endpoint: &Endpoint, there: SocketAddr) -> Connection {
     connection
 }
 
-/// One socket has two connections, over the client's quota from then on, while another client behind the same address
-/// uses up the allowance of unknown packets. Key updates and new addresses cost no packet.
+/// Opens two connections on one socket, while another client at the same address uses up the rate of unknown packets.
+/// Key updates and new addresses lose no packet.
 #[tokio::test(flavor = "multi_thread")]
 async fn key_updates_and_new_addresses_cost_no_rate() {
     if !is_root() {
@@ -229,9 +228,8 @@ async fn key_updates_and_new_addresses_cost_no_rate() {
             hello(connection).await;
         }
         nat.rebind(&scene.site).await;
-        // The questions are long: quinn sends nothing to an address that is not validated until three times what it
-        // has received from there make a full packet. Small questions may take longer for that than the validation
-        // does.
+        // The requests are long, because of the limit of three times the received bytes before an address is validated
+        // (RFC 9000, section 8.1). With short requests quinn might be blocked for longer than the validation takes.
         for connection in &connections {
             long_hello(connection).await;
         }
@@ -240,7 +238,7 @@ async fn key_updates_and_new_addresses_cost_no_rate() {
     scene.assert_unhurt();
 }
 
-/// The connections are idle, except for keep-alives, for longer than the gate remembers anything.
+/// Keeps the connections idle, except for keep-alives, for longer than the gate's idle time.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connection_with_keep_alives_costs_no_rate() {
     if !is_root() {
@@ -257,7 +255,7 @@ async fn idle_connection_with_keep_alives_costs_no_rate() {
     scene.assert_unhurt();
 }
 
-/// The server retires its IDs all the time: the client continues with others, from the same address and port.
+/// Lets the server retire its IDs all the time. The client continues with new IDs, from the same address and port.
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_connection_ids_cost_no_rate() {
     if !is_root() {
@@ -280,10 +278,10 @@ async fn changed_connection_ids_cost_no_rate() {
     scene.assert_unhurt();
 }
 
-/// One client opens many connections at the same time, all of them before the first is answered. As many as the quota
-/// allows become live, the server sees no other one complete, and those live on.
+/// Opens many connections of one client at the same time, all of them before the first is answered. As many as the
+/// quota allows become live and stay live. The server sees no other handshake complete.
 #[tokio::test(flavor = "multi_thread")]
-async fn parallel_openings_are_held_to_the_quota() {
+async fn parallel_handshakes_are_limited_to_the_quota() {
     if !is_root() {
         return;
     }
@@ -298,7 +296,7 @@ async fn parallel_openings_are_held_to_the_quota() {
     }
     let served: Vec<Connection> = all.join_all().await.into_iter().flatten().collect();
     assert_eq!((served.len(), scene.connections()), (2, 2));
-    // The others never completed a handshake; the server gives them up by their idle timeout.
+    // The other connections never complete a handshake, so the server closes them after the idle timeout.
     wait_until("the server to have two", || scene.server.open_connections(), |count| *count == 2);
     for connection in &served {
         hello(connection).await;
@@ -307,15 +305,15 @@ async fn parallel_openings_are_held_to_the_quota() {
     assert_eq!(web.rule(Rule::Quota).packets, scene.refused());
 }
 
-/// Whether a question is answered before the connection is given up.
+/// Reports whether a request is answered before the connection is closed.
 async fn asked(connection: &Connection) -> bool {
     let Ok((mut send, mut recv)) = connection.open_bi().await else { return false };
     let said = send.write_all(b"who is there?").await.is_ok() && send.finish().is_ok();
     said && recv.read_to_end(100).await.is_ok_and(|answer| answer == b"hello\n")
 }
 
-/// The gate cannot follow a connection that changes address and ID at once, which quinn does when it gets another
-/// address, nor connections from before. Their packets count as unknown, and pass while no rule refuses them.
+/// Checks two kinds of connections that the gate cannot track: one that changes address and ID at once, as quinn does,
+/// and one from before the gate. Their packets count as unknown, and pass while no rule refuses them.
 #[tokio::test(flavor = "multi_thread")]
 async fn untracked_change_of_connection_counts_as_unknown() {
     if !is_root() {

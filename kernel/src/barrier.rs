@@ -1,4 +1,4 @@
-//! Waits until runs of a program have ended; see `bpf/barrier.h`.
+//! Waits until runs of programs have ended, as `bpf/barrier.h` explains.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,13 +10,14 @@ use crate::Error;
 use crate::intf::generated::{BARRIER_HAS_RUN as HAS_RUN, BARRIER_RUNS as RUNS};
 use crate::object::{LoadedObject, write};
 
-/// An Ethernet header, the packet that a program at TC is run with.
+/// The packet of a test run: an Ethernet header, the least that a program at TC accepts.
 const FRAME: [u8; 14] = [0; 14];
 
-/// Waits for the runs of programs; shared by all threads of a process.
+/// Waits for the runs of programs. All threads of a process share one barrier.
 ///
-/// A thread unlinks something, takes [`Self::now`], and may reuse it once [`Self::is_over`] that moment, or after [`Self::wait_since`] it. Waits
-/// are numbered when they begin. A wait that ends covers all moments up to its number, so many threads share one wait of some 10 ms.
+/// A thread unlinks an entry of a map and then calls [`Self::now`]. It may reuse the entry once [`Self::is_over`] is
+/// true for that moment, or after [`Self::wait_since`] has returned. Waits are numbered when they begin. A wait that
+/// ends covers all moments up to its number, so many threads share one wait of some 10 ms.
 pub struct Barrier {
     barrier: MapHandle,
     nothing: MapHandle,
@@ -31,10 +32,10 @@ pub struct Barrier {
 pub struct Moment(u64);
 
 impl Barrier {
-    /// Opens the barrier.
+    /// Opens the barrier, and tests that the kernel waits as expected.
     ///
     /// # Errors
-    /// The kernel does not wait as it should: keys would be reused while they are in use.
+    /// Fails if the kernel does not wait, because keys would then be reused while programs use them.
     pub fn new(object: &mut LoadedObject) -> Result<Self, Error> {
         let barrier = Self {
             barrier: object.handle("barrier")?,
@@ -50,9 +51,10 @@ impl Barrier {
         }
     }
 
-    /// Returns when every run of a program that had begun before has ended: an update of a map of maps waits for them
+    /// Waits until every program run that has begun before has ended. An update of a map of maps waits for them
     /// (`maybe_wait_bpf_programs` in the kernel).
     pub fn wait_for_runs(&self) -> Result<(), Error> {
+        // The number is taken before the wait begins, so that moments taken during the wait are not covered by it.
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let fd = self.nothing.as_fd().as_raw_fd();
         write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())?;
@@ -62,23 +64,24 @@ impl Barrier {
 
     /// Returns the present point in time. Everything that the calling thread has written is before it.
     pub fn now(&self) -> Moment {
+        // The fence orders the caller's earlier writes before the load, so a wait that begins later covers them.
         fence(Ordering::SeqCst);
         Moment(self.begun.load(Ordering::SeqCst) + 1)
     }
 
-    /// Returns whether every run that had begun before `moment` has ended, because some later wait covered it.
+    /// Reports whether every run that had begun before `moment` has ended. A wait by any thread may have covered it.
     pub fn is_over(&self, moment: Moment) -> bool {
         self.ended.load(Ordering::SeqCst) >= moment.0
     }
 
-    /// Waits for the runs that had begun before `moment`, unless a later wait has covered them.
+    /// Waits for the runs that had begun before `moment`. Returns at once if an earlier wait has covered them.
     pub fn wait_since(&self, moment: Moment) -> Result<(), Error> {
         if self.is_over(moment) { Ok(()) } else { self.wait_for_runs() }
     }
 }
 
-/// Calls `wait` while a long run is in progress, and returns whether the run had ended when `wait` returned. If no
-/// thread saw the run in progress, it counts as ended.
+/// Calls `wait` while a long run is in progress, and reports whether the run had ended when `wait` returned. If the
+/// thread did not see the run in progress, the run counts as ended.
 fn outlasts(
     program: &ProgramMut<'_>,
     states: &MapHandle,
@@ -134,7 +137,7 @@ mod tests {
         assert!(!barrier.is_over(barrier.now()));
     }
 
-    /// The kernel's own barrier passes the test under any load, and a function that does not wait fails it.
+    /// Checks that the kernel's barrier passes the test under load, and that a function that does not wait fails it.
     #[test]
     fn function_that_does_not_wait_fails_as_barrier() {
         if !nix::unistd::geteuid().is_root() {
@@ -146,7 +149,9 @@ mod tests {
             Barrier::new(&mut object).expect("the kernel waits");
         }
         if std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1) {
-            println!("one processor: nobody can look while a program runs");
+            println!(
+                "one processor: no thread can read the state while a program runs, so the second half is left out"
+            );
             return;
         }
         let states = object.handle("barrier_states").expect("a map");

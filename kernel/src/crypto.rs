@@ -1,4 +1,4 @@
-//! Keys of 1-RTT packets (RFC 9001, section 5) in the form that BPF programs use: `bpf/crypto_intf.h`.
+//! Keys of 1-RTT packets (RFC 9001, section 5), in the form that BPF programs use (`bpf/crypto_intf.h`).
 //!
 //! The AES key schedule and GHASH's tables are computed here once per key, so that BPF programs do not compute them
 //! for every packet.
@@ -10,20 +10,20 @@ use crate::intf::{
     generated::{self, QUIC_AES128_GCM as AES128_GCM, QUIC_CHACHA20_POLY1305 as CHACHA20_POLY1305},
 };
 
-/// The keystream of one packet, which depends on key and packet number alone. `once` is block 0 for
-/// ChaCha20-Poly1305. For AES-128-GCM its first 16 bytes are the encrypted counter block 1, and the rest is unused.
-/// `text` is XORed with the text.
+/// The keystream of one packet, which depends only on key and packet number. For ChaCha20-Poly1305 `once` is block 0.
+/// For AES-128-GCM the first 16 bytes of `once` are the encrypted counter block 1, and the rest is unused. `text` is
+/// XORed with the packet's text.
 pub use generated::QuicKeystream as Keystream;
 
-/// Length of the authentication tag, bytes.
+/// Length of the authentication tag in bytes.
 pub const TAG_LEN: usize = 16;
-/// Most bytes of frames in a packet that the kernel opens or seals, the tag not included.
+/// Largest number of bytes of frames in a packet that the kernel opens or seals, without the tag.
 pub const TEXT_MAX: usize = generated::QUIC_TEXT_MAX as usize;
 
 /// Size of the larger member of the union, `quic_aes128_keys`, in words of 8 bytes.
 const MATERIAL_WORDS: usize = (2 * SCHEDULE_LEN + GHASH_ROWS * 16 * 16) / 8;
 
-/// One direction and key generation of a connection: `struct quic_keys`.
+/// The keys of one direction of a connection, in one key phase (`struct quic_keys`).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct QuicKeys {
@@ -35,7 +35,7 @@ pub struct QuicKeys {
 
 const _: () = assert!(size_of::<QuicKeys>() == generated::QUIC_KEYS_BYTES as usize);
 
-// SAFETY: `repr(C)`, integers only, as long as they are in sum.
+// SAFETY: `repr(C)` with integers only. The assertion above shows that there is no padding.
 unsafe impl Plain for QuicKeys {}
 
 impl std::fmt::Debug for QuicKeys {
@@ -45,16 +45,17 @@ impl std::fmt::Debug for QuicKeys {
 }
 
 impl QuicKeys {
-    /// Stands for keys that do not exist.
+    /// A value for keys that do not exist: all bytes are zero.
     pub const NONE: Self = Self { suite: 0, iv: [0; 12], material: [0; MATERIAL_WORDS] };
 
-    /// Builds keys of TLS_CHACHA20_POLY1305_SHA256 from the secrets expanded with "quic key", "quic iv" and "quic
-    /// hp".
+    /// Makes keys of TLS_CHACHA20_POLY1305_SHA256 from the values that are derived with the labels "quic key", "quic
+    /// iv" and "quic hp".
     pub fn chacha20_poly1305(key: &[u8; 32], iv: &[u8; 12], header: &[u8; 32]) -> Self {
         Self::new(CHACHA20_POLY1305, iv, words(key).chain(words(header)))
     }
 
-    /// Builds keys of TLS_AES_128_GCM_SHA256 likewise.
+    /// Makes keys of TLS_AES_128_GCM_SHA256 from the values that are derived with the labels "quic key", "quic iv" and
+    /// "quic hp".
     pub fn aes128_gcm(key: &[u8; 16], iv: &[u8; 12], header: &[u8; 16]) -> Self {
         let schedule = expand(key);
         let ghash = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
@@ -74,8 +75,8 @@ impl QuicKeys {
     }
 }
 
-/// Returns the constants of AES-128-GCM for a single nonce, for programs that authenticate without encrypting:
-/// GHASH's tables, and the block that masks the tag.
+/// Returns the constants of AES-128-GCM for one key and nonce: GHASH's table, and the block that masks the tag.
+/// Programs need them to authenticate without encrypting.
 pub fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {
     let schedule = expand(key);
     let rows = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
@@ -94,7 +95,8 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
 const SCHEDULE_LEN: usize = 176;
 const SBOX: [u8; 256] = sbox();
 
-/// Computes the S-box (FIPS 197, section 5.1.1). It finds all inverses by walking the powers of 3 and of 1/3.
+/// Computes the S-box (FIPS 197, section 5.1.1). `power` runs through the powers of 3, which are all elements except
+/// zero, and `inverse` through those of 1/3.
 const fn sbox() -> [u8; 256] {
     let mut sbox = [0x63; 256];
     let mut power = 1u8;
@@ -113,7 +115,7 @@ const fn sbox() -> [u8; 256] {
     }
 }
 
-/// Returns `byte * x` in AES's field.
+/// Returns `byte * x` in the field GF(2^8) of AES.
 const fn double(byte: u8) -> u8 {
     byte << 1 ^ if byte & 0x80 == 0 { 0 } else { 0x1b }
 }
@@ -138,12 +140,12 @@ fn expand(key: &[u8; 16]) -> [u8; SCHEDULE_LEN] {
     schedule
 }
 
-/// Encrypts one AES-128 block (FIPS 197, section 5.1). It is simple rather than fast, because it runs once per key.
+/// Encrypts one AES-128 block (FIPS 197, section 5.1). The code is simple and slow, because it runs once per key.
 fn encrypt(schedule: &[u8; SCHEDULE_LEN], mut state: [u8; 16]) -> [u8; 16] {
     let (rounds, _) = schedule.as_chunks::<16>();
     add(&mut state, &rounds[0]);
     for (round, key) in rounds.iter().enumerate().skip(1) {
-        // SubBytes and ShiftRows: row r of column c comes from column c + r.
+        // SubBytes and ShiftRows: the byte in row r of column c comes from column c + r.
         state = std::array::from_fn(|i| SBOX[usize::from(state[(i + 4 * (i % 4)) % 16])]);
         if round < 10 {
             state.as_chunks_mut::<4>().0.iter_mut().for_each(mix);
@@ -168,7 +170,8 @@ fn add(state: &mut [u8; 16], key: &[u8; 16]) {
 
 const GHASH_ROWS: usize = 8;
 
-/// Returns `rows[j][n] = n * x^(4j) * h`. In nibbles as in elements the top bit is the coefficient of `x^0`.
+/// Returns the table of GHASH, `rows[j][n] = n * x^(4j) * h`. In nibbles, as in elements, the top bit is the
+/// coefficient of `x^0`.
 fn ghash_rows(h: u128) -> [[u128; 16]; GHASH_ROWS] {
     let mut power = h;
     std::array::from_fn(|_| {
@@ -183,7 +186,7 @@ fn ghash_rows(h: u128) -> [[u128; 16]; GHASH_ROWS] {
     })
 }
 
-/// Multiplies by x, with `x^128 = 1 + x + x^2 + x^7` (NIST SP 800-38D, section 6.3).
+/// Multiplies by x modulo `x^128 + x^7 + x^2 + x + 1` (NIST SP 800-38D, section 6.3).
 fn times_x(element: u128) -> u128 {
     element >> 1 ^ if element & 1 == 0 { 0 } else { 0xe1 << 120 }
 }
@@ -230,7 +233,7 @@ mod tests {
         assert_eq!(keystream.size(), 64 + TEXT_MAX);
     }
 
-    /// Test vectors of FIPS 197, appendices A.1 and B.
+    /// Checks the test vectors of FIPS 197, appendices A.1 and B.
     #[test]
     fn aes_matches_fips_197() {
         let key = 0x2b7e151628aed2a6abf7158809cf4f3c_u128.to_be_bytes();
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn ghash_rows_are_multiples() {
+    fn ghash_rows_are_multiples_of_the_hash_key() {
         let h = 0x66e94bd4ef8a2c3b884cfa59ca342b2e;
         let rows = ghash_rows(h);
         assert_eq!(rows[0][0b1000], h);

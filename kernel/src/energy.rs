@@ -9,12 +9,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use libbpf_sys::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
 use nix::libc;
 
-/// A counter on one CPU, which counts for its package.
+/// A counter that is opened on one CPU, and counts the energy of the CPU's whole package.
 #[derive(Debug)]
 pub struct EnergyCounter(File);
 
 impl EnergyCounter {
-    /// Opens a counter. `kind` and `config` are as the PMU states them in `/sys/bus/event_source/devices`.
+    /// Opens a counter. `kind` and `config` are the values that `/sys/bus/event_source/devices` shows for the PMU.
     pub fn open(kind: u32, config: u64, cpu: u32) -> io::Result<Self> {
         let attr = perf_event_attr {
             type_: kind,
@@ -25,7 +25,7 @@ impl EnergyCounter {
         perf_event_open(&attr, cpu).map(|fd| Self(File::from(fd)))
     }
 
-    /// Returns the units counted since it was opened.
+    /// Returns the units that were counted since the counter was opened.
     pub fn read(&self) -> io::Result<u64> {
         let mut count = [0; 8];
         (&self.0).read_exact(&mut count)?;
@@ -33,7 +33,7 @@ impl EnergyCounter {
     }
 }
 
-/// Opens a counter for all processes on `cpu`.
+/// Opens a perf event that counts all processes on `cpu`.
 pub fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> {
     // SAFETY: `attr` states its size, and outlives the call.
     let fd = unsafe {
@@ -49,6 +49,6 @@ pub fn perf_event_open(attr: &perf_event_attr, cpu: u32) -> io::Result<OwnedFd> 
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just created the descriptor for this caller.
+    // SAFETY: the kernel has just created the descriptor, and nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

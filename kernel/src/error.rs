@@ -1,9 +1,9 @@
-//! Errors between userspace and the kernel.
+//! Errors of this crate's operations.
 
 use crate::hook::{KernelHook, Mechanism, XdpMode, needed_to_share, remedy};
 
-/// Reason why a program cannot be used, including the kernel's or libbpf's own message. No field is a thiserror
-/// source (`r#source` is none), because an error chain would print the message twice.
+/// The reason why a program cannot be used, with the message of the kernel or libbpf. No field is a source for
+/// `thiserror` (`r#source` is not recognised as one), because an error chain would print that message twice.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -11,10 +11,10 @@ pub enum Error {
     Open { object: &'static str, r#source: libbpf_rs::Error },
     #[error("the embedded object {object} has no {what}")]
     Missing { object: &'static str, what: &'static str },
-    /// `log` is the end of the output of libbpf and the verifier.
+    /// `log` is the last part of the output of libbpf and the verifier.
     #[error("the kernel refused {object}: {source:#}\n{log}")]
     Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
-    /// The verifier returns EAGAIN when a signal arrives, and libbpf tries five times.
+    /// The verifier returned EAGAIN, as it does when a signal arrives, in all of libbpf's five attempts.
     #[error(
         "the kernel did not get to the end of verifying {object} in five attempts, because signals interrupted each: \
          start it again, and do not trace, profile or stop it during start-up"
@@ -27,7 +27,7 @@ pub enum Error {
         remedy(source, *mode)
     )]
     Xdp { ifindex: i32, mode: XdpMode, r#source: std::io::Error },
-    /// XDP has room for one program of a kind; gate and grafts share an interface.
+    /// An interface may have one gate and one set of grafts at XDP, which share it.
     #[error("interface {ifindex} has another {noun} at XDP already")]
     Turn { ifindex: i32, noun: &'static str },
     #[error(
@@ -77,12 +77,12 @@ pub enum Error {
     Prepare { what: &'static str, r#source: std::io::Error },
     #[error("the kernel's table has no room for more {what}")]
     Full { what: &'static str },
-    /// `RelayProgram::settle` of `millrace-relay-kernel` makes some.
+    /// `RelayProgram::settle` of `millrace-relay-kernel` makes room, once program runs have ended.
     #[error("no room for more {what} before program runs have ended")]
     Unsettled { what: &'static str },
     #[error("{0}")]
     Config(&'static str),
-    /// A gate's rules, by `rules::Error` of `millrace-gate`.
+    /// A fault in a gate's rules: the text of `rules::Error` of `millrace-gate`.
     #[error("{0}")]
     Rules(String),
     #[error("cannot run {program}: {source}")]
@@ -93,13 +93,13 @@ pub enum Error {
         "this kernel does not wait for running programs when a map of maps changes, so keys would change while they are in use"
     )]
     NoBarrier,
-    /// A sysctl cannot be set, so routes cannot be looked up on behalf of this host's own packets.
+    /// A sysctl cannot be set. Without it, programs cannot look up routes as for this host's own packets.
     #[error("cannot write {path}: {source}")]
     Sysctl { path: &'static str, r#source: std::io::Error },
 }
 
 impl Error {
-    /// Returns whether this process lacks a privilege.
+    /// Reports whether the operation failed because this process lacks a privilege.
     pub fn is_denied(&self) -> bool {
         match self {
             Self::Load { source, .. } => source.kind() == libbpf_rs::ErrorKind::PermissionDenied,

@@ -1,4 +1,4 @@
-//! Common parts of all fan-outs: attachments, and structures shared with their programs (`bpf/fan_intf.h`).
+//! Common parts of all fan-outs: attachments, and structures that are shared with their programs (`bpf/fan_intf.h`).
 
 use std::collections::HashMap;
 use std::io;
@@ -12,8 +12,8 @@ pub use crate::intf::generated::NetPath;
 use crate::tc::{KernelHook, Mechanism, TcAttachment, TcPosition};
 
 impl NetPath {
-    /// Returns the path between two addresses; `None` if their families differ. IPv4 addresses mapped into IPv6 count
-    /// as IPv4.
+    /// Returns the path between two addresses, or `None` if their families differ. IPv4-mapped IPv6 addresses count as
+    /// IPv4.
     pub fn new(local: SocketAddr, remote: SocketAddr) -> Option<Self> {
         let (family, from) = bytes(local.ip());
         let (other, to) = bytes(remote.ip());
@@ -28,7 +28,7 @@ impl NetPath {
     }
 }
 
-/// Returns family and address in the programs' form: IPv4 in the first 4 bytes.
+/// Returns family and address in the form that programs use: an IPv4 address is in the first 4 bytes.
 pub fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
@@ -45,7 +45,8 @@ pub fn bytes(ip: IpAddr) -> (u8, [u8; 16]) {
 pub struct Attachments(Mutex<HashMap<i32, TcAttachment>>);
 
 impl Attachments {
-    /// Attaches before all other programs, and allows route look-ups.
+    /// Attaches the program before all others, and allows programs to look up routes. Does nothing if it is attached
+    /// already.
     pub fn attach(
         &self,
         program: &ProgramMut<'_>,
@@ -57,7 +58,7 @@ impl Attachments {
         if let Some(there) = all.get(&ifindex).filter(|there| there.is_in_place()) {
             return Ok(there.mechanism());
         }
-        // Dropped first: dropping it later would remove the attachment that replaces it.
+        // The old attachment is dropped first: dropping it later would also remove the new one.
         all.remove(&ifindex);
         allow_route_lookup()?;
         let attachment = TcAttachment::new(program, ifindex, hook, TcPosition::First, mechanism)?;
@@ -66,7 +67,7 @@ impl Attachments {
         Ok(mechanism)
     }
 
-    /// Returns whether there is an attachment to the interface.
+    /// Reports whether the program is still attached to the interface.
     pub fn has(&self, ifindex: i32) -> bool {
         self.lock().get(&ifindex).is_some_and(TcAttachment::is_in_place)
     }
@@ -76,7 +77,7 @@ impl Attachments {
         self.lock().remove(&ifindex);
     }
 
-    /// Returns whether nothing is attached.
+    /// Reports whether there is no attachment.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
@@ -91,6 +92,8 @@ impl Attachments {
     }
 }
 
+/// Enables forwarding on the loopback interface, which `fan.h` uses as the input interface of route look-ups. The
+/// kernel only looks up routes for an input interface that forwards.
 fn allow_route_lookup() -> Result<(), Error> {
     const V4: &str = "/proc/sys/net/ipv4/conf/lo/forwarding";
     const V6: &str = "/proc/sys/net/ipv6/conf/lo/forwarding";

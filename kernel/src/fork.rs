@@ -1,6 +1,6 @@
-//! Keeps links from forked children. The kernel detaches a program when the last descriptor of its link is closed,
-//! and a child has a copy of each descriptor. So programs would outlive a server that goes to the background or forks
-//! workers. This module replaces a child's copies when the child begins.
+//! Keeps BPF links from forked children. The kernel detaches a program when the last descriptor of its link is closed,
+//! and a child inherits a copy of each descriptor. So programs would stay attached after a server that forked workers
+//! has ended. This module closes the child's copies when the child begins.
 
 #![allow(unsafe_code)]
 
@@ -11,24 +11,25 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::libc;
 
-/// Descriptors of links. It is lock-free, because a child forked from one of several threads must not take a lock.
+/// The descriptors of links. The table is lock-free, because a child of a process with several threads must not take a
+/// lock that another thread may have held.
 static LINKS: [AtomicI32; 1024] = [const { AtomicI32::new(NONE) }; 1024];
-/// Descriptor that children get instead. The child's copy of the link's owner then closes this one, and not an
-/// unrelated descriptor.
+/// The descriptor of `/dev/null` that replaces links in children. When the child drops its copy of the link's owner,
+/// this descriptor is closed, and not an unrelated one with the same number.
 static NOTHING: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
-/// Keeps a link from children until it is dropped. It has to be dropped before the link is closed.
+/// Keeps a link from children until this value is dropped. Drop it before the link is closed.
 pub struct ForkSafeLink(Option<&'static AtomicI32>);
 
-/// Keeps a link from children. Links beyond the table's size are not kept, which only matters if the process forks.
+/// Keeps a link from children. If the table is full, the link is inherited, which only matters if the process forks.
 pub fn keep_from_children(link: &impl AsFd) -> ForkSafeLink {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let nothing = File::open("/dev/null").map_or(NONE, IntoRawFd::into_raw_fd);
         NOTHING.store(nothing, Ordering::Relaxed);
-        // SAFETY: the handler only makes system calls that a child of a multithreaded process may make. The only
-        // error is lack of memory, and leaves things as they were.
+        // SAFETY: the handler only makes system calls that a child of a multithreaded process may make. The only error
+        // is lack of memory, and the handler is then not installed.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     let fd = link.as_fd().as_raw_fd();

@@ -1,4 +1,4 @@
-//! Places where programs are attached, and mechanisms to attach them, with their names for messages.
+//! Hooks to which programs are attached, mechanisms to attach them, and the names of both in messages.
 
 use std::{fmt, io};
 
@@ -7,18 +7,18 @@ use nix::libc;
 /// A hook of TC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelHook {
-    /// Received packets, before the stack sees them.
+    /// The hook for received packets, before the network stack.
     Ingress,
-    /// Packets that are sent, behind the stack.
+    /// The hook for sent packets, after the network stack.
     Egress,
 }
 
 /// A mechanism to attach a program to TC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mechanism {
-    /// A link of TCX (Linux 6.6), which ends with its descriptor.
+    /// A TCX link (since Linux 6.6), which the kernel detaches when its last descriptor is closed.
     Tcx,
-    /// A filter of the clsact qdisc, on older kernels.
+    /// A filter of the clsact qdisc, for older kernels.
     Clsact,
 }
 
@@ -48,7 +48,7 @@ pub enum XdpMode {
     Auto,
     /// The driver calls the program before a socket buffer exists.
     Native,
-    /// The stack calls the program with a socket buffer: works everywhere, and is slower.
+    /// The network stack calls the program with a socket buffer. This works with every driver, but is slower.
     Generic,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for XdpMode {
     }
 }
 
-/// Returns advice for the operator, which follows the error.
+/// Returns advice for the operator, to be appended to the error's text.
 pub fn remedy(error: &io::Error, mode: XdpMode) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EBUSY) => " (another XDP program is attached: `bpftool net` names it)",
@@ -74,12 +74,12 @@ pub fn remedy(error: &io::Error, mode: XdpMode) -> &'static str {
     }
 }
 
-/// Names the privilege that descriptors of another process' programs need.
+/// Returns a text that names the missing privilege, if the process may not open programs of another process.
 pub fn needed_to_share(error: &io::Error) -> &'static str {
     if error.raw_os_error() == Some(libc::EPERM) { " (that needs CAP_SYS_ADMIN)" } else { "" }
 }
 
-/// Returns whether the driver does not support XDP, or not for packets of this size.
+/// Reports whether the error means that the driver does not support XDP, or not at the interface's MTU.
 pub fn is_for_want_of_support(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
 }

@@ -1,4 +1,4 @@
-//! Maps that are mapped into this process: arrays and ring buffers.
+//! BPF maps that are mapped into this process's memory: arrays and ring buffers.
 
 #![allow(unsafe_code)]
 
@@ -16,16 +16,16 @@ pub struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: memory belongs to no thread, and users guard what they reach through it, or it is atomic.
+// SAFETY: memory belongs to no thread. Users of a mapping either guard the data or use atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` of a descriptor from `offset` on.
+    /// Maps `bytes` bytes of a descriptor, from `offset` on.
     pub fn new(fd: BorrowedFd<'_>, bytes: usize, offset: usize, writable: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address that the kernel picks.
+        // SAFETY: the kernel picks the address, so the new mapping replaces no memory in use.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -51,38 +51,37 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this mapping, once; references into it borrow from its owner.
+        // SAFETY: this is the only place that unmaps it, and references into the mapping borrow from its owner.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
 fn page_bytes() -> usize {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: the call only returns a constant of the system.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
 }
 
-/// A type that may live in an mmapable array: every bit pattern is a value, and whatever the kernel changes
-/// is atomic or in an `UnsafeCell`.
+/// A type that may be the value of a mapped array, which the kernel changes at the same time.
 ///
-/// # Safety
-/// As said; the layout is that of the map's value, its size a multiple of 8 without implicit padding.
+/// # Safety Every bit pattern must be a valid value. Everything that the kernel changes must be atomic or in an
+/// `UnsafeCell`. The layout must be that of the map's value, without implicit padding, and the size a multiple of 8.
 pub unsafe trait Shared {}
 
-// SAFETY: it is atomic, and 8 bytes.
+// SAFETY: it is atomic, has 8 bytes, and every bit pattern is valid.
 unsafe impl Shared for AtomicU64 {}
 
-/// An mmapable array.
+/// An array map that is mapped into memory.
 ///
-/// Userspace and programs use the entries at the same time. Words that both write are atomic. Other parts of an entry have one writer, which
-/// publishes them with a store of a word (Release) that the reader loads first (Acquire).
+/// Userspace and programs use the entries at the same time. Words that both write are atomic. Other parts of an entry
+/// have one writer. The writer publishes them by storing a word (Release), which the reader loads first (Acquire).
 pub struct MappedArray<T> {
     mapping: Mapping,
     len: NonZero<u32>,
     kind: std::marker::PhantomData<T>,
 }
 
-// SAFETY: what is not atomic in a `Shared` type is only written by the one owner of the entry.
+// SAFETY: parts of a `Shared` type that are not atomic are only written by the one owner of the entry.
 unsafe impl<T: Shared> Send for MappedArray<T> {}
 // SAFETY: as above.
 unsafe impl<T: Shared> Sync for MappedArray<T> {}
@@ -104,16 +103,20 @@ impl<T: Shared> MappedArray<T> {
     /// Returns the entry. Indexes past the end wrap around.
     pub fn get(&self, index: u32) -> &T {
         let index = index % self.len;
-        // SAFETY: inside the mapping, which lives as long as `self`; page-aligned start, and any bytes are a `T`.
+        // SAFETY: the entry is inside the mapping, which lives as long as `self`. The mapping starts at a page, so the
+        // entry is aligned, and any bytes are a valid `T`.
         unsafe { self.mapping.start.cast::<T>().add(index as usize).as_ref() }
     }
 }
 
+// Bits in the length of a record, and the length of its header (linux/bpf.h: BPF_RINGBUF_BUSY_BIT, _DISCARD_BIT,
+// _HDR_SZ).
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
-/// Returns the length of a record once it has been written. Another CPU writes it soon, unless it is interrupted.
+/// Waits a moment for a record to be written, and returns its length, with `BUSY` if it is still being written. The
+/// other CPU takes longer only if it is interrupted.
 fn settled(length: &AtomicU32) -> u32 {
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {
@@ -129,17 +132,17 @@ fn settled(length: &AtomicU32) -> u32 {
 /// The reading end of a ring buffer (`BPF_MAP_TYPE_RINGBUF`). Records are in the order in which they were reserved.
 /// Reading makes no system call.
 pub struct RingReader {
-    /// One page with the position up to which records were consumed.
+    /// One page, which begins with the position up to which records were consumed.
     consumer: Mapping,
-    /// One page with the position up to which records were reserved, then the data mapped twice in a row, so that
-    /// every record is contiguous.
+    /// One page, which begins with the position up to which records were reserved. Then comes the data, mapped twice in
+    /// a row, so that every record is contiguous.
     producer: Mapping,
     page: usize,
     mask: usize,
 }
 
 impl RingReader {
-    /// Maps a ring buffer. `bytes`: the size of the map, a power of two.
+    /// Maps a ring buffer. `bytes` is the size of the map, a power of two.
     pub fn new(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         let page = page_bytes();
         Ok(Self {
@@ -150,8 +153,8 @@ impl RingReader {
         })
     }
 
-    /// Hands the waiting records to `read`, and returns their number. Stops at a record that is still being written
-    /// after a moment.
+    /// Calls `read` with each waiting record, and returns the number of records. Stops at a record that is still being
+    /// written after a moment.
     pub fn drain(&mut self, mut read: impl FnMut(&[u8])) -> usize {
         let mut records = 0;
         // SAFETY: both positions are aligned words at the start of their mappings, and only used atomically.
@@ -164,7 +167,8 @@ impl RingReader {
         let mut at = consumed.load(Ordering::Relaxed);
         while at < reserved.load(Ordering::Acquire) {
             let offset = self.page + (at as usize & self.mask);
-            // SAFETY: records start on 8 bytes inside the data, and the length in their header is atomic.
+            // SAFETY: records are inside the data and aligned to 8 bytes, and the length in their header is only used
+            // atomically.
             let record = unsafe { self.producer.start.add(offset) };
             // SAFETY: as above.
             let length = settled(unsafe { record.cast::<AtomicU32>().as_ref() });
@@ -173,8 +177,8 @@ impl RingReader {
             }
             let bytes = (length & !DISCARDED) as usize;
             if length & DISCARDED == 0 {
-                // SAFETY: the kernel reserved `bytes` behind the header, has finished writing, and writes there
-                // again only once the consumer position has passed.
+                // SAFETY: the kernel has reserved and written `bytes` bytes after the header. It writes there again
+                // only after the consumer position has moved past the record.
                 read(unsafe { std::slice::from_raw_parts(record.add(HEADER_BYTES).as_ptr(), bytes) });
                 records += 1;
             }

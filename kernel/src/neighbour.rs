@@ -1,5 +1,5 @@
-//! Next hops, and their link addresses in the kernel's neighbour table (ARP, RFC 4861), in the calling thread's
-//! network namespace.
+//! Next hops and their link addresses, from the kernel's routes and neighbour table (ARP, RFC 4861). All functions use
+//! the calling thread's network namespace.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,23 +10,23 @@ use crate::netlink::{
     REPLACE, RTA_OIF, RTM_GETROUTE, RTM_NEWROUTE, attribute, attribute_of, change, get, octets,
 };
 
-// linux/rtnetlink.h
+// Constants from linux/rtnetlink.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
-/// struct rtmsg
+/// Length of `struct rtmsg` in bytes.
 const RTMSG: usize = 12;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
-// linux/if_link.h
-/// struct ifinfomsg
+// Constants from linux/if_link.h.
+/// Length of `struct ifinfomsg` in bytes.
 const IFINFOMSG: usize = 16;
 const IFLA_ADDRESS: u16 = 1;
-// linux/neighbour.h
-/// struct ndmsg
+// Constants from linux/neighbour.h.
+/// Length of `struct ndmsg` in bytes.
 const NDMSG: usize = 12;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
@@ -35,25 +35,25 @@ const NUD_STALE: u16 = 0x04;
 const NUD_DELAY: u16 = 0x08;
 const NUD_NOARP: u16 = 0x40;
 const NUD_PERMANENT: u16 = 0x80;
-/// States in which the kernel uses the link address and will for a while. At `NUD_PROBE` the neighbour has not
-/// answered yet.
+/// States in which the kernel uses the link address, and will use it for some time. `NUD_PROBE` is not among them,
+/// because the neighbour has not answered yet.
 const USED: u16 = NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_NOARP | NUD_PERMANENT;
 
-/// The neighbour that packets are sent to first.
+/// The next hop of packets: a neighbour on one of this host's interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
     address: IpAddr,
     ifindex: u32,
 }
 
-/// A link address, as long as those of the interface.
+/// A link address. Its length depends on the kind of interface.
 pub type LinkAddress = Vec<u8>;
 
 impl NextHop {
     /// Returns the next hop of packets from `local` to `remote`.
     ///
     /// # Errors
-    /// There is no route, or `local` is not an address of this host.
+    /// Fails if there is no route, or if `local` is not an address of this host.
     pub fn find_route(local: IpAddr, remote: IpAddr) -> io::Result<Self> {
         let bits = (octets(remote).len() * 8) as u8;
         let mut body = vec![family(remote), bits, bits];
@@ -69,10 +69,11 @@ impl NextHop {
         self.ifindex
     }
 
-    /// Returns the link address of this host's interface towards the next hop. `None`: interfaces of this kind have none.
+    /// Returns the link address of this host's interface towards the next hop, or `None` if interfaces of this kind
+    /// have none.
     ///
     /// # Errors
-    /// The interface is gone.
+    /// Fails if the interface is gone.
     pub fn own_link_address(&self) -> io::Result<Option<LinkAddress>> {
         let mut body = vec![0; IFINFOMSG];
         body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
@@ -81,10 +82,10 @@ impl NextHop {
         Ok(address.map(<[u8]>::to_vec))
     }
 
-    /// Returns the link address of the next hop; `None` if the kernel does not know it, or is resolving it again.
+    /// Returns the link address of the next hop, or `None` if the kernel does not know it or is verifying it.
     ///
     /// # Errors
-    /// The kernel did not answer.
+    /// Fails if the kernel does not answer.
     pub fn link_address(&self) -> io::Result<Option<LinkAddress>> {
         match get(RTM_GETNEIGH, &self.neighbour(0, None), RTM_NEWNEIGH) {
             Ok(answer) => Ok(parse_neighbour(&answer)),
@@ -93,11 +94,11 @@ impl NextHop {
         }
     }
 
-    /// Sets the link address that the kernel uses from now on, as one to verify: if the neighbour has another
-    /// address, the kernel finds it.
+    /// Sets the link address that the kernel uses from now on. The kernel verifies it in use, and finds the right one
+    /// if the neighbour has another address.
     ///
     /// # Errors
-    /// The address has the wrong length for the interface.
+    /// Fails if the address has the wrong length for the interface.
     pub fn set_link_address(&self, address: &[u8]) -> io::Result<()> {
         change(RTM_NEWNEIGH, REPLACE, &self.neighbour(NUD_STALE, Some(address)))
     }
@@ -125,11 +126,11 @@ fn address(octets: &[u8]) -> Option<IpAddr> {
     v4.ok().or_else(|| <[u8; 16]>::try_from(octets).map(IpAddr::from).ok())
 }
 
-/// Parses a route. If it names no gateway, the neighbour is the remote host itself.
+/// Parses a route. If the route has no gateway, the next hop is the remote host itself.
 fn parse_route(body: &[u8], remote: IpAddr) -> Option<NextHop> {
     let attributes = body.get(RTMSG..)?;
     let ifindex = u32::from_ne_bytes(*attribute(attributes, RTA_OIF)?.first_chunk()?);
-    // A gateway of another family than the route's: the family's number comes first.
+    // RTA_VIA is a gateway of another address family than the route. Its first two bytes are the family.
     let via = attribute(attributes, RTA_VIA).map(|via| via.get(2..).unwrap_or_default());
     let address = match attribute(attributes, RTA_GATEWAY).or(via) {
         Some(octets) => address(octets)?,

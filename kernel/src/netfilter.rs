@@ -1,5 +1,5 @@
-//! Rules of nftables in the calling thread's network namespace, reduced to the properties of packets that they look
-//! at (nfnetlink, linux/netfilter/nf_tables.h).
+//! Rules of nftables in the calling thread's network namespace. Each is reduced to the properties of packets that it
+//! matches (nfnetlink, linux/netfilter/nf_tables.h).
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ const NEWRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 6;
 const GETRULE: u16 = NFNL_SUBSYS_NFTABLES << 8 | 7;
 const NEWGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 15;
 const GETGEN: u16 = NFNL_SUBSYS_NFTABLES << 8 | 16;
-/// Length of struct nfgenmsg, for all families.
+/// Length of `struct nfgenmsg` in bytes. All zeroes stand for all address families.
 const HEAD: usize = 4;
 const GEN_ID: u16 = 1;
 const CHAIN_TABLE: u16 = 1;
@@ -35,7 +35,7 @@ const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const NF_ACCEPT: u32 = 1;
 
-/// Bits of a connection's state.
+// Bits of a connection's state in conntrack.
 const STATE_ESTABLISHED: u32 = 2;
 const STATE_NEW: u32 = 8;
 
@@ -46,7 +46,7 @@ pub struct NetfilterRule {
     pub chain: Chain,
     /// The rule's handle, which is unique in its table.
     pub handle: u64,
-    /// Properties and effects, in the order in which the rule has them.
+    /// The properties that the rule matches, and its effects, in the rule's order.
     pub looks: Vec<RuleProperty>,
 }
 
@@ -59,38 +59,38 @@ pub struct Chain {
     pub table: String,
     /// The chain's name.
     pub name: String,
-    /// Hook of the rule's chain, NF_INET_* or NF_NETDEV_*. `None`: other chains jump to it.
+    /// The chain's hook, NF_INET_* or NF_NETDEV_*. `None` if only other chains jump to it.
     pub hook: Option<u32>,
 }
 
-/// A property of packets that a rule looks at, or an effect of the rule.
+/// A property of packets that a rule matches, or an effect of the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RuleProperty {
-    /// The rule applies to packets of this protocol (IPPROTO_*) only.
+    /// The rule applies only to packets of this protocol (IPPROTO_*).
     Protocol(u8),
-    /// The rule applies to packets from or to these ports only.
+    /// The rule applies only to packets from or to these ports.
     Ports(RangeInclusive<u16>),
-    /// The rule looks at the packet's position in its connection.
+    /// The rule depends on the packet's position in its connection, such as the first packet or a SYN.
     Place,
-    /// The rule applies to packets of established connections only.
+    /// The rule applies only to packets of established connections.
     Established,
     /// The rule accepts the packet.
     Accepts,
-    /// The rule looks at the number or rate of packets.
+    /// The rule depends on the number or rate of packets.
     Rate,
-    /// The rule looks at the group of the socket's owner.
+    /// The rule depends on the group of the socket's owner.
     Group,
-    /// The rule looks at a property that all packets of a connection share.
+    /// The rule depends on a property that all packets of a connection share.
     Match,
-    /// The rule looks at something else, with this name. It is unknown whether a connection's first packet differs in
+    /// The rule depends on another property, with this name. It is unknown whether all packets of a connection share
     /// it.
     Other(String),
 }
 
-/// Returns a number that changes with each change of the rules. `None`: this kernel has no nftables.
+/// Returns a number that changes with each change of the rules, or `None` if this kernel has no nftables.
 ///
 /// # Errors
-/// The kernel refused to answer: this needs CAP_NET_ADMIN.
+/// Fails if the kernel refuses to answer. The call needs CAP_NET_ADMIN.
 pub fn generation() -> io::Result<Option<u32>> {
     let found = get_by(SockProtocol::NetlinkNetFilter, GETGEN, &[0; HEAD], NEWGEN);
     match found {
@@ -100,6 +100,7 @@ pub fn generation() -> io::Result<Option<u32>> {
     }
 }
 
+/// Reports whether the error means that the kernel has no nftables.
 fn is_nowhere(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -107,10 +108,10 @@ fn is_nowhere(error: &io::Error) -> bool {
     )
 }
 
-/// Returns whether any chain is hooked in, and all rules.
+/// Returns all rules, and whether any chain has a hook.
 ///
 /// # Errors
-/// The kernel refused to answer: this needs CAP_NET_ADMIN.
+/// Fails if the kernel refuses to answer. The call needs CAP_NET_ADMIN.
 pub fn rules() -> io::Result<(bool, Vec<NetfilterRule>)> {
     let mut hooks = HashMap::new();
     let mut rules = Vec::new();
@@ -158,13 +159,13 @@ fn number(value: Option<&[u8]>) -> Option<u32> {
     value?.first_chunk().map(|value| u32::from_be_bytes(*value))
 }
 
-/// The value that the latest expression loaded, for the comparison that follows.
+/// The value that the latest expression loaded into a register, for the next comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LoadedValue {
     Protocol,
     Port,
     State,
-    /// One of several connection states.
+    /// A connection state after a mask for several states.
     States,
 }
 
@@ -172,13 +173,13 @@ enum LoadedValue {
 struct RuleReader {
     looks: Vec<RuleProperty>,
     loaded: Option<(u32, LoadedValue)>,
-    /// First port of a range, which the next comparison may end.
+    /// First port of a range whose last port the next comparison may set.
     first_port: Option<u16>,
 }
 
 impl RuleReader {
     fn read(&mut self, name: &str, data: &[u8]) {
-        // Other expressions may load something else into the register. A value compared then is no port.
+        // Other expressions may load another value into the register, so a later comparison is not with a port.
         if !matches!(name, "cmp" | "range" | "bitwise" | "lookup") {
             (self.loaded, self.first_port) = (None, None);
         }
@@ -196,7 +197,7 @@ impl RuleReader {
             "socket" => self.socket(data),
             "match" => self.extension(data),
             "target" => self.target(data),
-            // The effect of these is the same for all packets of a connection.
+            // These expressions have the same effect on all packets of a connection.
             "lookup" => self.matches(),
             "counter" | "last" | "log" | "reject" | "notrack" | "nat" | "masq" | "redir" | "fib" | "rt"
             | "byteorder" | "hash" | "numgen" | "exthdr" => {}
@@ -219,7 +220,7 @@ impl RuleReader {
         self.first_port = None;
     }
 
-    /// NFTA_META_*
+    /// Reads the attributes NFTA_META_* of an expression `meta`.
     fn meta(&mut self, data: &[u8]) {
         const LENGTH: u32 = 0;
         const PRIORITY: u32 = 2;
@@ -230,7 +231,7 @@ impl RuleReader {
         const SECPATH: u32 = 25;
         let register = number(attribute(data, 1));
         let key = number(attribute(data, 2));
-        // An expression that sets a property does not judge the packet.
+        // An expression without a target register sets a property of the packet, and does not match it.
         if register.is_none() {
             return;
         }
@@ -247,7 +248,8 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_PAYLOAD_*: addresses, ports and flags are in all packets; other bytes may be in some only.
+    /// Reads the attributes NFTA_PAYLOAD_* of an expression `payload`. All packets of a connection have addresses,
+    /// ports and TCP flags; other bytes may differ.
     fn payload(&mut self, data: &[u8]) {
         const NETWORK: u32 = 1;
         const TRANSPORT: u32 = 2;
@@ -268,7 +270,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_CT_*
+    /// Reads the attributes NFTA_CT_* of an expression `ct`.
     fn connection(&mut self, data: &[u8]) {
         const STATE: u32 = 0;
         const EXPIRATION: u32 = 5;
@@ -287,7 +289,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_CMP_*
+    /// Reads the attributes NFTA_CMP_* of an expression `cmp`.
     fn compare(&mut self, data: &[u8]) {
         const EQUAL: u32 = 0;
         let register = number(attribute(data, 1));
@@ -306,7 +308,8 @@ impl RuleReader {
         }
     }
 
-    /// Notes one of the two comparisons that make a range of ports: the lower end, and the upper end.
+    /// Notes a comparison with a port. A range of ports is two comparisons: with its first port, and then with its
+    /// last.
     fn port(&mut self, operator: u32, port: u16) {
         const EQUAL: u32 = 0;
         const AT_MOST: u32 = 3;
@@ -328,7 +331,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_RANGE_*
+    /// Reads the attributes NFTA_RANGE_* of an expression `range`.
     fn range(&mut self, data: &[u8]) {
         const EQUAL: u32 = 0;
         let register = number(attribute(data, 1));
@@ -344,7 +347,8 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_BITWISE_*: one comparison covers several states.
+    /// Reads the attributes NFTA_BITWISE_* of an expression `bitwise`, which masks a value, such as several connection
+    /// states.
     fn mask(&mut self, data: &[u8]) {
         let register = number(attribute(data, 1));
         let mask = attribute(data, 4).and_then(|data| attribute(data, DATA_VALUE));
@@ -359,7 +363,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_IMMEDIATE_*
+    /// Reads the attributes NFTA_IMMEDIATE_* of an expression `immediate`, which has the rule's verdict.
     fn immediate(&mut self, data: &[u8]) {
         let verdict = attribute(data, 2).and_then(|data| attribute(data, DATA_VERDICT));
         if verdict.and_then(|verdict| number(attribute(verdict, VERDICT_CODE))) == Some(NF_ACCEPT) {
@@ -367,7 +371,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_LIMIT_*
+    /// Reads the attributes NFTA_LIMIT_* of an expression `limit`.
     fn limit(&mut self, data: &[u8]) {
         const OF_BYTES: u32 = 1;
         match number(attribute(data, 4)) {
@@ -376,7 +380,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_OBJREF_*: named objects. Those of a set may be of any kind.
+    /// Reads the attributes NFTA_OBJREF_* of a reference to a named object. Objects of a set may be of any kind.
     fn object(&mut self, data: &[u8]) {
         const COUNTER: u32 = 1;
         const QUOTA: u32 = 2;
@@ -390,7 +394,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_SOCKET_*
+    /// Reads the attributes NFTA_SOCKET_* of an expression `socket`.
     fn socket(&mut self, data: &[u8]) {
         const CGROUP: u32 = 3;
         if number(attribute(data, 1)) == Some(CGROUP) {
@@ -398,7 +402,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_MATCH_NAME: a match of iptables.
+    /// Reads NFTA_MATCH_NAME, the name of a match of iptables.
     fn extension(&mut self, data: &[u8]) {
         match text(data, 1).unwrap_or_default().as_str() {
             "conntrack" | "state" => self.looks.push(RuleProperty::Place),
@@ -411,7 +415,7 @@ impl RuleReader {
         }
     }
 
-    /// NFTA_TARGET_NAME: a target of iptables.
+    /// Reads NFTA_TARGET_NAME, the name of a target of iptables.
     fn target(&mut self, data: &[u8]) {
         match text(data, 1).unwrap_or_default().as_str() {
             "CONNMARK" | "CT" | "DNAT" | "LOG" | "MARK" | "MASQUERADE" | "NFLOG" | "NOTRACK" | "REDIRECT"
@@ -427,7 +431,7 @@ mod tests {
 
     use super::*;
 
-    /// Compares the kernel's answer with rules that nft has made, in a network namespace of its own.
+    /// Makes rules with nft in a new network namespace, and compares the properties that are read back.
     #[test]
     fn nftables_rules_report_what_they_match() {
         let name = format!("millrace-nft-{}", std::process::id());
@@ -466,7 +470,7 @@ mod tests {
             ("ct count over 5 drop", vec![RuleProperty::Other("connlimit".into())]),
             ("meta cgroup 7 drop", vec![RuleProperty::Other("meta cgroup".into())]),
             ("ct original bytes > 100000 drop", vec![RuleProperty::Other("ct bytes, packets".into())]),
-            // The first two bytes would be port 80.
+            // The first two bytes of the mark, 0x0050, must not be taken for port 80.
             (
                 "tcp dport 443 meta mark 0x5000 drop",
                 vec![RuleProperty::Protocol(6), RuleProperty::Ports(443..=443)],

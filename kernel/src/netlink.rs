@@ -6,11 +6,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
-// linux/netlink.h
+// Constants from linux/netlink.h.
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_REQUEST_ACK: u16 = 0x5;
-/// Flags of a request that fails if the object exists.
+/// Flags of a request that creates an object, and fails if the object exists.
 pub const CREATE: u16 = 0x600;
 /// Flags of a request that creates or replaces the object.
 pub const REPLACE: u16 = 0x500;
@@ -19,7 +19,7 @@ const NLMSG_DONE: u16 = 3;
 pub const NLMSG_ERROR: u16 = 2;
 const HEADER: usize = 16;
 
-// linux/rtnetlink.h
+// Constants from linux/rtnetlink.h.
 /// Message type of routes.
 pub const RTM_NEWROUTE: u16 = 24;
 /// Message type that asks for routes.
@@ -27,12 +27,13 @@ pub const RTM_GETROUTE: u16 = 26;
 /// Attribute: index of the output interface.
 pub const RTA_OIF: u16 = 4;
 
-/// Requests all objects of a kind, and hands over the bodies of answers of kind `wanted`.
+/// Requests all objects of a kind from rtnetlink, and calls `each` with the body of every answer of type `wanted`.
 pub fn dump(kind: u16, body: &[u8], wanted: u16, each: impl FnMut(&[u8])) -> io::Result<()> {
     dump_by(SockProtocol::NetlinkRoute, kind, body, wanted, each)
 }
 
-/// Does the same with another netlink protocol.
+/// Requests all objects of a kind from a netlink protocol, and calls `each` with the body of every answer of type
+/// `wanted`.
 pub fn dump_by(
     protocol: SockProtocol,
     kind: u16,
@@ -56,12 +57,12 @@ pub fn dump_by(
     }
 }
 
-/// Requests one object. Returns the body of the answer, which has to be of kind `wanted`.
+/// Requests one object from rtnetlink. Returns the body of the answer, which must have type `wanted`.
 pub fn get(kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
     get_by(SockProtocol::NetlinkRoute, kind, body, wanted)
 }
 
-/// Does the same with another netlink protocol.
+/// Requests one object from a netlink protocol. Returns the body of the answer, which must have type `wanted`.
 pub fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16) -> io::Result<Vec<u8>> {
     let socket = ask(protocol, kind, NLM_F_REQUEST, body)?;
     match answer(&socket, &mut [0; 4096])? {
@@ -71,10 +72,11 @@ pub fn get_by(protocol: SockProtocol, kind: u16, body: &[u8], wanted: u16) -> io
     }
 }
 
-/// Requests a change, and waits until it is done. `flags`: 0, [`CREATE`] or [`REPLACE`].
+/// Requests a change from rtnetlink, and waits until it is done. `flags` is 0, [`CREATE`] or [`REPLACE`].
 pub fn change(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
     let socket = ask(SockProtocol::NetlinkRoute, kind, NLM_F_REQUEST_ACK | flags, body)?;
     match answer(&socket, &mut [0; 4096])? {
+        // An acknowledgement is an error message with code 0.
         (NLMSG_ERROR, body) if body.starts_with(&[0; 4]) => Ok(()),
         (NLMSG_ERROR, body) => Err(error(body)),
         _ => Err(io::ErrorKind::InvalidData.into()),
@@ -99,13 +101,13 @@ fn ask(protocol: SockProtocol, kind: u16, flags: u16, body: &[u8]) -> io::Result
     Ok(socket)
 }
 
-/// Returns the error in the body of an NLMSG_ERROR message.
+/// Returns the error in the body of a message of type NLMSG_ERROR.
 pub fn error(body: &[u8]) -> io::Error {
     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
     io::Error::from_raw_os_error(-code)
 }
 
-/// Returns an attribute with its header and padding.
+/// Returns the bytes of an attribute, with its header and padding.
 pub fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend((4 + value.len() as u16).to_ne_bytes());
@@ -115,7 +117,7 @@ pub fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the bytes of an address as in packets and attributes.
+/// Returns the bytes of an address, in network byte order.
 pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -123,7 +125,7 @@ pub fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Takes the next message: its type and its body. `None`: no whole one is left.
+/// Takes the next message, and returns its type and body. Returns `None` if no complete message is left.
 pub fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
@@ -132,9 +134,9 @@ pub fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     Some((kind, body))
 }
 
-/// Iterates over kinds and values of attributes, up to one that is cut off.
+/// Returns an iterator over types and values of attributes. It ends at an attribute that is cut off.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    // The upper two bits are flags.
+    // The upper two bits of an attribute's type are flags.
     const TYPE: u16 = 0x3fff;
     std::iter::from_fn(move || {
         let len = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));

@@ -1,4 +1,4 @@
-//! Opens and loads embedded objects.
+//! Opens and loads BPF objects that are embedded in the binary.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -16,11 +16,11 @@ use crate::Error;
 use crate::intf::Plain;
 use crate::memory::{MappedArray, Shared};
 
-/// Aligned bytes: libelf needs the image aligned, which `include_bytes!` alone does not promise.
+/// Aligned bytes of an object. libelf needs an aligned image, and `include_bytes!` alone does not promise alignment.
 #[repr(C, align(8))]
 pub struct Image<Bytes: ?Sized>(pub Bytes);
 
-/// Embeds the object `$name` that the calling crate's build script has compiled.
+/// Embeds the object `$name`, which the calling crate's build script has compiled.
 #[macro_export]
 macro_rules! embedded {
     ($name:literal) => {{
@@ -36,7 +36,7 @@ pub use crate::embedded;
 pub struct Embedded {
     /// The object's file name.
     pub name: &'static str,
-    /// The ELF file, which is part of the binary.
+    /// The contents of the object's ELF file.
     pub image: &'static [u8],
 }
 
@@ -53,7 +53,7 @@ pub struct LoadedObject {
 }
 
 impl Embedded {
-    /// Opens the object, to configure and load it.
+    /// Opens the object, so that it can be configured and loaded.
     pub fn open(self) -> Result<UnloadedObject, Error> {
         capture_log();
         let object = ObjectBuilder::default()
@@ -64,7 +64,7 @@ impl Embedded {
 }
 
 impl UnloadedObject {
-    /// Sets the object's one `const volatile` configuration structure.
+    /// Sets the object's configuration, its only `const volatile` structure.
     pub fn configure<T: Plain>(&mut self, config: &T) -> Result<(), Error> {
         let missing = Error::Missing { object: self.name, what: "configuration of that size" };
         let mut map = self.map(".rodata.config")?;
@@ -75,18 +75,19 @@ impl UnloadedObject {
         Ok(())
     }
 
-    /// Returns a map, to size it before loading.
+    /// Returns a map, whose size can be set before loading.
     pub fn map(&mut self, name: &'static str) -> Result<OpenMapMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: name };
         self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
     }
 
-    /// Returns libbpf's object, to resize its maps.
+    /// Returns libbpf's object, whose maps can be resized before loading.
     pub fn object_mut(&mut self) -> &mut OpenObject {
         &mut self.object
     }
 
-    /// Loads a program that is not loaded by default, for `function` in the kernel, or for the hook of its section.
+    /// Selects a program for loading that is not loaded by default. The program is for `function` of the kernel, or for
+    /// the hook that its section names.
     pub fn enable(&mut self, name: &str, function: Option<&str>) -> Result<(), Error> {
         let missing = Error::Missing { object: self.name, what: "program of that name" };
         let mut program = self.object.progs_mut().find(|program| program.name() == name).ok_or(missing)?;
@@ -100,12 +101,12 @@ impl UnloadedObject {
         Ok(())
     }
 
-    /// Returns the names of all programs, whether they will be loaded or not.
+    /// Returns the names of all programs, also of those that will not be loaded.
     pub fn programs(&self) -> Vec<String> {
         self.object.progs().map(|program| program.name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Returns the fourth arguments that a program passes to a helper, if they are constants.
+    /// Returns the fourth argument of each call of a helper in a program, or `None` if it is not a constant.
     #[cfg(any(test, feature = "testing"))]
     pub fn fourth_arguments(&self, program: &str, helper: i32) -> Vec<Option<i32>> {
         const CALL: u8 = 0x85;
@@ -142,12 +143,12 @@ impl LoadedObject {
         self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
     }
 
-    /// Returns a handle of a map that outlives the object.
+    /// Returns a handle of a map, which stays valid after the object is dropped.
     pub fn handle(&mut self, name: &'static str) -> Result<MapHandle, Error> {
         MapHandle::try_from(&self.map(name)?).map_err(|source| Error::Read { what: name, source })
     }
 
-    /// Maps an mmapable array into this process.
+    /// Maps an array with the flag `BPF_F_MMAPABLE` into this process.
     pub fn table<T: Shared>(&mut self, name: &'static str) -> Result<MappedArray<T>, Error> {
         let layout = Error::Missing { object: self.name, what: "map of the expected layout" };
         let map = self.map(name)?;
@@ -162,7 +163,7 @@ impl LoadedObject {
         self.program_by_name(name).map_err(|_| missing)
     }
 
-    /// Returns a program whose name is computed.
+    /// Returns a program whose name is only known at run time.
     pub fn program_by_name(&self, name: &str) -> Result<ProgramMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: "program of that name" };
         self.object.progs_mut().find(|program| program.name() == OsStr::new(name)).ok_or(missing)
@@ -174,13 +175,13 @@ impl LoadedObject {
         loaded.filter_map(|program| Program::id_from_fd(program.as_fd()).ok()).collect()
     }
 
-    /// Descriptors of the programs that were loaded, as copies of this object's.
+    /// Returns copies of the descriptors of the programs that were loaded.
     pub fn program_fds(&self) -> io::Result<Vec<OwnedFd>> {
         let loaded = self.object.progs().filter(|program| program.autoload());
         loaded.map(|program| program.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Sums a per-CPU array of `u64` over the CPUs.
+    /// Returns the values of a per-CPU array of `u64`, each summed over the CPUs.
     pub fn counters(&mut self, map: &'static str) -> Result<Vec<u64>, Error> {
         let map_handle = self.map(map)?;
         (0..map_handle.max_entries())
@@ -194,7 +195,7 @@ impl LoadedObject {
     }
 }
 
-/// Writes an entry of the map that errors call `what`.
+/// Writes an entry of a map. Errors call the map `what`.
 pub fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
     map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
 }
@@ -205,8 +206,8 @@ thread_local! {
     static LOG: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Captures libbpf's output, which would go to stderr. Its end, which holds the verifier's reason, goes into the
-/// error.
+/// Captures libbpf's output, which would otherwise go to stderr. Its last part, with the verifier's reason, becomes a
+/// part of the error.
 pub fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,6 +1,6 @@
-//! Enumerations of packets' outcomes, with a program's names.
+//! A macro for enumerations of a packet's outcomes, with the same names as in a BPF program.
 
-/// Defines an enumeration with the order and names of one in a program.
+/// Defines an enumeration with the same order and names as one in a BPF program.
 #[macro_export]
 macro_rules! outcomes {
     ($(#[$meta:meta])* $kind:ident { $($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)? }) => {

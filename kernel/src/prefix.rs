@@ -1,10 +1,10 @@
-//! Address prefixes, and addresses in the programs' form.
+//! Address prefixes, and addresses in the form that BPF programs use.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// An address prefix such as `10.0.0.0/8` or `2001:db8::/32`, or a single address. Bits beyond its length are 0.
+/// An address prefix such as `10.0.0.0/8` or `2001:db8::/32`, or a single address. Bits after the prefix are 0.
 ///
 /// ```
 /// use millrace_kernel::prefix::Prefix;
@@ -20,13 +20,13 @@ pub struct Prefix {
     len: u8,
 }
 
-/// The text is no address, or the prefix length exceeds the address's.
+/// The error for a text that is not an address, or whose prefix length is larger than the address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is no address prefix, such as 192.0.2.0/24 or 2001:db8::/32")]
 pub struct ParseError(String);
 
 impl Prefix {
-    /// Returns `None` if the address has fewer bits than `len`.
+    /// Makes a prefix of `len` bits. Returns `None` if the address has fewer bits.
     pub fn new(address: IpAddr, len: u8) -> Option<Self> {
         if len > width(address) {
             return None;
@@ -40,17 +40,17 @@ impl Prefix {
         self.address
     }
 
-    /// Returns the length in bits, in the address' own family.
+    /// Returns the length in bits, from 0 to 32 for IPv4.
     pub fn bits(&self) -> u8 {
         self.len
     }
 
-    /// Returns the prefix itself and all shorter ones that contain it, one bit shorter each.
+    /// Returns the prefix itself and all prefixes that contain it. Each is one bit shorter than the one before.
     pub fn and_shorter(self) -> impl Iterator<Item = Self> {
         (0..=self.len).rev().filter_map(move |len| Self::new(self.address, len))
     }
 
-    /// Converts from the form that [`raw`](Self::raw) returns.
+    /// Makes a prefix from the form that [`raw`](Self::raw) returns.
     pub fn from_raw(address: [u8; 16], len: u8, is_v6: bool) -> Self {
         match Ipv6Addr::from(address) {
             address if is_v6 => Self { address: address.into(), len },
@@ -58,7 +58,7 @@ impl Prefix {
         }
     }
 
-    /// Returns the programs' form: the IPv4-mapped address, and the length in bits of that.
+    /// Returns the form that BPF programs use: an IPv6 address (IPv4 is mapped), and the prefix length in that address.
     pub fn raw(&self) -> ([u8; 16], u8) {
         (mapped(self.address), mapped_len(self.address, self.len))
     }
@@ -121,7 +121,7 @@ pub fn mapped(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Returns the address, as IPv4 if it is a mapped one.
+/// Returns the address in these bytes, as IPv4 if it is an IPv4-mapped one.
 pub fn unmapped(bytes: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
 }

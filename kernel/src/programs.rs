@@ -1,4 +1,4 @@
-//! Data that the kernel has about all BPF programs: run times, numbers of runs, and addresses of functions.
+//! Information from the kernel about all BPF programs: run times, numbers of runs, and addresses of functions.
 
 #![allow(unsafe_code)]
 
@@ -15,8 +15,8 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
 use crate::Error;
 use crate::raw::{check, owned};
 
-/// Makes the kernel keep run-time statistics of all programs while it exists (`BPF_ENABLE_STATS`). The kernel then
-/// reads a clock twice per run, which adds some 50 ns.
+/// Run-time statistics of all programs, which the kernel keeps while this value exists (`BPF_ENABLE_STATS`). The kernel
+/// then reads a clock twice per run, which adds some 50 ns.
 pub struct Statistics {
     _enabled: OwnedFd,
 }
@@ -24,17 +24,17 @@ pub struct Statistics {
 /// A program's figures since it was loaded. They grow while some [`Statistics`] exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramFigures {
-    /// The kernel's number of the program.
+    /// The kernel's ID of the program.
     pub id: u32,
     /// The program's name, which the kernel cuts after 15 characters.
     pub name: String,
     /// Type of the program: `tracing`, `sched_cls`, `xdp`, ...
     pub kind: String,
-    /// Time in the program, nanoseconds.
+    /// Time in the program, in nanoseconds.
     pub run_ns: u64,
-    /// Times that it ran.
+    /// Number of runs.
     pub runs: u64,
-    /// Runs that were skipped because the program was already running on that CPU.
+    /// Number of runs that were skipped because the program was already running on that CPU.
     pub skipped: u64,
 }
 
@@ -46,7 +46,7 @@ impl Statistics {
         Ok(Self { _enabled: enabled.map_err(Error::Statistics)? })
     }
 
-    /// Returns every program that is loaded now.
+    /// Returns the figures of every program that is loaded at present.
     pub fn read(&self) -> Vec<ProgramFigures> {
         ProgInfoIter::default()
             .map(|info| ProgramFigures {
@@ -79,28 +79,28 @@ impl ProgramKind {
     }
 }
 
-/// Totals of some programs since they were loaded, for the time when statistics were enabled.
+/// Totals of some programs since they were loaded. The kernel counts only while statistics are enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunTime {
-    /// Times that it ran.
+    /// Number of runs.
     pub runs: u64,
-    /// Time in the program, nanoseconds.
+    /// Time in the programs, in nanoseconds.
     pub ns: u64,
 }
 
 impl RunTime {
-    /// Returns the totals of all programs that a process holds.
+    /// Returns the totals of all programs that a process has descriptors of.
     pub fn list_process_functions(process: u32) -> io::Result<Self> {
         Self::list_functions(process, None)
     }
 
-    /// Returns the totals of those that are attached to one kind of hook.
+    /// Returns the totals of a process's programs for one kind of hook.
     pub fn list_functions_of_kind(process: u32, kind: ProgramKind) -> io::Result<Self> {
         Self::list_functions(process, Some(kind))
     }
 
     fn list_functions(process: u32, kind: Option<ProgramKind>) -> io::Result<Self> {
-        // A process may have several descriptors of one program.
+        // The map removes duplicates, since a process may have several descriptors of one program.
         let mut programs = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
             // The descriptor may have been closed in the meantime.
@@ -112,7 +112,7 @@ impl RunTime {
         Ok(total)
     }
 
-    /// Returns a program's ID and figures; `None` if the file is not such a program.
+    /// Returns a program's ID and figures, or `None` if the file is not a program of this kind.
     fn parse(info: &str, kind: Option<ProgramKind>) -> Option<(u64, Self)> {
         field(info, "prog_type:")
             .filter(|is| kind.is_none_or(|kind| *is == u64::from(kind.program_type())))?;
@@ -135,14 +135,14 @@ impl AddAssign for RunTime {
     }
 }
 
-/// Runs of a program that the kernel skipped because it was running on that CPU already. It counts these without
-/// [`Statistics`], and without privileges of the reader.
+/// Returns the number of a program's runs that the kernel skipped because the program was already running on that CPU.
+/// The kernel counts these also without [`Statistics`], and reading them needs no privileges.
 pub fn skipped_runs(program: BorrowedFd<'_>) -> u64 {
     let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
     field(&fs::read_to_string(path).unwrap_or_default(), "recursion_misses:").unwrap_or(0)
 }
 
-/// A number of `/proc/PID/fdinfo/FD`.
+/// Returns the number in a line of `/proc/PID/fdinfo/FD`.
 fn field(info: &str, name: &str) -> Option<u64> {
     info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
@@ -152,13 +152,14 @@ fn field(info: &str, name: &str) -> Option<u64> {
 pub struct ProgramFunction {
     /// Address of its first byte.
     pub start: u64,
-    /// Length of the code, bytes.
+    /// Length of the code in bytes.
     pub bytes: u32,
-    /// The whole name, which follows the tag in `/proc/kallsyms`. For a program without a name it is the tag.
+    /// The complete name, which `/proc/kallsyms` shows after the program's tag. For a program without a name it is the
+    /// tag.
     pub name: String,
 }
 
-/// Functions of all loaded programs. [`refresh`](Self::refresh) updates them.
+/// The functions of all loaded programs. [`refresh`](Self::refresh) updates the list.
 #[derive(Debug, Default)]
 pub struct ProgramFunctions {
     /// The largest program ID so far.
@@ -167,12 +168,12 @@ pub struct ProgramFunctions {
 }
 
 impl ProgramFunctions {
-    /// Updates the functions. Returns whether programs were loaded since the last call; it is one system call if not.
-    /// Unloaded programs stay in the list until others are loaded, because nothing else runs at their addresses
+    /// Updates the list. Reports whether programs were loaded since the last call; if not, the call makes one system
+    /// call. Unloaded programs stay in the list until others are loaded, because no other code runs at their addresses
     /// before.
     ///
     /// # Errors
-    /// The process lacks CAP_SYS_ADMIN.
+    /// Fails if the process lacks CAP_SYS_ADMIN.
     pub fn refresh(&mut self) -> io::Result<bool> {
         let newest = newest(self.newest)?;
         if newest == self.newest {
@@ -198,8 +199,8 @@ impl ProgramFunctions {
     }
 }
 
-/// Returns the largest ID of a program, if `known` was the largest before. The kernel counts upwards, and wraps
-/// around only after 2^31.
+/// Returns the largest ID of a program. `known` is the largest ID at the last call. The kernel gives IDs in ascending
+/// order, and wraps around only after 2^31.
 fn newest(known: u32) -> io::Result<u32> {
     let mut newest = known;
     loop {
@@ -212,7 +213,7 @@ fn newest(known: u32) -> io::Result<u32> {
     }
 }
 
-/// Lists the functions of a program. `types`: by ID of the BTF, which all programs of an object share.
+/// Returns the functions of a program. `types` caches BTF by its ID, because all programs of an object share it.
 fn functions(info: &ProgramInfo, types: &mut HashMap<u32, Option<Btf<'static>>>) -> Vec<ProgramFunction> {
     let btf = types.entry(info.btf_id).or_insert_with(|| Btf::from_prog_id(info.id).ok());
     let own_name = || match info.name.to_string_lossy() {
@@ -224,7 +225,7 @@ fn functions(info: &ProgramInfo, types: &mut HashMap<u32, Option<Btf<'static>>>)
         Some(function.name()?.to_string_lossy().into_owned())
     };
     let places = info.jited_ksyms.iter().zip(&info.jited_func_lens).enumerate();
-    // Addresses may be hidden (kernel.kptr_restrict, no CAP_SYSLOG).
+    // The kernel hides addresses if kernel.kptr_restrict is set, or without CAP_SYSLOG.
     let places = places.filter(|(_, (start, _))| !start.is_null());
     places
         .map(|(at, (start, bytes))| ProgramFunction {

@@ -1,10 +1,10 @@
-//! Queueing disciplines of interfaces: whether packets leave at the time of their time stamps.
+//! Queueing disciplines of interfaces: finds out whether packets are sent at the time in their time stamps.
 
 use std::io;
 
 use crate::netlink::{attribute, dump};
 
-// linux/rtnetlink.h, linux/pkt_sched.h
+// Constants from linux/rtnetlink.h and linux/pkt_sched.h.
 const RTM_NEWQDISC: u16 = 36;
 const RTM_GETQDISC: u16 = 38;
 const TCA_KIND: u16 = 1;
@@ -14,7 +14,7 @@ const TCMSG: usize = 20;
 
 /// The discipline that obeys time stamps of the monotonic clock.
 const FQ: &str = "fq";
-/// Disciplines that have a child for each queue of the interface.
+/// Disciplines with a child discipline for each queue of the interface.
 const OF_QUEUES: [&str; 2] = ["mq", "mqprio"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +23,8 @@ struct InterfaceQdisc {
     kind: String,
 }
 
-/// Returns the discipline of an interface that ignores time stamps of packets; `None` if all are `fq`. The interface
-/// is in the calling thread's network namespace.
+/// Returns a discipline of the interface that ignores packets' time stamps, or `None` if all are `fq`. The interface
+/// must be in the calling thread's network namespace.
 pub fn other_than_fq(ifindex: i32) -> io::Result<Option<String>> {
     let mut found = Vec::new();
     let mut request = [0; TCMSG];
@@ -33,7 +33,7 @@ pub fn other_than_fq(ifindex: i32) -> io::Result<Option<String>> {
     Ok(judge(&found))
 }
 
-/// Parses an answer. Older kernels answer with the disciplines of all interfaces.
+/// Parses an answer. Returns `None` if it is about another interface, as older kernels return those of all interfaces.
 fn parse(body: &[u8], wanted: i32) -> Option<InterfaceQdisc> {
     let word = |at: usize| body.get(at..)?.first_chunk().copied();
     let ifindex = i32::from_ne_bytes(word(4)?);
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn only_fq_queueing_sends_at_the_requested_time() {
-        /// Parents and kinds of disciplines, and the one that ignores time stamps.
+        /// Parents and kinds of disciplines, and the expected discipline that ignores time stamps.
         type Case = (&'static [(u32, &'static str)], Option<&'static str>);
         let table: [Case; 8] = [
             (&[], Some("none")),
@@ -76,7 +76,7 @@ mod tests {
             (&[(ROOT, "mq")], Some("mq")),
             (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "fq")], None),
             (&[(ROOT, "mq"), (0x8001_0001, "fq"), (0x8001_0002, "pfifo_fast")], Some("pfifo_fast")),
-            // A child discipline belongs to its parent.
+            // The root discipline decides, whatever its child is.
             (&[(ROOT, "htb"), (0x0001_0001, "fq")], Some("htb")),
         ];
         for (all, want) in table {

@@ -7,23 +7,23 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::intf::Plain;
 
-/// Converts the result of libbpf, which is a negated error number on failure.
+/// Converts a result of libbpf to an error if it is a negated error number.
 pub fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
-/// Returns the descriptor of a call's result.
+/// Converts a call's result to the descriptor that the call has made, or to an error.
 ///
 /// # Safety
-/// The call created it, and nothing else owns it.
+/// If `result` is a descriptor, the call must have made it, and nothing else may own it.
 pub unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
     check(result)?;
-    // SAFETY: no error, so it is a descriptor, and the caller gives it away.
+    // SAFETY: the result is no error, so it is a descriptor, and the caller promises that nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(result) })
 }
 
-/// Detaches a link's program. Closing the link alone is not enough, because a child that another thread is starting
-/// holds the descriptor until exec. If the interface is gone, the link went with it, which is an error.
+/// Detaches a link's program. Closing the link is not enough: if another thread is just starting a child process, the
+/// child has the descriptor until exec. It is an error if the interface is gone, since the link is then gone too.
 pub fn detach(link: impl AsFd) -> io::Result<()> {
     // SAFETY: the descriptor is open; no pointers are passed.
     check(unsafe { libbpf_sys::bpf_link_detach(link.as_fd().as_raw_fd()) })
@@ -37,7 +37,7 @@ pub fn run<T: Plain>(program: impl AsFd, call: &mut T) -> io::Result<()> {
         ctx_size_in: size_of::<T>() as u32,
         ..Default::default()
     };
-    // SAFETY: the descriptor is open; the kernel reads and writes as many bytes as `call` has, whose every bit
-    // pattern is a value, and keeps no pointer to it.
+    // SAFETY: the descriptor is open. The kernel reads and writes exactly the bytes of `call` and keeps no pointer to
+    // it. Every bit pattern is a valid `T`.
     check(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_fd().as_raw_fd(), &raw mut options) })
 }

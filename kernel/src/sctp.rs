@@ -1,4 +1,4 @@
-//! Options of SCTP's one-to-one sockets (RFC 6458), for code that uses them like TCP sockets.
+//! Options of one-to-one SCTP sockets (RFC 6458), for code that uses these sockets like TCP sockets.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use crate::udp::set;
 /// The protocol number `IPPROTO_SCTP`, which is also the level of its options.
 pub const PROTOCOL: i32 = libc::IPPROTO_SCTP;
 
-// Numbers from `linux/sctp.h`.
+// Constants from linux/sctp.h.
 const RTOINFO: libc::c_int = 0;
 const NODELAY: libc::c_int = 3;
 const PEER_ADDR_PARAMS: libc::c_int = 9;
@@ -42,11 +42,11 @@ struct SctpPathParameters {
 
 const _: () = assert!(size_of::<RetransmissionTimes>() == 16 && size_of::<SctpPathParameters>() == 156);
 
-/// Makes small messages leave at once. A path without traffic for `silent` is probed, and given up after `questions`
-/// unanswered probes in a row.
+/// Sets options: small messages are sent at once, a path without traffic is probed after `silent`, and it is given up
+/// after `questions` unanswered probes in a row.
 ///
 /// # Errors
-/// The kernel's error, for example that it is no SCTP socket.
+/// Fails if the kernel refuses an option, for example because the socket is not an SCTP socket.
 pub fn prepare(socket: impl AsFd, silent: Duration, questions: u16) -> io::Result<()> {
     let ms = u32::try_from(silent.as_millis()).unwrap_or(u32::MAX);
     set(&socket, PROTOCOL, NODELAY, &1_i32)?;

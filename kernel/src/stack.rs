@@ -1,5 +1,5 @@
-//! Kinds of interfaces: stacked on others (VLANs, bonds, bridges), ends of tunnels, with or without a link-layer
-//! header.
+//! Kinds of interfaces: interfaces that are stacked on others (VLANs, bonds, bridges), ends of tunnels, and the first
+//! header of an interface's frames.
 
 #![allow(unsafe_code)]
 
@@ -13,22 +13,22 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::netlink::{attribute, dump};
 
-// linux/rtnetlink.h, linux/if_link.h
+// Constants from linux/rtnetlink.h and linux/if_link.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const IFLA_LINK: u16 = 5;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
-/// struct ifinfomsg
+/// Length of `struct ifinfomsg` in bytes.
 const IFINFOMSG: usize = 16;
-// linux/if_arp.h
+// Constants from linux/if_arp.h.
 const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_PPP: u16 = 512;
 const ARPHRD_RAWIP: u16 = 519;
 const ARPHRD_LOOPBACK: u16 = 772;
 const ARPHRD_NONE: u16 = 0xfffe;
 
-/// Kinds whose packets arrive on other interfaces, which may have merged them (GRO).
+/// Kinds of interfaces whose packets arrive on other interfaces, which may have merged them (GRO).
 const STACKED: [&str; 11] = [
     "bond",
     "bridge",
@@ -43,8 +43,8 @@ const STACKED: [&str; 11] = [
     "vrf",
 ];
 
-/// Kinds whose packets arrive inside packets of other interfaces, which may have merged them (GRO reads inner
-/// headers).
+/// Kinds of interfaces whose packets arrive inside packets of other interfaces, which may have merged them (GRO also
+/// reads inner headers).
 const TUNNELS: [&str; 12] = [
     "bareudp",
     "erspan",
@@ -63,11 +63,11 @@ const TUNNELS: [&str; 12] = [
 #[derive(Debug, Default, PartialEq, Eq)]
 struct StackLink {
     ifindex: i32,
-    /// `ARPHRD_...`
+    /// Hardware type, `ARPHRD_*`.
     hardware: u16,
     /// Kind of a virtual interface; empty for others.
     kind: String,
-    /// Index of the interface below; for a VETH its peer, which may be in another namespace.
+    /// Index of the interface below. For a veth it is the peer, which may be in another namespace.
     lower: i32,
 }
 
@@ -91,7 +91,7 @@ pub enum FrameStart {
     },
     /// Frames begin with another header, of this hardware type.
     Other {
-        /// ARPHRD_* of linux/if_arp.h.
+        /// Hardware type, `ARPHRD_*` of linux/if_arp.h.
         hardware: u16,
     },
 }
@@ -99,25 +99,26 @@ pub enum FrameStart {
 /// Returns the first header of frames of an interface in the calling thread's namespace.
 ///
 /// # Errors
-/// There is no such interface, or the request failed.
+/// Fails if there is no such interface, or if the kernel does not answer.
 pub fn begin(ifindex: i32) -> io::Result<FrameStart> {
     let link = links()?.into_iter().find(|link| link.ifindex == ifindex);
     link.map(|link| link.begin()).ok_or_else(|| Errno::ENODEV.into())
 }
 
-/// Returns whether frames of an interface of the calling thread's namespace begin with an Ethernet header.
+/// Reports whether frames of an interface in the calling thread's namespace begin with an Ethernet header.
 ///
 /// # Errors
-/// There is no such interface, or the request failed.
+/// Fails if there is no such interface, or if the kernel does not answer.
 pub fn has_ethernet(ifindex: i32) -> io::Result<bool> {
     let link = links()?.into_iter().find(|link| link.ifindex == ifindex).ok_or(Errno::ENODEV)?;
     Ok(matches!(link.hardware, ARPHRD_ETHER | ARPHRD_LOOPBACK))
 }
 
-/// Whether an interface of the calling thread's namespace is a tun device, whose packets are a process's and begin with the IP header.
+/// Reports whether an interface in the calling thread's namespace is a tun device. A process sends and receives its
+/// packets, which begin with the IP header.
 ///
 /// # Errors
-/// There is no such interface, or it cannot be asked for.
+/// Fails if there is no such interface, or if the kernel does not answer.
 pub fn is_tun(ifindex: i32) -> io::Result<bool> {
     let link = links()?.into_iter().find(|link| link.ifindex == ifindex).ok_or(Errno::ENODEV)?;
     Ok(link.kind == "tun" && link.hardware == ARPHRD_NONE)
@@ -134,20 +135,20 @@ impl StackLink {
     }
 }
 
-/// Returns whether an interface of the calling thread's namespace has VLANs in the same namespace whose tags its
-/// driver removes before an XDP program sees the packets.
+/// Reports whether an interface has VLANs whose tags its driver removes before an XDP program sees the packets. Only
+/// VLANs in the calling thread's namespace are found.
 pub fn hides_tags(ifindex: i32) -> io::Result<bool> {
     let is_on_it = |link: &StackLink| link.kind == "vlan" && link.lower == ifindex;
     Ok(links()?.iter().any(is_on_it) && strips_tags(ifindex)?)
 }
 
-/// Returns `rxvlan` of ethtool.
+/// Reports whether the driver removes VLAN tags: the feature `rxvlan` of ethtool.
 fn strips_tags(ifindex: i32) -> io::Result<bool> {
-    // linux/sockios.h, linux/ethtool.h
+    // Constants from linux/sockios.h and linux/ethtool.h.
     const SIOCETHTOOL: libc::Ioctl = 0x8946;
     const ETHTOOL_GFLAGS: u32 = 0x25;
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
-    /// `struct ethtool_value`
+    /// `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
     struct EthtoolValue {
         command: u32,
@@ -162,10 +163,11 @@ fn strips_tags(ifindex: i32) -> io::Result<bool> {
     }
     request.ifr_ifru.ifru_data = (&raw mut flags).cast();
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    // SAFETY: the request names its interface and points to what the command fills in; both outlive the call.
+    // SAFETY: the request names an interface and points to the structure that the command fills in. Both outlive the
+    // call.
     match Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) }) {
         Ok(_) => Ok(flags.value & ETH_FLAG_RXVLAN != 0),
-        // A driver without such flags removes no tags.
+        // A driver without these flags removes no tags.
         Err(Errno::EOPNOTSUPP) => Ok(false),
         Err(error) => Err(error.into()),
     }
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
     use crate::netlink::attribute_of;
 
-    /// Runs in whatever namespace the tests are in. The loopback interface has no driver that could remove tags.
+    /// Uses the loopback interface, which exists in every namespace and has no driver that could remove tags.
     #[test]
     fn loopback_interface_hides_no_tags() {
         let loopback = nix::net::if_::if_nametoindex("lo").expect("it is there").cast_signed();
@@ -216,7 +218,7 @@ mod tests {
         for len in 0..IFINFOMSG {
             assert_eq!(parse(&body[..len]), None, "cut at {len}");
         }
-        // A network card has no kind.
+        // A hardware interface has no kind.
         let card = StackLink { ifindex: 7, hardware: ARPHRD_ETHER, ..StackLink::default() };
         assert_eq!(parse(&body[..IFINFOMSG]), Some(card));
         for len in IFINFOMSG..body.len() {

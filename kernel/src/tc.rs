@@ -1,5 +1,5 @@
-//! Attaches programs to the TC hooks of an interface: by a TCX link if the kernel supports it (6.6), else by a clsact
-//! filter.
+//! Attaches programs to the TC hooks of an interface, by a TCX link if the kernel supports it (since 6.6), else by a
+//! clsact filter.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use crate::raw::{self, check};
 
 pub use crate::hook::{KernelHook, Mechanism};
 
-/// Position among the programs of one hook.
+/// The position of a program among the programs of one hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TcPosition {
     /// The first place, before the programs of others.
@@ -27,7 +27,8 @@ pub enum TcPosition {
     Last,
 }
 
-/// A program on an interface. Dropping it detaches the program, from any network namespace.
+/// A program that is attached to an interface. Dropping this value detaches the program, also if the calling thread is
+/// in another network namespace.
 pub struct TcAttachment(TcInner);
 
 enum TcInner {
@@ -38,8 +39,8 @@ enum TcInner {
 }
 
 impl TcAttachment {
-    /// Attaches to an interface of the calling thread's network namespace. `mechanism` `None` takes TCX if the kernel
-    /// supports it.
+    /// Attaches a program to an interface of the calling thread's network namespace. If `mechanism` is `None`, TCX is
+    /// used if the kernel supports it.
     pub fn new(
         program: &ProgramMut<'_>,
         ifindex: i32,
@@ -51,7 +52,7 @@ impl TcAttachment {
         if mechanism != Some(Mechanism::Clsact) {
             match tcx(program, ifindex, hook, position) {
                 Ok(link) => return Ok(Self(TcInner::Tcx { _kept: keep_from_children(&link), link })),
-                // The kernel does not know the attach type.
+                // EINVAL means that the kernel has no TCX.
                 Err(e) if mechanism.is_none() && e.raw_os_error() == Some(nix::libc::EINVAL) => {}
                 Err(e) => return Err(error(Mechanism::Tcx)(e)),
             }
@@ -60,7 +61,7 @@ impl TcAttachment {
         Ok(Self(TcInner::Clsact { filter }))
     }
 
-    /// Returns whether the program is still attached. Another process may have detached it, or the interface may be
+    /// Reports whether the program is still attached. Another process may have detached it, or the interface may be
     /// gone.
     pub fn is_in_place(&self) -> bool {
         match &self.0 {
@@ -69,8 +70,8 @@ impl TcAttachment {
         }
     }
 
-    /// Returns the descriptor of the link: the program stays as long as a process has it. `None`: the program stays
-    /// until it is removed.
+    /// Returns the descriptor of the TCX link. The program stays attached as long as a process has the descriptor.
+    /// Returns `None` for a clsact filter, which stays until it is removed.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             TcInner::Tcx { link, .. } => Some(link.as_fd()),
@@ -78,7 +79,7 @@ impl TcAttachment {
         }
     }
 
-    /// Returns the mechanism that the program is attached by.
+    /// Returns the mechanism by which the program is attached.
     pub fn mechanism(&self) -> Mechanism {
         match self.0 {
             TcInner::Tcx { .. } => Mechanism::Tcx,
@@ -90,16 +91,17 @@ impl TcAttachment {
 impl Drop for TcAttachment {
     fn drop(&mut self) {
         if let TcInner::Tcx { link, .. } = &self.0 {
-            // If the interface is gone, the link went with it, so errors are ignored.
+            // Errors are ignored, because the link is gone if its interface is.
             let _ = raw::detach(link);
         }
     }
 }
 
-/// Returns the number of TCX programs on a hook of an interface of the calling thread's namespace, of all processes.
+/// Returns the number of TCX programs of all processes on a hook of an interface, which is in the calling thread's
+/// namespace.
 ///
 /// # Errors
-/// There is no such interface, or the kernel has no TCX.
+/// Fails if there is no such interface, or if the kernel has no TCX.
 pub fn count(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
     Ok(links(ifindex, hook)?.len())
 }
@@ -114,9 +116,9 @@ pub fn detach_all(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
     Ok(links.len())
 }
 
-/// Returns the IDs of the links, in the order in which their programs run.
+/// Returns the IDs of the TCX links on a hook, in the order in which their programs run.
 fn links(ifindex: i32, hook: KernelHook) -> io::Result<Vec<u32>> {
-    const MOST: usize = 64; // BPF_MPROG_MAX
+    const MOST: usize = 64; // BPF_MPROG_MAX of the kernel
     let mut programs = [0; MOST];
     let mut links = [0; MOST];
     let mut options = libbpf_sys::bpf_prog_query_opts {
@@ -140,7 +142,7 @@ fn kind(hook: KernelHook) -> libbpf_sys::bpf_attach_type {
     }
 }
 
-/// Creates a link at a hook, whatever section the program is in.
+/// Creates a TCX link at a hook. The program's section does not matter.
 fn tcx(
     program: &ProgramMut<'_>,
     ifindex: i32,
@@ -160,29 +162,29 @@ fn tcx(
     unsafe { raw::owned(libbpf_sys::bpf_link_create(program, ifindex, kind(hook), &raw const options)) }
 }
 
-/// Index of the interface that a TCX link is on; 0: it is on none any more.
+/// Returns the index of the interface that a TCX link is attached to, or 0 if it has been detached.
 fn interface_of(link: &OwnedFd) -> io::Result<u32> {
     let mut info = libbpf_sys::bpf_link_info::default();
     let mut len = size_of::<libbpf_sys::bpf_link_info>() as u32;
     // SAFETY: the descriptor is open; `info` has as many bytes as `len` says and outlives the call.
     check(unsafe { libbpf_sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &raw mut info, &raw mut len) })?;
-    // SAFETY: every bit pattern is a value of the union's member for TCX, which this link is.
+    // SAFETY: the link is a TCX link, so the kernel has filled in this member of the union.
     Ok(unsafe { info.__bindgen_anon_1.tcx.ifindex })
 }
 
-/// A clsact filter. The clsact qdisc itself stays when the filter is removed: other filters may have been added to
-/// it, and an empty one costs nothing.
+/// A clsact filter. The clsact qdisc stays when the filter is removed, because others may have added filters to it, and
+/// an empty qdisc costs nothing.
 struct ClsactFilter {
     ifindex: i32,
     hook: KernelHook,
     handle: u32,
     priority: u32,
     program: u32,
-    /// The network namespace. Interface indexes mean nothing outside it.
+    /// The network namespace in which `ifindex` is valid.
     namespace: File,
 }
 
-/// Lets the kernel pick a priority before all others.
+/// The value with which the kernel picks a priority before all existing filters.
 const PRIORITY_FIRST: u32 = 0;
 const PRIORITY_LAST: u32 = 0xffff;
 
@@ -215,7 +217,7 @@ impl ClsactFilter {
         Ok(Self { ifindex, hook, handle, priority, program, namespace })
     }
 
-    /// Returns whether there is such a filter in the calling thread's namespace.
+    /// Reports whether the filter still exists. The calling thread must be in the filter's namespace.
     fn is_in_place(&self) -> bool {
         let Self { ifindex, hook, handle, priority, program, .. } = *self;
         let point = point(ifindex, hook);
@@ -229,8 +231,8 @@ impl ClsactFilter {
         detach(&point(self.ifindex, self.hook), self.handle, self.priority)
     }
 
-    /// Runs `work` in the filter's namespace, on another thread, so that the caller stays in its own. If the
-    /// namespace is gone, nothing is done.
+    /// Runs `work` in the filter's namespace. It runs on another thread, so that the calling thread stays in its own
+    /// namespace. If the namespace cannot be entered, `work` does not run and the result is the default value.
     fn in_its_namespace<T: Send + Default>(&self, work: impl FnOnce(&Self) -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = || setns(&self.namespace, CloneFlags::CLONE_NEWNET).map(|()| work(self));
@@ -241,19 +243,19 @@ impl ClsactFilter {
 
 impl Drop for ClsactFilter {
     fn drop(&mut self) {
-        // If the interface is gone, its filters went with it, so errors are ignored.
+        // Errors are ignored, because the filter is gone if its interface is.
         self.in_its_namespace(|filter| drop(filter.detach()));
     }
 }
 
-/// Removes filters with a program of this name that killed processes have left on an interface. They stay if the
-/// kernel has no TCX.
+/// Removes filters with a program of this name that killed processes have left on an interface. Such filters exist only
+/// on kernels without TCX.
 pub fn remove_leftovers(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<()> {
     remove_stale(&point(ifindex, hook), hook, name)
 }
 
-/// Removes filters of killed processes. Their programs are harmless, since nobody raises their limits, but they see
-/// every packet.
+/// Removes filters that killed processes have left. The programs of such filters do no harm, since no process raises
+/// their limits any more, but they run for every packet.
 fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: KernelHook, name: &str) -> io::Result<()> {
     for filter in stale::find(point.ifindex, hook, name)? {
         detach(point, filter.handle, filter.priority)?;

@@ -1,4 +1,4 @@
-//! Helpers of tests in crates with BPF programs: they read the names of enums, and load objects.
+//! Helpers for tests in crates with BPF programs: they read the names of enums, and load objects.
 
 #![allow(clippy::expect_used, reason = "for tests")]
 
@@ -10,8 +10,8 @@ use libbpf_rs::btf::types::Enum;
 use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::{ObjectBuilder, Program};
 
-/// Returns the names of an enum, in order and in lower case, without `prefix`, and without the last one, which is the
-/// count.
+/// Returns the names of an enum's values in lower case and without `prefix`, in the order of the values. The last one
+/// is left out, because it is the number of values.
 pub fn enum_names(out: &str, object: &str, kind: &str, prefix: &str) -> Vec<String> {
     let btf = btf(out, object);
     let kind: Enum<'_> = btf.type_by_name(kind).expect("an enum");
@@ -28,12 +28,12 @@ fn btf(out: &str, object: &str) -> Btf<'static> {
     Btf::from_path(format!("{out}/{object}")).expect("BTF")
 }
 
-/// Most instructions that the verifier may process for a program. Linux allows a million, and older kernels need more
-/// for the same program. A large number also slows down loading. If this fails, make a function that is verified at
-/// each call a global one.
+/// Largest number of instructions that the verifier may process for a program. Linux allows a million, and older
+/// kernels process more for the same program. A large number also slows down loading. If a program exceeds it, make a
+/// function global that the verifier checks at each call.
 const MOST_VERIFIED: u32 = 400_000;
 
-/// Loads objects, `(path, image)`, into the running kernel, with the configuration that they are compiled with. Needs root.
+/// Loads objects, given as `(path, image)`, into the running kernel with their compiled-in configuration. Needs root.
 pub fn load_objects(objects: &[(&str, &[u8])]) {
     assert!(!objects.is_empty());
     if !nix::unistd::geteuid().is_root() {
@@ -42,14 +42,14 @@ pub fn load_objects(objects: &[(&str, &[u8])]) {
     }
     for (path, image) in objects {
         let name = Path::new(path).file_name().and_then(|name| name.to_str()).expect("a name");
-        // libelf needs an aligned image; a `Vec` is aligned.
+        // libelf needs an aligned image, and the memory of a `Vec` is aligned.
         let image = image.to_vec();
         let open = ObjectBuilder::default().open_memory(&image).expect(name);
         let object = open.load().expect(name);
         println!("{name}: {} programs, {} maps", object.progs().count(), object.maps().count());
         assert!(object.progs().count() > 0, "{name}");
         for program in object.progs() {
-            // Programs that are loaded on request have no number here.
+            // Programs that are loaded only on request have no ID here.
             let Ok(id) = Program::id_from_fd(program.as_fd()) else { continue };
             let info = ProgInfoIter::default().find(|info| info.id == id).expect(name);
             println!("{name}: {:?}: {} instructions verified", program.name(), info.verified_insns);

@@ -1,4 +1,4 @@
-//! Ends a UDP socket for every process that holds it.
+//! Socket options of UDP, and a way to end a UDP socket for every process that holds it.
 
 #![allow(unsafe_code)]
 
@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::libc;
 
-/// Ends a socket: no holder can send with it or receive new datagrams, whatever they do to it. The socket is shut
-/// down, and a filter that cannot be removed drops new datagrams. Datagrams that arrived before can still be read.
+/// Ends a socket for all processes that hold it. Afterwards none of them can send or receive new datagrams with it, and
+/// none can undo this. The socket is shut down, and a filter that cannot be removed drops new datagrams. Datagrams that
+/// arrived before can still be read.
 pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
     drop_all(&socket)?;
     let locked: libc::c_int = 1;
@@ -18,7 +19,7 @@ pub fn end_for_all(socket: impl AsFd) -> io::Result<()> {
     if ended == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Makes the socket receive nothing.
+/// Attaches a filter to the socket that drops all new datagrams.
 pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
     let nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
     let mut filters = [nothing];
@@ -29,8 +30,7 @@ pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
 /// Sets an option of a socket.
 pub fn set<T>(socket: impl AsFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     let bytes = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and `value` has `bytes` bytes. The memory that a filter points to outlives the
-    // call.
+    // SAFETY: the descriptor is open, and `value` has `bytes` bytes. Memory that `value` points to outlives the call.
     let set = unsafe {
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), bytes)
     };
@@ -43,7 +43,7 @@ mod tests {
 
     use super::*;
 
-    /// The end of a socket affects every descriptor of it.
+    /// Checks that the end of a socket affects every descriptor of it.
     #[test]
     fn duplicate_of_an_ended_socket_is_useless() {
         let one = UdpSocket::bind("127.0.0.1:0");
@@ -58,7 +58,7 @@ mod tests {
         end_for_all(&one).expect("the end");
         drop(one);
         assert_eq!(kept.send(b"after").expect_err("shut down").kind(), io::ErrorKind::BrokenPipe);
-        // After another connect() it is still shut down, and its filter stays.
+        // After another connect() the socket is still shut down, and its filter stays.
         kept.connect(address(&other)).expect("connect");
         assert!(kept.send(b"after").is_err());
         assert!(set(&kept, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0).is_err());

@@ -1,4 +1,4 @@
-//! Queries the kernel about the peer of a Unix socket.
+//! Asks the kernel about the peer of a Unix socket.
 
 #![allow(unsafe_code)]
 
@@ -7,13 +7,13 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::libc;
 
-/// Number of groups that the first call has room for. Few processes have more.
+/// Number of groups that the first system call has room for. Few processes have more.
 const GROUPS: usize = 32;
 
-/// Returns the supplementary groups of the process that made the connection, at that time (`SO_PEERGROUPS`, Linux 4.13).
+/// Returns the supplementary groups that the peer's process had when it connected (`SO_PEERGROUPS`, since Linux 4.13).
 ///
 /// # Errors
-/// The descriptor is not a connected Unix socket.
+/// Fails if the descriptor is not a connected Unix socket.
 pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::gid_t>> {
     let mut groups: Vec<libc::gid_t> = vec![0; GROUPS];
     loop {
@@ -35,7 +35,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<libc::gid_t>> {
                 return Ok(groups);
             }
             _ => match io::Error::last_os_error() {
-                // The kernel returns the number of groups.
+                // With ERANGE the kernel also returns the size that is needed.
                 error if error.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => {
                     groups.resize(count, 0);
                 }

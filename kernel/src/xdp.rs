@@ -1,6 +1,6 @@
-//! Attaches programs to an interface at XDP, by a link. The kernel detaches them when the link's last descriptor is
-//! closed, also if this process is killed. An interface has room for one program, which [`root`] shares between
-//! processes.
+//! Attaches programs to an interface at XDP, by a link. The kernel detaches a program when the link's last descriptor
+//! is closed, also if this process is killed. The kernel allows one program per interface, a place that [`root`] shares
+//! between processes.
 
 #![allow(unsafe_code)]
 
@@ -17,13 +17,13 @@ use crate::raw::{check, detach, owned};
 
 pub use crate::hook::XdpMode;
 
-/// Detaches the program that a link has attached to an interface of the calling thread's network namespace, also one
-/// of another process, as `bpftool link detach` does. Returns the number of links.
+/// Detaches the program of any process that a link has attached to an interface, as `bpftool link detach` does. The
+/// interface must be in the calling thread's network namespace. Returns the number of links.
 pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     let mut program = 0;
     // SAFETY: `program` outlives the call.
     check(unsafe { libbpf_sys::bpf_xdp_query_id(ifindex, 0, &raw mut program) })?;
-    // Other namespaces have interfaces with the same index, but other programs.
+    // The program is compared too, because interfaces in other namespaces may have the same index.
     let is_there = |info: &LinkInfo| {
         let LinkTypeInfo::Xdp(xdp) = &info.info else { return false };
         info.prog_id == program && xdp.ifindex == ifindex.cast_unsigned()
@@ -36,12 +36,12 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     Ok(links.len())
 }
 
-/// Measures how long the program of an interface takes for an Ethernet frame, with everything that it calls: the mean
-/// of `runs` runs in a row, with warm caches. Frames that the program answers cannot be measured, because the answer
-/// replaces the frame.
+/// Measures how long the program of an interface takes for an Ethernet frame, including all programs that it calls. The
+/// result is the mean of `runs` runs in a row, so the CPU's caches are warm. A frame that the program answers cannot be
+/// measured, because the answer replaces it.
 ///
 /// # Errors
-/// There is no program, or the process lacks CAP_SYS_ADMIN.
+/// Fails if there is no program, or if the process lacks CAP_SYS_ADMIN.
 pub fn time(ifindex: i32, frame: &[u8], runs: u32) -> io::Result<Duration> {
     let program = shared::program_of(ifindex)?.ok_or(io::ErrorKind::NotFound)?;
     let mut options = libbpf_sys::bpf_test_run_opts {
@@ -71,8 +71,8 @@ fn link(program: BorrowedFd<'_>, ifindex: i32, mode: XdpMode) -> io::Result<Owne
     unsafe { owned(libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_XDP, &raw const options)) }
 }
 
-/// Returns whether a link's program is still on an interface. Another process may have detached it, or the interface
-/// may be gone.
+/// Reports whether a link's program is still attached. Another process may have detached it, or the interface may be
+/// gone.
 fn is_attached(link: impl AsFd) -> bool {
     let mut info = libbpf_sys::bpf_link_info::default();
     let mut bytes = size_of_val(&info) as u32;
@@ -80,6 +80,6 @@ fn is_attached(link: impl AsFd) -> bool {
     let error = unsafe {
         libbpf_sys::bpf_link_get_info_by_fd(link.as_fd().as_raw_fd(), &raw mut info, &raw mut bytes)
     };
-    // SAFETY: the link is of an XDP program, so that member was filled in.
+    // SAFETY: the link is of an XDP program, so the kernel has filled in this member.
     error == 0 && unsafe { info.__bindgen_anon_1.xdp.ifindex } != 0
 }

@@ -1,4 +1,4 @@
-//! Compiles the programs' parsers natively.
+//! Compiles the parsers of all BPF programs natively.
 
 fn main() {
     let folders = [

@@ -1,5 +1,5 @@
-//! Tests that every command-line program has to pass: its help was reviewed, a closed pipe causes no panic, and
-//! missing rights are named.
+//! Helpers for tests that every command-line program has to pass: its help was reviewed, a closed pipe causes no panic,
+//! and missing privileges are named in the error.
 
 use std::{
     collections::VecDeque,
@@ -45,11 +45,11 @@ fn commands(help: &str) -> Vec<String> {
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 
-/// Compares a text with a golden file. `MILLRACE_GOLDEN=write`, with the command `again`, which runs the test, writes
-/// the file.
+/// Compares a text with a golden file. With the environment variable `MILLRACE_GOLDEN=write`, writes the file instead.
+/// `again` is the command that runs the test, for the message.
 ///
 /// # Panics
-/// It is another.
+/// Panics if the texts differ.
 #[track_caller]
 pub fn assert_as_reviewed(file: &Path, now: &str, again: &str) {
     if env::var("MILLRACE_GOLDEN").is_ok_and(|value| value == "write") {
@@ -61,7 +61,7 @@ pub fn assert_as_reviewed(file: &Path, now: &str, again: &str) {
     let line = differs.unwrap_or_else(|| now.lines().count().min(before.lines().count()));
     assert!(
         now == before,
-        "line {} of {} differs: {:?} now, {:?} there. If that is meant: MILLRACE_GOLDEN=write {again}",
+        "line {} of {} differs: {:?} now, {:?} in the file. If the change is intended, run MILLRACE_GOLDEN=write {again}",
         line + 1,
         file.display(),
         now.lines().nth(line),
@@ -69,11 +69,11 @@ pub fn assert_as_reviewed(file: &Path, now: &str, again: &str) {
     );
 }
 
-/// Reads the first line of a program's output and closes the pipe, as `2>&1 | head -n1` does. A program that goes on
-/// gets SIGTERM. Returns the exit code, unless a signal ended the program.
+/// Reads the first line of a program's output and closes the pipe, as `2>&1 | head -n1` does. A program that `goes_on`
+/// running gets SIGTERM. Returns the exit code, or `None` if a signal ended the program.
 ///
 /// # Panics
-/// It says nothing, or does not end.
+/// Panics if the program prints nothing, or does not end.
 pub fn exit_code_after_one_line(program: &Path, args: &[&str], goes_on: bool) -> Option<i32> {
     let (read, write) = std::io::pipe().expect("a pipe");
     let mut command = Command::new(program);
@@ -91,10 +91,10 @@ pub fn exit_code_after_one_line(program: &Path, args: &[&str], goes_on: bool) ->
     wait_for(&format!("end of {args:?}"), || process.try_wait().expect("a child")).code()
 }
 
-/// Runs a program that refuses to start. Returns its exit code, unless a signal ended it, and its standard error.
+/// Runs a program that refuses to start. Returns its exit code, or `None` if a signal ended it, and its standard error.
 ///
 /// # Panics
-/// It goes on running. It is killed then.
+/// Panics if the program goes on running. It is then killed.
 pub fn run_until_refused(mut command: Command) -> (Option<i32>, String) {
     struct KilledChild(Child);
     impl Drop for KilledChild {
@@ -115,7 +115,7 @@ pub fn run_until_refused(mut command: Command) -> (Option<i32>, String) {
     (status.code(), said.join().expect("a text"))
 }
 
-/// Runs a program as an unprivileged user, from a directory that everybody may read. Returns its exit code, and its
+/// Runs a program as an unprivileged user, from a directory that everybody may read. Returns its exit code and its
 /// standard error.
 pub fn run_as_nobody(program: &Path, args: &[&str]) -> (Option<i32>, String) {
     const NOBODY: u32 = 65_534;

@@ -1,12 +1,12 @@
-//! Checks that tables of the documentation name every counter.
+//! Checks that tables of the documentation contain the names of all counters.
 
 use std::collections::BTreeSet;
 
-/// Documentation of `millrace cost`.
+/// The guide of `millrace cost`.
 pub const COST: &str = include_str!("../../docs/guide/cost.md");
-/// Documentation of the fan-out.
+/// The guide of the fan-out.
 pub const FANOUT: &str = include_str!("../../docs/guide/fanout.md");
-/// Documentation for operators.
+/// The guide for operators.
 pub const OPERATIONS: &str = include_str!("../../docs/guide/operations.md");
 /// The generated list of all metrics.
 pub const METRICS: &str = include_str!("../../docs/reference/metrics.md");

@@ -6,10 +6,10 @@ use tokio::time;
 
 use crate::{BOUND, PAUSE, StateReading, give_up};
 
-/// Polls until there is something to return, as [`wait_for`](crate::wait_for) does.
+/// Calls `look` until it finds a value, and returns the value, as [`wait_for`](crate::wait_for) does.
 ///
 /// # Panics
-/// After [`BOUND`], with what was seen last.
+/// Panics after [`BOUND`]. The message contains the state that was read last.
 pub async fn async_wait_for<L: StateReading>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
     let start = Instant::now();
     loop {
@@ -21,10 +21,10 @@ pub async fn async_wait_for<L: StateReading>(what: &str, mut look: impl FnMut() 
     }
 }
 
-/// Reads a state until it is as wanted and returns it, as [`wait_until`](crate::wait_until) does.
+/// Reads a state until `wanted` accepts it, and returns the state, as [`wait_until`](crate::wait_until) does.
 ///
 /// # Panics
-/// After [`BOUND`], with the state that was read last.
+/// Panics after [`BOUND`]. The message contains the state that was read last.
 pub async fn async_wait_until<S: Debug>(
     what: &str,
     mut read: impl FnMut() -> S,

@@ -1,8 +1,9 @@
-//! Helpers of tests. They wait for a state that comes later, show the logs of the processes that a failed test has
-//! started, and make sockets that linger.
+//! Helpers of tests. They wait for a state that comes later, show the logs of a failed test's processes, and make
+//! sockets that linger.
 //!
-//! A status, a counter, a list of processes or a log is read through [`wait_for`] or [`wait_until`]. `scripts/waits.py`, a
-//! part of `make lint`, refuses any other access that does not say why the state cannot change.
+//! A status, a counter, a list of processes or a log is read through [`wait_for`] or [`wait_until`].
+//! `scripts/waits.py`, a part of `make lint`, refuses any other read without a comment that says why the state cannot
+//! change.
 #![deny(missing_docs)]
 
 use std::{
@@ -27,25 +28,25 @@ pub use in_runtime::{async_wait_for, async_wait_until};
 pub use lingering::{LINGER, lingering};
 pub use stop::StopOnDrop;
 
-/// Longest time that a test waits for a state. It is far more than any state takes, because tests do not measure time
-/// and the machine may be busy.
+/// Longest time that a test waits for a state. It is far longer than any state takes, because the machine may be busy,
+/// and tests do not measure time.
 pub const BOUND: Duration = Duration::from_secs(120);
 
 /// Time between two reads of the state.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Lines of a log that a failed test shows, counted from the end.
+/// Number of lines at the end of a log that a failed test shows.
 const LINES: usize = 60;
 
-/// The result of reading a state once: the value that is waited for, or a description of the state.
+/// The result of reading a state once: the value that the test waits for, or a description of the present state.
 pub trait StateReading {
     /// The value that [`wait_for`] returns in the end.
     type Found;
 
-    /// Returns the value.
+    /// Returns the value that the test waits for.
     ///
     /// # Errors
-    /// The state as it is, for the message of the test that fails.
+    /// Fails with a description of the present state, for the test's message.
     fn found(self) -> Result<Self::Found, String>;
 }
 
@@ -73,10 +74,10 @@ impl<T, E: Debug> StateReading for Result<T, E> {
     }
 }
 
-/// Polls until there is something to return. `what` completes the sentence "waited in vain for ...".
+/// Calls `look` until it finds a value, and returns the value. `what` completes the sentence "waited in vain for ...".
 ///
 /// # Panics
-/// After [`BOUND`], with what was seen last.
+/// Panics after [`BOUND`]. The message contains the state that was read last.
 #[track_caller]
 pub fn wait_for<L: StateReading>(what: &str, mut look: impl FnMut() -> L) -> L::Found {
     let start = Instant::now();
@@ -89,10 +90,10 @@ pub fn wait_for<L: StateReading>(what: &str, mut look: impl FnMut() -> L) -> L::
     }
 }
 
-/// Reads a state until it is as wanted, and returns it.
+/// Reads a state until `wanted` accepts it, and returns the state.
 ///
 /// # Panics
-/// After [`BOUND`], with the state that was read last.
+/// Panics after [`BOUND`]. The message contains the state that was read last.
 #[track_caller]
 pub fn wait_until<S: Debug>(
     what: &str,
@@ -110,7 +111,7 @@ fn give_up(what: &str, seen: &str) -> ! {
     panic!("waited in vain for {what}, {} s; last seen: {seen}", BOUND.as_secs())
 }
 
-/// Prints the end of a process's log if the test is failing. It is called where the process is ended, by `Drop`.
+/// Prints the end of a process's log if the test is failing. Call it in the `Drop` that ends the process.
 pub fn show_log_on_panic(name: &str, log: &Path) {
     if !thread::panicking() {
         return;

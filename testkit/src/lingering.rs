@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-/// Time for which a [`lingering`] socket blocks when it is closed. It is longer than a test waits for anything.
+/// Time for which a [`lingering`] socket blocks when it is closed. It is longer than any test waits.
 pub const LINGER: Duration = Duration::from_secs(3600);
 
-/// Returns both ends of a connection. Closing the first one blocks, because the other one does not read. Closing the
-/// other one ends that.
+/// Returns both ends of a connection. Closing the first end blocks, because the second end does not read. Closing the
+/// second end unblocks the first.
 ///
 /// # Panics
-/// Loopback has no room for a connection.
+/// Panics if no connection over the loopback interface can be made.
 pub fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of loopback");
     let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");

@@ -1,4 +1,4 @@
-//! Publisher, relay and subscriber, each in a network namespace, and raw frames.
+//! Makes network namespaces for a publisher, a relay and a subscriber, and sends and captures raw frames.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{self, AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType};
 
-/// Returns whether the test runs as root. If not, prints that `test` is skipped.
+/// Reports whether the test runs as root. If not, prints that `test` is skipped.
 pub fn root(test: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -19,15 +19,16 @@ pub fn root(test: &str) -> bool {
     root
 }
 
-/// Pins this thread, and those that it starts, to its CPU. Each CPU has its own queue for packets that a veth
-/// receives, so packets that a thread sends from two CPUs may be reordered.
+/// Pins this thread, and the threads that it starts, to the present CPU. A veth queues received packets per CPU, so
+/// packets that a thread sends from two CPUs may be reordered.
 pub fn stay_on_this_cpu() {
     let mut set = nix::sched::CpuSet::new();
     set.set(nix::sched::sched_getcpu().expect("a CPU")).expect("a CPU");
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).expect("it may run there");
 }
 
-/// Interface names: `west` and `east` in the relay's namespace, `eth` in the others.
+/// Three network namespaces with links to the relay's. The interfaces are called `west` and `east` in the relay's
+/// namespace, and `eth` in the others.
 pub struct NamespaceNetwork {
     /// Name of the publisher's namespace.
     pub publisher: String,
@@ -68,7 +69,7 @@ impl Drop for NamespaceNetwork {
     }
 }
 
-/// Returns the address of a host of a network above.
+/// Returns the address of host 1 (the relay) or 2 in network 1 (`west`) or 2 (`east`) of [`NamespaceNetwork`].
 pub fn address(family: u8, net: u8, host: u8) -> IpAddr {
     match family {
         4 => IpAddr::from([10, 98, net, host]),
@@ -88,13 +89,13 @@ pub fn run(program: &str, arguments: &str) {
     assert!(output.status.success(), "{program} {arguments}: {said}");
 }
 
-/// Sets whether the sender leaves UDP checksums to the interface.
+/// Sets whether the kernel leaves the checksums of sent packets to the interface.
 pub fn set_checksum_offload(namespace: &str, interface: &str, on: bool) {
     let state = if on { "on" } else { "off" };
     run("ip", &format!("netns exec {namespace} ethtool -K {interface} tx {state}"));
 }
 
-/// Runs `work` on a thread of its own in a namespace.
+/// Runs `work` on a new thread in a namespace.
 pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {
@@ -106,7 +107,7 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Opens a UDP socket in a namespace, in which the socket stays.
+/// Opens a UDP socket in a namespace. The socket stays in this namespace.
 pub fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
     let socket = inside(namespace, || UdpSocket::bind(address).expect("bind"));
     socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
@@ -140,7 +141,7 @@ pub fn link_address(namespace: &str, interface: &str) -> [u8; 6] {
     link(namespace, interface).addr().expect("a link address")
 }
 
-/// Sends raw frames.
+/// A raw socket that sends frames on one interface.
 pub struct RawSender {
     socket: OwnedFd,
     interface: LinkAddr,
@@ -157,7 +158,7 @@ impl RawSender {
         let fd = self.socket.as_raw_fd();
         let sent = loop {
             match socket::sendto(fd, frame, &self.interface, MsgFlags::empty()) {
-                // The previous frames have not left yet.
+                // The queue is full, because earlier frames are not sent yet.
                 Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => std::thread::yield_now(),
                 sent => break sent.expect("sent"),
             }
@@ -166,8 +167,8 @@ impl RawSender {
     }
 }
 
-/// Returns a UDP datagram over IPv4 to link address `to`, with or without a VLAN tag. Its UDP checksum is 0, which
-/// means none.
+/// Returns a frame with a UDP datagram over IPv4 to link address `to`, with or without a VLAN tag. Its UDP checksum is
+/// 0, which means that there is none.
 pub fn frame(to: [u8; 6], vlan: Option<u16>, from: SocketAddr, at: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), at.ip()) else { panic!("IPv4 only") };
     let mut frame = [to, [2; 6]].concat();
@@ -194,7 +195,7 @@ pub fn steer(namespace: &str, interface: &str, cpus: u8) {
     assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
 }
 
-/// Captures all packets that arrive in or leave a namespace or one of its interfaces, with headers.
+/// A capture of all frames that arrive in or leave a namespace or one of its interfaces.
 pub struct PacketCapture(OwnedFd);
 
 impl AsFd for PacketCapture {
@@ -220,13 +221,13 @@ impl PacketCapture {
 
     /// Captures only the first byte of frames that have a flow hash in the kernel's metadata.
     pub fn cut_hashed(&self) {
-        // SKF_AD_RXHASH, the hash in the packet's metadata: 0 if there is none.
+        // The word is SKF_AD_RXHASH, the hash in the packet's metadata. It is 0 if there is none.
         self.filter(0xffff_f000 + 32, 0, [0xffff, 1]);
     }
 
-    /// Captures outgoing packets only. On the loopback interface each packet is seen twice otherwise.
+    /// Captures outgoing packets only. Otherwise each packet on the loopback interface would be captured twice.
     pub fn only_outgoing(&self) {
-        // SKF_AD_PKTTYPE, PACKET_OUTGOING.
+        // The word is SKF_AD_PKTTYPE, and the wanted value PACKET_OUTGOING.
         self.filter(0xffff_f000 + 4, 4, [0xffff, 0]);
     }
 
@@ -235,7 +236,7 @@ impl PacketCapture {
         self.filter(0xffff_f000 + 4, 4, [0, 0xffff]);
     }
 
-    /// Captures `same` bytes of packets in which a word has the value `wanted`, and `other` bytes of the rest.
+    /// Captures `same` bytes of packets in which a word has the value `wanted`, and `other` bytes of other packets.
     #[allow(unsafe_code)]
     fn filter(&self, word: u32, wanted: u32, [same, other]: [u32; 2]) {
         let filter = |code, jf, k| nix::libc::sock_filter { code, jt: 0, jf, k };
@@ -271,7 +272,7 @@ impl PacketCapture {
     }
 }
 
-/// Returns whether the frame is UDP. Panics if a checksum or a length is wrong.
+/// Reports whether the frame is UDP. Panics if a checksum or a length is wrong.
 pub fn check_frame(frame: &[u8]) -> bool {
     let ip = &frame[14..];
     let (pseudo, udp) = match u16::from_be_bytes([frame[12], frame[13]]) {

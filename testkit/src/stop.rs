@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it is dropped. Threads of a scope that run until the flag is set end with it when the test panics;
-/// otherwise the scope would wait for them for ever.
+/// Sets a flag when it is dropped. Use it in a thread scope whose threads run until the flag is set: if the test
+/// panics, they end. Otherwise the scope would wait for them for ever.
 pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

@@ -89,7 +89,7 @@ pub enum GateRequest {
     Reload,
     /// Starts a trace on this connection: refused packets are kept from now on, for [`Traced`](Self::Traced).
     Trace(GateTraceFilter),
-    /// Asks for the packets of the trace since the last such request.
+    /// Asks for the packets that the trace has kept since the last `Traced` request.
     Traced,
 }
 
@@ -113,7 +113,7 @@ pub struct PrefixList {
 pub enum Prefixes {
     /// One prefix.
     One(String),
-    /// Any number of prefixes.
+    /// A list of prefixes.
     Many(Vec<String>),
 }
 
@@ -125,7 +125,7 @@ pub enum GateReply {
     Connections(u32),
     /// The original destination connection ID of a token, in hexadecimal.
     OriginalId(String),
-    /// Entries that override parts of what was listed; not empty.
+    /// Entries that override parts of the prefixes that were listed; never empty.
     Exceptions(Vec<ListedStatus>),
     /// The status.
     Status(Box<Status>),
@@ -184,18 +184,18 @@ impl daemon::Daemon for GateDaemon {
     }
 }
 
-/// The state that one connection to the socket added. It is undone when the connection ends, since the server behind
-/// it has ended then.
+/// The state that one connection to the control socket added to the gate. It is removed when the connection ends,
+/// because the server that opened the connection has then ended.
 pub struct ConnectionState {
     /// Slots for client addresses, shared by all connections to the socket.
     places: Arc<Semaphore>,
     connections: HashMap<(String, IpAddr), CountedClient>,
-    /// The published IDs; no more than the gate has room for.
+    /// The published IDs. The size of the gate's table of connections bounds their number.
     ids: HashMap<(String, Vec<u8>), PublishedId>,
     trace: Option<PacketTracer>,
 }
 
-/// Counted connections of a client. Dropping it stops counting them.
+/// The counted connections of a client. Dropping this value stops counting them.
 struct CountedClient {
     scope: Scope,
     client: IpAddr,
@@ -206,7 +206,7 @@ struct CountedClient {
 impl Drop for CountedClient {
     fn drop(&mut self) {
         for _ in 0..self.count {
-            // This fails only if the kernel's map is gone, or has forgotten the client.
+            // This fails only if the kernel's map is gone, or has no entry of the client.
             let _ = self.scope.dec(self.client);
         }
     }
@@ -263,7 +263,7 @@ fn answer(
         GateRequest::Policy => GateReply::Policy(daemon.policy_text()),
         GateRequest::Reload => return daemon.reload().map(|()| None),
         GateRequest::Trace(follow) => {
-            // The new trace may need the slot of the old one.
+            // The old trace ends first: the gate has few slots for traces, and the new one may need it.
             told.trace = None;
             told.trace = Some(gate.trace(&follow.read()?)?);
             return Ok(None);
@@ -314,7 +314,7 @@ impl ConnectionState {
     fn publish(&mut self, daemon: &GateDaemon, scope: String, id: Vec<u8>) -> anyhow::Result<()> {
         let handle = daemon.gate.scope(&scope)?;
         handle.publish(&id)?;
-        // No second one is made, since dropping it would retire the ID.
+        // A second `PublishedId` of the same ID would retire the ID when it is dropped, so none is made.
         self.ids.entry((scope, id.clone())).or_insert_with(|| PublishedId { scope: handle, bytes: id });
         Ok(())
     }
@@ -330,7 +330,7 @@ fn id_of(text: &str) -> anyhow::Result<Vec<u8>> {
     id.context("a connection ID must be 1 to 20 bytes, in hexadecimal")
 }
 
-/// Adds all entries, or none if one of them is not a prefix.
+/// Adds the request's prefixes to a list. If one of them cannot be parsed, none is added.
 fn list(
     daemon: &GateDaemon,
     request: &PrefixList,

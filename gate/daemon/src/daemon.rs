@@ -17,8 +17,8 @@ use tracing::{info, warn};
 
 use super::{lists::Lists, metrics, watch::GateWatch};
 
-/// Client addresses whose connections may be counted over the socket, as a multiple of the gate's largest number of
-/// clients: several addresses may be one client.
+/// Most client addresses whose connections are counted over the socket, as a multiple of the gate's largest number of
+/// clients. A client is a network, so it may have several addresses.
 const ADDRESSES_FACTOR: usize = 16;
 
 /// The source of the policy.
@@ -26,7 +26,7 @@ const ADDRESSES_FACTOR: usize = 16;
 pub enum PolicySource {
     /// A policy file.
     File(PathBuf),
-    /// The policy's text, made from flags.
+    /// The text of a policy, which was made from command-line flags.
     Text(String),
 }
 
@@ -47,11 +47,11 @@ impl PolicySource {
 pub struct GateSetup {
     /// The source of the policy.
     pub source: PolicySource,
-    /// Whether all rules only monitor.
+    /// True if all rules only count packets and refuse none.
     pub dry_run: bool,
     /// Names of the interfaces to attach to.
     pub interfaces: Vec<String>,
-    /// How to attach.
+    /// XDP mode in which the gate is attached.
     pub mode: XdpMode,
 }
 
@@ -60,7 +60,7 @@ pub struct GateDaemon {
     /// The gate.
     pub gate: Gate,
     source: PolicySource,
-    /// Whether all rules only monitor.
+    /// True if all rules only count packets and refuse none.
     pub dry_run: bool,
     /// The text of the policy in force.
     text: Mutex<String>,
@@ -69,8 +69,8 @@ pub struct GateDaemon {
     /// Entries that were added at run time.
     pub lists: Lists,
     watch: Mutex<GateWatch>,
-    /// Slots for client addresses whose connections are counted, shared by all connections to the socket. A server
-    /// may hold one for its whole life.
+    /// Slots for client addresses whose connections are counted, shared by all connections to the socket. A connection
+    /// to the socket holds a slot as long as a client's connections count.
     pub places: Arc<Semaphore>,
     recent: Mutex<Recent>,
     since: Instant,
@@ -102,7 +102,7 @@ impl GateDaemon {
         })
     }
 
-    /// Removes expired entries. Call it several times a second.
+    /// Logs changes and refused packets, and removes expired list entries. Call it several times a second.
     pub fn tick(&self) {
         self.watch.lock().tick(&self.gate).into_iter().for_each(|it| self.recent.lock().push(it));
         for (scope, prefix) in self.lists.expire(&self.gate, Instant::now()) {
@@ -110,9 +110,10 @@ impl GateDaemon {
         }
     }
 
-    /// Reads the policy again and applies all of it or nothing.
+    /// Reads the policy again and replaces the old one as a whole. On an error, the old policy stays in force.
     pub fn read_policy(&self) -> anyhow::Result<()> {
-        // The lock is held from reading the file to writing to the kernel, so that the later of two reloads wins.
+        // The lock is held while the file is read and the kernel's maps are written, so that the later of two reloads
+        // wins.
         let mut current = self.text.lock();
         let (policy, text) = self.source.read()?;
         warn_of(&policy);
@@ -157,7 +158,8 @@ impl Observed for GateDaemon {
         Ok(metrics::encode(self.status()?)?)
     }
 
-    /// Returns whether the gate works. A policy that cannot be read does not count: the previous one stays in force.
+    /// Reports whether the gate works. A policy that cannot be read is no failure, since the previous one stays in
+    /// force.
     fn is_well(&self) -> bool {
         status::trouble(&self.gate).is_empty()
     }

@@ -1,4 +1,4 @@
-//! Runtime entries of `block` and `allow`, which may expire.
+//! Entries of the block and allow lists that were added at run time, and may expire.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 
 use millrace_gate::status::ListedStatus;
 
-/// Expiry times by scope and prefix. Entries that do not expire are not in it.
+/// Expiry times of list entries, by scope and prefix. Entries that never expire are missing.
 #[derive(Debug, Default)]
 pub struct Lists(Mutex<BTreeMap<Key, Instant>>);
 
 type Key = (Option<String>, Prefix);
 
 impl Lists {
-    /// Lists prefixes, for some time or until they are removed. Returns the entries that override parts of them.
+    /// Adds prefixes to a list, for `time` or until they are removed. Returns the entries that override parts of them.
     pub fn list(
         &self,
         gate: &Gate,
@@ -42,7 +42,7 @@ impl Lists {
             .collect())
     }
 
-    /// Removes entries. Returns those of the prefixes that were not listed.
+    /// Removes entries. Returns the prefixes that were not listed.
     pub fn unlist(
         &self,
         gate: &Gate,
@@ -69,7 +69,8 @@ impl Lists {
         let mut over = Vec::new();
         self.0.lock().retain(|key, end| {
             let (scope, prefix) = key;
-            // A scope that is missing from the policy now may return, with its list.
+            // This fails if the policy no longer has the scope. The entry stays, because the scope may return with its
+            // list.
             let ends = *end <= now && gate.unlist(scope.as_deref(), *prefix).is_ok();
             over.extend(ends.then(|| key.clone()));
             !ends
@@ -77,7 +78,7 @@ impl Lists {
         over
     }
 
-    /// Adds to listed entries how long they stay, in whole seconds.
+    /// Sets the remaining time of listed entries, in whole seconds.
     pub fn tell_ends(&self, listed: &mut [ListedStatus], now: Instant) {
         let ends = self.0.lock();
         for it in listed {

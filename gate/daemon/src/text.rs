@@ -1,4 +1,4 @@
-//! `millrace gate status` and `top`, as text.
+//! The text output of `millrace gate status` and `millrace gate top`.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -25,7 +25,7 @@ const RATES: [(&str, Fit); 6] = [
     ("WOULD REFUSE/s", Whole),
 ];
 
-/// Formats counters in lines of `width` columns, if there is room for numbers and addresses.
+/// Formats counters in lines of at most `width` columns. Lines are longer only if numbers and addresses need more.
 pub fn status(status: &Status, width: usize) -> String {
     let mut out = String::new();
     summary(&mut out, status, width);
@@ -34,10 +34,11 @@ pub fn status(status: &Status, width: usize) -> String {
     out
 }
 
-/// Formats rates since `before`, and the refused clients. The most important lines come first, so that they are among
-/// the first `rows`.
+/// Formats rates since `before`, and the clients that are refused. The busiest rules and clients are within the first
+/// `rows` lines.
 pub fn top(status: &Status, before: &Status, width: usize, rows: usize) -> String {
-    /// Lines of two tables other than their rows: an empty line, a heading, and the number of rows left out.
+    /// Lines of two tables that are not rows: an empty line and a heading each, and one with the number of rows left
+    /// out.
     const FRAME: usize = 2 + 2 + 1;
     const SOURCES_LEAST: usize = 4;
     let mut out = String::new();
@@ -109,7 +110,7 @@ fn summary(out: &mut String, status: &Status, width: usize) {
     }
 }
 
-/// Formats the sizes of clients, and the limits of wider networks.
+/// Formats the prefix lengths of clients and of wider networks, and the networks' limits.
 fn networks(status: &Status) -> String {
     let of = |wanted: &dyn Fn(u32) -> bool, text: &dyn Fn(&NetworkSize) -> String| {
         let all: Vec<_> = status.networks.iter().filter(|size| wanted(size.times)).map(text).collect();
@@ -122,21 +123,22 @@ fn networks(status: &Status) -> String {
     format!("a client is {clients}; {wider}")
 }
 
-/// A row about one verdict.
+/// A row of the table of verdicts.
 struct VerdictRow {
     cells: Vec<String>,
     /// Sort key: refused (or monitored) packets, then all packets.
     busy: (u64, u64),
 }
 
-/// Returns the rows, with rates if there is an earlier status.
+/// Returns the rows of the table of verdicts: rates if there is an earlier status, else counts.
 fn counts(status: &Status, before: Option<&Status>) -> Vec<VerdictRow> {
     let seconds = before.map_or(1.0, |before| (status.uptime_s - before.uptime_s).max(0.001));
     let was = |name: &str| before.and_then(|before| before.scopes.iter().find(|scope| scope.name == name));
     status.scopes.iter().flat_map(|scope| scope_rows(scope, was(&scope.name), seconds)).collect()
 }
 
-/// Returns rules that are on or have counted packets, then reasons to pass that have.
+/// Returns a scope's rows: first rules that are on or have counted packets, then reasons to pass that have counted
+/// packets.
 fn scope_rows(scope: &ScopeStatus, before: Option<&ScopeStatus>, seconds: f64) -> Vec<VerdictRow> {
     let per = |now: u64, then: u64| (now.saturating_sub(then) as f64 / seconds).round() as u64;
     let mut rows = Vec::new();
@@ -259,7 +261,8 @@ mod tests {
         }
     }
 
-    /// Names of 60 characters, IPv6 clients, every rule: what matters is on a small screen, and all of it on a large one.
+    /// Checks that a small terminal has the most important lines, and a large one has all, with long names and
+    /// addresses.
     #[test]
     fn top_fits_a_terminal_and_uses_a_larger_one() {
         let name = "a-scope-of-sixty-characters-that-somebody-has-really-given-x";

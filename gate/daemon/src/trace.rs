@@ -52,9 +52,9 @@ pub struct TraceUpdate {
     pub packets: Vec<GateTraceLine>,
     /// Number of packets that match the trace.
     pub matched: u64,
-    /// Number of those that were over the rate.
+    /// Number of matching packets that were left out, because the trace was over its rate.
     pub left_out: u64,
-    /// Number of those that were lost because no request came in time.
+    /// Number of matching packets that were lost, because no request came in time.
     pub lost: u64,
 }
 
@@ -79,9 +79,9 @@ pub struct GateTraceLine {
     pub to: SocketAddr,
     /// The scope's name.
     pub scope: String,
-    /// The rule that refused it, or the rules that would have.
+    /// The rule that refused the packet, or the rules that would have.
     pub rules: Vec<String>,
-    /// Whether it was refused; false if the rules only monitor.
+    /// True if the packet was refused; false if the rules only monitor.
     pub refused: bool,
     /// UDP payload in bytes.
     pub bytes: u32,
@@ -94,7 +94,7 @@ pub struct GateTraceLine {
 }
 
 impl GateTraceLine {
-    /// `since_1970` is the time when the kernel's clock began.
+    /// Converts a packet. `since_1970` is the UNIX time in ns at which the kernel's monotonic clock was zero.
     fn new(sample: RefusedPacket, since_1970: i64) -> Self {
         let (rules, refused) = match sample.reason {
             GateReason::Refused(rule) => (vec![rule.name().to_owned()], true),
@@ -125,7 +125,7 @@ impl fmt::Display for GateTraceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { time_us, client, to, scope, rules, refused, bytes, packet, id } = self;
         let time = time_of_day(*time_us);
-        // These are formatted first, because addresses ignore a width.
+        // Addresses become strings first, because their `Display` ignores a width.
         let client = client.to_string();
         let to = to.to_string();
         let rules = rules.join(",");

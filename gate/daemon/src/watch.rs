@@ -7,7 +7,7 @@ use tracing::{error, info, warn};
 
 use millrace_gate::status::RefusalStatus;
 
-/// How often the log is updated.
+/// Time between two updates of the log.
 pub const TICK: Duration = Duration::from_millis(250);
 
 /// The state that was logged last.
@@ -18,7 +18,7 @@ pub struct GateWatch {
 }
 
 impl GateWatch {
-    /// Logs changes since the last call; returns the refused packets.
+    /// Logs refused packets and changes since the last call. Returns the refused packets.
     pub fn tick(&mut self, gate: &Gate) -> Vec<RefusalStatus> {
         let samples = gate.drain_samples();
         let samples = samples

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A QUIC server on ngtcp2 and GnuTLS that guards its port with the gate: it counts each client's connections,
- * publishes its connection IDs, and takes part in the gate's Retry. Every bidirectional stream is answered "hello".
+/* A QUIC server on ngtcp2 and GnuTLS that guards its port with the gate. The server counts each client's connections,
+ * publishes its connection IDs, and accepts the tokens of the gate's Retry packets. It answers "hello" on every
+ * bidirectional stream.
  *
  *	cc server.c $(pkg-config --cflags --libs millrace-gate libngtcp2 libngtcp2_crypto_gnutls gnutls)
  *	./a.out eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
  *
- * Errors of the gate after the start are counted and printed at the end: the server serves without its gate too. As
- * an example it is kept short: one thread, linear searches, no closing period.
+ * The server goes on if the gate fails after the start. It counts such errors and prints their number at the end. The
+ * example is kept short: it has one thread, searches linearly, and leaves out the closing period (RFC 9000, section
+ * 10.2).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -29,8 +31,8 @@
 #include <ngtcp2/ngtcp2_crypto_gnutls.h>
 
 #define ID_BYTES    16
-#define IDS_MAX	    16 /* for one connection at a time; ngtcp2 asks for 8 and replaces some */
-#define STREAMS_MAX 64 /* of one connection that wait for an answer */
+#define IDS_MAX	    16 /* most connection IDs of one connection at a time; ngtcp2 asks for 8 and replaces some */
+#define STREAMS_MAX 64 /* most streams of one connection that wait for an answer */
 #define PACKET_MAX  1452
 #define ALPN	    "hello"
 
@@ -39,13 +41,13 @@ struct connection {
 	ngtcp2_crypto_conn_ref ref;
 	ngtcp2_conn *quic;
 	gnutls_session_t tls;
-	ngtcp2_cid original; /* chosen by the client; never published */
+	ngtcp2_cid original; /* destination ID of the first Initial, chosen by the client; never published */
 	ngtcp2_cid ids[IDS_MAX];
 	size_t id_count;
 	int64_t streams[STREAMS_MAX];
 	size_t stream_count;
-	size_t sent; /* bytes of the last stream's answer */
-	struct sockaddr_storage client; /* address that is counted */
+	size_t sent;			/* bytes that were sent of the last stream's answer */
+	struct sockaddr_storage client; /* address whose connections the gate counts */
 	socklen_t client_len;
 	int is_counted;
 	int is_over;
@@ -56,7 +58,7 @@ static struct {
 	struct sockaddr_storage address;
 	socklen_t address_len;
 	gnutls_certificate_credentials_t credentials;
-	uint8_t secret[32]; /* of stateless reset tokens */
+	uint8_t secret[32]; /* key that stateless reset tokens are derived from */
 	struct connection *connections;
 	millrace_gate *gate;
 	millrace_gate_scope *scope;
@@ -81,6 +83,7 @@ static ngtcp2_tstamp now(void)
 
 /* --- Reports to the gate --- */
 
+/* Counts a failure of a call to the gate, and prints the first one. Returns the call's status. */
 static int told(int status)
 {
 	if (status != MILLRACE_GATE_OK && !server.gate_errors++)
@@ -138,7 +141,7 @@ static int old_id(ngtcp2_conn *quic, const ngtcp2_cid *id, void *user)
 	return 0;
 }
 
-/* The connection counts from here on: anybody can send an Initial from a forged address. */
+/* Starts to count the connection. An Initial would be too early, because anybody can send one from a forged address. */
 static int handshake_completed(ngtcp2_conn *quic, void *user)
 {
 	struct connection *c = user;
@@ -239,7 +242,9 @@ static void forget_those_that_are_over(void)
 	}
 }
 
-/* The gate sends the Retry packets. A client that got one presents its token (RFC 9000, section 7.3). */
+/* Sets the transport parameters that authenticate connection IDs (RFC 9000, section 7.3). If the Initial has a token of
+ * the gate's Retry, they are the original ID from the token and the Retry's source ID.
+ */
 static void set_original(ngtcp2_transport_params *params, const ngtcp2_pkt_hd *header, const ngtcp2_path *path)
 {
 	millrace_gate_id original;
@@ -367,7 +372,7 @@ static void receive(const uint8_t *packet, size_t bytes, const ngtcp2_path *path
 	if (!c)
 		return;
 	if (ngtcp2_conn_read_pkt(c->quic, path, &info, packet, bytes, now()))
-		c->is_over = 1; /* the peer closed it, or violated the protocol */
+		c->is_over = 1; /* the peer closed the connection, or violated the protocol */
 	send_all(c);
 }
 
@@ -391,7 +396,9 @@ static void receive_all(void)
 	}
 }
 
-/* Handles timers that have expired. Returns whether none is left; else sets the time until the next one. */
+/* Handles timers that have expired. Returns 1 if no timer is left; otherwise returns 0 and sets the time until the
+ * next.
+ */
 static int handle_timers(struct timespec *wait)
 {
 	ngtcp2_tstamp next = UINT64_MAX, time = now();
@@ -464,7 +471,8 @@ int main(int argc, char **argv)
 
 	if (argc != 8)
 		errx(2, "usage: %s INTERFACE POLICY SCOPE ADDRESS PORT CERTIFICATE KEY", argv[0]);
-	/* Only ppoll lets these signals in, so that none is missed. */
+	/* The signals are delivered only during ppoll, so that none arrives between the check of `stop` and the wait.
+	 */
 	sigemptyset(&none);
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGINT);

@@ -1,6 +1,6 @@
-// A QUIC server on quic-go behind a gate of another process: `millrace gate` guards the port and tracks connection IDs,
-// the server counts each client's connections through its socket and needs no privilege. Every bidirectional stream is
-// answered "hello".
+// A QUIC server on quic-go behind the gate of another process. `millrace gate` guards the port and tracks connection
+// IDs. The server counts each client's connections through the gate's control socket, and needs no privileges. It
+// answers "hello" on every bidirectional stream.
 //
 // quic-go reads only its own tokens, so it cannot use the gate's Retry: leave rule `retry` off, and let quic-go
 // validate addresses by itself (quic.Transport.VerifySourceAddress).
@@ -28,8 +28,9 @@ import (
 	"github.com/quic-go/quic-go"
 )
 
-// The gate forgets the counts of a socket connection when that ends: a server that died has no clients. After a restart
-// of the gate, the counts are sent again.
+// gate is a connection to the gate's control socket. When the connection ends, the gate forgets the counts that were
+// sent on it, because a server that died has no clients. After a restart of the gate, the server sends its counts
+// again.
 type gate struct {
 	path, scope string
 
@@ -45,7 +46,7 @@ type request struct {
 	Client netip.Addr `json:"client"`
 }
 
-// count adds or removes one connection of a client. The server serves without its gate too.
+// count adds or removes one connection of a client. If the gate fails, the server goes on without it.
 func (g *gate) count(client netip.Addr, change int) {
 	g.lock.Lock()
 	defer g.lock.Unlock()
@@ -67,7 +68,7 @@ func (g *gate) count(client netip.Addr, change int) {
 	}
 }
 
-// retry connects again and sends all counts, now or with the next change.
+// retry connects again and sends all counts. If it fails, the next change of a count tries again.
 func (g *gate) retry() {
 	if err := g.connect(); err != nil {
 		log.Print("gate: ", err)
@@ -118,7 +119,7 @@ func (g *gate) ask(request request) error {
 	return nil
 }
 
-// serve runs once the handshake is complete: the client's address is validated.
+// serve answers the streams of a connection whose handshake is complete, so the client's address is validated.
 func serve(conn *quic.Conn, g *gate) {
 	client := conn.RemoteAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
 	g.count(client, 1)

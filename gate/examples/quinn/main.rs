@@ -1,6 +1,6 @@
-//! A QUIC server on quinn that guards its port with the gate, which tracks connection IDs by itself. The server
-//! counts each client's connections, and accepts the tokens of the gate's Retry packets. Every bidirectional stream
-//! is answered "hello".
+//! A QUIC server on quinn that guards its port with the gate. The gate tracks connection IDs by itself. The server
+//! counts each client's connections, and accepts the tokens of the gate's Retry packets. It answers "hello" on every
+//! bidirectional stream.
 //!
 //!     cargo run --example quinn -- eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
 
@@ -54,10 +54,10 @@ async fn main() -> anyhow::Result<()> {
 }
 
 async fn serve(incoming: Incoming, scope: Scope) {
-    // The address is validated before only if the policy has rule `retry`.
+    // The handshake validates the client's address. If the policy has rule `retry`, a token may have done so before.
     let Ok(connection) = incoming.await else { return };
     let client = connection.remote_address().ip();
-    // The connection counts until this is dropped. If counting fails, the server serves all the same.
+    // The connection counts until `counted` is dropped. If counting fails, the server serves the client anyway.
     let counted = scope.connection(client).inspect_err(|error| eprintln!("gate: {error}"));
     while let Ok((mut send, mut recv)) = connection.accept_bi().await {
         // An error means that the client is gone, which ends the loop.

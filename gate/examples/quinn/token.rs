@@ -1,4 +1,4 @@
-//! Lets quinn read the tokens of the gate's Retry packets, by its public trait.
+//! Lets quinn read the tokens of the gate's Retry packets, through its trait `HandshakeTokenKey`.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -8,14 +8,14 @@ use quinn::{
     crypto::{AeadKey, CryptoError, HandshakeTokenKey},
 };
 
-/// Makes the server accept the gate's Retry tokens, and issue none of its own.
+/// Makes the server accept the gate's Retry tokens, and send no tokens of its own.
 pub fn take_part(config: &mut ServerConfig, scope: Scope) {
     config.token_key(Arc::new(Tokens(scope)));
     config.validation_token.sent(0);
 }
 
-/// Reads the gate's tokens as quinn's. quinn takes the last 16 bytes of a token for a nonce, which are the gate's tag
-/// here. It expects its own encoding of a Retry token in the "decrypted" rest.
+/// Presents the gate's tokens to quinn as its own. quinn takes the last 16 bytes of a token for a nonce; in the gate's
+/// tokens these are the tag. It decrypts the other bytes and expects its own encoding of a Retry token in them.
 struct Tokens(Scope);
 
 struct ScopeToken {
@@ -34,7 +34,7 @@ impl AeadKey for ScopeToken {
         Err(CryptoError)
     }
 
-    /// quinn compares address and time itself.
+    /// Checks the token and writes its contents in quinn's encoding. quinn then compares the address and the time.
     fn open<'a>(&self, data: &'a mut [u8], _: &[u8]) -> Result<&'a mut [u8], CryptoError> {
         let bytes = [&*data, &self.tag].concat();
         let token = self.scope.open_token(&bytes).map_err(|_| CryptoError)?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Admission control for QUIC servers, before the network stack. gate_xdp judges every packet for a scope, by the rules in
- * the order of enum gate_rule. gate_egress reads servers' answers, for scopes that track connections. Userspace calls the
- * other programs, which change maps that these two change at the same time.
+/* Admission control for QUIC servers, before the network stack. gate_xdp applies the rules to every packet whose
+ * destination is in a scope, in the order of enum gate_rule. gate_egress reads connection IDs from servers' handshake
+ * packets, for scopes that track connections. Userspace calls the other programs: they change maps inside the kernel,
+ * because packets change the same entries at the same time.
  *
  *   gate_intf.h      structures shared with userspace
  *   gate_maps.h      configuration and maps
@@ -35,8 +36,8 @@ static __always_inline void count(__u32 scope, __u32 reason, __u32 bytes)
 	}
 }
 
-/* Counts this CPU's packet for each rule that would have refused it. Not static, so that the verifier checks it
- * once, and not once for each path to it.
+/* Adds one to `monitored` of each rule that would have refused the packet in this CPU's scratch memory. The function is
+ * global, not static, so that the verifier checks it once instead of once for each path that calls it.
  */
 __noinline int count_monitored(void)
 {
@@ -58,17 +59,17 @@ __noinline int count_monitored(void)
 	return 0;
 }
 
-/* Accepts only full-size Initials with plain headers, which the answer fits into: it is less than half as long and
- * has plain headers too.
+/* Reports whether an answer fits into the packet's frame: the QUIC packet has at least 1200 bytes and the headers in
+ * front of it are plain. An answer has plain headers too, and less than half as many bytes.
  */
 static __always_inline int can_be_answered(const struct gate_packet *packet)
 {
 	return packet->end - packet->quic_at >= INITIAL_DATAGRAM && !packet->options && !packet->long_ids;
 }
 
-/* Reports whether the rule answers. A repeated Initial of a connection that was let in gets no answer: the server
- * may be about to send its own, and the client would give up. Other packets (of a handshake, or early data) get
- * none either.
+/* Reports whether the rule answers the packet instead of dropping it silently. A repeated Initial of an admitted
+ * connection gets no answer: the server may be about to answer, and the gate's answer would end that connection. Only
+ * rule GATE_VERSION answers packets that are not Initials.
  */
 static __always_inline int is_answered(const struct gate_work *work, const struct gate_policy *policy,
 				       __u32 rule)
@@ -80,6 +81,8 @@ static __always_inline int is_answered(const struct gate_work *work, const struc
 	return rule == GATE_RETRY || (policy->answers & 1 << rule && begins_connection(work));
 }
 
+/* Reports whether the interface's driver strips VLAN tags: the program cannot see them, so an answer would lack them.
+ */
 static __always_inline int hides_tags(const struct xdp_md *ctx)
 {
 	__u32 ifindex = ctx->ingress_ifindex;
@@ -87,7 +90,7 @@ static __always_inline int hides_tags(const struct xdp_md *ctx)
 	return !!bpf_map_lookup_elem(&untagged, &ifindex);
 }
 
-/* Drops a refused packet, unless it gets an answer. */
+/* Drops a refused packet, or sends an answer in its place. */
 static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 				  const struct gate_policy *policy, __u32 rule)
 {
@@ -103,7 +106,9 @@ static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 	return XDP_DROP;
 }
 
-/* Reports whether a first look shows that the packet is not UDP. */
+/* Reports whether the packet is IPv4 directly after Ethernet, and certainly not UDP. Most other traffic is recognised
+ * here, without a copy of its headers.
+ */
 static __always_inline int is_bystander(const struct xdp_md *ctx)
 {
 	const struct ethhdr *eth = (void *)(long)ctx->data;
@@ -122,9 +127,11 @@ static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const
 	work->head.bare = is_bare(now, ctx->ingress_ifindex);
 	found = !work->head.bare && is_bystander(ctx) ? FIND_OTHER : take_headers(ctx, work);
 	if (found == FIND_OTHER) {
+		/* Scope 0 counts packets whose scope is unknown. */
 		count(0, GATE_NOT_UDP, bpf_xdp_get_buff_len(ctx));
 		return XDP_PASS;
 	}
+	/* The run uses one copy, so a change by userspace cannot mix old and new rules for this packet. */
 	work->active = *now;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->exact_ns = 0;
@@ -161,12 +168,13 @@ static __always_inline int decide(struct xdp_md *ctx)
 
 	if (!work || !now)
 		return XDP_PASS;
+	/* On PREEMPT_RT a run may interrupt another run on the same CPU, and would overwrite its scratch memory. */
 	if (config.nests && __sync_lock_test_and_set(&work->busy, 1)) {
 		count_event(GATE_BUSY);
 		return XDP_PASS;
 	}
 	verdict = run(ctx, work, now);
-	/* Only runs on the same CPU read it. */
+	/* A plain store is enough, since only runs on this CPU read `busy`. */
 	if (config.nests)
 		WRITE_ONCE(work->busy, 0);
 	return verdict;
@@ -181,8 +189,9 @@ int gate_xdp(struct xdp_md *ctx)
 
 	if (verdict != XDP_PASS)
 		return verdict;
-	/* The gate shares the interface with other programs (root.bpf.c). */
+	/* The interface may have further XDP programs (root.bpf.c), which decide about packets that pass here. */
 	rest = bpf_map_lookup_elem(&rest_at, &ifindex);
+	/* The call returns only if it fails. The packet passes then. */
 	if (rest)
 		bpf_tail_call(ctx, &rests, *rest);
 	return XDP_PASS;
@@ -246,8 +255,8 @@ int gate_publish(struct gate_publish_call *call)
 	return 0;
 }
 
-/* One function for each map, not inlined. The compiler would merge the calls into one with any of the maps, which
- * Linux 6.1 refuses.
+/* Defines a function that is not inlined, for each map. The compiler would otherwise merge the calls into one whose map
+ * is a variable, which Linux 6.1 refuses.
  */
 #define WALK(map, entry)                                                 \
 	static __noinline long walk_##map(struct gate_expire_call *call) \
@@ -264,6 +273,7 @@ WALK(openings, keep_opening)
 SEC("syscall")
 int gate_expire(struct gate_expire_call *call)
 {
+	/* bpf_for_each_map_elem takes its context from the stack only. */
 	struct gate_expire_call local = *call;
 
 	switch (local.walk) {

@@ -12,16 +12,19 @@
 #include "ghash.h"
 
 #define RETRY_ID_BYTES sizeof(((struct gate_token *)0)->retry_id)
-#define RESERVED       0x0a0a0a0a /* a reserved version: these half bytes, and random others */
+/* Fixed half bytes of a reserved version (RFC 9000, section 15). The others are random. */
+#define RESERVED 0x0a0a0a0a
 
-/* Masks `at` for the verifier: no write from here is longer than HEAD_SLACK, so it stays inside. */
+/* Returns the address of offset `at`. The mask bounds the offset for the verifier. No write that begins here is longer
+ * than HEAD_SLACK, so all writes stay inside the buffer.
+ */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
 {
 	return answer->bytes + (at & 255);
 }
 
-/* Writes a length and that many bytes, at most 20. It always writes 20; the next write covers the rest. Returns
- * the offset of that next write.
+/* Writes a connection ID and its length in front. All 20 bytes are always copied, because that needs no loop; the next
+ * write covers those that are too many. Returns the offset of that next write.
  */
 static __always_inline __u32 put_id(struct gate_answer *answer, __u32 at, const __u8 *id, __u32 len)
 {
@@ -36,6 +39,7 @@ static __always_inline __u64 random64(void)
 	return (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
 }
 
+/* Makes a token for the packet in work->token. Returns not 0 if there is no valid key. */
 static __always_inline int make_token(struct gate_work *work, const struct gate_policy *policy)
 {
 	__u32 index = work->active.token_key;
@@ -59,8 +63,9 @@ static __always_inline int make_token(struct gate_work *work, const struct gate_
 	return 0;
 }
 
-/* Computes the integrity tag. The packet is only authenticated, not encrypted: by GHASH, and one block of AES,
- * which is a constant.
+/* Computes the Retry integrity tag of the bytes in [from, to) and writes it after them (RFC 9001, section 5.8). It is
+ * AES-128-GCM with an empty plaintext and a constant key and nonce: GHASH of the bytes, XORed with one constant AES
+ * block.
  */
 static __always_inline void put_integrity_tag(struct gate_answer *answer, const struct gate_retry_key *key,
 					      __u32 from, __u32 to)
@@ -71,7 +76,7 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 	for (int i = 0; i < (ANSWER_AT + ANSWER_MAX) / 16; i++) {
 		__u32 at = from + 16 * i;
 
-		OPAQUE(at);
+		OPAQUE(at); /* keeps the check below, which the verifier needs as a bound */
 		if (at >= to)
 			break;
 		sum = ghash_block(&key->ghash, sum, load128(answer_at(answer, at)));
@@ -80,7 +85,9 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 	store128(answer_at(answer, to), xor128(gf128_bytes(sum), load128(key->mask)));
 }
 
-/* The original destination ID goes in front: the pseudo-packet has it (RFC 9001, section 5.8), but it is not sent. */
+/* Writes a Retry packet to work->answer. The original destination connection ID stands in front of the packet: the
+ * integrity tag covers it (pseudo-packet of RFC 9001, section 5.8), but it is not sent.
+ */
 static __noinline int make_retry(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_retry_key *key;
@@ -97,6 +104,9 @@ static __noinline int make_retry(struct gate_work *work, const struct gate_polic
 	from = ANSWER_AT - 1 - packet->id_len;
 	put_id(answer, from, head_at(&work->head, packet->id_at), packet->id_len);
 	at = ANSWER_AT;
+	/* Type Retry is 3 in QUIC version 1 and 0 in version 2 (RFC 9369, section 3.2). The lowest four bits are
+	 * unused.
+	 */
 	*answer_at(answer, at) = 0xc0 | (second ? 0 : 3 << 4) | (bpf_get_prandom_u32() & 15);
 	store32(answer_at(answer, at + 1), packet->version);
 	at = put_id(answer, at + 5, head_at(&work->head, packet->source_id_at), packet->source_id_len);
@@ -106,6 +116,7 @@ static __noinline int make_retry(struct gate_work *work, const struct gate_polic
 	for (int i = 0; i < sizeof(work->token); i += 8)
 		store64(answer_at(answer, at + i), load64((__u8 *)&work->token + i));
 	at += sizeof(work->token);
+	/* GHASH pads the last block with zeroes. */
 	store128(answer_at(answer, at), (struct bytes16){});
 	put_integrity_tag(answer, key, from, at);
 	answer->quic_bytes = at + 16 - ANSWER_AT;
@@ -142,6 +153,7 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	answer = &work->answer;
 	*answer_at(answer, at) = 0xc0 | (bpf_get_prandom_u32() & 0x3f);
 	store32(answer_at(answer, at + 1), 0);
+	/* The client's source ID becomes the destination, and vice versa (RFC 9000, section 17.2.1). */
 	at = put_id(answer, at + 5, head_at(&work->head, packet->source_id_at), packet->source_id_len);
 	at = put_id(answer, at, head_at(&work->head, packet->id_at), packet->id_len);
 	at = rule == GATE_VERSION ? put_versions(answer, at, policy) : put_reserved(answer, at);
@@ -149,11 +161,12 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	return 0;
 }
 
-#define ANSWER_FROM_MAX \
-	(ANSWER_AT - UDP_BYTES - IPV4_BYTES) /* offset of the earliest answer: no link layer, IPv4 */
+/* Largest offset at which an answer's frame begins: IPv4 without a link layer. */
+#define ANSWER_FROM_MAX (ANSWER_AT - UDP_BYTES - IPV4_BYTES)
 
-/* Swaps the addresses and keeps type and tags. It always copies the length of two tags. The IP header covers the
- * excess; without a link layer, it covers all of it together with the UDP header.
+/* Writes the Ethernet header: swaps the MAC addresses, and keeps the EtherType and VLAN tags. Always copies as much as
+ * two tags take. The IP header is written later and covers the excess. On an interface without a link layer, the IP and
+ * UDP headers cover everything that is written here.
  */
 static __always_inline void answer_ethernet(struct gate_answer *answer, const struct net_head *head, __u32 at)
 {
@@ -184,10 +197,12 @@ static __always_inline void answer_udp(struct gate_answer *answer, const struct 
 	__u64 sum = csum_pseudo(packet->source.bytes, 2 * sizeof(packet->source), udp_bytes);
 
 	put_udp((struct udphdr *)at, packet->destination_port, packet->source_port, udp_bytes);
+	/* csum_add() reads whole words of 4 bytes, so the bytes after the packet must be zero. */
 	store32(answer_at(answer, ANSWER_AT - UDP_BYTES + udp_bytes), 0);
 	put_udp_checksum((struct udphdr *)at, csum_add(at, udp_bytes, 256, sum));
 }
 
+/* Writes `bytes` of the answer from offset `from` over the frame. The checks only give the verifier its bounds. */
 static __noinline int replace_frame(struct xdp_md *ctx, const struct gate_answer *answer, __u32 from,
 				    __u32 bytes)
 {
@@ -200,7 +215,8 @@ static __noinline int replace_frame(struct xdp_md *ctx, const struct gate_answer
 	return bpf_xdp_store_bytes(ctx, 0, (void *)answer->bytes + from, bytes);
 }
 
-/* Replaces the packet with the answer, to be sent back to the sender. */
+/* Replaces the packet with the answer, which XDP_TX then sends to the client. Returns not 0 if the frame is too short.
+ */
 static __always_inline int put_answer(struct xdp_md *ctx, struct gate_work *work)
 {
 	struct gate_answer *answer = &work->answer;

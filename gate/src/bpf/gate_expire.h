@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Walks over the gate's tables once a second: ends connections that have been idle for too long, removes their
- * entries, and marks the others again.
+/* Callbacks for bpf_for_each_map_elem, with which userspace walks over the gate's maps about once a second. They end
+ * connections that have been idle for too long, remove their entries, and mark the other entries again (gate_marks.h).
  */
 #ifndef MILLRACE_GATE_EXPIRE_H
 #define MILLRACE_GATE_EXPIRE_H
@@ -18,14 +18,15 @@ static __always_inline struct gate_policy *active_policy(__u32 scope)
 	return bpf_map_lookup_elem(&policies, &key);
 }
 
+/* Compares signed times, since a packet may have been seen after `now_ns` was read. */
 static __always_inline int is_idle(__u64 seen_ns, __u64 idle_ns, __u64 now_ns)
 {
 	return (__s64)(now_ns - seen_ns) > (__s64)idle_ns;
 }
 
-/* Returns not 0 if the connection should stay although its own ID is no longer seen, because other IDs are used on
- * its path. It stops counting for its client. Anybody can send such packets from a forged address, and would
- * otherwise fill the quota for ever.
+/* Returns not 0 if the connection should stay although its own ID is no longer seen, because packets with other IDs
+ * arrive on its path. Such a connection no longer counts for its client's quota: anybody can send these packets from a
+ * forged address, and could otherwise keep the client's quota full for ever.
  */
 static __always_inline int lingers(struct gate_connection *connection, const struct gate_path_state *path,
 				   const struct gate_id *id, const struct gate_policy *policy, __u64 now_ns)
@@ -49,6 +50,7 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 {
 	struct gate_client client = connection->client;
 	struct gate_path path = connection->path;
+	/* The exchange is atomic, so a packet on another CPU cannot establish the connection again afterwards. */
 	__u32 phase = __sync_lock_test_and_set(&connection->phase, GATE_ENDED);
 	__s32 counted = phase == GATE_OUTLIVED ? 0 : connection->counted;
 
@@ -58,17 +60,20 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
-/* Counts the entry. Returns not 0 if an earlier part of the walk has handled it. */
+/* Counts the entry. Returns not 0 if an earlier call for the same walk has handled it. */
 static __always_inline int is_earlier(struct gate_expire_call *call)
 {
 	return call->at++ < call->from;
 }
 
+/* Reports whether this call has reached its last entry. A callback that returns not 0 ends bpf_for_each_map_elem. */
 static __always_inline int is_last(const struct gate_expire_call *call)
 {
 	return call->at >= call->to;
 }
 
+/* Reports whether the gate should forget the connection. Published connections stay until the application retires them.
+ */
 static __always_inline int is_over_with(struct gate_connection *connection, const struct gate_id *id,
 					__u64 now_ns)
 {
@@ -103,7 +108,7 @@ static long expire_connection(void *map, struct gate_id *key, struct gate_connec
 	return is_last(call);
 }
 
-/* A path exists as long as its owner exists and uses it. */
+/* Removes the path unless its owner is still live and uses it. */
 static long expire_path(void *map, struct gate_path *key, struct gate_path_state *state,
 			struct gate_expire_call *call)
 {
@@ -123,6 +128,9 @@ static long expire_path(void *map, struct gate_path *key, struct gate_path_state
 	return is_last(call);
 }
 
+/* Removes a client that has had no connection for a second. The compare-and-exchange to GATE_COUNT_GONE keeps other
+ * CPUs from counting in an entry that is about to be deleted.
+ */
 static long expire_client(void *map, struct gate_client *key, struct gate_count *count,
 			  struct gate_expire_call *call)
 {
@@ -140,6 +148,7 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 	return is_last(call);
 }
 
+/* Only marks the entry again; the LRU map evicts old entries by itself. */
 static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *opening,
 			   struct gate_expire_call *call)
 {
@@ -149,6 +158,7 @@ static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *
 	return is_last(call);
 }
 
+/* Only marks the entry again, as keep_handshake() does. */
 static long keep_opening(void *map, struct gate_id *key, struct gate_opening *opening,
 			 struct gate_expire_call *call)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Copies the start of a frame to memory of this CPU and reads it there. The first attempt copies NEAR_BYTES, which
- * is enough for almost every packet. If it is not, everything that is ever read is copied, and read again.
+/* Copies the start of a frame to this CPU's scratch memory and parses the copy. The first attempt copies NEAR_BYTES,
+ * which is enough for almost every packet. Otherwise up to HEAD_BYTES are copied, and parsed from the beginning.
  */
 #ifndef MILLRACE_GATE_HEAD_H
 #define MILLRACE_GATE_HEAD_H
@@ -14,19 +14,20 @@ static __noinline int copy_all(struct xdp_md *ctx, struct net_head *head)
 	if (bytes > HEAD_BYTES)
 		bytes = HEAD_BYTES;
 	head->have = bytes;
-	OPAQUE(bytes);
+	OPAQUE(bytes); /* keeps the compiler from dropping the check below, which gives the verifier its bounds */
 	if (bytes < ETHERNET_BYTES || bytes > HEAD_BYTES)
 		return -1;
 	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
 }
 
-/* Copies by hand: a helper takes longer for so few bytes. */
+/* Copies NEAR_BYTES in a loop: bpf_xdp_load_bytes takes longer for so few bytes. */
 static __noinline int copy_near(struct xdp_md *ctx, struct net_head *head)
 {
 	const __u8 *data = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
 
 	head->frame_bytes = bpf_xdp_get_buff_len(ctx);
+	/* The frame is short, or continues in another buffer: only the helper can read it. */
 	if ((void *)(data + NEAR_BYTES) > end)
 		return copy_all(ctx, head);
 	for (int i = 0; i < NEAR_BYTES; i += 16)

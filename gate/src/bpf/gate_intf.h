@@ -10,30 +10,30 @@
 #include "crypto_intf.h"
 #include <linux/types.h>
 
-#define GATE_RESTS	1024 /* shared interfaces */
-#define GATE_BARE	1024 /* interfaces without a link-layer header */
-#define GATE_SCOPES	64   /* scope 0 is for packets whose scope is unknown */
-#define GATE_ID_MAX	20   /* longest connection ID of QUIC versions 1 and 2 */
-#define GATE_ID_LENS	8    /* different lengths of connection IDs in a scope */
-#define GATE_VERSIONS	4
-#define GATE_PORTS	32
-#define GATE_TOKEN_KEYS 2
-#define GATE_TRACERS	8  /* simultaneous traces of refused packets */
-#define GATE_MODES	24 /* rules that a policy has room for */
-#define GATE_LEVELS	3  /* networks that contain an address: a client, and two wider ones */
-#define GATE_MARKS_BITS 14 /* of an index into the map `marks`: 256 KiB, a million marks of either age */
+#define GATE_RESTS	1024 /* most interfaces that have further XDP programs */
+#define GATE_BARE	1024 /* most interfaces without a link-layer header */
+#define GATE_SCOPES	64   /* scopes, including scope 0 for packets whose scope is unknown */
+#define GATE_ID_MAX	20   /* longest connection ID of QUIC versions 1 and 2, in bytes */
+#define GATE_ID_LENS	8    /* most different lengths of connection IDs in a scope */
+#define GATE_VERSIONS	4    /* most QUIC versions in a policy */
+#define GATE_PORTS	32   /* most source ports in a policy */
+#define GATE_TOKEN_KEYS 2    /* the key in use and the one before */
+#define GATE_TRACERS	8    /* most simultaneous traces of refused packets */
+#define GATE_MODES	24   /* rules that a policy has room for */
+#define GATE_LEVELS	3    /* sizes of networks that have limits: a client, and two wider ones */
+#define GATE_MARKS_BITS 14   /* bits of an index into the map `marks`: 256 KiB, a million marks of each age */
 
 struct gate_address {
 	__u8 bytes[16];
 };
 
-/* The limits of networks of one size. */
+/* A size of networks, and their limit. */
 struct gate_level {
-	struct gate_address mask;
-	__u64 times; /* limit as a multiple of one client's; 0: the level is not used */
+	struct gate_address mask; /* has a one for each bit of the prefix */
+	__u64 times;		  /* limit as a multiple of one client's limit; 0: the level is not used */
 };
 
-/* Levels of networks. The first and narrowest is a client. */
+/* Sizes of networks, from narrow to wide. The first is a client. */
 struct gate_levels {
 	struct gate_level v4[GATE_LEVELS];
 	struct gate_level v6[GATE_LEVELS];
@@ -42,12 +42,12 @@ struct gate_levels {
 /* Load-time configuration. */
 struct gate_config {
 	struct gate_levels levels;
-	__u64 sample_ticks; /* least time between samples of a scope */
-	__u64 mark_seed;    /* random, so that nobody can choose an address that shares another's mark */
+	__u64 sample_ticks; /* least time between two samples of a scope, in ticks; 0: no samples */
+	__u64 mark_seed;    /* random number, so that nobody can choose an address with the mark of another */
 	__u64 client_ids;   /* most tracked connections of one client, unless the quota is higher */
-	__u64 ids;	    /* room for connection IDs */
-	__u64 fresh_rates; /* entries of `buckets` that may be made full within the time in which rates fill */
-	__u64 nests;	   /* PREEMPT_RT: a run may begin in the middle of another on the same CPU */
+	__u64 ids;	    /* most entries of the map `connections` */
+	__u64 fresh_rates;  /* new clients whose buckets may begin full, within gate_active.fill_ticks */
+	__u64 nests;	    /* not 0 on PREEMPT_RT: a run may interrupt another run on the same CPU */
 };
 
 /* The rules in the order of their evaluation. */
@@ -79,19 +79,19 @@ enum gate_rule {
 	GATE_RULES,
 };
 
-/* The reason why a packet passed. Rules and these together are the index into a scope's part of the map
- * `counters`.
+/* The reason why a packet passed. The numbers continue those of enum gate_rule: both are indexes into a scope's part of
+ * the map `counters`.
  */
 enum gate_pass {
-	GATE_OTHER = GATE_RULES, /* in no scope; counted in scope 0 */
-	GATE_LIVE,		 /* a live connection's ID */
-	GATE_LIVE_PATH,		 /* another ID, from a live connection's address and port */
-	GATE_HANDSHAKE,		 /* has the ID from the server's answer */
-	GATE_ALLOWED,		 /* on the allow list */
-	GATE_PROVED,		 /* a new connection with a valid token */
-	GATE_NEW,		 /* a new connection */
-	GATE_UNKNOWN,		 /* none of these, and no rule refuses it */
-	GATE_NOT_UDP,		 /* not UDP over IP that can be read; counted in scope 0 */
+	GATE_OTHER = GATE_RULES, /* the destination is in no scope; counted in scope 0 */
+	GATE_LIVE,		 /* the packet has a live connection's ID */
+	GATE_LIVE_PATH, /* the packet has another ID, but a live connection's source address and port */
+	GATE_HANDSHAKE, /* the packet has the ID that the server chose in an ongoing handshake */
+	GATE_ALLOWED,	/* the source is on the allow list */
+	GATE_PROVED,	/* the packet begins a connection and has a valid token */
+	GATE_NEW,	/* the packet begins a connection */
+	GATE_UNKNOWN,	/* none of these applies, and no rule refuses the packet */
+	GATE_NOT_UDP,	/* the frame is not readable UDP over IP; counted in scope 0 */
 	GATE_REASONS,
 };
 
@@ -109,26 +109,26 @@ enum gate_rate_index {
 };
 
 #define GATE_TRACK 1 /* the gate tracks live connections */
-#define GATE_COUNT 2 /* and counts them */
+#define GATE_COUNT 2 /* the gate counts the connections that it tracks */
 
 /* An entry of the map `policies`. The entry of scope s in half h is at h * GATE_SCOPES + s. */
 struct gate_policy {
-	__u8 modes[GATE_MODES]; /* enum gate_mode by enum gate_rule */
-	__u32 flags;
-	__u32 id_bytes;	     /* length of the server's connection IDs; 0: learned from the server's answers */
-	__u32 quota;	     /* connections per client */
+	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the index is enum gate_rule */
+	__u32 flags;		/* GATE_TRACK, GATE_COUNT */
+	__u32 id_bytes;	     /* length of the server's connection IDs; 0: learned from the server's packets */
+	__u32 quota;	     /* most connections per client */
 	__u32 token_seconds; /* lifetime of a token */
 	__u64 idle_ns;	     /* idle time after which a tracked connection is forgotten */
-	__u64 unsure_ns;     /* time from `since_ns` in which not all live connections are known */
-	__u64 token_scope;   /* hash of the scope's name, which its tokens are bound to */
+	__u64 unsure_ns; /* time after gate_active.since_ns in which some live connections may be unknown */
+	__u64 token_scope; /* hash of the scope's name; a token is only valid in the scope that it was made for */
 	struct bucket_rate
 		retry_above; /* rate of new connections without a token below which no Retry is sent */
-	struct bucket_rate live[GATE_RATES]; /* per client */
+	struct bucket_rate live[GATE_RATES]; /* rates of a client's live connections */
 	struct bucket_rate unknown[GATE_RATES];
 	struct bucket_rate client[GATE_RATES];
 	__be32 versions[GATE_VERSIONS]; /* versions that the server supports; 0: unused */
-	__be16 ports[GATE_PORTS];	/* source ports of reflectors; 0: unused */
-	__u32 answers; /* rules that answer with Version Negotiation instead of silence: one bit each */
+	__be16 ports[GATE_PORTS];	/* source ports that reflection attacks use; 0: unused */
+	__u32 answers; /* rules that answer with Version Negotiation instead of dropping silently: one bit each */
 	__u32 pad;
 };
 _Static_assert(GATE_RULES <= sizeof(((struct gate_policy *)0)->modes), "a mode for each rule");
@@ -140,19 +140,19 @@ struct gate_scope_key {
 	__u16 half;
 };
 
-/* Key of the map `prefixes`, whose value is the entry's rank: of two matching entries, the one of higher rank
- * decides. Scope 0 is for all scopes.
+/* Key of the map `prefixes`, whose value is the entry's rank. If two entries match a packet, the one with the higher
+ * rank decides. Entries of scope 0 apply to all scopes.
  */
 struct gate_prefix_key {
 	__u32 prefix_bits; /* includes 32 for the fields in front of the address */
-	__be16 table;	   /* the half, and GATE_TABLE_V6 */
+	__be16 table;	   /* the half in use, plus GATE_TABLE_V6 for IPv6 */
 	__be16 scope;
 	struct gate_address address;
 };
 
-#define GATE_TABLE_V6 2 /* so that ::/0 does not match mapped addresses */
+#define GATE_TABLE_V6 2 /* keeps IPv6 apart, so that ::/0 does not match IPv4-mapped addresses */
 
-/* The low bits of a rank, after `prefix_bits` times 4. */
+/* The two low bits of a rank. The others are `prefix_bits`, so that the longest prefix has the highest rank. */
 enum gate_entry {
 	GATE_ENTRY_ALLOW = 1,
 	GATE_ENTRY_BLOCK = 2,
@@ -167,24 +167,23 @@ struct gate_client {
 	__u16 level; /* 0: a client */
 };
 
-/* Value of the map `clients`. CPUs change `all` by compare-and-exchange alone. Whoever removes the entry moves it from zero to
- * GATE_COUNT_GONE first, so nobody counts in an entry that goes.
+/* Value of the map `clients`. CPUs change `all` only by compare-and-exchange. The CPU that removes the entry first
+ * moves `all` from zero to GATE_COUNT_GONE, so that no other CPU counts in an entry that is about to be deleted.
  */
 struct gate_count {
-	__u64 all;     /* the three fields below, or GATE_COUNT_GONE while the entry is being removed */
-	__u64 zero_ns; /* time since which it has been zero */
+	__u64 all;     /* the three bit fields below, or GATE_COUNT_GONE while the entry is being removed */
+	__u64 zero_ns; /* CLOCK_MONOTONIC since when `all` has been zero */
 };
 
 #define GATE_CONNECTIONS \
-	0xffffffULL /* 24 bits: connections for the quota, counted by the gate or the application */
+	0xffffffULL /* mask of 24 bits: connections for the quota, counted by the gate or the application */
 #define GATE_TRACKED_BIT   24
 #define GATE_LINGERING_BIT 44
-#define GATE_TRACKED	   (1LL << GATE_TRACKED_BIT) /* one of 20 bits: connections whose ID is in use */
-#define GATE_LINGERING \
-	(1LL << GATE_LINGERING_BIT) /* one of 20 bits: connections whose path is in use, but not their ID */
-#define GATE_KEPT	0xfffffULL  /* all bits of either of the two */
-#define GATE_KEPT_MAX	0x3ffff	    /* largest value of each of the two */
-#define GATE_COUNT_GONE (~0ULL)
+#define GATE_TRACKED	   (1LL << GATE_TRACKED_BIT) /* adds one in 20 bits: connections whose ID is in use */
+#define GATE_LINGERING	   (1LL << GATE_LINGERING_BIT) /* the same: connections whose path alone is in use */
+#define GATE_KEPT	   0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
+#define GATE_KEPT_MAX	   0x3ffff    /* largest value of each field of 20 bits */
+#define GATE_COUNT_GONE	   (~0ULL)
 
 /* A connection ID, padded with zeroes. */
 struct gate_id {
@@ -200,101 +199,105 @@ struct gate_path {
 	__u16 pad;
 };
 
+/* The state of a connection; gate_track.h describes the transitions. */
 enum gate_phase {
-	GATE_PUBLISHED = 0, /* by the application, which also retires it */
+	GATE_PUBLISHED = 0, /* the application published the ID, and will retire it */
 	GATE_OPENING,	    /* the client has used the server's ID, only in long headers so far */
-	GATE_ESTABLISHED,
-	GATE_OUTLIVED, /* its ID is no longer seen, but other IDs are used on its path */
-	GATE_ENDED,    /* being removed */
+	GATE_ESTABLISHED,   /* the client has used the server's ID in a short header */
+	GATE_OUTLIVED,	    /* the ID is no longer seen, but other IDs are used on the connection's path */
+	GATE_ENDED,	    /* the entry is being removed */
 };
 
 /* The strength of a connection's claim to a path. The greater claim prevails. */
 enum gate_claim {
-	GATE_CLAIM_FAR =
-		0, /* its ID came from there: a client with a live ID can send it from a forged address */
-	GATE_CLAIM_NEAR,   /* and the path has its client's address */
-	GATE_CLAIM_PROVED, /* the server's handshake packets went there, and arrived */
+	GATE_CLAIM_FAR = 0, /* its ID came from this path, which a client can forge */
+	GATE_CLAIM_NEAR,    /* its ID came from this path, which has the client's address */
+	GATE_CLAIM_PROVED,  /* the server's handshake packets went to this path, and arrived */
 };
 
-/* A live connection. Only the phase is used unless the gate tracks it. */
+/* A live connection. Unless the gate tracks the connection, only `phase` is used. */
 struct gate_connection {
-	__u64 seen_ns;
-	struct gate_path path;	   /* where it was last seen */
-	struct gate_client client; /* client whose quota it counts for, even after it migrates */
-	__u32 phase;
-	__u8 counted; /* the gate counts it for its client */
-	__u8 claim;   /* to its path */
+	__u64 seen_ns; /* time of the last packet with the connection's ID, to a quarter of a second */
+	struct gate_path path;	   /* the path of the last short header */
+	struct gate_client client; /* the client whose quota it counts for, also after a migration */
+	__u32 phase;		   /* enum gate_phase */
+	__u8 counted;		   /* 1 if the gate counts the connection for its client */
+	__u8 claim;		   /* enum gate_claim: its claim to `path` */
 	__u16 pad;
 	__u32 pad2;
 };
 
-/* The owner of a path. */
+/* Value of the map `paths`: the connection that owns a path. */
 struct gate_path_state {
-	__u64 seen_ns;	      /* time of the last packet with another ID than its owner's */
-	struct gate_id owner; /* only the owner removes the entry */
-	__u32 claim;
+	__u64 seen_ns;	      /* time of the last packet with an ID other than the owner's */
+	struct gate_id owner; /* connection ID of the owner; only the owner removes the entry */
+	__u32 claim;	      /* enum gate_claim of the owner */
 };
 
-/* The client that chose a connection ID. In `handshakes`, the client that a server answered with this ID. */
+/* Value of `openings`: the client that chose a connection ID. In `handshakes`: the client that a server answered with
+ * this ID.
+ */
 struct gate_opening {
 	struct gate_address address;
 	__be16 port;
-	__u16 repeated; /* number of times that an Initial was repeated; of a handshake: whether it became a live connection */
+	__u16 repeated; /* `openings`: repetitions of the Initial; `handshakes`: 1 if it became a live connection */
 };
 
+/* The kind of packets that take from a set of buckets. */
 enum gate_bucket {
-	GATE_BUCKET_STRANGER = 0,
-	GATE_BUCKET_LIVE,   /* packets with the ID of a connection of the client, from any address */
+	GATE_BUCKET_STRANGER = 0, /* packets of no live connection, without a valid token */
+	GATE_BUCKET_LIVE,   /* packets with the ID of one of the client's connections, from any address */
 	GATE_BUCKET_PATH,   /* packets with another ID on a connection's path, which anybody can forge */
-	GATE_BUCKET_ID,	    /* packets with a published ID, by its hash */
+	GATE_BUCKET_ID,	    /* packets with a published ID; the hash of the ID takes the client's place */
 	GATE_BUCKET_PROVED, /* Initials with a valid token, which nobody can forge */
 };
 
-/* The owner of a set of buckets. */
+/* Key of the map `buckets`: the client or network whose rates are limited. */
 struct gate_bucket_key {
-	struct gate_address client; /* or a wider network */
+	struct gate_address client; /* address of a client, or of a wider network */
 	__u16 scope;
-	__u8 kind; /* enum gate_bucket */
-	__u8 level;
+	__u8 kind;  /* enum gate_bucket */
+	__u8 level; /* size of the network; 0: a client */
 };
 
-/* The time in ticks when each rate's bucket will be full again: a bucket fills as time passes. */
+/* The time in ticks when each rate's bucket will be full again. A bucket fills as time passes. */
 struct gate_buckets {
 	__u64 full_at[GATE_RATES];
 };
 
-/* Marks of both ages, 64 each. */
+/* Value of the map `marks`: 64 marks of each of the two ages. */
 struct gate_marks {
 	__u64 bits[2];
 };
 
-/* Entry of the map `states`: the state of a scope that packets change. */
+/* Entry of the map `states`: the state of a scope that packets change. Times are those when a bucket is full, in ticks.
+ */
 struct gate_state {
-	__u64 retry_above_at;
-	__u64 sample_at;
-	struct gate_buckets unknown;
-	__u64 id_lens;	/* lengths of connection IDs that servers use: a byte each, then zeroes */
-	__u64 fresh_at; /* in scope 0, for all: bucket of entries of `buckets` that are made full */
+	__u64 retry_above_at; /* bucket of new connections without a token, for gate_policy.retry_above */
+	__u64 sample_at;      /* bucket of samples for the log */
+	struct gate_buckets unknown; /* buckets that all unknown clients share */
+	__u64 id_lens; /* lengths of connection IDs that servers use: a byte each, then zeroes */
+	__u64 fresh_at; /* bucket of new entries in `buckets` that begin full; only scope 0's is used, for all scopes */
 };
 
 /* Entry of the map `counters`, for each scope and reason. */
 struct gate_counter {
 	__u64 packets;
-	__u64 bytes;	 /* of UDP payload; of frames where that is unknown */
-	__u64 monitored; /* packets that the rule would have refused */
+	__u64 bytes;	 /* bytes of UDP payload; bytes of the frame if the payload is unknown */
+	__u64 monitored; /* packets that the rule would have refused in mode enforce */
 };
 
-/* Other events. The value is the index into the map `events`. */
+/* Events other than verdicts. The value is the index into the map `events`. */
 enum gate_event {
 	GATE_CONNECTION_TRACKED = 0,
 	GATE_CONNECTION_EXPIRED,
 	GATE_CONNECTIONS_FULL, /* a client validated its address, but there was no room to track its connection */
-	GATE_TOKEN_INVALID, /* in this gate's format, but forged, expired or of another address */
-	GATE_ANSWERED,	    /* with Retry or Version Negotiation */
-	GATE_NOT_ANSWERED,  /* dropped, because the answer could not be made */
-	GATE_SAMPLES_LOST,  /* userspace did not read them in time */
-	GATE_BUSY,	    /* passed unchecked: it arrived in the middle of another run */
-	GATE_RATES_CROWDED, /* a client's rates began almost empty, because too many new clients had come */
+	GATE_TOKEN_INVALID, /* a token has the gate's format, but is forged, expired or another address's */
+	GATE_ANSWERED,	    /* a refused packet was answered with Retry or Version Negotiation */
+	GATE_NOT_ANSWERED,  /* a refused packet was dropped, because the answer could not be made */
+	GATE_SAMPLES_LOST,  /* a sample was lost, because userspace did not read the ring buffer in time */
+	GATE_BUSY,	    /* a packet passed unchecked, because it interrupted another run on its CPU */
+	GATE_RATES_CROWDED, /* a new client's buckets began almost empty, because too many new clients had come */
 	GATE_EVENTS,
 };
 
@@ -302,42 +305,42 @@ enum gate_event {
 struct gate_sample {
 	__u64 time_ns; /* CLOCK_MONOTONIC */
 	__u16 scope;
-	__u8 reason;	 /* of the verdict: enum gate_rule or enum gate_pass */
-	__u8 first;	 /* byte of the QUIC packet */
+	__u8 reason;	 /* the verdict: enum gate_rule or enum gate_pass */
+	__u8 first;	 /* first byte of the QUIC packet */
 	__u32 monitored; /* rules that would have refused it: one bit each */
 	struct gate_address source;
 	struct gate_address destination;
 	__be16 source_port;
 	__be16 destination_port;
-	__u32 bytes; /* of UDP payload */
+	__u32 bytes; /* bytes of UDP payload */
 	__be32 version;
 	__u8 id_len;
 	__u8 id[GATE_ID_MAX];
-	__u8 tracers; /* traces that it matches: one bit each */
-	__u8 kind;    /* enum quic_kind; 0 where a rule refused it before that was read */
+	__u8 tracers; /* traces that the packet matches: one bit each */
+	__u8 kind;    /* enum quic_kind; 0 if a rule refused the packet before its type was read */
 	__u8 pad[5];
 };
 _Static_assert(GATE_TRACERS <= 8, "a bit for each tracer");
 
-/* Entry of the map `tracers`: the packets that a trace follows, and their largest rate. Not written while its bit
- * in gate_active.tracers is set.
+/* Entry of the map `tracers`: the packets that a trace follows, and their largest rate. Userspace does not change the
+ * entry while its bit in gate_active.tracers is set.
  */
 struct gate_tracer {
 	struct gate_address mask;
 	struct gate_address address; /* the sender's address must equal this under the mask */
 	struct bucket_rate rate;
 	__u64 full_at;
-	__u64 scopes; /* one bit each */
-	__u32 rules;  /* rules that refused it, or would have: one bit each */
-	__u32 family; /* 4 or 6; 0: either, so that ::/0 does not match mapped addresses */
+	__u64 scopes; /* scopes to follow: one bit each */
+	__u32 rules;  /* rules to follow, which refused the packet or would have: one bit each */
+	__u32 family; /* 4 or 6, so that ::/0 does not match IPv4-mapped addresses; 0: either */
 };
 _Static_assert(GATE_SCOPES <= 64 && GATE_RULES <= 32, "a bit for each scope and rule");
 
 /* Entry of the map `traced`: counters of a trace's packets. */
 struct gate_traced {
 	__u64 matched;
-	__u64 left_out; /* over the rate */
-	__u64 lost;	/* userspace did not read them in time */
+	__u64 left_out; /* packets left out, because the trace was over its rate */
+	__u64 lost;	/* packets lost, because userspace did not read the ring buffer in time */
 };
 
 /* SipHash key: two words, little endian on disk. */
@@ -345,8 +348,8 @@ struct siphash_key {
 	__u64 words[2];
 };
 
-/* The token of a Retry packet, for the connection that continues from it. Applications can check it too. Numbers
- * are big endian.
+/* The token of a Retry packet, which is valid only for the connection that continues after this Retry. The application
+ * can check a token too. Numbers are big endian.
  */
 struct gate_token {
 	__u8 magic[4];
@@ -357,9 +360,9 @@ struct gate_token {
 	__u8 retry_id[8]; /* source connection ID of the Retry, random so that no two tokens are equal */
 	struct gate_address address;
 	__u8 id[GATE_ID_MAX]; /* original destination connection ID, padded with zeroes */
-	__u8 tag[16];	      /* over all that, and gate_policy.token_scope */
+	__u8 tag[16];	      /* SipHash of all other fields, and of gate_policy.token_scope */
 };
-_Static_assert(sizeof(struct gate_token) == 72, "gate_token is as the wire has it");
+_Static_assert(sizeof(struct gate_token) == 72, "gate_token has the size of the token on the wire");
 
 /* Entry of the map `token_keys`. */
 struct gate_token_key {
@@ -368,42 +371,44 @@ struct gate_token_key {
 	__u32 pad;
 };
 
-/* State that userspace changes under load. Each change is a single word, so there is no lock. */
+/* State that userspace changes while packets arrive. Each change is a single word, so no lock is needed. */
 struct gate_active {
-	__u32 turn; /* number of changes of the rules; its lowest bit is the half of policies, scopes and prefixes in use */
-	__u32 lookups;	    /* look-ups that may find something: GATE_LOOKUP_... */
-	__u32 token_key;    /* index of the key that tokens are made with */
+	__u32 turn; /* number of rule changes; the lowest bit is the half of policies, scopes and prefixes in use */
+	__u32 lookups;	    /* look-ups that can find something: GATE_LOOKUP_... */
+	__u32 token_key;    /* index of the key that new tokens are made with */
 	__u32 age;	    /* age that new marks get: 0 or 1 */
 	__s64 unix_seconds; /* UNIX time minus CLOCK_MONOTONIC */
-	__u64 since_ns; /* CLOCK_MONOTONIC_COARSE: time since which the gate has watched the present interfaces */
-	__u64 fill_ticks; /* time in which the slowest rate of a client fills; 0: there is none */
+	__u64 since_ns; /* CLOCK_MONOTONIC_COARSE since when the gate has seen the packets of all its interfaces */
+	__u64 fill_ticks; /* time in which a client's slowest bucket fills; 0: clients have no rates */
 	__u32 tracers;	  /* active traces: one bit each */
-	__u32 bare;	  /* not 0: the map `bare` has interfaces */
+	__u32 bare;	  /* not 0 if the map `bare` has entries */
 };
 
 #define GATE_LOOKUP_BOTH     1 /* scopes by address and port */
-#define GATE_LOOKUP_ADDRESS  2
-#define GATE_LOOKUP_PORT     4
-#define GATE_LOOKUP_PREFIXES 8
+#define GATE_LOOKUP_ADDRESS  2 /* scopes by address */
+#define GATE_LOOKUP_PORT     4 /* scopes by port */
+#define GATE_LOOKUP_PREFIXES 8 /* block and allow lists */
 
-/* Entry of the map `retry_keys`: the constant key of the integrity tag, for versions 1 and 2. */
+/* Entry of the map `retry_keys`: values derived from the constant key of Retry's integrity tag, for QUIC version 1 or
+ * 2.
+ */
 struct gate_retry_key {
 	struct ghash_key ghash;
-	__u8 mask[16]; /* the encrypted first counter block */
+	__u8 mask[16]; /* the encrypted first counter block of AES-GCM */
 };
 
 /* Argument of gate_count. */
 struct gate_count_call {
 	struct gate_client client;
-	__s32 change;
-	__u32 connections; /* the client's connections after the call */
-	__s32 error;
+	__s32 change;	   /* connections to add; negative: to remove */
+	__u32 connections; /* result: the client's connections after the call */
+	__s32 error;	   /* result: 1 if the count could not be changed */
 };
 
 /* Argument of gate_publish. */
 struct gate_publish_call {
 	struct gate_id id;
-	__s32 error; /* of the map's update */
+	__s32 error; /* result of the map's update: 0, or a negative errno */
 };
 
 /* Argument of gate_forget. */
@@ -421,15 +426,15 @@ enum gate_walk {
 	GATE_WALKS,
 };
 
-/* Argument of gate_expire: a part of a walk, so that no call takes long. */
+/* Argument of gate_expire: a part of a walk over one map. A walk takes several calls, so that no call takes long. */
 struct gate_expire_call {
 	__u64 now_ns;
-	__u64 expired; /* connections that were forgotten */
+	__u64 expired; /* result: connections that were forgotten */
 	__u32 walk;    /* enum gate_walk */
-	__u32 at;      /* entries passed so far; 0 at the beginning */
-	__u32 from;    /* entries to skip, which earlier parts have handled */
-	__u32 to;      /* where this part ends; the map has ended if `at` is less afterwards */
-	__u32 removed; /* entries of the table */
+	__u32 at;      /* number of entries passed so far; 0 before the call */
+	__u32 from;    /* number of entries to skip, which earlier calls have handled */
+	__u32 to; /* number of the entry to stop after; if `at` is less after the call, the map has ended */
+	__u32 removed; /* result: entries that were removed from the map */
 	__u32 pad;
 };
 

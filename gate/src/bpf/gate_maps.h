@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The gate's configuration, its maps, and the scratch memory of a run. Userspace sets sizes of 1 before loading. */
+/* The gate's configuration, its maps, and the scratch memory of a run. Before loading, userspace replaces max_entries
+ * of 1 by sizes from the policy.
+ */
 #ifndef MILLRACE_GATE_MAPS_H
 #define MILLRACE_GATE_MAPS_H
 
@@ -8,28 +10,29 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#define ANSWER_AT  96 /* of the QUIC packet in an answer: the other headers or a pseudo header are in front */
-#define ANSWER_MAX 128 /* bytes of the QUIC packet */
+/* Offset of the QUIC packet in gate_answer. The other headers or a pseudo header are in front. */
+#define ANSWER_AT  96
+#define ANSWER_MAX 128 /* most bytes of the QUIC packet */
 #define NS_PER_S   1000000000ULL
-#define ROUGH_NS   (NS_PER_S / 50) /* two ticks at CONFIG_HZ=100, the lowest value */
+#define ROUGH_NS   (NS_PER_S / 50) /* two ticks of the coarse clock at CONFIG_HZ=100, the lowest value */
 
-/* A packet that is sent back. */
+/* A packet that the gate sends to a client in place of the refused packet. */
 struct gate_answer {
 	__u8 bytes[ANSWER_AT + ANSWER_MAX + HEAD_SLACK];
 	__u32 quic_bytes;
 };
 
-/* The scope of a destination. */
+/* The result of a look-up: the scope of a destination. */
 struct gate_place {
 	struct gate_address address;
 	__be16 port;
-	__u32 turn; /* gate_active.turn when it was looked up */
+	__u32 turn; /* gate_active.turn at the look-up; the result is out of date once they differ */
 	__u32 scope;
 };
 
 /* The scratch memory of one run of gate_xdp. */
 struct gate_work {
-	__u64 busy; /* 0: no run uses it; only where runs nest, see struct gate_config */
+	__u64 busy; /* not 0 while a run uses this memory; only maintained if gate_config.nests */
 	struct net_head head;
 	struct gate_packet packet;
 	struct gate_client client;
@@ -38,19 +41,19 @@ struct gate_work {
 	struct gate_token token;
 	struct gate_answer answer;
 	struct gate_active active;
-	struct gate_place place; /* of the last packet that was in a scope, from an earlier run */
-	__u64 now_ns;		 /* with the resolution of the tick */
-	__u64 exact_ns;		 /* 0: not read yet */
+	struct gate_place place; /* destination of the last packet in a scope, kept between runs as a cache */
+	__u64 now_ns;		 /* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
+	__u64 exact_ns;		 /* CLOCK_MONOTONIC; 0: not read yet */
 	__u32 scope;
-	__u32 monitored;  /* rules that would have refused the packet */
-	__u32 takers;	  /* traces that get it: one bit each */
-	__u8 is_new;	  /* an Initial that opens a connection, or another packet of an unknown connection */
-	__u8 is_repeated; /* an Initial with the same ID was let in before */
-	__u8 is_proved;	  /* it has a valid token */
+	__u32 monitored; /* rules that would have refused the packet: one bit each */
+	__u32 takers;	 /* traces that get the packet: one bit each */
+	__u8 is_new; /* 1 for an Initial that opens a connection, or another packet of an unknown connection */
+	__u8 is_repeated; /* 1 if an Initial with the same ID was admitted before */
+	__u8 is_proved;	  /* 1 if the packet has a valid token */
 };
 
-/* Returns the exact time in ns. Reading that clock takes as long as all the rest of a cheap verdict, and only
- * small buckets need it.
+/* Returns CLOCK_MONOTONIC in ns, read once per run. Reading this clock takes as long as all the rest of a cheap
+ * verdict, and only small buckets need it.
  */
 static __always_inline __u64 exact_now(struct gate_work *work)
 {
@@ -69,8 +72,8 @@ static __always_inline __u64 unix_seconds(const struct gate_work *work)
 	return work->now_ns / NS_PER_S + work->active.unix_seconds;
 }
 
-/* Userspace sets all of it. The default has levels so that tests/load.rs makes the verifier check the code for
- * each level.
+/* Load-time configuration. Userspace sets every field. The default has levels, so that the verifier checks the code for
+ * each level in tests/load.rs.
  */
 SEC(".rodata.config")
 const volatile struct gate_config config = {
@@ -81,7 +84,7 @@ const volatile struct gate_config config = {
 
 /* --- The rules, which userspace writes --- */
 
-/* 0 -> the half of the rules in use, and other state that changes under load. */
+/* Index 0 -> the half of the rules in use, and other state that changes while packets arrive. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -105,7 +108,7 @@ struct {
 	__uint(max_entries, 2 * GATE_SCOPES);
 } policies SEC(".maps");
 
-/* Index of an interface whose driver strips VLAN tags: an answer would be sent without its tag. */
+/* Index of an interface whose driver strips VLAN tags, so that an answer would be sent without its tag -> unused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);
@@ -113,7 +116,7 @@ struct {
 	__uint(max_entries, 1024);
 } untagged SEC(".maps");
 
-/* Index of an interface whose frames begin with the IP header, without a link layer. */
+/* Index of an interface whose frames begin with the IP header, without a link layer -> unused. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -122,7 +125,7 @@ struct {
 	__uint(max_entries, GATE_BARE);
 } bare SEC(".maps");
 
-/* Programs that get passed packets: by interface, an index into `rests`. */
+/* Index of an interface that has further XDP programs -> index into `rests`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, GATE_RESTS);
@@ -131,6 +134,7 @@ struct {
 	__type(value, __u32);
 } rest_at SEC(".maps");
 
+/* Index -> the program to call with packets that pass the gate. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, GATE_RESTS);
@@ -138,7 +142,7 @@ struct {
 	__type(value, __u32);
 } rests SEC(".maps");
 
-/* Prefix of a list -> rank of the entry. */
+/* Prefix in a block or allow list -> rank of the entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -155,7 +159,7 @@ struct {
 	__uint(max_entries, GATE_TOKEN_KEYS);
 } token_keys SEC(".maps");
 
-/* 0 or 1, for QUIC version 1 or 2 -> key of Retry's integrity tag. */
+/* 0 for QUIC version 1, or 1 for version 2 -> key of Retry's integrity tag. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -169,7 +173,7 @@ static __always_inline __u32 is_bare(const struct gate_active *now, __u32 ifinde
 	return now->bare && bpf_map_lookup_elem(&bare, &ifindex);
 }
 
-/* --- Connections: nothing is ever evicted from these three --- */
+/* --- Connections: the kernel never evicts entries of these three maps --- */
 
 /* Connection ID -> live connection. */
 struct {
@@ -195,9 +199,9 @@ struct {
 	__uint(max_entries, 1);
 } clients SEC(".maps");
 
-/* --- Claims: old entries are evicted --- */
+/* --- State that anybody can cause: the kernel evicts old entries when a map is full --- */
 
-/* Connection ID that a server chose -> client that it answered. */
+/* Connection ID that a server chose -> client that the server answered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct gate_id);
@@ -205,7 +209,7 @@ struct {
 	__uint(max_entries, 1);
 } handshakes SEC(".maps");
 
-/* Connection ID that a client chose for its first packets -> client that was let in with it. */
+/* Connection ID that a client chose for its first packets -> client whose Initial was admitted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct gate_id);
@@ -213,7 +217,7 @@ struct {
 	__uint(max_entries, 1);
 } openings SEC(".maps");
 
-/* Client, wider network or connection -> its rates. */
+/* Client, wider network or connection -> its token buckets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct gate_bucket_key);
@@ -239,7 +243,7 @@ struct {
 	__uint(max_entries, 1 << GATE_MARKS_BITS);
 } marks SEC(".maps");
 
-/* Scope times GATE_REASONS, plus the reason -> packets. */
+/* Scope times GATE_REASONS, plus enum gate_rule or enum gate_pass -> number of packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -255,7 +259,7 @@ struct {
 	__uint(max_entries, GATE_EVENTS);
 } events SEC(".maps");
 
-/* Packets that were refused, or would have been: struct gate_sample. */
+/* Ring of struct gate_sample for the log: packets that were refused, or would have been. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
@@ -277,14 +281,15 @@ struct {
 	__uint(max_entries, GATE_TRACERS);
 } traced SEC(".maps");
 
-/* Packets of traces: struct gate_sample. There is room for what all traces may get at once, and until userspace
- * reads. */
+/* Ring of struct gate_sample for traces. It has room for the bursts of all traces, and for their packets until
+ * userspace reads.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 } traces SEC(".maps");
 
-/* 0 -> scratch memory of this CPU's run. */
+/* Index 0 -> scratch memory of this CPU's run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A Bloom filter with one hash function, in front of the maps of connections: a key without a mark is in none of
- * them. In a flood of random addresses and IDs, no bucket of a hash table is in the cache, and three tables would
- * have to be searched. The marks are 256 KiB, and a look-up reads one cache line of them.
+/* A Bloom filter with one hash function, in front of the maps of connections: a key without a mark is in none of the
+ * maps. In a flood of random addresses and IDs, a packet would otherwise search three hash tables, and each search
+ * would miss the CPU's cache. The filter has 256 KiB, and a look-up reads one cache line.
  *
- * A key is marked after it was put into a map. A single mark cannot be removed, so there are two ages of marks.
- * Every second all keys in the maps are marked again (gate_expire). Every few seconds userspace clears the older
- * marks and changes the age of new ones (gate_forget). A walk over a map can miss an entry that is moved
- * meanwhile, but not the same one in all the walks of an age.
+ * A key is marked after it was put into a map. A single mark cannot be removed, because several keys may share it. So
+ * there are two sets of marks, called ages. About every second all keys in the maps are marked again in the newer age
+ * (gate_expire). Every few seconds userspace clears the older age, which then becomes the newer (gate_forget). A walk
+ * over a map can miss an entry that moves meanwhile, but not the same entry in all the walks of an age.
  */
 #ifndef MILLRACE_GATE_MARKS_H
 #define MILLRACE_GATE_MARKS_H
@@ -14,13 +14,13 @@
 #include "gate_maps.h"
 
 enum gate_mark {
-	MARK_SERVER_ID, /* connections, handshakes */
-	MARK_OPENING,
-	MARK_PATH,
-	MARK_CLIENT,
+	MARK_SERVER_ID, /* a key of `connections` or `handshakes` */
+	MARK_OPENING,	/* a key of `openings` */
+	MARK_PATH,	/* a key of `paths` */
+	MARK_CLIENT,	/* a key of `clients` */
 };
 
-/* Hashes a key. The hash is not cryptographic: an attacker who finds a key with the mark of another only makes the
+/* Returns the hash of a key. It is not cryptographic: an attacker who finds two keys with the same mark only makes the
  * gate search the maps.
  */
 static __always_inline __u64 mark_hash(enum gate_mark kind, const __u32 *words, __u32 count)
@@ -29,7 +29,7 @@ static __always_inline __u64 mark_hash(enum gate_mark kind, const __u32 *words, 
 
 	for (int i = 0; i < count; i += 2) {
 		hash ^= words[i] | (i + 1 < count ? (__u64)words[i + 1] << 32 : 0);
-		hash *= 0x9e3779b97f4a7c15;
+		hash *= 0x9e3779b97f4a7c15; /* 2^64 divided by the golden ratio (Fibonacci hashing) */
 		hash ^= hash >> 32;
 	}
 	return hash;
@@ -57,6 +57,7 @@ static __always_inline void put_mark(__u64 hash)
 	if (!now || !at)
 		return;
 	bits = now->age & 1 ? &at->bits[1] : &at->bits[0];
+	/* Most keys are marked already; reading first keeps the cache line shared between CPUs. */
 	if (!(*bits & mark_bit(hash)))
 		__sync_fetch_and_or(bits, mark_bit(hash));
 }

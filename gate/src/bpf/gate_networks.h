@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The networks that contain an address: the client, and wider ones, each with a limit of its own. The same code in
- * Rust is base/src/networks.rs. It is plain C, so that it also runs natively; testkit/parsers/tests/parsers.rs
- * compares the two.
+/* The networks that contain an address: the client, and wider ones, each with a limit of its own. base/src/networks.rs
+ * has the same code in Rust. This file is plain C, so that it also runs natively: testkit/parsers/tests/parsers.rs
+ * compares both.
  */
 #ifndef MILLRACE_GATE_NETWORKS_H
 #define MILLRACE_GATE_NETWORKS_H
@@ -9,13 +9,14 @@
 #include "bytes.h"
 #include "gate_intf.h"
 
+/* Reports whether the address is IPv4-mapped (::ffff:a.b.c.d). Words are as loaded on a little-endian machine. */
 static __always_inline int is_ipv4(struct bytes16 address)
 {
 	return !address.low && (__u32)address.high == 0xffff0000;
 }
 
-/* Writes the network of a level that contains an address to `to`. Returns its limit as a multiple of one client's;
- * 0 if the level is not used.
+/* Writes to `to` the network of this level that contains the address. Returns the network's limit as a multiple of one
+ * client's limit, or 0 if the level is not used.
  */
 static __always_inline __u32 take_network(const volatile struct gate_levels *levels, const __u8 *from,
 					  __u32 level, __u8 *to)
@@ -30,9 +31,7 @@ static __always_inline __u32 take_network(const volatile struct gate_levels *lev
 	return at->times;
 }
 
-/* Returns the limit of a network where one client's is `of_client`: `times` as much, and no more than half of
- * `all`.
- */
+/* Returns the limit of a network, if one client's limit is `of_client`: `times` as much, but at most half of `all`. */
 static __always_inline __u64 network_most(__u64 of_client, __u32 times, __u64 all)
 {
 	__u64 most = of_client * times, half = (all + 1) / 2;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Reads a frame: Ethernet and VLAN tags where there are any, IPv4 with options or IPv6 with extension headers,
- * UDP, and the header of the first QUIC packet (RFC 8999, 9000, 9369). It is plain C on a buffer, so that it also
- * runs natively. Fragments, options and lengths that contradict each other are recorded and left to the rules.
- * Offsets are into the frame.
+/* Parses a frame: Ethernet and VLAN tags where there are any, IPv4 with options or IPv6 with extension headers, UDP,
+ * and the header of the first QUIC packet (RFC 8999, 9000, 9369). The parser is plain C on a buffer, so that it also
+ * runs natively. It only records fragments, options and contradictory lengths; the rules decide about them. Offsets
+ * count from the beginning of the frame.
  */
 #ifndef MILLRACE_GATE_PACKET_H
 #define MILLRACE_GATE_PACKET_H
@@ -11,33 +11,35 @@
 #include "net.h"
 #include "quic.h"
 
-#define GATE_EXTENSIONS_MAX 8
-#define NEAR_BYTES	    128	 /* of a frame's head, which a reader begins with: see is_cut() */
-#define UDP_AT_MAX	    160	 /* so that all of a QUIC header except a long token is in the head */
-#define NEAR_UDP_AT_MAX	    62	 /* the same for NEAR_BYTES: two tags and IPv6 without extension headers */
-#define INITIAL_DATAGRAM    1200 /* RFC 9000, section 14.1 */
-#define QUIC_LONG_MIN	    7	 /* first byte, version, two lengths (RFC 8999) */
-#define QUIC_PROTECTED_MIN  20	 /* packet number and sample (RFC 9001, section 5.4.2) */
-/* Shortest packet with a short header, including the first byte. A packet with a connection ID is longer by that
- * ID. A stateless reset, which clients send too, has none and may be as short as this (RFC 9000, section 10.3).
+#define GATE_EXTENSIONS_MAX 8	/* most IPv6 extension headers that are followed */
+#define NEAR_BYTES	    128 /* bytes of the frame that the first attempt reads: see is_cut() */
+/* Largest offset of UDP with which HEAD_BYTES hold a QUIC header, except a long token. */
+#define UDP_AT_MAX	   160
+#define NEAR_UDP_AT_MAX	   62	/* the same for NEAR_BYTES: two tags and IPv6 without extension headers */
+#define INITIAL_DATAGRAM   1200 /* least UDP payload of an Initial (RFC 9000, section 14.1) */
+#define QUIC_LONG_MIN	   7	/* bytes of first byte, version and two lengths (RFC 8999) */
+#define QUIC_PROTECTED_MIN 20	/* bytes of packet number and sample (RFC 9001, section 5.4.2) */
+/* Bytes of the shortest packet with a short header, including the first byte. A packet with a connection ID is longer
+ * by that ID. A stateless reset, which clients send too, has no ID and may be as short as this (RFC 9000, section
+ * 10.3).
  */
 #define QUIC_SHORT_MIN 21
 
 enum gate_find {
 	FIND_OK = 0,
-	FIND_OTHER,    /* not UDP over IP */
-	FIND_NO_PORT,  /* a fragment after the first */
-	FIND_TOO_MANY, /* headers; the port is unknown */
+	FIND_OTHER,   /* the frame is not UDP over IP */
+	FIND_NO_PORT, /* the frame is a fragment after the first, which has no UDP header */
+	FIND_TOO_MANY, /* too many headers stand in front of UDP, or a header is cut off: the port is unknown */
 };
 
 enum quic_kind {
-	QUIC_NOTHING = 0, /* too short */
+	QUIC_NOTHING = 0, /* too short for a QUIC packet */
 	QUIC_SHORT,
 	QUIC_INITIAL,
 	QUIC_ZERO_RTT,
 	QUIC_HANDSHAKE,
-	QUIC_OTHER_VERSION, /* only the fields of RFC 8999 are known */
-	QUIC_IMPOSSIBLE,
+	QUIC_OTHER_VERSION, /* an unknown version: only the fields of RFC 8999 are read */
+	QUIC_IMPOSSIBLE,    /* a packet that no client sends, or whose lengths are invalid */
 };
 
 struct gate_packet {
@@ -45,20 +47,20 @@ struct gate_packet {
 	struct gate_address destination;
 	__be16 source_port;
 	__be16 destination_port;
-	__u8 family; /* 4 or 6 */
-	__u8 fragment;
-	__u8 options;	  /* IPv4 options, IPv6 extension headers */
-	__u8 bad_lengths; /* that contradict each other */
-	__u32 end;	  /* of the UDP payload */
+	__u8 family;	  /* 4 or 6 */
+	__u8 fragment;	  /* 1 if the packet is a fragment, including the first */
+	__u8 options;	  /* 1 if there are IPv4 options or IPv6 extension headers */
+	__u8 bad_lengths; /* 1 if the lengths of frame, IP and UDP contradict each other */
+	__u32 end;	  /* offset of the end of the UDP payload */
 	__u16 ip_at;
 	__u16 udp_at;
 	__u16 quic_at;
-	__u8 kind; /* enum quic_kind */
-	__u8 first;
-	__u8 id_len; /* of destination and source; long headers only */
-	__u8 source_id_len;
-	__u8 long_ids; /* another version's, too long to be read */
-	__u8 goes_on;  /* beyond the copied bytes */
+	__u8 kind;	    /* enum quic_kind */
+	__u8 first;	    /* first byte of the QUIC packet */
+	__u8 id_len;	    /* length of the destination connection ID; long headers only */
+	__u8 source_id_len; /* length of the source connection ID; long headers only */
+	__u8 long_ids;	    /* 1 if an ID is longer than GATE_ID_MAX, and was not read */
+	__u8 goes_on;	    /* 1 if the QUIC header continues after the copied bytes */
 	__be32 version;
 	__u16 id_at;
 	__u16 source_id_at;
@@ -86,8 +88,8 @@ static __always_inline void map_ipv4(struct gate_address *to, __be32 address)
 	store128(to->bytes, (struct bytes16){.high = (__u64)address << 32 | 0xffff0000});
 }
 
-/* Reports whether reading all of HEAD_BYTES may give another result than reading these. If UDP begins at
- * NEAR_UDP_AT_MAX at the latest, both connection IDs and the length of a token are within NEAR_BYTES.
+/* Reports whether parsing HEAD_BYTES may give another result than parsing the bytes that were copied. If UDP begins at
+ * NEAR_UDP_AT_MAX or before, both connection IDs and the length of a token are within NEAR_BYTES.
  */
 static __always_inline int is_cut(const struct net_head *head, const struct gate_packet *packet)
 {
@@ -156,7 +158,7 @@ static __always_inline enum gate_find find_ipv6(struct net_cursor *cursor, struc
 	return find_extensions(cursor, packet, ip.next);
 }
 
-/* Reads the ports. The UDP length may be shorter than the IP payload, but not longer, as in the kernel. */
+/* Reads the UDP header. As in the kernel, the UDP length may be shorter than the IP payload, but not longer. */
 static __always_inline enum gate_find find_ports(struct net_cursor *cursor, struct gate_packet *packet)
 {
 	__u32 at = cursor->at;
@@ -202,10 +204,13 @@ static __always_inline __u64 take_varint(const struct net_head *head, __u32 *at)
 	__u32 bytes = 1 << (word >> 62);
 
 	*at += bytes;
+	/* Drops the two bits of the length, and the bytes after the integer. */
 	return word << 2 >> (66 - 8 * bytes);
 }
 
-/* Returns the type of a long header. Versions 1 and 2 number their types differently. */
+/* Returns the type of a packet with a long header. Versions 1 and 2 number their types differently (RFC 9369, section
+ * 3.2).
+ */
 static __always_inline enum quic_kind long_kind(const struct gate_packet *packet)
 {
 	__u32 type = packet->first >> 4 & 3;
@@ -217,7 +222,9 @@ static __always_inline enum quic_kind long_kind(const struct gate_packet *packet
 	return type == 3 ? QUIC_IMPOSSIBLE : QUIC_INITIAL + type;	       /* only servers send a Retry */
 }
 
-/* Reads the fields after the IDs. If a long token pushes them out of the copy, the server has to check them. */
+/* Reads the fields after the connection IDs. If they lie after the copied bytes because of a long token, they remain
+ * unchecked here, and the server has to check them.
+ */
 static __always_inline enum quic_kind read_rest(const struct net_head *head, struct gate_packet *packet,
 						enum quic_kind kind, __u32 at)
 {
@@ -240,7 +247,7 @@ static __always_inline enum quic_kind read_rest(const struct net_head *head, str
 	return bytes < QUIC_PROTECTED_MIN || at + bytes > packet->end ? QUIC_IMPOSSIBLE : kind;
 }
 
-/* Reads a long header. IDs of other versions may be longer than those that are read (RFC 8999, section 5.1). */
+/* Reads a long header. Connection IDs of other versions may be longer than GATE_ID_MAX (RFC 8999, section 5.1). */
 static __always_inline enum quic_kind read_long(const struct net_head *head, struct gate_packet *packet)
 {
 	enum quic_kind kind, too_long;

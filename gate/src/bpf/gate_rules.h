@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The gate's rules, in the order of enum gate_rule. judge() returns why a packet is refused or passes. */
+/* The gate's rules, in the order of enum gate_rule. judge() returns the reason why a packet is refused or passes. */
 #ifndef MILLRACE_GATE_RULES_H
 #define MILLRACE_GATE_RULES_H
 
@@ -9,14 +9,16 @@
 #include "gate_track.h"
 #include <bpf/bpf_endian.h>
 
-#define REPEATS_MAX \
-	32 /* packets of a ClientHello and their retransmissions; more would be a way around a Retry */
+/* Most Initials after the first that count as the same connection: further parts of a ClientHello, and retransmissions.
+ * Without a bound, a client could repeat one connection ID for ever and never get a Retry.
+ */
+#define REPEATS_MAX 32
 
 /* --- Rates --- */
 
-/* Returns the time for a set of rates. With the coarse clock, a bucket fills in steps when that ticks. Nothing is
- * lost as long as a step still fits into a bucket that has too little for this packet; smaller buckets need the
- * exact clock.
+/* Returns the time in ns for a bucket. The coarse clock advances in ticks, so a bucket fills in steps of ROUGH_NS at
+ * most. A bucket that is too empty for this packet must have room for one step, or the rest of the step is lost.
+ * Smaller buckets need the exact clock.
  */
 static __always_inline __u64 now_for(struct gate_work *work, const struct bucket_rate *rate, __u64 price)
 {
@@ -36,7 +38,9 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 	return work->packet.end - work->packet.quic_at;
 }
 
-/* Checks rates. The rules for packets and bytes follow each other, in all groups. */
+/* Takes one packet and its bytes from two buckets. Returns the rule that refuses the packet, or GATE_RULES. In every
+ * group the rule for bytes has the number after the rule for packets.
+ */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct bucket_rate *rates,
 						  enum gate_rule packets)
@@ -54,8 +58,8 @@ static __always_inline enum gate_rule check_rates(struct gate_work *work, const 
 	return GATE_RULES;
 }
 
-/* Reports whether a connection begins with this packet. One connection may take several Initials: a ClientHello
- * with keys for post-quantum cryptography fills two, and any may be retransmitted. Only the first is counted.
+/* Reports whether a connection begins with this packet. One connection may take several Initials: a ClientHello with a
+ * post-quantum key share fills two, and each may be retransmitted. Only the first one counts as a new connection.
  */
 static __always_inline int begins_connection(const struct gate_work *work)
 {
@@ -71,6 +75,7 @@ static __always_inline int check_initials(struct gate_work *work, const struct g
 	       refuses(work, policy, initials);
 }
 
+/* Returns the buckets of this key, or new ones, which are full. Returns NULL if the map has no room. */
 static __always_inline struct gate_buckets *find_buckets(const struct gate_bucket_key *key)
 {
 	struct gate_buckets *found = bpf_map_lookup_elem(&buckets, key);
@@ -78,14 +83,15 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 
 	if (found)
 		return found;
+	/* If another CPU was faster, its entry stays and both take from it. */
 	bpf_map_update_elem(&buckets, key, &full, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&buckets, key);
 }
 
 /* --- Live connections --- */
 
-/* Finds the buckets of the connection if it is known, not of the packet's source: a client with a live ID can
- * forge that.
+/* Finds the buckets for a packet of a live connection. They belong to the client that opened the connection, not to the
+ * packet's source address: a client can send its live ID from a forged address.
  */
 static __noinline struct gate_buckets *find_live_buckets(const struct gate_work *work, int live)
 {
@@ -97,6 +103,7 @@ static __noinline struct gate_buckets *find_live_buckets(const struct gate_work 
 	if (connection && connection->phase != GATE_PUBLISHED) {
 		key.client = connection->client.address;
 	} else if (connection) {
+		/* The gate does not know the client of a published ID, so each ID has its own buckets. */
 		key.kind = GATE_BUCKET_ID;
 		store128(key.client.bytes, (struct bytes16){.low = HASH_OF(MARK_SERVER_ID, &work->id)});
 	}
@@ -135,7 +142,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 		return 0;
 	index = work->token.key;
 	key = bpf_map_lookup_elem(&token_keys, &index);
-	/* The client continues with the Retry's connection ID: a token is valid for that connection, not for any. */
+	/* The client continues with the Retry's source connection ID, so a token is valid for one connection only. */
 	if (key && key->valid && packet->id_len == sizeof(work->token.retry_id) &&
 	    load64(head_at(&work->head, packet->id_at)) == load64(work->token.retry_id) &&
 	    gate_token_is_valid(&key->key, &work->token, policy->token_scope, &packet->source,
@@ -145,7 +152,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	return 0;
 }
 
-/* Reports whether it is useful to remember which Initials were let in. */
+/* Reports whether some rule needs to know which Initials were admitted before. */
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->id.len &&
@@ -153,7 +160,7 @@ static __always_inline int has_openings(const struct gate_work *work, const stru
 		mode_of(policy, GATE_UNKNOWN_INITIALS) || mode_of(policy, GATE_CLIENT_INITIALS));
 }
 
-/* Returns the earlier Initial with this connection ID from the same address, or NULL. */
+/* Returns the entry of an earlier Initial with this connection ID from the same address and port, or NULL. */
 static __always_inline struct gate_opening *find_opening(const struct gate_work *work,
 							 const struct gate_policy *policy)
 {
@@ -168,7 +175,9 @@ static __always_inline struct gate_opening *find_opening(const struct gate_work 
 		       : NULL;
 }
 
-/* An Initial that is retransmitted, or the second half of a long one, must not count as another connection. */
+/* Finds out whether an Initial begins a connection, and whether it has a valid token. A retransmission, or the second
+ * half of a long ClientHello, must not count as another connection.
+ */
 static __always_inline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_opening *opening = find_opening(work, policy);
@@ -181,16 +190,18 @@ static __always_inline int look_at_initial(struct gate_work *work, const struct 
 	return 0;
 }
 
-/* Reports whether all live handshakes are known: those from before the gate was attached may still be in progress. */
+/* Reports whether the gate knows all live handshakes. Shortly after it was attached, handshakes that began before may
+ * still be in progress.
+ */
 static __always_inline int knows_handshakes(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return (policy->id_bytes || policy->flags & GATE_TRACK) &&
 	       work->now_ns - work->active.since_ns >= policy->unsure_ns;
 }
 
-/* Checks packets that make a server look for a connection that the gate does not know, as an Initial does: early
- * data without an Initial from the same address, and handshakes that the server has not answered. They count as
- * new connections, and validate no address.
+/* Finds out whether a packet of an unknown connection counts as a new connection. Besides Initials, these are 0-RTT
+ * packets without an Initial from the same address, and Handshake packets with an ID that no server chose. They cost
+ * the server a look-up too, and they validate no address.
  */
 static __noinline int look_at_claim(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -212,7 +223,9 @@ static __always_inline void remember_opening(struct gate_work *work, const struc
 		MARK(MARK_OPENING, &work->id);
 }
 
-/* Checks the quota of all levels. Not static, so that the verifier checks it once. */
+/* Checks the quota of the client and of its wider networks. Returns the rule that refuses the packet, or GATE_RULES.
+ * The function is global, so that the verifier checks it once.
+ */
 __noinline int check_quota(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_client network __attribute__((aligned(8)));
@@ -229,6 +242,9 @@ __noinline int check_quota(struct gate_work *work, const struct gate_policy *pol
 	return GATE_RULES;
 }
 
+/* Reports whether the packet should be answered with Retry: it begins a connection without a valid token, and such
+ * connections come faster than gate_policy.retry_above.
+ */
 static __always_inline int wants_retry(struct gate_work *work, const struct gate_policy *policy,
 				       struct gate_state *state)
 {
@@ -238,14 +254,15 @@ static __always_inline int wants_retry(struct gate_work *work, const struct gate
 
 /* --- Packets of no live connection --- */
 
-/* Reports whether a short header may be of a connection that began before the gate was attached, from any port
- * that a NAT gave it.
+/* Reports whether a packet with a short header may belong to a connection that began before the gate was attached. A
+ * NAT may have given such a connection any source port.
  */
 static __always_inline int may_be_live(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->packet.kind == QUIC_SHORT && work->now_ns - work->active.since_ns < policy->unsure_ns;
 }
 
+/* Reports whether the source port shows that a reflector sent the packet: port 0, or one of the policy's ports. */
 static __always_inline int is_reflected(const struct gate_work *work, const struct gate_policy *policy)
 {
 	const struct gate_packet *packet = &work->packet;
@@ -256,7 +273,9 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 		return 1;
 	if (may_be_live(work, policy))
 		return 0;
-	/* Compares four ports at a time: the difference is zero in one place if one is equal. */
+	/* Compares four ports at a time: an equal port leaves a field of 16 zero bits in `difference`. Subtracting one
+	 * from each field sets the highest bit of a zero field.
+	 */
 	for (int i = 0; i < GATE_PORTS; i += 4) {
 		__u64 difference = load64(&policy->ports[i]) ^ packet->source_port * ones;
 
@@ -265,8 +284,8 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 	return !!(zeroes & ones << 15);
 }
 
-/* Checks the rates of unknown clients, which share their buckets. This is done before anything is stored about
- * one.
+/* Checks the rates of unknown clients, which share their buckets. This comes before check_client(), so that nothing is
+ * stored about a client that is refused here.
  */
 static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -285,6 +304,7 @@ static __noinline enum gate_rule check_unknown(struct gate_work *work, const str
 
 /* --- One client, and the networks that contain it --- */
 
+/* Reports whether this rate of a client is limited and applies to the packet. */
 static __always_inline int measures(const struct gate_work *work, const struct gate_policy *policy,
 				    __u32 rate)
 {
@@ -298,8 +318,8 @@ static __always_inline __u64 level_price(const struct gate_work *work, const str
 	return price_of(&policy->client[rate], rate == GATE_RATE_BYTES ? quic_bytes(work) : 1, times);
 }
 
-/* Reports whether the buckets of a network have too little, by rates of a client times `times`. Takes from them if
- * `takes`.
+/* Returns the rule that refuses the packet because a network's buckets have too little, or GATE_RULES. The network may
+ * have `times` the rates of a client. Takes the packet's price from the buckets only if `takes` is not 0.
  */
 __noinline int check_level(struct gate_work *work, const struct gate_policy *policy, struct gate_buckets *at,
 			   __u64 times, int takes)
@@ -327,8 +347,8 @@ __noinline int check_level(struct gate_work *work, const struct gate_policy *pol
 	return GATE_RULES;
 }
 
-/* Reports whether so many clients were added within the time that their rates take to fill that the table has lost
- * some that were not full. They would begin full again.
+/* Reports whether more new clients came than the table holds, within the time in which a bucket fills. The table has
+ * then evicted clients whose buckets were not full; if they return, their new buckets must not begin full.
  */
 static __always_inline int is_crowded(const struct gate_work *work)
 {
@@ -336,13 +356,16 @@ static __always_inline int is_crowded(const struct gate_work *work)
 	struct gate_state *state = bpf_map_lookup_elem(&states, &common);
 	__u64 fill = work->active.fill_ticks;
 
+	/* `| 1` only keeps the divisor from being zero. */
 	if (!state || !takes_too_much(&state->fresh_at, fill, fill / (config.fresh_rates | 1), work->now_ns))
 		return 0;
 	count_event(GATE_RATES_CROWDED);
 	return 1;
 }
 
-/* Makes buckets for a new client: full ones, or in a crowd with room for two such packets, times its multiple. */
+/* Makes buckets for a new client or network. They begin full; if is_crowded(), they begin with enough for two packets
+ * like this one of a single client.
+ */
 static __noinline struct gate_buckets *make_buckets(struct gate_work *work, const struct gate_policy *policy,
 						    const struct gate_bucket_key *key)
 {
@@ -365,9 +388,9 @@ static __always_inline __u64 name_bucket(const struct gate_work *work, __u32 lev
 	return take_network(&config.levels, work->client.address.bytes, level, key->client.bytes);
 }
 
-/* Checks the rates of a client and its networks. All levels are checked before anything is taken or made.
- * Otherwise a client over its own limit would use up its network's rates, and a network over its limit would add
- * its clients to the table. Not static, for the same reason as check_quota.
+/* Checks the rates of a client and of its wider networks. The first loop only checks, the second takes from the buckets
+ * and makes new ones. Otherwise a client over its own limit would use up its network's rates, and a network over its
+ * limit would add its clients to the table. The function is global for the same reason as check_quota().
  */
 __noinline int check_client(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -440,7 +463,7 @@ static __always_inline int speaks(const struct gate_policy *policy, __be32 versi
 	return 0;
 }
 
-/* Checks for packets that no server accepts, from any client. */
+/* Returns the rule that refuses the packet because no server would accept it, or GATE_RULES. */
 static __noinline enum gate_rule check_form(struct gate_work *work, const struct gate_policy *policy)
 {
 	const struct gate_packet *packet;
@@ -484,8 +507,8 @@ static __always_inline __u32 look_up_prefix(const struct gate_prefix_key *key)
 	return rank ? *rank : 0;
 }
 
-/* Finds the list entry that decides: that of the longest matching prefix in the scope's list and the one for all.
- * If both have it, a block wins. Returns 0 if it is in no list.
+/* Finds the list entry that decides: the longest prefix that matches in the scope's list and in the list for all
+ * scopes. If both lists have this prefix, a block wins. Returns enum gate_entry, or 0 if no entry matches.
  */
 static __noinline int find_entry(const struct gate_work *work)
 {
@@ -517,13 +540,19 @@ static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 
 	return bpf_map_lookup_elem(&scopes, &key);
 }
 
-/* Finds the scope of a packet. Returns not 0 if it is in none. */
+/* Finds the scope of a packet by its destination: address and port, then address, then port. Returns not 0 if the
+ * packet is in no scope. If the packet's port is unknown, scope 0 takes its place, so that the rules on headers still
+ * apply.
+ */
 static __noinline int find_scope(struct gate_work *work, __u32 found)
 {
 	const struct gate_packet *packet = &work->packet;
 	struct gate_place *last = &work->place;
 	__u32 *scope = NULL;
 
+	/* Most packets have the destination of the packet before. A change of the rules makes the cached result
+	 * invalid.
+	 */
 	if (found == FIND_OK && last->turn == work->active.turn && last->port == packet->destination_port &&
 	    same_address(&last->address, &packet->destination)) {
 		work->scope = last->scope & (GATE_SCOPES - 1);
@@ -549,6 +578,7 @@ static __noinline int find_scope(struct gate_work *work, __u32 found)
 	return 0;
 }
 
+/* Sets the keys of the packet's client and path. */
 static __always_inline void name_client(struct gate_work *work)
 {
 	const struct gate_packet *packet = &work->packet;
@@ -567,7 +597,7 @@ static __always_inline void name_client(struct gate_work *work)
 	work->path.port = packet->source_port;
 }
 
-/* Returns why the packet is refused (enum gate_rule), or passes (enum gate_pass). */
+/* Returns the reason why the packet is refused (enum gate_rule) or passes (enum gate_pass). */
 static __always_inline int judge(struct xdp_md *ctx, struct gate_work *work, enum gate_find found,
 				 const struct gate_policy *policy)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Sends packets that were refused, or would have been, to userspace: a few of each scope for the log, and those
- * that traces follow. No reader is woken for one: userspace polls several times a second.
+/* Sends packets that were refused, or would have been, to userspace: a few of each scope for the log, and those that
+ * traces follow. Submitting does not wake the reader, because userspace polls several times a second.
  */
 #ifndef MILLRACE_GATE_SAMPLE_H
 #define MILLRACE_GATE_SAMPLE_H
@@ -86,9 +86,9 @@ static __always_inline int is_followed(const struct gate_tracer *tracer, const s
 	       !differ128(source, load128(tracer->address.bytes));
 }
 
-/* Records in the packet's work whether the trace takes it: it matches, and the trace is below its rate. `rules`
- * are the rules that refuse the packet. Not static, like trace(), so that the verifier checks it once, and not
- * once for each path to it.
+/* Sets the trace's bit in work->takers if the packet matches and the trace is below its rate. `rules` are the rules
+ * that refuse the packet, or would have. This function and trace() are global, so that the verifier checks them once
+ * instead of once for each path that calls them.
  */
 __noinline int offer(__u32 index, __u32 rules)
 {
@@ -116,7 +116,7 @@ static __noinline int count_lost(__u32 takers)
 	return 0;
 }
 
-/* Sends this CPU's packet to the traces that it matches. */
+/* Sends the packet in this CPU's scratch memory to the traces that it matches. */
 __noinline int trace(__u32 reason, __u32 bytes)
 {
 	__u32 zero = 0, rules;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Tokens of Retry packets (RFC 9000, section 8.1). The same code in Rust is gate/src/kernel/token.rs. */
+/* Tokens of Retry packets (RFC 9000, section 8.1). gate/src/kernel/token.rs has the same code in Rust. */
 #ifndef MILLRACE_GATE_TOKEN_H
 #define MILLRACE_GATE_TOKEN_H
 
@@ -7,9 +7,9 @@
 #include "siphash.h"
 
 #define GATE_TOKEN_MAGIC 0x3267726d /* "mrg2" */
-#define GATE_TOKEN_WORDS 8	    /* words that the tag covers, with the scope in place of its first half */
+#define GATE_TOKEN_WORDS 8 /* words of 8 bytes that are hashed; the last is the scope, in place of the tag */
 
-/* Returns the token's tag and clears it in the token. */
+/* Returns the tag that the token should have. Overwrites the first half of its tag with the scope. */
 static __always_inline struct bytes16 gate_token_tag(const struct siphash_key *key, struct gate_token *token,
 						     __u64 scope)
 {
@@ -22,8 +22,8 @@ static __always_inline int gate_token_is_ours(const struct gate_token *token)
 	return load32(token->magic) == GATE_TOKEN_MAGIC;
 }
 
-/* Reports whether the token was made with the key, for this scope and address, less than `seconds` ago. Clears its
- * tag.
+/* Reports whether the token was made with this key, for this scope, address and port, at most `seconds` ago. Overwrites
+ * the token's tag. A token may be dated one second ahead, since clocks of several machines differ.
  */
 static __always_inline int gate_token_is_valid(const struct siphash_key *key, struct gate_token *token,
 					       __u64 scope, const struct gate_address *address, __be16 port,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The state of connections: the number of connections of each client, live connections and their paths, and
- * handshakes that servers have answered. Several CPUs change all of it at the same time.
+/* The state of connections: the number of connections of each client, live connections and their paths, and handshakes
+ * that servers have answered. Several CPUs change this state at the same time.
  *
  * A tracked connection goes through these phases:
  *
@@ -9,11 +9,13 @@
  *     as GATE_OPENING. A short header makes it GATE_ESTABLISHED: in track() if it is the first packet, else in
  *     establish().
  *   - When its ID has been idle but other IDs are used on its path, gate_expire makes it GATE_OUTLIVED (lingers()).
- *     It is kept, but no longer counts for its client. A short header with its ID makes it GATE_ESTABLISHED again.
- *   - When both have been idle, gate_expire makes it GATE_ENDED (end_connection()) and removes it with its path.
+ *     The connection is kept, but no longer counts for its client. A short header with its ID makes it GATE_ESTABLISHED
+ *     again.
+ *   - When both ID and path have been idle, gate_expire makes it GATE_ENDED (end_connection()) and removes the
+ *     connection and its path.
  *
- * A published connection stays GATE_PUBLISHED until the application retires it. add_connection() and the changes in
- * establish() and end_connection() are atomic, so that of several CPUs only one changes the client's counts.
+ * A published connection stays GATE_PUBLISHED until the application retires it. add_connection(), establish() and
+ * end_connection() change the phase atomically, so that only one CPU changes the client's counts.
  */
 #ifndef MILLRACE_GATE_TRACK_H
 #define MILLRACE_GATE_TRACK_H
@@ -22,8 +24,8 @@
 #include "gate_marks.h"
 #include "gate_networks.h"
 
-#define SEEN_NS	     (NS_PER_S / 4)  /* resolution of the times of last use */
-#define HANDSHAKE_NS (10 * NS_PER_S) /* time after which a handshake whose client is silent is forgotten */
+#define SEEN_NS	     (NS_PER_S / 4) /* resolution of `seen_ns`; CPUs write the shared entry less often this way */
+#define HANDSHAKE_NS (10 * NS_PER_S) /* idle time after which a handshake is forgotten */
 
 static __noinline int count_event(enum gate_event event)
 {
@@ -38,8 +40,8 @@ static __always_inline __u32 mode_of(const struct gate_policy *policy, enum gate
 	return policy->modes[rule];
 }
 
-/* Reports whether the rule refuses the packet. It depends on the rule's mode; in GATE_MONITOR the refusal is only
- * recorded.
+/* Reports whether the rule, which the packet violates, refuses the packet in its mode. In GATE_MONITOR the violation is
+ * only recorded.
  */
 static __always_inline int refuses(struct gate_work *work, const struct gate_policy *policy,
 				   enum gate_rule rule)
@@ -59,8 +61,8 @@ enum count_error {
 	COUNT_NETWORK_OVER = -3, /* a wider network is at its quota */
 };
 
-/* Writes the network of a level that contains a client. Returns its limit as a multiple of one client's; 0 if the
- * level is not used.
+/* Writes the key of the network of this level that contains the client. Returns the network's limit as a multiple of
+ * one client's limit, or 0 if the level is not used.
  */
 static __always_inline __u64 name_network(const struct gate_client *client, __u32 level,
 					  struct gate_client *network)
@@ -70,15 +72,15 @@ static __always_inline __u64 name_network(const struct gate_client *client, __u3
 	return take_network(&config.levels, client->address.bytes, level, network->address.bytes);
 }
 
-/* Returns 1 if `a` is more, of numbers below 2^63. It has no branch, since the verifier would check what follows
- * once for each.
+/* Returns 1 if `a` is more than `b`, which are below 2^63. The function has no branch, since the verifier would check
+ * all code after a branch twice.
  */
 static __always_inline __u64 is_more(__u64 a, __u64 b)
 {
 	return (b - a) >> 63;
 }
 
-/* Returns not 0 if a field, which starts at a bit, grows beyond that of `most`. */
+/* Returns not 0 if the field that begins at bit `from` grows, and becomes larger than the same field of `most`. */
 static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u64 bits, __u32 from)
 {
 	__u64 now = next >> from & bits;
@@ -86,15 +88,18 @@ static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u
 	return is_more(now, old >> from & bits) & is_more(now, most >> from & bits);
 }
 
+/* Argument of try_count(): see change_count(). */
 struct count_change {
 	struct gate_client client;
-	__s32 connections;
-	__s64 kept;
-	__u64 most;
-	__s64 result;
+	__s32 connections; /* change of the connections for the quota */
+	__s64 kept;	   /* change of the two other fields of gate_count.all */
+	__u64 most;	   /* limit of each field */
+	__s64 result;	   /* the new number of connections, or enum count_error */
 };
 
-/* Tries once. Returns not 0 if it is done or impossible, and 0 if another CPU was faster. */
+/* Tries the change once. Returns not 0 if the change is made or impossible, which ends bpf_loop(), and 0 if another CPU
+ * was faster.
+ */
 static long try_count(__u32 attempt, struct count_change *change)
 {
 	struct gate_count *count = bpf_map_lookup_elem(&clients, &change->client);
@@ -102,13 +107,16 @@ static long try_count(__u32 attempt, struct count_change *change)
 	__u64 old, next;
 
 	change->result = 0;
+	/* There is nothing to take away. */
 	if (!count && change->connections <= 0 && change->kept <= 0)
 		return 1;
+	/* The result if all attempts fail. */
 	change->result = COUNT_FULL;
 	old = count ? READ_ONCE(count->all) : 0;
 	if (old == GATE_COUNT_GONE)
 		return 0;
 	next = old + change->kept;
+	/* The field of connections must not overflow into the next field, nor borrow from it. */
 	if (change->connections > 0 ? (old & GATE_CONNECTIONS) < GATE_CONNECTIONS : old & GATE_CONNECTIONS)
 		next += change->connections;
 	if (grows_beyond(old, next, change->most, GATE_CONNECTIONS, 0)) {
@@ -119,6 +127,7 @@ static long try_count(__u32 attempt, struct count_change *change)
 	    grows_beyond(old, next, change->most, GATE_KEPT, GATE_LINGERING_BIT))
 		return 1;
 	if (count) {
+		/* The time comes before the zero, so that expire_client() never sees a zero with an old time. */
 		if (!next)
 			count->zero_ns = bpf_ktime_get_ns();
 		if (__sync_val_compare_and_swap(&count->all, old, next) != old)
@@ -133,13 +142,13 @@ static long try_count(__u32 attempt, struct count_change *change)
 	return 1;
 }
 
-/* Changes how many connections a client or a network has, and by `kept`, a sum of GATE_TRACKED and GATE_LINGERING,
- * how many of them are stored. No field grows beyond that of `most`. Returns the new number of connections, or
- * enum count_error.
+/* Changes the number of connections of a client or a network. `kept` is a sum of GATE_TRACKED and GATE_LINGERING, which
+ * changes the number of connections that the gate stores. No field grows beyond the same field of `most`. Returns the
+ * new number of connections, or enum count_error.
  *
- * An entry is removed long after it became zero; a caller that finds one being removed tries again. Not static, so
- * that the verifier checks it once, and not once for each path to it. Linux 6.1 accepts no argument of such a
- * function as a key.
+ * An entry is removed a second or more after it became zero. A caller that finds an entry being removed tries again.
+ * The function is global, so that the verifier checks it once instead of once for each path that calls it. Linux 6.1
+ * accepts no argument of a global function as a map's key, so `whose` is copied.
  */
 __noinline __s64 change_count(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most)
 {
@@ -153,12 +162,12 @@ __noinline __s64 change_count(const struct gate_client *whose, __s32 connections
 	return change.result;
 }
 
-/* Returns for each field the limit of a network where one client's is `most`. */
+/* Returns the limits of all fields for a network, if the limits of one client are `most`. */
 static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 {
 	__u64 connections = most & GATE_CONNECTIONS, of_client = most / GATE_TRACKED & GATE_KEPT, kept;
 
-	if (most == ~0ULL)
+	if (most == ~0ULL) /* no limit */
 		return most;
 	if (connections * times < GATE_CONNECTIONS)
 		connections *= times;
@@ -172,7 +181,7 @@ static __always_inline __u64 most_of_network(__u64 most, __u32 times)
 	return kept * (GATE_TRACKED + GATE_LINGERING) | connections;
 }
 
-/* Undoes the changes of networks wider than a level. */
+/* Undoes the changes that change_counts() made to networks wider than this level. */
 static __always_inline void undo_counts(const struct gate_client *client, __u32 level, __s32 connections,
 					__s64 kept)
 {
@@ -183,8 +192,8 @@ static __always_inline void undo_counts(const struct gate_client *client, __u32 
 			change_count(&network, -connections, -kept, ~0ULL);
 }
 
-/* Changes the counts of a client and of all its networks, each up to its multiple of `most`, or of none. The
- * widest comes first: a network at its limit adds no entry for each of its clients.
+/* Changes the counts of a client and of all networks that contain it, or none of them. A network's limit is a multiple
+ * of `most`. The widest network comes first, so that a network at its limit adds no entries for its clients.
  */
 __noinline __s64 change_counts(const struct gate_client *whose, __s32 connections, __s64 kept, __u64 most)
 {
@@ -201,7 +210,8 @@ __noinline __s64 change_counts(const struct gate_client *whose, __s32 connection
 			continue;
 		count = change_count(&network, connections, kept,
 				     level ? most_of_network(most, times) : most);
-		/* A change without a limit is made wherever it can be, but not without that of the client. */
+		/* A change without a limit goes on if a network has no room. It fails only if the client has no room.
+		 */
 		if (count >= 0 || (level && most == ~0ULL))
 			continue;
 		undo_counts(whose, level, connections, kept);
@@ -210,6 +220,7 @@ __noinline __s64 change_counts(const struct gate_client *whose, __s32 connection
 	return count;
 }
 
+/* Returns the number of connections of a client or a network that count for its quota. */
 static __always_inline __u32 connections_of(const struct gate_client *client)
 {
 	struct gate_count *count;
@@ -222,7 +233,9 @@ static __always_inline __u32 connections_of(const struct gate_client *client)
 	return all != GATE_COUNT_GONE ? all & GATE_CONNECTIONS : 0;
 }
 
-/* Returns how many connections of one client are stored at most: a part of the table, or its quota. */
+/* Returns the most connections of one client that the gate stores, in the fields of gate_count.all:
+ * gate_config.client_ids, or the quota if that is higher.
+ */
 static __always_inline __u64 most_kept(const struct gate_policy *policy)
 {
 	__u64 most = config.client_ids;
@@ -234,7 +247,7 @@ static __always_inline __u64 most_kept(const struct gate_policy *policy)
 	return most * (GATE_TRACKED + GATE_LINGERING);
 }
 
-/* Returns the rule that a count violates, or GATE_RULES if there was no room. */
+/* Returns the rule that a result of change_counts() violates, or GATE_RULES if it violates none. */
 static __always_inline enum gate_rule count_rule(__s64 count)
 {
 	return count == COUNT_OVER	     ? GATE_QUOTA
@@ -264,7 +277,7 @@ static __always_inline int same_id(const struct gate_id *a, const struct gate_id
 	return !difference;
 }
 
-/* Updates a time of last use. Returns not 0 if it was due. */
+/* Updates a time of last use if it is older than SEEN_NS. Returns not 0 if it was updated. */
 static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 {
 	if (now_ns - READ_ONCE(*seen_ns) <= SEEN_NS)
@@ -273,8 +286,8 @@ static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 	return 1;
 }
 
-/* Gives the packet's path to the connection whose ID it has, unless the path's owner has as strong a claim. An
- * attacker who sends an ID of their own from a forged address thus takes no path away.
+/* Gives the packet's path to the connection whose ID the packet has, unless the path's owner has as strong a claim. So
+ * an attacker cannot take a path away with the ID of their own connection and a forged address.
  */
 static __noinline int hold_path(struct gate_work *work, __u32 claim)
 {
@@ -288,7 +301,7 @@ static __noinline int hold_path(struct gate_work *work, __u32 claim)
 	return 0;
 }
 
-/* Only its owner gives a path up. */
+/* Removes a path if the connection with this ID owns it. */
 static __always_inline void leave_path(const struct gate_path *at, const struct gate_id *id)
 {
 	const struct gate_path_state *path = bpf_map_lookup_elem(&paths, at);
@@ -297,7 +310,9 @@ static __always_inline void leave_path(const struct gate_path *at, const struct 
 		bpf_map_delete_elem(&paths, at);
 }
 
-/* Moves a connection to the packet's path. It has only one, so that nobody fills the map by replaying an ID. */
+/* Moves a connection to the packet's path. A connection has only one path, so that nobody can fill the map by replaying
+ * an ID from many addresses.
+ */
 static __always_inline void move_path(struct gate_work *work, struct gate_connection *connection)
 {
 	leave_path(&connection->path, &work->id);
@@ -307,7 +322,9 @@ static __always_inline void move_path(struct gate_work *work, struct gate_connec
 	hold_path(work, connection->claim);
 }
 
-/* Handles another ID on the path of a live connection. It keeps the path, and thereby its owner's entry. */
+/* Reports whether a live connection owns the packet's path. If so, the packet counts as use of that path, which keeps
+ * the owner's entry although the packet has another ID.
+ */
 static __always_inline int use_path(struct gate_work *work)
 {
 	struct gate_path_state *path;
@@ -322,7 +339,9 @@ static __always_inline int use_path(struct gate_work *work)
 
 /* --- Live connections --- */
 
-/* Records that a connection was live. It is never refused for the quota again, even if the gate has forgotten it. */
+/* Records in `handshakes` that a connection was live. The quota never refuses such a connection again, even after the
+ * gate has forgotten it.
+ */
 static __always_inline void remember_live(const struct gate_id *id)
 {
 	struct gate_opening *opening = bpf_map_lookup_elem(&handshakes, id);
@@ -331,7 +350,9 @@ static __always_inline void remember_live(const struct gate_id *id)
 		opening->repeated = 1;
 }
 
-/* Marks a connection as established: the client uses short headers, for the first time or after a long pause. */
+/* Moves a connection from `phase` to GATE_ESTABLISHED: the client has sent a short header, for the first time or after
+ * a long pause. A connection that was GATE_OUTLIVED counts for its client again.
+ */
 static __noinline int establish(struct gate_work *work, const struct gate_policy *policy,
 				struct gate_connection *connection, __u32 phase)
 {
@@ -369,6 +390,9 @@ static __noinline int use_connection(struct gate_work *work, const struct gate_p
 	return GATE_LIVE;
 }
 
+/* Counts a new tracked connection for its client. Returns the client's number of connections, or enum count_error. A
+ * rule that only monitors records the violation, and the connection is counted all the same.
+ */
 static __always_inline __s64 count_tracked(struct gate_work *work, const struct gate_policy *policy,
 					   int was_live)
 {
@@ -387,13 +411,16 @@ static __always_inline __s64 count_tracked(struct gate_work *work, const struct 
 	return count;
 }
 
+/* Returns the connection's claim to the packet's path. The caller has checked that the addresses are equal. If the
+ * ports are equal too, the server's packets went to this path, and the client's use of the ID proves that they arrived.
+ */
 static __always_inline __u32 claim_of(const struct gate_work *work, const struct gate_opening *opening)
 {
 	return opening->port == work->path.port ? GATE_CLAIM_PROVED : GATE_CLAIM_NEAR;
 }
 
-/* Adds a connection. Returns not 0 if there is no room for it, or it exists. It is a function of its own, so that
- * the code that counts the connection has more stack.
+/* Adds a connection. Returns not 0 if the map is full or already has the connection. This is a separate function to
+ * keep the structure off the stack of track(): the whole call chain may use 512 bytes.
  */
 static __noinline int add_connection(struct gate_work *work, const struct gate_policy *policy,
 				     const struct gate_opening *opening)
@@ -410,9 +437,9 @@ static __noinline int add_connection(struct gate_work *work, const struct gate_p
 	return bpf_map_update_elem(&connections, &work->id, &connection, BPF_NOEXIST);
 }
 
-/* Starts to track a connection. The client has sent the ID from the server's answer, so its address is validated.
- * From here on the connection counts: the quota also holds for handshakes that run at the same time, but not for
- * those that are only claimed.
+/* Starts to track a connection. The client has sent the ID from the server's packet, so its address is validated. The
+ * connection counts from now on. The quota therefore also limits handshakes that run at the same time, and forged
+ * Initials do not use it up.
  */
 static __noinline int track(struct gate_work *work, const struct gate_policy *policy,
 			    struct gate_opening *opening)
@@ -420,6 +447,7 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 	int is_short = work->packet.kind == QUIC_SHORT;
 	__s64 count;
 
+	/* Only the CPU that adds the entry counts the connection. */
 	if (!add_connection(work, policy, opening)) {
 		count = count_tracked(work, policy, opening->repeated);
 		if (count >= 0) {
@@ -441,7 +469,8 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 	return GATE_HANDSHAKE;
 }
 
-/* Returns the possible lengths of the destination connection ID, a byte each: short headers do not tell it. */
+/* Returns the possible lengths of the destination connection ID, a byte each. Short headers do not contain the length.
+ */
 static __always_inline __u64 id_lens(const struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_state *state;
@@ -454,7 +483,9 @@ static __always_inline __u64 id_lens(const struct gate_work *work, const struct 
 	return state ? READ_ONCE(state->id_lens) : 0;
 }
 
-/* Copies the destination connection ID to work->id. Returns 0 if the packet is too short for this length. */
+/* Copies `len` bytes of the destination connection ID to work->id, and pads them with zeroes. Returns the length, or 0
+ * if the packet is too short for it.
+ */
 static __always_inline __u32 take_id(struct gate_work *work, __u32 len)
 {
 	const struct gate_packet *packet = &work->packet;
@@ -469,7 +500,7 @@ static __always_inline __u32 take_id(struct gate_work *work, __u32 len)
 	return len;
 }
 
-/* Returns the reason to pass or to refuse for the ID that was copied, or 0 if it is unknown. */
+/* Returns the reason to pass or refuse the packet because of the ID in work->id, or 0 if the ID is unknown. */
 static __always_inline int find_id(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_connection *connection = bpf_map_lookup_elem(&connections, &work->id);
@@ -488,8 +519,8 @@ static __always_inline int find_id(struct gate_work *work, const struct gate_pol
 									       : 0;
 }
 
-/* Finds the live connection of a packet, or the handshake that the server has answered. Returns enum gate_pass, or
- * the rule that refuses one too many, or 0 if there is none.
+/* Finds the live connection of a packet, or the handshake that the server has answered. Returns enum gate_pass, or the
+ * quota rule that refuses the new connection, or 0 if there is no connection.
  */
 static __noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -525,7 +556,9 @@ static __always_inline void to_address(struct gate_address *to, const __u8 *from
 		copy_address(to, from);
 }
 
-/* Returns the policy of the server's scope, if that tracks connections. */
+/* Returns the policy of the server's scope if this scope tracks connections, else NULL. Looks for address and port,
+ * then address, then port, as find_scope() does.
+ */
 static __always_inline struct gate_policy *find_tracking(const struct gate_address *address, __be16 port,
 							 __u32 *scope)
 {
@@ -565,11 +598,13 @@ static __always_inline int load_id(struct __sk_buff *skb, __u32 at, struct gate_
 		return -1;
 	id->len = len;
 	last = id->len - 1;
-	OPAQUE(last); /* Linux 6.1's verifier does not derive the least value from the compiler's check for "not zero" */
+	OPAQUE(last); /* Linux 6.1's verifier cannot derive the least length from the compiler's check for "not zero" */
 	return last < GATE_ID_MAX ? bpf_skb_load_bytes(skb, at + 1, id->bytes, last + 1) : -1;
 }
 
-/* Records the length of a server's connection ID. A scope may have several servers, or one that was upgraded. */
+/* Records the length of a server's connection ID. A scope may have several lengths: from several servers, or from one
+ * server before and after an upgrade.
+ */
 static __always_inline void note_id_len(struct gate_state *state, __u32 len)
 {
 	__u64 lens = READ_ONCE(state->id_lens);
@@ -581,7 +616,7 @@ static __always_inline void note_id_len(struct gate_state *state, __u32 len)
 			return;
 		if (!known) {
 			__sync_val_compare_and_swap(&state->id_lens, lens, lens | (__u64)len << 8 * i);
-			return; /* if another CPU was faster, the next answer does it */
+			return; /* if another CPU was faster, the server's next packet tries again */
 		}
 	}
 }

@@ -15,7 +15,7 @@ pub(crate) use generated::{
 };
 
 mod generated {
-    #![allow(dead_code, reason = "not all that C has is of use here")]
+    #![allow(dead_code, reason = "Rust needs only a part of the header's structures and constants")]
 
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
@@ -23,21 +23,21 @@ mod generated {
 pub(crate) const ID_MAX: usize = generated::GATE_ID_MAX as usize;
 pub(crate) const VERSIONS: usize = generated::GATE_VERSIONS as usize;
 pub(crate) const PORTS: usize = generated::GATE_PORTS as usize;
-/// Number of sizes of networks that contain an address: a client, and two wider ones.
+/// Number of network sizes that contain an address: a client, and two wider ones.
 pub(crate) const LEVELS: usize = generated::GATE_LEVELS as usize;
 /// Ticks per nanosecond.
 pub(crate) const TICKS: u64 = generated::BUCKET_TICKS as u64;
 pub(crate) const TOKEN_KEYS: usize = generated::GATE_TOKEN_KEYS as usize;
 pub(crate) const TRACERS: usize = generated::GATE_TRACERS as usize;
-/// The bits of a count that are the number of connections.
+/// Mask of the bits of `gate_count.all` that are the number of connections.
 pub(crate) const CONNECTIONS: u64 = generated::GATE_CONNECTIONS as u64;
 pub(crate) const TABLE_V6: u16 = generated::GATE_TABLE_V6 as u16;
-/// Number of the low bits of a rank that have the entry; the prefix length is above them.
+/// Number of low bits of a rank that hold `enum gate_entry`; the other bits hold the prefix length.
 pub(crate) const ENTRY_BITS: u32 = generated::GATE_ENTRY.count_ones();
 
 pub(crate) const MODES: usize = generated::GATE_MODES as usize;
 
-/// Maps that are walked over once a second, in the order of `enum gate_walk`.
+/// Maps that `gate_expire` walks over, in the order of `enum gate_walk`.
 pub(crate) const WALKED: [&str; WALKS] = ["connections", "paths", "clients", "handshakes", "openings"];
 const WALKS: usize = generated::GATE_WALKS as usize;
 

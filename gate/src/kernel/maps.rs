@@ -1,4 +1,4 @@
-//! The program's maps, and the programs that change them for userspace.
+//! The handles of the gate's maps, and of the programs that change maps for userspace.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,14 +33,15 @@ pub(super) struct GateMaps {
     token_keys: MapHandle,
     connections: MapHandle,
     clients: MapHandle,
-    /// Maps whose entries are deleted with their scope.
+    /// Maps whose entries are deleted with their scope: `handshakes`, `openings`, `paths` and `buckets`.
     others: [MapHandle; 4],
     states: MapHandle,
     tracers: MapHandle,
     traced: MapHandle,
-    /// Number of entries of each walked map, as of the latest walk.
+    /// Number of entries of each map in [`intf::WALKED`] at the latest walk.
     walked: [AtomicU64; intf::WALKED.len()],
-    /// Number of times that each index was given to another scope. Locked during every operation on a scope.
+    /// Number of times that each scope index was given to another scope. Read-locked during every operation on a scope,
+    /// and write-locked while an index changes hands.
     turns: RwLock<[u32; intf::SCOPES as usize]>,
     pub barrier: Barrier,
     count: OwnedFd,
@@ -51,13 +52,14 @@ pub(super) struct GateMaps {
     masks: [u8; 2],
 }
 
-/// Number of a table's entries that one run of the program handles. Each run skips those of earlier runs again:
-/// smaller parts take less time each, and more in all.
+/// Number of a map's entries that one run of `gate_expire` handles. Each run first skips the entries of earlier runs,
+/// so smaller parts take less time each, but more time in total.
 const WALK_PART: u32 = 1 << 15;
 
 const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
 
-/// Key and nonce of the Retry integrity tag (RFC 9001, section 5.8, and RFC 9369, section 3.3.3).
+/// Key and nonce of the Retry integrity tag, for QUIC versions 1 and 2 (RFC 9001, section 5.8, and RFC 9369, section
+/// 3.3.3).
 const RETRY: [([u8; 16], [u8; 12]); 2] = [
     (
         0xbe0c_690b_9f66_575a_1d76_6b54_e368_c84e_u128.to_be_bytes(),
@@ -109,6 +111,7 @@ impl GateMaps {
 
     // --- Rules ---
 
+    /// Deletes the entries with these keys.
     pub fn clear<'a>(
         &self,
         scopes: impl Iterator<Item = &'a intf::ScopeKey>,
@@ -123,6 +126,7 @@ impl GateMaps {
         Ok(())
     }
 
+    /// Writes the rules to one half, which must not be in use.
     pub fn write(
         &self,
         half: u32,
@@ -173,7 +177,7 @@ impl GateMaps {
 
     // --- Tracers ---
 
-    /// Writes a trace that is not active, and clears its counters.
+    /// Writes the filter of a trace that is not active yet, and clears its counters.
     pub fn put_tracer(&self, index: u32, tracer: &intf::Tracer) -> Result<(), Error> {
         reset::<intf::Traced>(&self.traced, "traced", index)?;
         write(&self.tracers, "tracers", &index.to_ne_bytes(), tracer.as_bytes())
@@ -190,13 +194,13 @@ impl GateMaps {
 
     // --- Scopes ---
 
-    /// Returns how many scopes had this scope's index before it.
+    /// Returns how many scopes had this index before the present scope.
     pub fn turn(&self, scope: u32) -> u32 {
         let turns = self.turns.read().unwrap_or_else(PoisonError::into_inner);
         turns.get(scope as usize).copied().unwrap_or_default()
     }
 
-    /// Runs an operation on a scope, unless another scope has its index now.
+    /// Runs an operation on a scope. Returns an error if another scope has the index now.
     pub fn in_turn<T>(
         &self,
         scope: u32,
@@ -211,7 +215,8 @@ impl GateMaps {
         }
     }
 
-    /// Deletes all state of a scope that no packet can be in any more, so that its index can be reused.
+    /// Deletes all state of a scope, so that its index can be reused. The rules in force must not have the scope any
+    /// more.
     pub fn forget_scope(&self, scope: u32) -> Result<(), Error> {
         let mut turns = self.turns.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(turn) = turns.get_mut(scope as usize) {
@@ -244,10 +249,11 @@ impl GateMaps {
         intf::Client { address: mask(mapped(address), len), scope: scope as u16, level: 0 }
     }
 
-    /// Changes the client's count, in the kernel and atomically, and returns its number of connections.
+    /// Changes the client's number of connections atomically, by a program in the kernel, and returns the new number.
     pub fn change_count(&self, scope: u32, address: std::net::IpAddr, change: i32) -> Result<u32, Error> {
         let client = self.client(scope, address);
-        // The program gives up while other CPUs keep changing the entry, which cannot last.
+        // The program gives up after some attempts if other CPUs keep changing the entry. That cannot last for 64
+        // calls.
         for _ in 0..64 {
             let mut call = intf::CountCall { client, change, ..Default::default() };
             run(&self.count, &mut call).map_err(|source| Error::Run { program: "gate_count", source })?;
@@ -295,10 +301,11 @@ impl GateMaps {
         delete(&self.connections, "connections", id_key(scope, id)?.as_bytes())
     }
 
-    /// Forgets tracked connections that have been idle at a time of CLOCK_MONOTONIC, and marks the others. It works
-    /// in parts: the kernel runs each to its end before anything else gets that CPU.
+    /// Forgets tracked connections that are idle for too long at `now_ns` (CLOCK_MONOTONIC), and marks the others.
+    /// Returns how many were forgotten. The walk is split into parts, because a program's run keeps its CPU until it
+    /// ends.
     pub fn expire(&self, now_ns: u64) -> Result<u64, Error> {
-        // Two walks at the same time would each find the same connections idle.
+        // Two walks at the same time would both find the same connections idle, and count them twice.
         let _alone = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         (0..)
             .zip(&self.walked)
@@ -317,12 +324,12 @@ impl GateMaps {
                 entries.store(call.at.into(), Ordering::Relaxed);
                 return Ok(expired);
             }
-            // The entries after the removed ones have moved up.
+            // Later entries have moved forward by the number of removed ones.
             from = to - call.removed;
         }
     }
 
-    /// Returns the entries of the maps as of the latest walk, and their limits.
+    /// Returns the number of entries of each map at the latest walk, and its limit.
     pub fn tables(&self) -> impl Iterator<Item = TableFill> {
         let [handshakes, openings, paths, _] = &self.others;
         let maps = [&self.connections, paths, &self.clients, handshakes, openings];
@@ -333,7 +340,7 @@ impl GateMaps {
         })
     }
 
-    /// Clears the marks of an age, which must not be that of new ones.
+    /// Clears all marks of one age. New marks must not have this age at the time.
     pub fn forget(&self, age: u32) -> Result<(), Error> {
         let mut call = intf::ForgetCall { age: age.into() };
         run(&self.forget, &mut call).map_err(|source| Error::Run { program: "gate_forget", source })
@@ -377,7 +384,7 @@ fn narrowest(prefixes: &[u8]) -> u8 {
     prefixes.first().copied().unwrap_or(0)
 }
 
-/// Returns the connections in a client's entry, which may be in removal.
+/// Returns the number of connections in a client's entry, or 0 if the entry is being removed.
 fn live(count: &intf::Count) -> u32 {
     if count.all == u64::MAX { 0 } else { (count.all & intf::CONNECTIONS) as u32 }
 }
@@ -412,14 +419,14 @@ fn reset<T: Plain + Default>(map: &MapHandle, what: &'static str, key: u32) -> R
     map.update_percpu(&key.to_ne_bytes(), &nothing, MapFlags::ANY).map_err(error)
 }
 
-/// Deletes all entries of a scope, to which no program adds any.
+/// Deletes all entries of a scope. No program may add entries of this scope at the time.
 fn delete_of(
     map: &MapHandle,
     what: &'static str,
     scope: u32,
     scope_of: impl Fn(&[u8]) -> Option<u32>,
 ) -> Result<(), Error> {
-    // The keys are collected first: an iteration whose current key is deleted starts again.
+    // The keys are collected first: if the current key of an iteration is deleted, the kernel starts at the beginning.
     let keys: Vec<_> = map.keys().filter(|key| scope_of(key) == Some(scope)).collect();
     keys.into_iter().try_for_each(|key| delete(map, what, &key))
 }

@@ -1,4 +1,4 @@
-//! The reasons why packets are refused or passed, with the program's names.
+//! The reasons why packets are refused or pass, with the same names as in the BPF program.
 
 use millrace_kernel::outcomes;
 
@@ -30,10 +30,10 @@ outcomes! {
         SourcePort = "source_port",
         /// A short header or a Handshake packet whose ID was not published.
         UnknownId = "unknown_id",
-        /// A new connection of a client at its quota, or a handshake of one whose other connections have reached it
-        /// meanwhile.
+        /// A new connection of a client that is at its quota. Also a handshake of a client that reached its quota after
+        /// the handshake began.
         Quota = "quota",
-        /// A new connection of a wider network at its quota, or such a handshake.
+        /// A new connection or a handshake, as for `quota`, of a wider network that is at its quota.
         NetworkQuota = "network_quota",
         /// A new connection without a token, under load; or another packet of an unknown connection.
         Retry = "retry",
@@ -59,8 +59,8 @@ outcomes! {
 }
 
 impl Rule {
-    /// Returns the rule on one client that corresponds to this rule on wider networks. This rule has its mode and a
-    /// multiple of its numbers.
+    /// Returns the rule on one client that corresponds to this rule on wider networks. The rule on networks has the
+    /// same mode, and multiples of the numbers.
     pub fn client_reason(self) -> Option<Self> {
         match self {
             Self::NetworkQuota => Some(Self::Quota),
@@ -75,13 +75,14 @@ impl Rule {
 outcomes! {
     /// The reasons why packets pass.
     Pass {
-        /// UDP, but in no scope; counted for scope "interface".
+        /// A UDP packet whose destination is in no scope; counted for scope "interface".
         Other = "other",
         /// The packet has a live connection's ID.
         Live = "live",
         /// The packet comes from a live connection's address and port, with another ID.
         LivePath = "live_path",
-        /// The packet has the ID from the server's answer, and comes from the address that was answered.
+        /// The packet has the ID that the server chose in its handshake packet, and comes from the address that this
+        /// went to.
         Handshake = "handshake",
         /// A source on the allow list.
         Allowed = "allowed",
@@ -97,27 +98,27 @@ outcomes! {
 }
 
 outcomes! {
-    /// Other events.
+    /// Events other than verdicts.
     Event {
         /// A connection was added to the tracked ones.
         ConnectionTracked = "connection_tracked",
         /// A tracked connection was idle for too long.
         ConnectionExpired = "connection_expired",
-        /// A client validated its address, but there was no room to track its connection, or none for this client.
-        /// Its packets pass, but are not counted.
+        /// A client validated its address, but its connection could not be tracked: the table is full, or the client
+        /// has too many entries. The connection's packets pass, but the connection does not count.
         ConnectionsFull = "connections_full",
-        /// A token in this gate's format that is forged, expired, or of another address.
+        /// A token has this gate's format, but is forged, expired, or another address's.
         TokenInvalid = "token_invalid",
-        /// Retry or Version Negotiation was sent.
+        /// A refused packet was answered with Retry or Version Negotiation.
         Answered = "answered",
-        /// A packet that was dropped because its answer could not be made.
+        /// A refused packet was dropped, because its answer could not be made.
         NotAnswered = "not_answered",
-        /// Samples that were not read in time.
+        /// A sample was lost, because it was not read in time.
         SamplesLost = "samples_lost",
-        /// A packet that passed unchecked: it arrived in the middle of another run, on a kernel with PREEMPT_RT.
+        /// A packet passed unchecked, because it interrupted another run on its CPU (on kernels with PREEMPT_RT).
         Busy = "busy",
-        /// A client whose rates began with room for two packets, because more clients came than the table can
-        /// remember for the time that rates take to fill.
+        /// A new client's rates began with room for two packets only. More clients came than the table can remember for
+        /// the time that rates take to fill.
         RatesCrowded = "rates_crowded",
     }
 }
@@ -133,7 +134,7 @@ outcomes! {
         ZeroRtt = "zero_rtt",
         /// A Handshake packet.
         Handshake = "handshake",
-        /// A packet of a version with unknown fields other than the invariants of RFC 8999.
+        /// A packet of an unknown version. Only the invariant fields of RFC 8999 are read.
         OtherVersion = "other_version",
         /// A long header that no client sends.
         Impossible = "impossible",
@@ -141,7 +142,8 @@ outcomes! {
 }
 
 impl Kind {
-    /// Converts the program's `enum quic_kind`. Returns `None` if it was not read, or the packet is too short.
+    /// Converts the BPF program's `enum quic_kind`. Returns `None` if the type was not read, or the packet is too
+    /// short.
     pub(super) fn new(raw: u8) -> Option<Self> {
         Self::ALL.get(usize::from(raw).checked_sub(1)?).copied()
     }

@@ -1,4 +1,4 @@
-//! The other programs of an interface, which get the packets that the gate passes.
+//! The further XDP programs of an interface, which the gate calls with the packets that it passes.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -7,8 +7,9 @@ use millrace_kernel::Error;
 use millrace_kernel::object::{LoadedObject, write};
 
 pub(super) struct Rests {
-    /// Map from interface to index.
+    /// Map from an interface's index to an index into `programs`.
     at: MapHandle,
+    /// Array of programs for tail calls.
     programs: MapHandle,
 }
 
@@ -25,6 +26,7 @@ impl Rests {
 
     pub fn remove(&self, ifindex: i32) {
         if let Some(index) = self.index(ifindex) {
+            // The interface's entry goes first, so that later packets do not look for a program that is gone.
             let _ = self.at.delete(&ifindex.to_ne_bytes());
             let _ = self.programs.delete(&index);
         }

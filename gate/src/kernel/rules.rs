@@ -1,5 +1,5 @@
-//! An operator's rules: scopes and their policies. They are plain values, checked as a whole and encoded for the
-//! program.
+//! An operator's rules: scopes and their policies. They are plain values, which are checked as a whole and encoded for
+//! the BPF program.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,11 +17,11 @@ use super::token;
 pub struct GateRules {
     /// The scopes.
     pub scopes: Vec<ScopeRules>,
-    /// Modes for packets whose scope is unknown: fragments after the first and packets with too many headers, if they
-    /// are for no scope's address. Only [`Rule::Fragment`] and [`Rule::Headers`] matter.
+    /// Modes for packets whose scope is unknown. These are fragments after the first and packets with too many headers,
+    /// whose port cannot be read, if no scope has their address. Only [`Rule::Fragment`] and [`Rule::Headers`] matter.
     pub interface: Modes,
-    /// The list for all scopes. The longest matching prefix in this list and a scope's own decides; a prefix that is
-    /// both blocked and allowed is blocked.
+    /// The list for all scopes. The longest prefix that matches, in this list or a scope's own, decides. A prefix that
+    /// is both blocked and allowed is blocked.
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
@@ -35,9 +35,9 @@ impl Default for GateRules {
 /// The scope of one application.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScopeRules {
-    /// The name. State is kept across changes under the same name. "interface" is reserved.
+    /// The name. A scope that keeps its name when the rules change also keeps its state. "interface" is reserved.
     pub name: String,
-    /// The addresses and ports that it is found by.
+    /// The destination addresses and ports of the scope's packets.
     pub places: Vec<RulePlace>,
     /// The rules of the scope.
     pub policy: PolicyRules,
@@ -45,8 +45,8 @@ pub struct ScopeRules {
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-/// An application's address, port or both. A place with both goes before one with an address, and that before one
-/// with a port.
+/// An application's address, port or both. If several places match, one with both wins over one with an address, and
+/// this over one with a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulePlace {
     /// The address; `None` for any.
@@ -66,22 +66,22 @@ impl RulePlace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum ListEntry {
-    /// Packets pass, unless no server accepts them.
+    /// Packets pass, except those that no server accepts.
     Allow = 1,
-    /// Packets are refused. This is the greater value: it decides if a prefix is in both lists.
+    /// Packets are refused. The value is the greater one, because a block decides if a prefix is in both lists.
     Block = 2,
 }
 
-/// What a rule does with packets that violate it.
+/// The action of a rule on packets that violate it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum RuleMode {
     /// The rule is not checked.
     Off = 0,
-    /// Counts the packets that it would refuse.
+    /// The rule counts the packets that it would refuse.
     Monitor = 1,
-    /// Refuses the packets.
+    /// The rule refuses the packets.
     Enforce = 2,
 }
 
@@ -90,7 +90,7 @@ pub enum RuleMode {
 pub struct Modes([RuleMode; Rule::ALL.len()]);
 
 impl Modes {
-    /// All rules off.
+    /// Modes with every rule off.
     pub const OFF: Self = Self([RuleMode::Off; Rule::ALL.len()]);
 
     /// Returns the mode of a rule.
@@ -103,7 +103,7 @@ impl Modes {
         self.0[rule.client_reason().unwrap_or(rule) as usize] = mode;
     }
 
-    /// Returns the modes with one changed.
+    /// Returns the modes with one rule's mode changed.
     #[must_use]
     pub fn with(mut self, rule: Rule, mode: RuleMode) -> Self {
         self.set(rule, mode);
@@ -118,7 +118,7 @@ impl Modes {
     }
 }
 
-/// The rules that need no numbers are enforced: packets that no server accepts, and the lists.
+/// The default enforces the rules that need no numbers, which refuse packets that no server accepts, and the lists.
 impl Default for Modes {
     fn default() -> Self {
         [
@@ -135,7 +135,7 @@ impl Default for Modes {
     }
 }
 
-/// How the gate knows live connections, whose packets pass.
+/// The source of the gate's knowledge of live connections, whose packets pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LiveRule {
     /// The application publishes every connection ID that it issues, all of this length (1 to 20 bytes).
@@ -143,14 +143,13 @@ pub enum LiveRule {
         /// Length of the IDs in bytes.
         id_len: usize,
     },
-    /// The gate watches the server's answers ([`Gate::watch`](super::Gate::watch)) and forgets a connection that has
-    /// been idle for this time, which should be the server's idle time-out.
+    /// The gate reads the server's handshake packets ([`LoadedGate::watch`](super::LoadedGate::watch)) and tracks
+    /// connections.
     Tracked {
-        /// The idle time.
+        /// The idle time after which a connection is forgotten: use the server's idle time-out.
         idle: Duration,
     },
-    /// The gate does not know them and watches no answers. This is only for rules against packets that no live
-    /// connection sends.
+    /// The gate does not know live connections. This is only for rules against packets that no live connection sends.
     Unknown,
 }
 
@@ -158,13 +157,14 @@ pub enum LiveRule {
 /// unknown ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counting {
-    /// The application counts, with [`ScopeRules::inc`](super::ScopeRules::inc) and [`ScopeRules::dec`](super::ScopeRules::dec).
+    /// The application counts, with [`KernelScope::inc`](super::KernelScope::inc) and
+    /// [`KernelScope::dec`](super::KernelScope::dec).
     Application,
     /// The gate counts the connections that it tracks.
     Gate,
 }
 
-/// A rate of `amount` each `per` on average, with bursts of `burst`.
+/// A rate of `amount` units in each interval `per` on average, with bursts of up to `burst` units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleRate {
     /// Number of units per interval.
@@ -182,14 +182,14 @@ impl RuleRate {
     }
 }
 
-/// The rates of three rules. `None` where the rule is off.
+/// The rates of three rules. A rate is `None` if its rule is off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rates {
     /// Rate of new connections.
     pub initials: Option<RuleRate>,
     /// Rate of packets.
     pub packets: Option<RuleRate>,
-    /// Rate of UDP payload in bytes. The burst must be at least a packet's.
+    /// Rate of UDP payload in bytes. The burst must be at least as large as a packet.
     pub bytes: Option<RuleRate>,
 }
 
@@ -198,40 +198,39 @@ pub struct Rates {
 pub struct PolicyRules {
     /// The mode of each rule.
     pub modes: Modes,
-    /// How live connections are known.
+    /// The source of knowledge of live connections.
     pub live: LiveRule,
     /// The party that counts connections.
     pub counting: Counting,
-    /// Largest number of connections of a client, for [`Rule::Quota`]. Multiples of it are for
-    /// [`Rule::NetworkQuota`].
+    /// Largest number of connections of a client, for [`Rule::Quota`]. [`Rule::NetworkQuota`] uses multiples of it.
     pub quota: Option<u32>,
-    /// Rate of new connections without a valid token above which they are sent a Retry ([`Rule::Retry`]). `None` for
-    /// all.
+    /// Rate of new connections without a valid token above which they get a Retry ([`Rule::Retry`]). With `None` all of
+    /// them get one.
     pub retry_above: Option<RuleRate>,
     /// Lifetime of a token, in whole seconds.
     pub token_lifetime: Duration,
-    /// QUIC versions that the server supports, at most 4; [`Rule::Version`].
+    /// QUIC versions that the server supports, at most 4, for [`Rule::Version`].
     pub versions: Vec<u32>,
-    /// Rules among [`ANSWERING`] that refuse with a Version Negotiation packet instead of silence. [`Rule::Version`]
-    /// names the server's versions; the others name a version that nothing implements, so that the client gives up at
-    /// once.
+    /// Rules among [`ANSWERING`] that answer a refused packet with Version Negotiation instead of dropping it silently.
+    /// [`Rule::Version`] names the server's versions. The others name a version that nothing implements, so that the
+    /// client gives up at once.
     pub answers: BTreeSet<Rule>,
-    /// Source ports that reflectors answer from, at most 32; [`Rule::SourcePort`]. Short headers are exempt while
-    /// they may be of live connections that the gate does not know: with [`LiveRule::Tracked`] until it has been attached
-    /// for the idle time, with [`LiveRule::Unknown`] always.
+    /// Source ports that reflectors send from, at most 32, for [`Rule::SourcePort`]. Short headers are exempt while
+    /// they may belong to live connections that the gate does not know: with [`LiveRule::Tracked`] until the gate has
+    /// been attached for the idle time, with [`LiveRule::Unknown`] always.
     pub reflectors: Vec<u16>,
-    /// Rates of a client, or of a published ID: [`Rule::LivePackets`], [`Rule::LiveBytes`].
+    /// Rates of a client's live connections, or of a published ID: [`Rule::LivePackets`], [`Rule::LiveBytes`].
     pub live_rates: Rates,
     /// Rates of all unknown clients together: [`Rule::UnknownInitials`], [`Rule::UnknownPackets`],
     /// [`Rule::UnknownBytes`].
     pub unknown_rates: Rates,
-    /// Rates of a client: [`Rule::ClientInitials`], [`Rule::ClientPackets`], [`Rule::ClientBytes`]. Multiples of them
-    /// are for the networks that contain it: [`Rule::NetworkInitials`], [`Rule::NetworkPackets`],
+    /// Rates of a client: [`Rule::ClientInitials`], [`Rule::ClientPackets`], [`Rule::ClientBytes`]. The rules on
+    /// networks that contain the client use multiples: [`Rule::NetworkInitials`], [`Rule::NetworkPackets`],
     /// [`Rule::NetworkBytes`].
     pub client_rates: Rates,
 }
 
-/// Rules that can be set to answer. [`Rule::Retry`] always does.
+/// Rules that can be set to answer with Version Negotiation. [`Rule::Retry`] always answers, with a Retry.
 pub const ANSWERING: [Rule; 4] = [Rule::Version, Rule::Quota, Rule::UnknownInitials, Rule::ClientInitials];
 
 /// QUIC version 1 (RFC 9000).
@@ -263,7 +262,7 @@ impl Default for PolicyRules {
     }
 }
 
-/// The fault of [`GateRules`].
+/// A fault in [`GateRules`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -287,12 +286,11 @@ impl From<Error> for millrace_kernel::Error {
     }
 }
 
-/// Largest number of scopes of a gate at one time. While rules are replaced, this covers the old and the new ones
-/// together.
+/// Largest number of scopes of a gate at one time. While rules are replaced, old and new scopes count together.
 pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
-/// Largest number of versions of a policy.
+/// Largest number of QUIC versions in a policy.
 pub const VERSIONS_MAX: usize = intf::VERSIONS;
-/// Largest number of reflectors' ports of a policy.
+/// Largest number of reflectors' ports in a policy.
 pub const REFLECTORS_MAX: usize = intf::PORTS;
 /// Largest number of places of all scopes together.
 pub const MAX_PLACES: usize = 256;
@@ -300,7 +298,7 @@ pub const MAX_PLACES: usize = 256;
 pub const INTERFACE: &str = "interface";
 
 impl GateRules {
-    /// Checks the rules. [`Gate::apply`](super::Gate::apply) does that first.
+    /// Checks the rules. [`LoadedGate::apply`](super::LoadedGate::apply) does this first.
     pub fn check(&self) -> Result<(), Error> {
         limit("scopes", self.scopes.len(), MAX_SCOPES)?;
         limit("places", self.scopes.iter().map(|scope| scope.places.len()).sum(), MAX_PLACES)?;
@@ -351,7 +349,7 @@ impl RulePlace {
         }
     }
 
-    /// Returns the look-up that finds the place.
+    /// Returns the kind of look-up by which the program finds this place.
     pub(super) fn lookup(&self) -> u32 {
         match (self.address, self.port) {
             (Some(_), Some(_)) => intf::LOOKUP_BOTH,
@@ -462,18 +460,18 @@ impl PolicyRules {
     }
 }
 
-/// Converts a time, limited so that a sum cannot overflow.
+/// Converts a time to ns. The limit of 2^62 keeps a sum with the present time from overflowing.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 62)
 }
 
-/// A rate that lets nothing through.
+/// A rate that is always exceeded.
 const NONE: intf::Rate = intf::Rate { cost: 1, burst: 0 };
-/// Largest cost per byte. A whole datagram at this cost is still far from overflowing.
+/// Largest cost per byte in ticks. The cost of a datagram of 65,535 bytes stays below 2^62.
 const COST_MAX: u128 = 1 << 46;
 
 impl RuleRate {
-    /// Encodes the rate for the program: the cost of a unit, and the largest debt.
+    /// Encodes the rate for the program: the cost of a unit and the size of the bucket, both in ticks.
     fn encode(&self) -> Result<intf::Rate, &'static str> {
         if self.amount == 0 || self.burst == 0 {
             return Err("a rate of zero lets nothing through: enforce a list instead");

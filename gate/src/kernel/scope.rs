@@ -1,4 +1,4 @@
-//! The application's side of a scope.
+//! The handle with which an application reports its connections to the gate.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use millrace_kernel::Error;
 use super::KernelClient;
 use super::maps::GateMaps;
 
-/// An application's handle of its scope; see [`LoadedGate::scope`](super::LoadedGate::scope). Clones share it. It may be used
-/// from many threads at once; each call is one system call.
+/// An application's handle of its scope, from [`LoadedGate::scope`](super::LoadedGate::scope). Clones refer to the same
+/// scope. The handle may be used from many threads at once. Each call is one system call.
 #[derive(Clone)]
 pub struct KernelScope {
     maps: Arc<GateMaps>,
     index: u32,
-    /// The number of this scope among those that have had its index.
+    /// The number of scopes that had `index` before this one. A call fails if this number has changed.
     turn: u32,
 }
 
@@ -24,13 +24,13 @@ impl KernelScope {
         Self { maps, index, turn }
     }
 
-    /// Adds one connection of a client and returns the client's number of connections. For
+    /// Adds one connection of a client and returns the client's number of connections. Use it with
     /// [`Counting::Application`](super::Counting).
     pub fn inc(&self, client: IpAddr) -> Result<u32, Error> {
         self.with(|maps| maps.change_count(self.index, client, 1))
     }
 
-    /// Removes one connection of a client, if it has one.
+    /// Removes one connection of a client, if it has one, and returns the client's number of connections.
     pub fn dec(&self, client: IpAddr) -> Result<u32, Error> {
         self.with(|maps| maps.change_count(self.index, client, -1))
     }
@@ -40,7 +40,8 @@ impl KernelScope {
         self.with(|maps| maps.connections(self.index, client))
     }
 
-    /// Makes a connection ID known. Call it before the ID is given to a peer. For [`LiveRule::PublishedIds`](super::LiveRule).
+    /// Tells the gate a connection ID of the server. Call it before the peer learns the ID. Use it with
+    /// [`LiveRule::Published`](super::LiveRule).
     pub fn publish(&self, id: &[u8]) -> Result<(), Error> {
         self.with(|maps| maps.publish(self.index, id))
     }

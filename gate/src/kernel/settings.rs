@@ -1,4 +1,5 @@
-//! The rules in force. A change is written to the half of the maps that is not in use, which is then switched to.
+//! The rules in force. A change is written to the half of the maps that is not in use. Then one write switches to that
+//! half.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +13,17 @@ use super::reason::Rule;
 use super::rules::{GateRules, INTERFACE, ListEntry, PolicyRules, RuleMode};
 use super::token;
 
-/// Userspace's copy of the maps' contents; the maps follow it.
+/// Userspace's copy of the maps' contents, from which the maps are written.
 pub(super) struct Settings {
     rules: GateRules,
-    /// Names of scopes by index. A name keeps its index, also while no scope has it, until another name needs the
+    /// Names of scopes by index. A name keeps its index while no scope has this name, until another name needs the
     /// index.
     names: Vec<String>,
     listed: BTreeMap<(Option<String>, Prefix), ListEntry>,
     active: intf::Active,
+    /// UNIX time minus CLOCK_MONOTONIC in ns, when the program last got it.
     clock_ns: i64,
-    /// Number of walks that have marked everything in this age.
+    /// Number of walks since the age of new marks changed. Each walk marks all live entries.
     walks: u32,
     token_keys: token::Keys,
     halves: [Half; 2],
@@ -36,9 +38,10 @@ struct Half {
     prefixes: BTreeMap<intf::PrefixKey, ListEntry>,
 }
 
-/// Largest difference between the clocks before the offset for tokens is updated.
+/// Largest change of the offset between the clocks that is not passed on to the program.
 const CLOCK_SLACK_NS: u64 = 500_000_000;
-/// Number of walks after which every live entry has a mark of this age. Each walk may miss an entry that is moved.
+/// Number of walks after which every live entry has a mark of the newer age. A single walk may miss an entry that
+/// moves.
 const WALKS_PER_AGE: u32 = 8;
 const NS_PER_S: i64 = 1_000_000_000;
 
@@ -71,7 +74,7 @@ impl Settings {
         &self.token_keys
     }
 
-    /// Returns the index of a name; never that of "interface".
+    /// Returns the index of a scope's name. The scope "interface" is not found.
     pub fn index(&self, name: &str) -> Option<u32> {
         index(&self.names, name)
     }
@@ -84,11 +87,13 @@ impl Settings {
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
+        // Runs that began before the previous switch may still use the other half, and scopes that are gone since.
         maps.barrier.wait_for_runs()?;
         reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));
         maps.clear(old.scopes.keys(), old.prefixes.keys())?;
-        // The copy is updated before the maps, so that the next attempt clears what a failure leaves behind.
+        // The copy changes before the maps. If a write fails, the next attempt therefore clears the entries that were
+        // written.
         *self.half(half) = next;
         let next = &self.halves[half as usize];
         maps.write(half, &policies, &next.scopes, &next.prefixes)?;
@@ -101,7 +106,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Records that the gate was attached: connections on that interface are known only from now on.
+    /// Records that the gate was attached to an interface. It knows connections on that interface only from now on.
     pub fn look_anew(&mut self, maps: &GateMaps) -> Result<(), Error> {
         self.activate(maps, intf::Active { since_ns: clock::coarse_ns(), ..self.active })
     }
@@ -120,7 +125,7 @@ impl Settings {
         self.activate(maps, intf::Active { bare: u32::from(!self.bare.is_empty()), ..self.active })
     }
 
-    /// Reports whether live connections are found the same way as these rules require.
+    /// Reports whether the rules in force already track live connections in the same way as `rules` require.
     fn looks_as(&self, rules: &GateRules) -> bool {
         rules.scopes.iter().all(|scope| {
             self.rules.scopes.iter().any(|now| {
@@ -173,8 +178,8 @@ impl Settings {
         self.in_force().prefixes.len() as u64
     }
 
-    /// Returns the entries that override this one for a part of its prefix, or all of it, in the lists that apply
-    /// where this one does.
+    /// Returns the entries that override this one for a part of its prefixes or for all of them, in the lists that
+    /// apply to the same packets.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -195,12 +200,12 @@ impl Settings {
         Ok(exceptions.map(|(list, other, entry)| (name(list), other, entry)).collect())
     }
 
-    /// Returns the index of a list; 0 is the one for all scopes.
+    /// Returns the index of a scope's list. Index 0 is the list for all scopes.
     fn list_index(&self, scope: Option<&str>) -> Result<u32, Error> {
         scope.map_or(Ok(0), |name| self.index(name).ok_or(Error::Config("there is no scope of that name")))
     }
 
-    /// Updates the offset between the clocks: tokens contain UNIX time, and the program has CLOCK_MONOTONIC.
+    /// Updates the offset between the clocks. Tokens contain UNIX time, but the program can only read CLOCK_MONOTONIC.
     pub fn follow_clock(&mut self, maps: &GateMaps) -> Result<(), Error> {
         let clock_ns = clock::unix_ns() - clock::monotonic_ns() as i64;
         if clock_ns.abs_diff(self.clock_ns) < CLOCK_SLACK_NS {
@@ -210,7 +215,8 @@ impl Settings {
         self.activate(maps, intf::Active { unix_seconds: clock_ns.div_euclid(NS_PER_S), ..self.active })
     }
 
-    /// Changes the marks' age when needed. Call it after each walk over the marked maps (`gate_marks.h`).
+    /// Switches the age of new marks after every [`WALKS_PER_AGE`] walks. Call it after each walk over the marked maps
+    /// (`gate_marks.h`).
     pub fn age_marks(&mut self, maps: &GateMaps) -> Result<(), Error> {
         self.walks += 1;
         if self.walks < WALKS_PER_AGE {
@@ -223,12 +229,12 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the first free index of a trace.
+    /// Returns the lowest index that no trace uses.
     pub fn free_tracer(&self) -> Option<u32> {
         Some(self.active.tracers.trailing_ones()).filter(|index| *index < intf::TRACERS as u32)
     }
 
-    /// Sets whether packets are matched against a trace.
+    /// Switches the trace with this index on or off.
     pub fn set_tracer(&mut self, maps: &GateMaps, index: u32, on: bool) -> Result<(), Error> {
         let tracers = self.active.tracers & !(1 << index) | u32::from(on) << index;
         self.activate(maps, intf::Active { tracers, ..self.active })
@@ -253,8 +259,9 @@ impl Settings {
         &mut self.halves[(half & 1) as usize]
     }
 
-    /// Returns the names with the new ones, and the indexes whose old names were given up for them. Those are of
-    /// scopes that are neither in force nor wanted, so no packet meets their remains after earlier runs have ended.
+    /// Returns the names by index with the rules' new names added, and the indexes that changed their name. A name is
+    /// only replaced if neither the rules in force nor the new ones have it. So no packet uses its old state, once
+    /// earlier runs have ended.
     fn name(&self, rules: &GateRules) -> Result<(Vec<String>, Vec<u32>), Error> {
         let mut names = self.names.clone();
         let mut reused = Vec::new();
@@ -277,7 +284,7 @@ impl Settings {
         Ok((names, reused))
     }
 
-    /// Returns the rules' entry for a prefix.
+    /// Returns the entry that the rules in force have for a prefix.
     fn rules_entry(&self, scope: Option<&str>, prefix: Prefix) -> Option<ListEntry> {
         let prefixes = match scope {
             None => &self.rules.prefixes,
@@ -325,7 +332,7 @@ fn index(names: &[String], name: &str) -> Option<u32> {
     u32::try_from(index).ok()
 }
 
-/// Returns how long the slowest rate of a client takes to fill.
+/// Returns the time in ticks in which a client's slowest bucket fills, over all policies.
 fn fill_ticks(policies: &[intf::Policy]) -> u64 {
     let rules = [Rule::ClientInitials, Rule::ClientPackets, Rule::ClientBytes];
     let of_policy = |policy: &intf::Policy| {
@@ -337,7 +344,7 @@ fn fill_ticks(policies: &[intf::Policy]) -> u64 {
     policies.iter().filter_map(of_policy).max().unwrap_or(0)
 }
 
-/// Returns the policies by index, with an empty one for a scope that is not in the rules.
+/// Returns the policies by index. An index whose scope is not in the rules has an empty policy.
 fn policies(rules: &GateRules, names: &[String]) -> Result<Vec<intf::Policy>, Error> {
     let mut policies = vec![intf::Policy::default(); intf::SCOPES as usize];
     if let Some(interface) = policies.first_mut() {

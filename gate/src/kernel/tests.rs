@@ -4,7 +4,7 @@ use libbpf_rs::{MapCore as _, MapFlags};
 
 use super::{Config, Event, FrameAction, LoadedGate, lock};
 
-/// UDP over IPv4 without a payload: never refused without rules.
+/// A frame with UDP over IPv4 and no payload. It passes if there are no rules.
 const FRAME: [u8; 42] = {
     let mut frame = [0; 42];
     (frame[12], frame[14], frame[17], frame[23]) = (0x08, 0x45, 28, 17);
@@ -18,7 +18,7 @@ fn gate(nests: bool) -> LoadedGate {
     LoadedGate::load(&Config { max_prefixes: 64, nests, ..sizes }).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Marks every CPU as in the middle of a run, or as idle. Returns whether any was marked.
+/// Sets the flag `busy` of every CPU's scratch memory. Reports whether any was set before.
 fn set_busy(gate: &LoadedGate, busy: u64) -> bool {
     let mut object = lock(&gate.object);
     let works = object.map("works").expect("a map");
@@ -31,9 +31,9 @@ fn set_busy(gate: &LoadedGate, busy: u64) -> bool {
 }
 
 #[test]
-fn nested_program_run_judges_nothing() {
+fn nested_program_run_passes_the_packet_unchecked() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP nested_program_run_judges_nothing: needs root");
+        println!("SKIP nested_program_run_passes_the_packet_unchecked: needs root");
         return;
     }
     for (nests, busy, unjudged) in [(true, 1, 1), (true, 0, 0), (false, 1, 0)] {
@@ -43,7 +43,11 @@ fn nested_program_run_judges_nothing() {
         assert_eq!(gate.run(&FRAME).expect("a run"), FrameAction::Pass);
         let after = gate.statistics().expect("statistics");
         assert_eq!(after.event(Event::Busy), unjudged, "{nests} {busy}");
-        assert_eq!(after.scopes == before.scopes, unjudged == 1, "{nests} {busy}: what is judged is counted");
-        assert_eq!(set_busy(&gate, 0), busy == 1, "{nests} {busy}: whose it is, gives it back");
+        assert_eq!(
+            after.scopes == before.scopes,
+            unjudged == 1,
+            "{nests} {busy}: a checked packet is counted"
+        );
+        assert_eq!(set_busy(&gate, 0), busy == 1, "{nests} {busy}: a run clears only its own flag");
     }
 }

@@ -1,5 +1,5 @@
-//! Tokens of Retry packets (RFC 9000, section 8.1.2), which the gate makes and an application checks. They equal
-//! those of `bpf/gate_token.h`, byte for byte.
+//! Tokens of Retry packets (RFC 9000, section 8.1.2), which the gate makes and an application checks. They are equal
+//! byte for byte to those that `bpf/gate_token.h` makes.
 //!
 //! A token has the client's address, the time, and the destination connection ID of the answered Initial. The server
 //! must put that ID into the transport parameter `original_destination_connection_id`. A token is valid for one
@@ -31,7 +31,7 @@ impl GateKey {
     /// Length of a key in bytes.
     pub const LEN: usize = 16;
 
-    /// Makes a key of these bytes.
+    /// Makes a key from these bytes.
     pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
@@ -55,12 +55,13 @@ impl fmt::Debug for GateKey {
     }
 }
 
-/// The accepted keys. A token has the index of its key.
+/// The keys whose tokens are accepted. A token contains the index of its key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keys([Option<GateKey>; intf::TOKEN_KEYS]);
 
 impl Keys {
-    /// Takes keys from [`LoadedGate::token_keys`](super::LoadedGate::token_keys), of this gate or another.
+    /// Makes a set of keys, for example from the keys of another gate
+    /// ([`LoadedGate::token_keys`](super::LoadedGate::token_keys)).
     pub const fn new(keys: [Option<GateKey>; intf::TOKEN_KEYS]) -> Self {
         Self(keys)
     }
@@ -82,7 +83,7 @@ impl Keys {
 pub struct Token {
     /// The client's address and port.
     pub client: SocketAddr,
-    /// Time when it was made, in seconds since 1970.
+    /// Time when the token was made, in seconds since 1970.
     pub issued: u64,
     /// Source connection ID of the Retry, and destination ID of the packet with the token.
     pub retry_id: [u8; 8],
@@ -103,7 +104,7 @@ impl Token {
         &self.id[..self.id_len]
     }
 
-    /// Encodes the token as the gate does, for a scope, with the key of this index.
+    /// Encodes the token for a scope, in the gate's format. `index` is the index of `key`.
     pub fn seal(&self, index: u8, key: &GateKey, scope: &str) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         let fields: [&[u8]; 7] = [
@@ -126,7 +127,8 @@ impl Token {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
-    /// The token is not one of this gate's. A server may treat the packet as one without a token (RFC 9000, section
+    /// The token does not have the gate's format. A server may treat the packet as if it had no token (RFC 9000,
+    /// section
     /// 8.1.3).
     #[error("the token was not made by a gate")]
     NotOurs,
@@ -138,7 +140,7 @@ pub enum Error {
     Expired,
 }
 
-/// Returns the value that tokens of a scope are bound to.
+/// Returns the hash of a scope's name that the tags of its tokens cover.
 pub(super) fn scope_word(scope: &str) -> u64 {
     word(&siphash128([0; 2], scope.as_bytes())[..8])
 }
@@ -147,8 +149,8 @@ fn tag(key: &GateKey, content: &[u8], scope: &str) -> [u8; 16] {
     siphash128(key.words(), &[content, &scope_word(scope).to_le_bytes()].concat())
 }
 
-/// Checks that a token is authentic and of the scope, but not its address and time. For QUIC libraries that compare
-/// these themselves.
+/// Checks that a token is authentic and was made for the scope, but not its address and time. This is for QUIC
+/// libraries that compare those by themselves.
 pub fn open(keys: &Keys, scope: &str, token: &[u8]) -> Result<Token, Error> {
     let token: &[u8; LEN] = token.try_into().map_err(|_| Error::NotOurs)?;
     let (content, sealed) = token.split_at(TAG_AT);
@@ -193,7 +195,7 @@ pub fn check(
     Ok(token)
 }
 
-/// Compares in constant time.
+/// Compares two tags in constant time, so that the time tells nothing about the right tag.
 fn equal(a: &[u8; 16], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

@@ -1,4 +1,4 @@
-//! Traces: refused packets, one by one.
+//! Traces, which report refused packets one by one.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,23 +13,23 @@ use super::rules::INTERFACE;
 use super::settings::Settings;
 use super::{Prefix, RefusedPacket, drain, lock, sample};
 
-/// Selects the packets of a trace, among those that a rule refused or would have, and limits their rate.
+/// The filter of a trace, for packets that a rule refused or would have refused, and the largest rate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GateTrace {
-    /// Follows only senders in this prefix.
+    /// The prefix of the senders to follow; `None` follows all.
     pub client: Option<Prefix>,
-    /// Follows only these scopes; all if empty.
+    /// Names of the scopes to follow; empty follows all.
     pub scopes: Vec<String>,
-    /// Follows only packets that one of these rules refuses; any if empty.
+    /// The rules to follow: a packet is traced if one of them refused it, or would have. Empty follows all.
     pub rules: Vec<Rule>,
-    /// Largest rate of packets, and largest burst: 1 to [`PER_SECOND_MAX`](Self::PER_SECOND_MAX).
+    /// Largest number of packets per second, and largest burst: 1 to [`PER_SECOND_MAX`](Self::PER_SECOND_MAX).
     pub per_second: u32,
 }
 
 impl GateTrace {
     /// Largest number of simultaneous traces.
     pub const TRACERS: usize = intf::TRACERS;
-    /// The largest rate of a trace.
+    /// The largest rate of a trace, in packets per second.
     pub const PER_SECOND_MAX: u32 = 1000;
 
     fn encode(&self, settings: &Settings) -> Result<intf::Tracer, Error> {
@@ -65,27 +65,27 @@ impl GateTrace {
     }
 }
 
-/// New samples since the last call, and totals since the beginning.
+/// New samples of a trace since the last call, and totals since the trace began.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traced {
     /// The packets, oldest first.
     pub samples: Vec<RefusedPacket>,
     /// Number of packets that match. Each is in a sample, or in one of the two counts below.
     pub matched: u64,
-    /// Number of packets over [`GateTrace::per_second`].
+    /// Number of packets that were left out because of [`GateTrace::per_second`].
     pub left_out: u64,
     /// Number of packets that were not read in time.
     pub lost: u64,
 }
 
-/// Follows packets until it is dropped; see [`LoadedGate::trace`](super::LoadedGate::trace). It has no effect after the gate is
+/// A running trace, from [`LoadedGate::trace`](super::LoadedGate::trace). It ends when this value or the gate is
 /// dropped.
 pub struct PacketTracer {
     settings: Arc<Mutex<Settings>>,
     maps: Arc<GateMaps>,
     traces: Arc<Traces>,
     index: u32,
-    /// Scopes: the index, and the number among those that have had the index.
+    /// The index of each scope to follow, and the number of scopes that had this index before.
     scopes: Vec<(u32, u32)>,
 }
 
@@ -101,7 +101,7 @@ impl PacketTracer {
         let scopes =
             what.scope_indexes(&locked)?.into_iter().map(|index| (index, maps.turn(index))).collect();
         let index = locked.free_tracer().ok_or(Error::Full { what: "traces: 8 are running" })?;
-        // Packets in flight for the previous owner of this index must not arrive here.
+        // Runs that began earlier may still send packets to the trace that had this index before: discard them first.
         maps.barrier.wait_for_runs()?;
         traces.collect(&locked.names())?;
         maps.put_tracer(index, &raw)?;
@@ -114,8 +114,8 @@ impl PacketTracer {
         Ok(Self { settings, maps, traces, index, scopes })
     }
 
-    /// Returns the packets since the last call, oldest first. Call it several times a second: packets that do not fit
-    /// into memory meanwhile are lost, and counted.
+    /// Returns the packets since the last call, oldest first. Call it several times a second: packets for which the
+    /// buffers have no room are lost, and counted.
     pub fn take(&self) -> Result<Traced, Error> {
         if self.scopes.iter().any(|(index, turn)| self.maps.turn(*index) != *turn) {
             return Err(Error::Config("the scope does not exist any more"));
@@ -133,12 +133,13 @@ impl Drop for PacketTracer {
     fn drop(&mut self) {
         let mut settings = lock(&self.settings);
         self.traces.set(self.index, None);
-        // This fails only if the kernel has no memory for a moment. The packets that it sends are then ignored.
+        // This fails only if the kernel is out of memory for a moment. Packets of the trace are then ignored in
+        // `collect`.
         let _ = settings.set_tracer(&self.maps, self.index, false);
     }
 }
 
-/// The packets that the program has sent, by trace.
+/// The packets that the program has sent, sorted by trace.
 pub(super) struct Traces {
     ring: MapHandle,
     queues: Mutex<[Option<TraceQueue>; intf::TRACERS]>,
@@ -148,11 +149,11 @@ pub(super) struct Traces {
 #[derive(Default)]
 struct TraceQueue {
     samples: Vec<RefusedPacket>,
-    /// Total number of packets lost for want of room.
+    /// Total number of packets that were lost because the queue was full.
     lost: u64,
 }
 
-/// Largest number of samples in a queue: a trace's burst, and one second more.
+/// Largest number of samples in a queue: the largest burst, and the packets of one second.
 const QUEUE: usize = 2 * GateTrace::PER_SECOND_MAX as usize;
 
 impl Traces {
@@ -166,7 +167,7 @@ impl Traces {
         }
     }
 
-    /// Empties the ring buffer. `names` are those of the scopes, by index.
+    /// Moves all samples from the ring buffer to the queues of their traces. `names` are the scopes' names by index.
     fn collect(&self, names: &[String]) -> Result<(), Error> {
         let mut queues = lock(&self.queues);
         drain(&self.ring, |raw| {
@@ -177,7 +178,7 @@ impl Traces {
         })
     }
 
-    /// Takes the queue and leaves an empty one, which keeps the number of lost packets.
+    /// Takes the queued samples. The queue keeps its number of lost packets, which is a total.
     fn take(&self, index: u32) -> TraceQueue {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(index as usize).and_then(Option::as_mut);

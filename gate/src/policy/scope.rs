@@ -14,7 +14,7 @@ use super::{
     values::{PolicySeconds, UdpPort},
 };
 
-/// Length of the largest datagram in bytes. A rate of bytes must let it through.
+/// Length of the largest datagram in bytes. The burst of a rate of bytes must be at least this, or it would never pass.
 const DATAGRAM_MAX: u64 = 65_535;
 
 pub(super) fn read(reader: &mut SettingsReader, mut section: Section<'_>, directory: &Path) -> ScopeRules {
@@ -43,7 +43,7 @@ fn ports(reader: &mut SettingsReader, section: &mut Section<'_>, key: &'static s
     Some(ports.into_iter().map(|UdpPort(port)| port).collect())
 }
 
-/// Returns each address with each port.
+/// Returns every combination of an address and a port.
 fn places(addresses: &[IpAddr], ports: &[u16]) -> Vec<Where> {
     let addresses = any_of(addresses);
     let ports = any_of(ports);
@@ -51,12 +51,12 @@ fn places(addresses: &[IpAddr], ports: &[u16]) -> Vec<Where> {
     addresses.into_iter().flat_map(each).collect()
 }
 
-/// Returns the values, or "any" if there are none.
+/// Returns the given values, or one `None`, which stands for any value, if there are none.
 fn any_of<T: Copy>(given: &[T]) -> Vec<Option<T>> {
     if given.is_empty() { vec![None] } else { given.iter().copied().map(Some).collect() }
 }
 
-/// Reads how live connections are known, and which party counts them.
+/// Reads the keys about live connections: how the gate knows them, and which party counts them.
 fn live(reader: &mut SettingsReader, section: &mut Section<'_>, policy: &mut PolicyRules) {
     let idle = reader.take_at(section, "idle_timeout").map(|(place, PolicySeconds(idle))| (place, idle));
     let id_bytes: Option<(SettingPlace, u8)> = reader.take_at(section, "id_bytes");
@@ -103,7 +103,7 @@ fn published(
     id_bytes: Option<(SettingPlace, u8)>,
     policy: &mut PolicyRules,
 ) {
-    // The gate has nothing to count here.
+    // The gate counts only connections that it tracks, so the application has to count.
     policy.counting = Counting::Application;
     match id_bytes {
         None => reader.problem(live, "needs the length of the server's connection IDs: `id_bytes = 8`"),
@@ -144,7 +144,7 @@ fn rules(reader: &mut SettingsReader, mut section: Section<'_>, policy: &mut Pol
     reader.finish(section);
 }
 
-/// Sets only the mode, for rules that need no numbers, or to switch a rule off.
+/// Sets a rule that is written as a mode only. A rule that needs numbers can only be switched off in this way.
 fn set_mode(
     reader: &mut SettingsReader,
     place: &SettingPlace,
@@ -246,7 +246,7 @@ fn measures_bytes(rule: Rule) -> bool {
     matches!(rule, Rule::LiveBytes | Rule::UnknownBytes | Rule::ClientBytes)
 }
 
-/// Returns the field that has the rule's rate.
+/// Returns the field of the policy that holds the rule's rate.
 fn rate(rule: Rule, policy: &mut PolicyRules) -> Option<&mut Option<RuleRate>> {
     let PolicyRules { live_rates: live, unknown_rates: unknown, client_rates: client, .. } = policy;
     match rule {

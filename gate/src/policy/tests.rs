@@ -78,7 +78,7 @@ fn policy_keys_set_their_fields() {
     )
     .unwrap();
     assert_eq!(policy.load.client_prefix_v4, [32, 24]);
-    assert_eq!(policy.load.client_prefix_v6, [56], "one size is one");
+    assert_eq!(policy.load.client_prefix_v6, [56], "a single number is a list of one");
     assert_eq!(policy.load.network_times, [4, 16]);
     assert_eq!(policy.load.max_clients, 1000);
     assert_eq!(policy.load.watch, TcPosition::First);

@@ -1,4 +1,4 @@
-//! Attaching to interfaces and detaching from them.
+//! Tests of attaching the gate to interfaces, and detaching it.
 
 #![allow(unsafe_code)]
 
@@ -55,7 +55,7 @@ fn gate_attaches_and_detaches() {
     gate.detach();
 }
 
-/// Packets of this host to itself are decided in generic mode, before a process sees them.
+/// Sends packets over the loopback interface, whose driver has no XDP.
 #[test]
 fn generic_mode_refuses_packets() {
     if !root("generic_mode_refuses_packets") {
@@ -81,7 +81,7 @@ fn generic_mode_refuses_packets() {
     assert_eq!(web.pass(Pass::Unknown).packets, 1);
 }
 
-/// A bridge gets packets that the interfaces below it have merged, and has no driver of its own.
+/// Uses a bridge, which gets packets that the interfaces below it may have merged.
 #[test]
 fn stacked_interfaces_are_refused_in_generic_mode() {
     if !root("stacked_interfaces_are_refused_in_generic_mode") {
@@ -103,11 +103,11 @@ fn stacked_interfaces_are_refused_in_generic_mode() {
     assert!(!shows_xdp(&network.relay, "stacked"));
 }
 
-/// Another application's program that only returns a verdict.
+/// Loads a program of another application, which only returns a verdict.
 fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
-    // r0 = verdict; exit
+    // The instructions are `r0 = verdict` and `exit`.
     let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, verdict, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    // SAFETY: the instructions outlive the call; no options.
+    // SAFETY: the instructions outlive the call, and a null pointer means no options.
     let program = unsafe {
         libbpf_sys::bpf_prog_load(
             kind,
@@ -119,18 +119,18 @@ fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
         )
     };
     assert!(program >= 0, "the program loads");
-    // SAFETY: the call has made the descriptor.
+    // SAFETY: the call has made the descriptor, and nobody else owns it.
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
 /// Attaches the program until the link is dropped, or returns the error.
 fn bare_link(program: &OwnedFd, ifindex: i32, to: u32) -> Result<OwnedFd, i32> {
-    // SAFETY: no options.
+    // SAFETY: a null pointer means no options.
     let link = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, to, std::ptr::null()) };
     if link < 0 {
         return Err(-link);
     }
-    // SAFETY: the call has made the descriptor.
+    // SAFETY: the call has made the descriptor, and nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
@@ -166,7 +166,7 @@ fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
     }
 }
 
-/// The egress program is placed where the operator wants it.
+/// Checks that the setting `watch` decides the position of the gate's egress program.
 #[test]
 fn egress_program_can_precede_one_that_ends_the_chain() {
     if !root("egress_program_can_precede_one_that_ends_the_chain") {
@@ -185,7 +185,7 @@ fn egress_program_can_precede_one_that_ends_the_chain() {
         };
         inside(&network.relay, || gate.watch(west)).expect("watched");
         let server = crate::net::socket(&network.relay, "10.98.1.1:443".parse().expect("an address"));
-        // The packet may wait for the client's link address: it has been sent when it arrives.
+        // The packet may have to wait for the client's link address, so the test waits until it arrives.
         let client = crate::net::socket(&network.publisher, "10.98.1.2:40000".parse().expect("an address"));
         server.send_to(&answer, client.local_addr().expect("an address")).expect("sent");
         assert_eq!(client.recv(&mut [0; 2048]).expect("the answer"), answer.len());

@@ -1,5 +1,5 @@
-//! Interfaces without an Ethernet header (tun, WireGuard), and those that are refused because nothing would be
-//! guarded there.
+//! Tests of interfaces without an Ethernet header (tun, WireGuard), and of interfaces that are refused because the gate
+//! would not see their packets.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ use crate::net::{NamespaceNetwork, ifindex, inside, ip, socket};
 use crate::state::tracked;
 use crate::{apply, enforce, gate, judge, root, to_server, wireguard};
 
-/// Test runs without a network use this interface.
+/// Index of the loopback interface, on which BPF_PROG_TEST_RUN runs programs.
 const LOOPBACK: i32 = 1;
 const ETHERNET: usize = 14;
 const V4: &str = "192.0.2.7:40000";
@@ -30,10 +30,10 @@ fn bare(frame: &TestFrame) -> Vec<u8> {
     frame.bytes()[ETHERNET..].to_vec()
 }
 
-/// The same packets with and without an Ethernet header get the same verdicts and answers.
+/// Compares verdicts and answers for the same packets with and without an Ethernet header.
 #[test]
-fn a_packet_is_judged_alike_with_and_without_an_ethernet_header() {
-    if !root("a_packet_is_judged_alike_with_and_without_an_ethernet_header") {
+fn packet_without_an_ethernet_header_gets_the_same_verdict() {
+    if !root("packet_without_an_ethernet_header_gets_the_same_verdict") {
         return;
     }
     let policy = || PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() };
@@ -73,7 +73,7 @@ fn a_packet_is_judged_alike_with_and_without_an_ethernet_header() {
     assert_eq!(answers, 2, "a Retry of each family");
 }
 
-/// Two Retries differ only in their random fields.
+/// Checks that two Retry packets for the same question differ only in their random fields.
 fn check_answer(question: &TestFrame, with: &[u8], without: &[u8]) {
     let framed =
         [&question.bytes()[6..12], &question.bytes()[..6], &question.bytes()[12..14], without].concat();
@@ -82,7 +82,7 @@ fn check_answer(question: &TestFrame, with: &[u8], without: &[u8]) {
     assert_eq!(packet[0] & 0xf0, 0xf0, "a Retry");
 }
 
-/// A packet that is neither IPv4 nor IPv6 passes, however it begins.
+/// Tries packets with every IP version except 4 and 6.
 #[test]
 fn non_ip_packet_passes_without_an_ethernet_header() {
     if !root("non_ip_packet_passes_without_an_ethernet_header") {
@@ -95,18 +95,18 @@ fn non_ip_packet_passes_without_an_ethernet_header() {
         packet[0] = first << 4 | 5;
         assert_eq!(gate.run(&packet).expect("a run"), FrameAction::Pass, "version {first}");
     }
-    // An Ethernet frame is not IP there.
+    // On this interface an Ethernet frame does not begin with an IP header.
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Pass);
     gate.set_bare(LOOPBACK, false).expect("set");
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Drop);
 }
 
-/// A tun device of a namespace. Its packets are read and written here.
+/// A tun device in a namespace, whose packets the test reads and writes.
 struct Tun(File);
 
 impl Tun {
     fn new(namespace: &str) -> Self {
-        // linux/if_tun.h
+        // These constants are from linux/if_tun.h.
         const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
         const IFF_TUN: i16 = 1;
         const IFF_NO_PI: i16 = 0x1000;
@@ -133,7 +133,7 @@ impl Tun {
     fn send(&mut self, from: SocketAddr, to: SocketAddr, payload: Vec<u8>) {
         let mut packet = bare(&TestFrame::new(from, to, payload));
         if to.is_ipv6() {
-            // A datagram without a checksum would be dropped.
+            // The kernel drops IPv6 datagrams without a UDP checksum.
             let pseudo = sum(&packet[8..40], 17 + (packet.len() - 40) as u32);
             let checksum = !sum(&packet[40..], pseudo.into());
             packet[46..48].copy_from_slice(&checksum.to_be_bytes());
@@ -154,7 +154,7 @@ impl Tun {
     }
 }
 
-/// Refused packets do not reach the server, good ones do, answers return, and connections are tracked.
+/// Checks that refused packets do not reach the server, that good ones do, and that connections are tracked.
 #[test]
 fn tun_devices_are_guarded() {
     if !root("tun_devices_are_guarded") {
@@ -173,7 +173,7 @@ fn tun_devices_are_guarded() {
         });
         assert_eq!(attached.expect("attached"), XdpMode::Generic);
         let socket = socket(&network.relay, server);
-        // Junk is sent first: if it passed, it would arrive before the good packets.
+        // Packets to be refused are sent first: if they passed, they would arrive before the good ones.
         for _ in 0..20 {
             tun.send(client, server, short(&[], 20));
         }
@@ -202,7 +202,7 @@ fn counted(gate: &LoadedGate, rule: Rule) -> u64 {
     gate.statistics().expect("statistics").scope("web").expect("web").rule(rule).packets
 }
 
-/// Adds an interface of a kind, if this kernel supports it.
+/// Adds an interface of this kind. Reports whether the kernel supports it.
 fn add(namespace: &str, kind: &str, test: &str) -> bool {
     let name = kind.split(' ').next().expect("a word");
     let arguments = format!("-n {namespace} link add {name}7 type {kind}");
@@ -213,7 +213,7 @@ fn add(namespace: &str, kind: &str, test: &str) -> bool {
     added
 }
 
-/// The interfaces below the end of a tunnel may have merged its packets.
+/// Tries devices that end a tunnel: the interfaces below may have merged their packets.
 #[test]
 fn devices_that_end_tunnels_are_refused() {
     if !root("devices_that_end_tunnels_are_refused") {
@@ -244,7 +244,7 @@ fn devices_that_end_tunnels_are_refused() {
     }
 }
 
-/// Packets from a WireGuard tunnel are whole when the device gets them: nothing below reads them.
+/// Uses WireGuard devices. Their packets cannot be merged below, because they are encrypted there.
 #[test]
 fn wireguard_devices_are_guarded() {
     let test = "wireguard_devices_are_guarded";
@@ -290,7 +290,7 @@ fn wireguard_devices_are_guarded() {
     assert_eq!(client.recv(&mut buffer).map(|_| buffer[0] & 0xf0).expect("a Retry"), 0xf0);
 }
 
-/// A program that reads Ethernet only would claim to be attached, and do nothing.
+/// Checks that the fan-out refuses the device: its program reads Ethernet only, and would find no packets there.
 #[test]
 fn fan_out_refuses_a_tun_device() {
     if !root("fan_out_refuses_a_tun_device") {

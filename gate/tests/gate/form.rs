@@ -1,4 +1,4 @@
-//! Verdicts that depend on the form of a packet alone.
+//! Tests of verdicts that depend only on the packet itself.
 
 use millrace_gate::kernel::rules::RuleMode;
 use millrace_gate::kernel::{FrameAction, GateReason, GateRules, Modes, Pass, PolicyRules, Rule, RulePlace};
@@ -23,11 +23,11 @@ const TCP: u8 = 6;
 
 type Change = fn(&mut TestFrame);
 
-/// Cases for both families where the change means something in both.
+/// Changes of a good packet, the families that they apply to, and the expected verdict.
 const IP: &[(&str, &[&str], Change, GateReason)] = &[
-    ("as it should be", &[V4, V6], |_| {}, passed(Pass::New)),
+    ("unchanged", &[V4, V6], |_| {}, passed(Pass::New)),
     ("a VLAN tag", &[V4, V6], |f| f.tags = vec![VLAN], passed(Pass::New)),
-    ("two", &[V4, V6], |f| f.tags = vec![SERVICE_VLAN, VLAN], passed(Pass::New)),
+    ("two VLAN tags", &[V4, V6], |f| f.tags = vec![SERVICE_VLAN, VLAN], passed(Pass::New)),
     ("Ethernet padding", &[V4, V6], |f| f.trailer = 30, passed(Pass::New)),
     ("IP says less than there is", &[V4, V6], |f| f.wrong_ip_len = -1, refused(Rule::Headers)),
     ("IP says more", &[V4, V6], |f| f.wrong_ip_len = 1, refused(Rule::Headers)),
@@ -67,7 +67,7 @@ fn malformed_ip_packets_get_their_reason() {
     }
 }
 
-/// Packets for no scope, and the reasons that they are counted as.
+/// Changes that make a packet belong to no scope, and the expected verdict.
 const NOT_OURS: &[(&str, &str, Change, GateReason)] = &[
     ("another port", V4, |f| f.destination.set_port(444), passed(Pass::Other)),
     ("another port", V6, |f| f.destination.set_port(444), passed(Pass::Other)),
@@ -102,7 +102,7 @@ fn packets_for_no_scope_pass() {
     }
 }
 
-/// A frame that is cut anywhere is never judged by more than its own bytes.
+/// Cuts a frame at every length, and checks that the verdict depends on the remaining bytes only.
 #[test]
 fn truncated_frames_are_never_misread() {
     if !root("truncated") {
@@ -217,7 +217,8 @@ fn malformed_quic_packets_get_their_reason() {
     }
 }
 
-/// Everything passes in mode "monitor", and is counted for the rule that would refuse it; "off" does not check.
+/// Checks that in mode "monitor" packets pass and are counted for the rule that would refuse them, and that mode "off"
+/// counts nothing.
 #[test]
 fn rule_in_mode_monitor_counts_and_in_mode_off_is_skipped() {
     if !root("modes") {
@@ -268,7 +269,7 @@ fn unsupported_version_is_negotiated() {
             assert_eq!(payload, want);
         }
     }
-    // These are too small to be answered (RFC 9000, section 6), have options, or IDs that are too long to be read.
+    // These packets get no answer: too small (RFC 9000, section 6), with IPv4 options, or with IDs that are not read.
     let mut small = long_start(0xe5, 0x0a1a_2a3a, &ID, &FROM);
     small.resize(frame::FULL - 1, 7);
     let mut big = long_start(0xe5, 0x0a1a_2a3a, &ID, &FROM);
@@ -298,8 +299,7 @@ fn options_are_refused_by_rule() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &ID, &FROM, &[]))), passed(Pass::New));
 }
 
-/// Scopes have both an address and a port, or one of them: the most exact one is used. Fragments after the first have
-/// no port.
+/// Checks the order in which scopes are found: address and port, address, port. Fragments after the first have no port.
 #[test]
 fn most_exact_scope_is_used() {
     if !root("scopes") {

@@ -1,9 +1,9 @@
-//! Frames as clients and servers send them, and malformed ones.
+//! Builds frames as clients and servers send them, and malformed frames.
 
 use std::net::{IpAddr, SocketAddr};
 
 pub const VERSIONS: [u32; 2] = [0x0000_0001, 0x6b33_43cf];
-/// Length of a datagram with an Initial.
+/// Length of the UDP payload of an Initial, in bytes.
 pub const FULL: usize = 1200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum LongPacketType {
 }
 
 impl LongPacketType {
-    /// Type bits, which versions number differently.
+    /// Returns the type bits, which differ between the QUIC versions.
     fn bits(self, version: u32) -> u8 {
         let number = self as u8;
         (if version == VERSIONS[1] { number + 1 } else { number } & 3) << 4
@@ -30,7 +30,7 @@ pub fn varint(value: usize) -> Vec<u8> {
     }
 }
 
-/// A long header packet with padding up to `len` bytes; its length field covers the padding.
+/// Returns a packet with a long header and padding up to `len` bytes. Its length field covers the padding.
 pub fn long(kind: LongPacketType, version: u32, id: &[u8], from: &[u8], token: &[u8], len: usize) -> Vec<u8> {
     let mut packet = long_start(0xc0 | kind.bits(version), version, id, from);
     if kind == LongPacketType::Initial {
@@ -64,24 +64,24 @@ pub fn short(id: &[u8], len: usize) -> Vec<u8> {
     packet
 }
 
-/// UDP over IP over Ethernet, with configurable faults.
+/// A frame of UDP over IP over Ethernet, with configurable faults.
 #[derive(Clone, Debug)]
 pub struct TestFrame {
     pub source: SocketAddr,
     pub destination: SocketAddr,
-    /// Kinds of VLAN tags.
+    /// EtherTypes of the VLAN tags.
     pub tags: Vec<u16>,
-    /// IPv4: words of options.
+    /// Number of 32-bit words of IPv4 options.
     pub options: usize,
-    /// IPv6: types of extension headers and units of 8 bytes in each.
+    /// Types of IPv6 extension headers, and the length field of each.
     pub extensions: Vec<(u8, usize)>,
-    /// Offset in units of 8 bytes, and whether there are more.
+    /// Fragment offset in units of 8 bytes, and the bit "more fragments".
     pub fragment: Option<(u16, bool)>,
     pub protocol: u8,
-    /// Added to the right length.
+    /// Difference from the right length.
     pub wrong_udp_len: i32,
     pub wrong_ip_len: i32,
-    /// Bytes after the IP packet.
+    /// Number of bytes after the IP packet.
     pub trailer: usize,
     pub payload: Vec<u8>,
 }
@@ -180,7 +180,7 @@ pub fn sum(bytes: &[u8], start: u32) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// Returns the UDP payload of an answer to `question`. Checks that every header is right and addressed to the sender.
+/// Returns the UDP payload of an answer to `question`. Checks that all headers are right and lead back to the sender.
 pub fn payload_of_answer(question: &TestFrame, answer: &[u8]) -> Vec<u8> {
     let asked = question.bytes();
     let link = 12 + 4 * question.tags.len() + 2;

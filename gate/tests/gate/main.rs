@@ -1,4 +1,4 @@
-//! The gate's programs, frame by frame, mostly without a network. Needs root.
+//! Tests of the gate's programs with single frames, mostly without a network. They need root.
 
 mod attach;
 mod bare;
@@ -27,7 +27,7 @@ use net::root;
 
 pub const PORT: u16 = 443;
 
-/// Settings with small maps, so that they fill up.
+/// Returns settings with small maps, which fill up quickly.
 pub fn config() -> Config {
     Config {
         max_ids: 64,
@@ -43,7 +43,7 @@ pub fn scope(name: &str, port: u16, policy: PolicyRules) -> ScopeRules {
     ScopeRules { name: name.to_owned(), places: vec![RulePlace::port(port)], policy, prefixes: Vec::new() }
 }
 
-/// A gate with one scope, "web".
+/// Loads a gate with one scope, "web".
 pub fn gate(policy: PolicyRules) -> LoadedGate {
     let gate = LoadedGate::load(&config()).unwrap_or_else(|error| panic!("{error}"));
     apply(&gate, policy);
@@ -59,20 +59,20 @@ pub fn enforce(rules: &[Rule]) -> Modes {
     rules.iter().fold(Modes::default(), |modes, rule| modes.with(*rule, RuleMode::Enforce))
 }
 
-/// A frame from an address and port to [`PORT`] of the server.
+/// Returns a frame from an address and port to [`PORT`] of the server.
 pub fn to_server(from: &str, payload: Vec<u8>) -> TestFrame {
     let from: SocketAddr = from.parse().expect("an address");
     let server = if from.is_ipv4() { "198.51.100.1" } else { "2001:db8:1::1" };
     TestFrame::new(from, SocketAddr::new(server.parse().expect("an address"), PORT), payload)
 }
 
-/// A frame in the other direction.
+/// Returns a frame from [`PORT`] of the server to an address and port.
 pub fn to_client(to: &str, payload: Vec<u8>) -> TestFrame {
     let there = to_server(to, payload);
     TestFrame { source: there.destination, destination: there.source, ..there }
 }
 
-/// Returns the counters that changed: scope, reason, and by how much; and monitored rules.
+/// Returns the counters that changed: the scope, the reason, and the difference. Monitored rules are included.
 fn changes(before: &GateTotals, after: &GateTotals) -> Vec<(String, GateReason, u64)> {
     let mut changes = Vec::new();
     for scope in &after.scopes {
@@ -91,8 +91,8 @@ fn changes(before: &GateTotals, after: &GateTotals) -> Vec<(String, GateReason, 
     changes
 }
 
-/// Returns the verdict on a frame, and checks that nothing else is counted. `None` means that the gate does not count
-/// it.
+/// Returns the verdict on a frame and the action, and checks that exactly one counter changes. The verdict is `None` if
+/// no counter changes.
 pub fn judge(gate: &LoadedGate, frame: &[u8]) -> (Option<(String, GateReason)>, FrameAction) {
     let before = gate.statistics().expect("statistics");
     let action = gate.run(frame).expect("a run");
@@ -106,7 +106,7 @@ pub fn judge(gate: &LoadedGate, frame: &[u8]) -> (Option<(String, GateReason)>, 
     (verdict, action)
 }
 
-/// Returns the verdict on a frame for "web". Checks that refused packets are dropped and the others pass.
+/// Returns the verdict on a frame for scope "web". Checks that a refused packet is dropped, and any other passes.
 pub fn reason(gate: &LoadedGate, frame: &TestFrame) -> GateReason {
     let (verdict, action) = judge(gate, &frame.bytes());
     let (scope, reason) = verdict.expect("a verdict");

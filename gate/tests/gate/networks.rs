@@ -1,4 +1,4 @@
-//! Quotas, rates and room of clients and their wider networks. The program's decisions are compared with
+//! Tests of quotas, rates and table room of clients and their wider networks. The program's decisions are compared with
 //! `millrace_base::networks`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,12 +24,12 @@ fn address(from: &str) -> IpAddr {
     to_server(from, vec![]).source.ip()
 }
 
-/// The nth /64 of a /48.
+/// Returns an address in the nth /64 of a /48.
 fn of_site(n: u32) -> IpAddr {
     Ipv6Addr::from_bits(0x2001_0db8_0007_u128 << 80 | u128::from(n & 0xffff) << 64 | 1).into()
 }
 
-/// Settings with room for all connections of a /48.
+/// Returns settings with room for all connections of a /48.
 fn roomy() -> Config {
     Config { max_clients: 1024, max_handshakes: 1024, max_rates: 4096, samples_per_second: 0, ..config() }
 }
@@ -44,7 +44,7 @@ fn network_prefix_lengths_equal_those_of_other_daemons() {
     }
 }
 
-/// Each address connects in turn, if it may. The program and the same code in Rust decide alike on each.
+/// Lets each address connect in turn, and compares the program's decisions with those of the same code in Rust.
 #[test]
 fn network_quotas_equal_those_of_other_daemons() {
     const QUOTA: u32 = 2;
@@ -84,7 +84,7 @@ fn network_quotas_equal_those_of_other_daemons() {
         assert_eq!(reason(&gate, &open("203.0.113.7:4000", 1)), NEW, "{whose}");
         let listed = gate.clients("web").expect("clients");
         assert_eq!(listed.iter().map(|client| client.connections as usize).sum::<usize>(), want, "{whose}");
-        // Whatever ends makes room at each level.
+        // A connection that ends makes room in the client and in each network.
         for at in &taken {
             web.dec(*at).expect("dec");
         }
@@ -95,7 +95,8 @@ fn network_quotas_equal_those_of_other_daemons() {
     }
 }
 
-/// The gate counts connections when their address is validated, however many Initials were let in before that.
+/// Checks that the quota of a network holds for connections whose address is validated, however many Initials were
+/// admitted before.
 #[test]
 fn tracked_connections_of_a_network_are_bounded() {
     if !root("tracked_connections_of_a_network_are_bounded") {
@@ -118,7 +119,7 @@ fn tracked_connections_of_a_network_are_bounded() {
     assert_eq!(reason(&gate, &open(&client(1), 30)), refused(Rule::Quota));
     assert_eq!(reason(&gate, &open(&client(30), 30)), refused(Rule::NetworkQuota));
     handshake(&gate, V6, 1, &SERVER_ID);
-    // Refused connections count nowhere, and those that have ended make room.
+    // Refused connections are not counted, and connections that have ended make room.
     assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 9);
     for n in 10..18 {
         assert_eq!(reason(&gate, &to_server(&client(n), short(&id(n), 100))), LIVE, "{n}");
@@ -128,7 +129,7 @@ fn tracked_connections_of_a_network_are_bounded() {
     assert_eq!(web.connections(address(&client(18))).expect("connections"), 0, "nor with its client");
 }
 
-/// No network has more than half of the table of live connections.
+/// Checks that no network gets more than half of the table of live connections.
 #[test]
 fn one_network_cannot_fill_the_tables() {
     if !root("one_network_cannot_fill_the_tables") {
@@ -154,8 +155,8 @@ fn rates(rule: Rule, size: u64) -> PolicyRules {
     PolicyRules { modes: enforce(&[rule]), client_rates: all, ..published() }
 }
 
-/// Start of a test. Since then, buckets of networks have filled: by one in 1000 s for a client, and that times the
-/// multiple for a network.
+/// The start of a test. Buckets fill during the test: by one unit in 1000 s for a client, and by a multiple for a
+/// network.
 struct BucketStart(Instant);
 
 impl BucketStart {
@@ -164,7 +165,7 @@ impl BucketStart {
     }
 }
 
-/// A network has a multiple of a client's rates, and one client over its own limit uses up nothing of it.
+/// Checks that a network has a multiple of a client's rates, and that a client over its own limit uses up none of it.
 #[test]
 fn each_network_has_its_own_rate_limits() {
     if !root("each_network_has_its_own_rate_limits") {
@@ -196,7 +197,7 @@ fn each_network_has_its_own_rate_limits() {
     }
 }
 
-/// A single size of networks works as without wider networks.
+/// Checks that limits of wider networks apply only if the settings have wider networks.
 #[test]
 fn network_limits_follow_the_settings() {
     if !root("network_limits_follow_the_settings") {
@@ -233,10 +234,10 @@ fn network_limits_follow_the_settings() {
     }
 }
 
-/// Entries of the table of rates; only a flood from more addresses loses any.
+/// Size of the table of rates. Only a flood from more addresses evicts entries.
 const RATES: u32 = 1 << 14;
 
-/// Sends an attacker's packets at once; returns how many pass.
+/// Sends an attacker's packets at once, and returns how many pass.
 fn insists(gate: &LoadedGate, attacker: &str, numbers: std::ops::Range<u32>) -> usize {
     numbers.filter(|n| gate.run(&open(attacker, *n).bytes()).expect("a run") == FrameAction::Pass).count()
 }
@@ -247,10 +248,10 @@ fn flood(gate: &LoadedGate, addresses: impl Iterator<Item = String>) {
     }
 }
 
-/// A /48 is 65,536 clients, but its own limit refuses before there is an entry for each of them.
+/// Floods from a /48, which contains 65,536 clients. The network's limit refuses them before each gets an entry.
 #[test]
-fn a_flood_from_one_network_leaves_others_rates_alone() {
-    if !root("a_flood_from_one_network_leaves_others_rates_alone") {
+fn flood_from_one_network_leaves_others_rates_alone() {
+    if !root("flood_from_one_network_leaves_others_rates_alone") {
         return;
     }
     let gate =
@@ -263,7 +264,7 @@ fn a_flood_from_one_network_leaves_others_rates_alone() {
     assert_eq!(gate.statistics().expect("statistics").event(Event::RatesCrowded), 0);
 }
 
-/// The flood has more addresses than the table. An attacker whose entry is lost does not start with full buckets
+/// Floods from more addresses than the table has room for. An attacker whose entry is evicted does not get full buckets
 /// again, and a new client can still open a connection.
 #[test]
 fn flood_from_many_addresses_refills_no_rate_bucket() {
@@ -303,8 +304,8 @@ fn flood_from_many_addresses_refills_no_rate_bucket() {
     assert!(gate.statistics().expect("statistics").event(Event::RatesCrowded) > 0);
 }
 
-/// A gate that is attached during a flood does not know earlier connections. Their packets are not charged to the
-/// allowance that the flood uses up, until all live connections are known.
+/// Attaches a gate during a flood, when it does not know earlier connections. Until it knows all live connections,
+/// their packets take nothing from the rates that the flood uses up.
 #[test]
 fn connections_survive_a_gate_restart_during_a_flood() {
     if !root("connections_survive_a_gate_restart_during_a_flood") {

@@ -1,4 +1,4 @@
-//! The program decides on arbitrary bytes, and never fails.
+//! Tests that the program decides about arbitrary bytes and never fails.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{config, root, scope, to_client, to_server};
 
 /// Returns all rules, in random modes.
 fn rules(rng: &mut Rng) -> GateRules {
-    // The rates are slow enough that a slow machine does not let everything through.
+    // The rates are so low that the buckets stay empty on a slow machine too.
     let rate = |burst| Some(RuleRate { amount: 1, per: Duration::from_secs(100), burst });
     let rates = Rates { initials: rate(10), packets: rate(20), bytes: rate(20_000) };
     let modes =
@@ -95,7 +95,7 @@ fn check(gate: &LoadedGate, frame: &[u8]) {
             assert!(answer.len() * 4 < frame.len(), "an answer of {} bytes to {frame:02x?}", answer.len());
         }
     }
-    // The kernel does not run this kind of program on packets without an IP header.
+    // BPF_PROG_TEST_RUN refuses packets without an IP header for programs at TC.
     if frame.len() >= 14 + 40 {
         gate.run_egress(frame).expect("watched");
     }
@@ -109,7 +109,7 @@ fn program_never_fails_on_arbitrary_bytes() {
     let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().expect("a number"));
     let cases = std::env::var("CASES").map_or(10_000, |cases| cases.parse().expect("a number"));
     let mut rng = Rng::with_seed(seed);
-    // The networks fill up as soon as a few of their clients do.
+    // Networks reach their limit as soon as a few of their clients do.
     let gate = LoadedGate::load(&Config { network_times: [2, 2], ..config() }).expect("a gate");
     let mut kinds = [0; 2];
     for case in 0..cases {

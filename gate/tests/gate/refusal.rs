@@ -1,4 +1,4 @@
-//! New connections that are refused by an answer: Version Negotiation with a version that nothing implements.
+//! Tests of new connections that are refused by an answer: Version Negotiation with a version that nothing implements.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const V6: &str = "[2001:db8::7]:40000";
 const SERVER_ID: [u8; 8] = [0x5e; 8];
 const REFUSING: [Rule; 3] = [Rule::Quota, Rule::UnknownInitials, Rule::ClientInitials];
 
-/// A policy that lets one new connection in if it limits rates, and none if it is the quota.
+/// Returns a policy in which the rule refuses: rules on rates after the first connection, the quota at once.
 fn policy(rule: Rule) -> PolicyRules {
     let once = RuleRate { amount: 1, per: Duration::from_secs(1000), burst: 1 };
     let rates = Rates { initials: Some(once), ..Rates::default() };
@@ -39,7 +39,7 @@ fn events(gate: &LoadedGate) -> [u64; 2] {
     [Event::Answered, Event::NotAnswered].map(|event| statistics.event(event))
 }
 
-/// Checks the answer: its version is reserved (RFC 9000, section 15), both IDs are the client's, and it is shorter
+/// Checks the answer: its version is reserved (RFC 9000, section 15), it has both IDs of the packet, and it is shorter
 /// than the packet.
 fn assert_refusal(gate: &LoadedGate, asked: &TestFrame, rule: Rule, id: &[u8], from: &[u8]) {
     let (verdict, action) = judge(gate, &asked.bytes());
@@ -64,7 +64,7 @@ fn refusals_are_answered() {
             let mut first = to_server(from, initial(1, &[0xf1; 8], &[], &[]));
             if rule != Rule::Quota {
                 assert_eq!(reason(&gate, &first), passed(Pass::New));
-                // The same Initial may be repeated, and opens no other connection: the server is about to answer it.
+                // The same Initial again does not open another connection: the server is about to answer it.
                 assert_eq!(reason(&gate, &first), passed(Pass::New));
                 // The same Initial from another port is another connection.
                 first.source.set_port(40001);
@@ -85,8 +85,8 @@ fn refusals_are_answered() {
     }
 }
 
-/// There is no answer unless the policy asks for it, to packets other than Initials, to packets that are too small or
-/// have odd headers, and in mode "monitor".
+/// Checks that there is no answer if the policy does not ask for one, and none in mode "monitor". Packets other than
+/// Initials, and packets that are too small or have IP options, get none either.
 #[test]
 fn other_packets_get_no_answer() {
     if !root("other_packets_get_no_answer") {
@@ -121,7 +121,7 @@ fn other_packets_get_no_answer() {
     assert_eq!(events(&gate), [0, 2]);
 }
 
-/// Packets of a live connection are not answered, even if its client is refused others.
+/// Checks that packets of a live connection pass without an answer while its client is refused new connections.
 #[test]
 fn live_connections_get_no_answer() {
     if !root("live_connections_get_no_answer") {

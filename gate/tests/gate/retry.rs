@@ -1,4 +1,4 @@
-//! Retry packets and their tokens.
+//! Tests of Retry packets and their tokens.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,7 +25,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
 }
 
-/// RFC 9001, section 5.8; RFC 9369, section 3.3.3.
+/// Computes the Retry integrity tag (RFC 9001, section 5.8; RFC 9369, section 3.3.3).
 fn integrity_tag(version: u32, pseudo_packet: &[u8]) -> Vec<u8> {
     let (key, nonce) = match version {
         1 => (0xbe0c690b9f66575a1d766b54e368c84e_u128, "461599d35d632bf2239825bb"),
@@ -57,7 +57,7 @@ fn retry(gate: &LoadedGate, frame: &TestFrame, version: u32, id: &[u8], from: &[
     (retry_id, token.to_vec())
 }
 
-/// Checks the reference implementation with appendix A.4 of RFC 9001 and of RFC 9369.
+/// Checks the tests' own implementation with appendix A.4 of RFC 9001 and of RFC 9369.
 #[test]
 fn retry_integrity_tags_match_the_rfcs() {
     for (version, packet, tag) in [
@@ -77,8 +77,8 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Both families and versions, and IDs of all lengths: the tag is right, the token has the right contents, and is
-/// accepted from the same address and port only.
+/// Checks the tag and the contents of tokens, for both families, both versions and IDs of all lengths. A token is
+/// accepted only from its own address and port.
 #[test]
 fn retry_tokens_are_valid_for_their_address() {
     if !root("tokens") {
@@ -131,7 +131,7 @@ fn forged_tokens_are_refused() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &retry_id, &[], &token))), passed(Pass::Proved));
 }
 
-/// A token is valid for the connection ID of its Retry, in its scope, and for nothing else.
+/// Checks that a token is valid only with the connection ID of its Retry, and only in its scope.
 #[test]
 fn token_is_bound_to_connection_and_scope() {
     if !root("token_is_bound_to_connection_and_scope") {
@@ -161,7 +161,7 @@ fn token_is_bound_to_connection_and_scope() {
     }
 }
 
-/// The program accepts tokens that Rust makes, within their lifetime.
+/// Checks that the program accepts tokens that Rust makes, within their lifetime.
 #[test]
 fn token_is_valid_for_its_lifetime_and_two_keys() {
     if !root("age_and_keys") {
@@ -183,7 +183,7 @@ fn token_is_valid_for_its_lifetime_and_two_keys() {
         accepted.push(
             [0, 1].into_iter().find(|&i| gate.token_keys().get(i.into()) == Some(key)).expect("an index"),
         );
-        // Each key is valid until the next but one has been added.
+        // A key stays valid until the second key after it is added.
         for (age, (key, index)) in keys.iter().zip(&accepted).rev().enumerate() {
             assert_eq!(accepts(token(now(), *index, key)), age < 2, "age {age}");
         }
@@ -195,7 +195,7 @@ fn token_is_valid_for_its_lifetime_and_two_keys() {
     assert!(!accepts(token(now() + 5, index, key)));
 }
 
-/// A Retry is sent only above a rate, only for new connections, and only to packets that can be answered.
+/// Checks that a Retry is sent only above a rate, only for new connections, and only to packets that can be answered.
 #[test]
 fn retry_is_sent_only_under_load() {
     if !root("only_under_load") {
@@ -207,17 +207,17 @@ fn retry_is_sent_only_under_load() {
     for n in 0..5 {
         assert_eq!(reason(&gate, &open(n, V4)), passed(Pass::New));
     }
-    // The same Initial again opens no other connection, this many times.
+    // The same Initial may be repeated this many times without opening another connection.
     for _ in 0..32 {
         assert_eq!(reason(&gate, &open(4, V4)), passed(Pass::New));
     }
     retry(&gate, &open(4, V4), 1, &[4; 8], &[]);
     retry(&gate, &open(5, V4), 1, &[5; 8], &[]);
-    // The same Initial from another address opens one.
+    // The same Initial from another address opens another connection.
     retry(&gate, &open(4, V6), 1, &[4; 8], &[]);
     for kind in [LongPacketType::ZeroRtt, LongPacketType::Handshake] {
         let other = to_server(V4, long(kind, 1, &[6; 8], &[], &[], 1200));
-        // Live connections are not known here: a handshake may be one.
+        // The gate does not know live connections here, so a Handshake packet may belong to one.
         let want = if kind == LongPacketType::ZeroRtt { refused(Rule::Retry) } else { passed(Pass::Unknown) };
         assert_eq!(reason(&gate, &other), want);
     }
@@ -230,7 +230,8 @@ fn retry_is_sent_only_under_load() {
     retry(&gate, &open(7, V4), 1, &[7; 8], &[]);
 }
 
-/// A client that has validated its address has rates of its own: packets from a forged address use up others.
+/// Checks that packets from a forged address use up other buckets than the packets of the client that has validated
+/// this address.
 #[test]
 fn forged_addresses_use_up_no_rates_of_validated_clients() {
     if !root("forged_addresses_use_up_no_rates_of_validated_clients") {
@@ -264,13 +265,13 @@ fn forged_addresses_use_up_no_rates_of_validated_clients() {
     }
 }
 
-/// An answer would go to another network where the driver strips tags.
+/// Checks that there is no answer where the driver strips VLAN tags: the answer would go to another network.
 #[test]
 fn interface_that_strips_tags_gets_no_answer() {
     if !root("interface_that_strips_tags_gets_no_answer") {
         return;
     }
-    // Test runs without a network use the loopback interface.
+    // BPF_PROG_TEST_RUN uses the loopback interface.
     const LOOPBACK: i32 = 1;
     let gate = gate(policy());
     let asked = to_server(V4, initial(1, &[1; 8], &[], &[]));
@@ -286,7 +287,7 @@ fn interface_that_strips_tags_gets_no_answer() {
     assert_eq!(unanswered(), 3);
 }
 
-/// The answer keeps two VLAN tags.
+/// Checks that an answer has the same VLAN tags as the packet, up to two.
 #[test]
 fn answer_keeps_vlan_tags() {
     if !root("tags") {

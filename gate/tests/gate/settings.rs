@@ -1,4 +1,4 @@
-//! Rules: which are accepted, and how they change.
+//! Tests that accept or refuse rules, and that change the rules in use.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -74,19 +74,19 @@ fn entry_with_the_longest_prefix_decides() {
     }
     // Packets that no server accepts are refused from every client.
     assert_eq!(reason(&gate, &to_server("192.0.2.7:5", short(&[], 5))), refused(Rule::Short));
-    // The other scope has no list of its own.
+    // The second scope has no list of its own.
     let mut frame = to_server("192.0.2.7:5", initial(1, &[1; 8], &[], &[]));
     frame.destination.set_port(444);
     assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), ALLOWED)), FrameAction::Pass));
     frame.source.set_ip("192.0.3.7".parse().expect("an address"));
     assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), BLOCKED)), FrameAction::Drop));
-    // The entry matches all of one family, and nothing of the other.
+    // The entry matches every IPv6 address, and no IPv4 address.
     gate.list(None, prefix("::/0"), ListEntry::Block).expect("a block");
     assert_eq!(open(&gate, "[2001:db9::1]:5"), BLOCKED);
     assert_eq!(open(&gate, "10.0.0.1:5"), NEW);
 }
 
-/// An entry that is added at run time stays when the rules change, precedes theirs, and leaves nothing behind when it
+/// Checks that an entry that is added at run time stays when the rules change, and replaces the rules' entry until it
 /// is removed.
 #[test]
 fn runtime_entries_precede_the_rules() {
@@ -115,8 +115,8 @@ fn runtime_entries_precede_the_rules() {
     assert_eq!(open(&gate, V4), NEW);
 }
 
-/// A block for all scopes also applies in a scope that allows a shorter prefix, or the same. The call returns the
-/// exceptions.
+/// Checks that a block for all scopes also applies in a scope that allows the same prefix or a shorter one, and that
+/// the call returns the exceptions.
 #[test]
 fn block_applies_in_every_scope_and_returns_exceptions() {
     if !root("block_applies_in_every_scope_and_returns_exceptions") {
@@ -152,7 +152,7 @@ fn block_applies_in_every_scope_and_returns_exceptions() {
     assert!(gate.exceptions(Some("nobody"), &[prefix("::/0")], ListEntry::Block).is_err());
 }
 
-/// Rules that are contradictory, or do not fit, change nothing.
+/// Applies rules that contradict each other or do not fit into the tables, and checks that nothing changes.
 #[test]
 fn invalid_rules_change_nothing() {
     if !root("all_or_nothing") {
@@ -266,11 +266,11 @@ fn invalid_rules_change_nothing() {
     assert_eq!((verdict, action), (Some(("interface".to_owned(), passed(Pass::Other))), FrameAction::Pass));
 }
 
-/// Names may follow each other without limit. A kept name keeps its state; a new one gets no state of the previous
-/// owner of its index, and no handle affects another scope.
+/// Changes scope names more often than there are indexes. A name that stays keeps its state. A new name gets no state
+/// of the index's previous owner, and no handle affects another scope.
 #[test]
-fn unused_scope_names_give_way() {
-    if !root("unused_scope_names_give_way") {
+fn unused_scope_name_gives_its_index_to_a_new_name() {
+    if !root("unused_scope_name_gives_its_index_to_a_new_name") {
         return;
     }
     let gate = LoadedGate::load(&config()).expect("a gate");
@@ -321,7 +321,7 @@ fn unused_scope_names_give_way() {
     frame.destination.set_port(444);
     assert_eq!(judge(&gate, &frame.bytes()).0, Some(("kept".to_owned(), passed(Pass::Live))));
 
-    // The scopes are all replaced at once: there is room for both, or an error, which changes nothing.
+    // All scopes are replaced at once. There must be room for old and new ones; otherwise an error changes nothing.
     let many = |prefix: &str, count: u16| GateRules {
         scopes: (1..=count).map(|n| scope(&format!("{prefix}{n}"), n, published.clone())).collect(),
         ..GateRules::default()
@@ -334,8 +334,8 @@ fn unused_scope_names_give_way() {
     gate.apply(&many("b", 40)).expect("forty others");
 }
 
-/// Rules change a thousand times while packets of a live connection and of a blocked client arrive. Each packet is
-/// judged by one set of rules, and not by halves of two.
+/// Changes the rules a thousand times while packets of a live connection and of a blocked client arrive. Each packet
+/// must be judged by one set of rules, not by parts of two.
 #[test]
 fn rules_change_atomically_under_load() {
     if !root("rules_change_atomically_under_load") {
@@ -352,7 +352,7 @@ fn rules_change_atomically_under_load() {
             ..PolicyRules::default()
         };
         let mut web = scope("web", 443, policy);
-        // The scope is found by address or by port, and the client is blocked alone or with all; always in one way.
+        // The two sets of rules find the scope by address or by port, and block the client alone or with all others.
         let address = [None, Some("198.51.100.1".parse().expect("an address"))];
         web.places = vec![RulePlace { address: address[n as usize % 2], port: Some(443) }];
         let blocked = ["203.0.113.0/24", "203.0.113.5"];
@@ -403,7 +403,7 @@ fn tables_report_fill_levels() {
     for n in 0..3 {
         web.publish(&[n; 8]).expect("an ID");
     }
-    // The counts are of two clients, and of their network.
+    // Two clients and their network have an entry each.
     for client in ["192.0.2.7", "192.0.2.8"] {
         web.inc(client.parse().expect("an address")).expect("inc");
     }
@@ -437,7 +437,7 @@ fn samples_are_limited_per_scope() {
         assert_eq!(reason(&gate, &frame), refused(Rule::Quota));
     }
     let samples = gate.drain_samples().expect("samples");
-    // Ten are sampled each second at most, so not all three.
+    // At most ten packets a second are sampled.
     assert_eq!(samples.len(), 1);
     let sample = &samples[0];
     assert_eq!((sample.scope.as_str(), sample.reason), ("web", refused(Rule::Quota)));

@@ -1,4 +1,4 @@
-//! Verdicts that depend on earlier packets: live connections, quotas, rates.
+//! Tests of verdicts that depend on earlier packets: live connections, quotas, rates.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,12 +22,12 @@ pub const LIVE: GateReason = passed(Pass::Live);
 pub const UNKNOWN: GateReason = passed(Pass::Unknown);
 pub const SERVER_ID: [u8; 8] = [0x5e; 8];
 
-/// A burst that does not refill while a test runs.
+/// Returns a rate whose bucket does not refill while a test runs.
 pub fn burst(burst: u64) -> Option<RuleRate> {
     Some(RuleRate { amount: 1, per: Duration::from_secs(1000), burst })
 }
 
-/// The Initial of a connection; connections differ in their IDs.
+/// Returns the Initial of the nth connection from an address. Connections differ in their IDs.
 pub fn open(from: &str, n: u32) -> TestFrame {
     let id = [n.to_be_bytes(), [0xc1; 4]].concat();
     to_server(from, initial(VERSIONS[n as usize % 2], &id, &[2; 4], &[]))
@@ -53,7 +53,7 @@ fn quota_bounds_connections_of_a_client() {
     let quota = PolicyRules { modes: enforce(&[Rule::Quota]), quota: Some(2), ..published() };
     let gate = gate(quota);
     let web = gate.scope("web").expect("a scope");
-    // Clients are whole addresses with IPv4, and networks with IPv6.
+    // A client is one address with IPv4, and a /64 with IPv6.
     for (from, sibling, other) in [
         ("192.0.2.7:1000", "192.0.2.7:2000", "192.0.2.8:1000"),
         ("[2001:db8::7]:1000", "[2001:db8::8:1]:2000", "[2001:db8:0:1::7]:1000"),
@@ -65,7 +65,7 @@ fn quota_bounds_connections_of_a_client() {
         assert_eq!(reason(&gate, &open(from, 2)), refused(Rule::Quota));
         assert_eq!(reason(&gate, &open(sibling, 3)), refused(Rule::Quota));
         assert_eq!(reason(&gate, &open(other, 4)), NEW);
-        // A client whose first packet was let in may repeat it, and send its second half.
+        // A client whose first Initial was admitted may repeat it, and send the second half of its ClientHello.
         assert_eq!(reason(&gate, &open(from, 1)), NEW);
         // Only Initials with an unknown ID are new connections.
         web.publish(&SERVER_ID).expect("an ID");
@@ -79,7 +79,7 @@ fn quota_bounds_connections_of_a_client() {
     }
 }
 
-/// No count from many threads is lost.
+/// Counts from several threads at the same time, and checks that no count is lost.
 #[test]
 fn connection_counting_is_atomic() {
     if !root("connection_counting_is_atomic") {
@@ -131,7 +131,7 @@ fn packets_with_published_connection_ids_pass() {
         web.retire(&SERVER_ID).expect("also if it is gone");
         assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
     }
-    // Another scope's ID is unknown here.
+    // An ID that was published in another scope is unknown in this one.
     let rules = |policy: PolicyRules| GateRules {
         scopes: vec![scope("web", 443, policy.clone()), scope("dns", 853, policy)],
         ..GateRules::default()
@@ -141,7 +141,7 @@ fn packets_with_published_connection_ids_pass() {
     assert_eq!(reason(&gate, &to_server(V4, short(&SERVER_ID, 100))), refused(Rule::UnknownId));
 }
 
-/// A stateless reset has no ID and is at least 21 bytes long (RFC 9000, section 10.3), however long IDs are.
+/// Checks packets of 21 bytes and more, as stateless resets are (RFC 9000, section 10.3), with IDs of several lengths.
 #[test]
 fn stateless_resets_pass() {
     if !root("stateless_resets_pass") {
@@ -209,13 +209,13 @@ pub fn tracked(rules: &[Rule]) -> PolicyRules {
     }
 }
 
-/// Sends the server's part of a handshake.
+/// Sends the server's Initial with its connection ID.
 pub fn answer(gate: &LoadedGate, to: &str, version: u32, id: &[u8]) {
     let payload = long(LongPacketType::Initial, version, &[2; 4], id, &[], 1200);
     gate.run_egress(&to_client(to, payload).bytes()).expect("watched");
 }
 
-/// Sends a handshake of a client up to its first short header.
+/// Sends both sides of a handshake, up to the client's first short header.
 pub fn handshake(gate: &LoadedGate, from: &str, version: u32, id: &[u8]) {
     assert_eq!(reason(gate, &to_server(from, initial(version, &[0xc0; 8], &[2; 4], &[]))), NEW);
     answer(gate, from, version, id);
@@ -243,13 +243,13 @@ fn answered_handshake_becomes_live() {
             handshake(&gate, from, version, &SERVER_ID);
             assert_eq!(web.connections(client).expect("connections"), 1);
             assert_eq!(reason(&gate, &open(from, 9)), refused(Rule::Quota));
-            // Another ID arrives on the same path; the same ID on another path moves the connection there.
+            // Another ID on the same path passes. The same ID on another path moves the connection to that path.
             assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), passed(Pass::LivePath));
             assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), UNKNOWN);
             assert_eq!(reason(&gate, &to_server(rebound, short(&SERVER_ID, 100))), LIVE);
             assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), passed(Pass::LivePath));
             assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), UNKNOWN);
-            // A client that never got the answer does not know the ID; one that overheard it has another address.
+            // An attacker who did not get the answer does not know the ID, or has another address.
             answer(&gate, from, version, &[0x77; 8]);
             assert_eq!(reason(&gate, &to_server(elsewhere, short(&[0x77; 8], 100))), UNKNOWN);
             assert_eq!(web.connections(client).expect("connections"), 1);
@@ -259,7 +259,7 @@ fn answered_handshake_becomes_live() {
     }
 }
 
-/// Marks (`gate_marks.h`) are cleared and set again; entries of the maps are found whatever their age.
+/// Ages the marks (`gate_marks.h`) several times, and checks that entries of the maps are still found.
 #[test]
 fn handshake_marks_expire_and_connections_do_not() {
     if !root("handshake_marks_expire_and_connections_do_not") {
@@ -280,7 +280,7 @@ fn handshake_marks_expire_and_connections_do_not() {
         assert_eq!(reason(&of_gate, &to_server(V4, short(&SERVER_ID, 100))), LIVE);
         assert_eq!(reason(&of_gate, &to_server(V4, short(&[6; 8], 100))), passed(Pass::LivePath));
         assert_eq!(reason(&of_gate, &open(V4, 9)), refused(Rule::Quota));
-        // The client of an answered handshake continues with Initials.
+        // A client whose handshake the server has answered may continue with Initials.
         let more = to_server(V6, initial(VERSIONS[0], &[0x77; 8], &[2; 4], &[]));
         assert_eq!(reason(&of_gate, &more), passed(Pass::Handshake));
     }
@@ -288,8 +288,8 @@ fn handshake_marks_expire_and_connections_do_not() {
     assert_eq!(reason(&of_server, &to_server(V4, short(&SERVER_ID, 100))), refused(Rule::UnknownId));
 }
 
-/// A client's packets alone validate nothing. Short headers, Retry and Version Negotiation of the server are no
-/// answer to a handshake.
+/// Checks that a client's packets alone validate no address, and that a server's short headers, Retry and Version
+/// Negotiation do not either.
 #[test]
 fn unanswered_packets_validate_nothing() {
     if !root("unanswered_packets_validate_nothing") {
@@ -338,15 +338,15 @@ fn idle_connections_expire() {
     assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 2);
     assert_eq!(web.connections(client).expect("connections"), 0);
     assert_eq!(reason(&gate, &open(V4, 9)), NEW);
-    // Published IDs are left to the application.
+    // Published IDs do not expire, since the application retires them.
     assert_eq!(reason(&gate, &to_server(V4, short(&[0x99; 8], 100))), LIVE);
-    // The answer is still remembered, so the client can validate its address again.
+    // The map `handshakes` still has the ID, so the client can validate its address again.
     assert_eq!(reason(&gate, &to_server(V4, short(&[6; 8], 100))), UNKNOWN);
     assert_eq!(reason(&gate, &to_server(V4, short(&SERVER_ID, 100))), LIVE);
     assert_eq!(web.connections(client).expect("connections"), 1);
 }
 
-/// Exactly as many packets as the burst pass.
+/// Checks for each rule that exactly as many packets as the burst pass.
 #[test]
 fn rate_limit_passes_its_burst() {
     if !root("rates") {
@@ -379,16 +379,15 @@ fn rate_limit_passes_its_burst() {
             let other = reason(&gate, &to_server(from, short(&[9; 8], 1200)));
             assert_eq!(other, if initials_only { UNKNOWN } else { refused(rule) }, "{rule:?}");
         }
-        // A client with a connection is not unknown.
+        // The rules on unknown clients do not apply to a client that has a connection.
         web.inc(to_server(V4, vec![]).source.ip()).expect("inc");
         let want = if each_client { refused(rule) } else { NEW };
         assert_eq!(reason(&gate, &open(V4, 100)), want, "{rule:?}");
     }
 }
 
-/// A ClientHello with keys for post-quantum cryptography fills two Initials, and a client repeats both when it gets
-/// no answer. They open one connection, and each rule on connections counts them as one. Rules on packets count all
-/// of them.
+/// Sends a ClientHello in two Initials, as with a post-quantum key share, and repeats both. Rules on connections count
+/// them as one connection. Rules on packets count all of them.
 #[test]
 fn initials_of_one_connection_are_counted_once() {
     if !root("initials_of_one_connection_are_counted_once") {
@@ -428,7 +427,7 @@ fn initials_of_one_connection_are_counted_once() {
     }
 }
 
-/// A repeated Initial is free only so often: a client that repeats one for ever opens connections too.
+/// Repeats an Initial more often than is free. Every further group of repetitions counts as a new connection.
 #[test]
 fn initial_that_is_repeated_endlessly_is_counted_again() {
     if !root("initial_that_is_repeated_endlessly_is_counted_again") {
@@ -441,7 +440,7 @@ fn initial_that_is_repeated_endlessly_is_counted_again() {
     assert_eq!(passed, 2 * 33, "each of the two that are counted, and 32 that repeat it");
 }
 
-/// Early data and handshake packets of no known connection are treated like new connections.
+/// Checks that 0-RTT and Handshake packets of unknown connections count as new connections.
 #[test]
 fn early_data_and_handshakes_without_connection_count_as_new() {
     if !root("early_data_and_handshakes_without_connection_count_as_new") {
@@ -461,7 +460,7 @@ fn early_data_and_handshakes_without_connection_count_as_new() {
             let want = if n < before { UNKNOWN } else { refused(rule) };
             assert_eq!(reason(&gate, &stray(kind, n)), want, "{rule:?}: {kind:?}, the {n}th");
         }
-        // A client that comes afterwards is not refused more than before; live ones never are.
+        // A live connection of the same client is never refused.
         web.publish(&[9; 8]).expect("an ID");
         assert_eq!(reason(&gate, &stray(LongPacketType::Handshake, 9)), LIVE, "{rule:?}");
     }
@@ -470,7 +469,7 @@ fn early_data_and_handshakes_without_connection_count_as_new() {
     assert_eq!(reason(&gate, &stray(LongPacketType::ZeroRtt, 1)), UNKNOWN, "it has an ID of the client's");
 }
 
-/// Early data of a connection whose Initial was let in is no other connection.
+/// Checks that 0-RTT packets of a connection whose Initial was admitted do not count as another connection.
 #[test]
 fn early_data_is_judged_with_its_initial() {
     if !root("early_data_is_judged_with_its_initial") {
@@ -489,8 +488,8 @@ fn early_data_is_judged_with_its_initial() {
     assert_eq!(reason(&gate, &early(V4, 1)), UNKNOWN);
 }
 
-/// Connections from before the gate may have any port that a NAT gave them. Their short headers do not count as a
-/// reflector's answers while they may be live, but a new connection from such a port is refused.
+/// Checks that short headers from a reflector's port pass while they may belong to connections from before the gate,
+/// which may have any port that a NAT gave them. A new connection from such a port is refused.
 #[test]
 fn reflector_port_of_earlier_connection_passes() {
     if !root("reflector_port_of_earlier_connection_passes") {
@@ -522,7 +521,7 @@ fn reflector_port_of_earlier_connection_passes() {
     let gate = gate(tracked(idle));
     wait_until("a refusal", || reason(&gate, &stray(PORTS[0])), |reason| *reason != UNKNOWN);
     assert!(begin.elapsed() >= idle);
-    // A change of other rules does not affect that; a change of what is watched does.
+    // A change of other rules does not restart this time. A change of how connections are tracked does.
     apply(&gate, PolicyRules { modes: enforce(&[Rule::Options]), ..tracked(idle) });
     assert_eq!(reason(&gate, &stray(PORTS[0])), reflected);
     let mut web = scope("web", 444, tracked(Duration::from_secs(3600)));
@@ -531,7 +530,7 @@ fn reflector_port_of_earlier_connection_passes() {
     assert_eq!(reason(&gate, &stray(PORTS[0])), UNKNOWN);
 }
 
-/// Only the application knows which client a published ID belongs to, so each ID has its own rates, from any address.
+/// Checks that each published ID has its own rates, from any address: only the application knows the ID's client.
 #[test]
 fn live_rates_limit_published_ids() {
     if !root("live_rates_limit_published_ids") {
@@ -545,7 +544,7 @@ fn live_rates_limit_published_ids() {
         let web = gate.scope("web").expect("a scope");
         for (from, other, id) in [(V4, "192.0.2.9:40000", [1; 8]), (V6, "[2001:db8:9::7]:40000", [2; 8])] {
             web.publish(&id).expect("an ID");
-            // Unknown packets from the same address do not count.
+            // Unknown packets from the same address take nothing from the ID's rates.
             for n in 0..20 {
                 assert_eq!(reason(&gate, &open(from, n)), NEW);
             }
@@ -558,7 +557,7 @@ fn live_rates_limit_published_ids() {
     }
 }
 
-/// Buckets refill as time passes.
+/// Checks that buckets refill as time passes.
 #[test]
 fn rate_buckets_refill_over_time() {
     if !root("rate_buckets_refill_over_time") {
@@ -575,35 +574,35 @@ fn rate_buckets_refill_over_time() {
     while begin.elapsed() < Duration::from_millis(300) {
         passed += u128::from(passes());
     }
-    // A busy machine has sent one, or none, until now.
+    // On a busy machine, one packet or none may have been sent until now.
     let go_on = || {
         passed += u128::from(passes());
         passed
     };
     let passed = wait_until("a second one", go_on, |passed| *passed >= 2);
-    // One passes at once, and one more each 50 ms.
+    // One packet passes at once, and one more every 50 ms.
     let most = begin.elapsed().as_millis() / 50 + 1;
     assert!((2..=most).contains(&passed), "{passed} of at most {most}");
 }
 
-/// A large bucket is filled at each of the kernel's ticks. In the long run that gives the configured rate.
+/// Checks that a large bucket, which fills only at the kernel's ticks, still gives the configured rate in the long run.
 #[test]
 fn large_buckets_refill_tick_by_tick() {
     const PER_SECOND: u64 = 200;
     const LENGTH_NS: u64 = 1_000_000_000;
-    /// A tick takes at most 10 ms; the rest is for a virtual machine that is paused.
+    /// Tolerance: a tick takes at most 10 ms, and a virtual machine may be paused for the rest.
     const SLACK_NS: u64 = 100_000_000;
     if !root("large_buckets_refill_tick_by_tick") {
         return;
     }
-    // The bucket never comes near its limit, where it would lose something.
+    // The bucket never fills completely, because it would then lose time.
     let rate = RuleRate::per_second(PER_SECOND, 20 * PER_SECOND);
     let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
     let gate = gate(PolicyRules { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
     // Each packet opens a connection of its own.
     let mut numbers = 0..;
     let mut next = || open(V4, numbers.next().expect("a number")).bytes();
-    // The result is when the bucket was empty, between two readings of the clock, and how many had passed by then.
+    // Returns two readings of the clock, between which the bucket was empty, and the number of packets that had passed.
     let mut drain = || {
         let mut passed = 0;
         loop {
@@ -628,7 +627,7 @@ fn large_buckets_refill_tick_by_tick() {
     assert!((least..=most).contains(&passed), "{passed} of {least} to {most}");
 }
 
-/// Spoofed addresses of an attacker, one per packet.
+/// Returns the nth forged address of an attacker, who uses each address for one packet.
 pub fn spoofed(n: u32) -> String {
     let [a, b, c, d] = n.to_be_bytes();
     if n.is_multiple_of(2) {
@@ -638,11 +637,11 @@ pub fn spoofed(n: u32) -> String {
     }
 }
 
-/// The flood has addresses without number and all kinds of packets, while every table is far smaller. Every packet of
-/// every live connection still passes as such.
+/// Floods with all kinds of packets, from far more addresses than any table has room for. Every packet of every live
+/// connection must still pass as such.
 #[test]
-fn a_flood_evicts_nothing_that_is_live() {
-    if !root("a_flood_evicts_nothing_that_is_live") {
+fn flood_evicts_no_live_connection() {
+    if !root("flood_evicts_no_live_connection") {
         return;
     }
     let rates = Rates { initials: burst(1 << 40), packets: burst(1 << 40), bytes: burst(1 << 50) };
@@ -660,13 +659,13 @@ fn a_flood_evicts_nothing_that_is_live() {
     for n in 0..3000 {
         let from = spoofed(n);
         gate.run(&open(&from, n).bytes()).expect("a run");
-        // The server answers, and the attacker guesses the ID.
+        // The server answers the attacker's Initial, and the attacker guesses the server's ID.
         answer(&gate, &from, 1, &[n.to_be_bytes(), [0x33; 4]].concat());
         gate.run(&to_server(&from, short(&[n.to_be_bytes(), [0x34; 4]].concat(), 100)).bytes())
             .expect("a run");
         gate.run(&to_server(&from, long(LongPacketType::Handshake, 1, &[n as u8; 8], &[], &[], 100)).bytes())
             .expect("a run");
-        // These are forged packets with the address of a live client.
+        // The attacker forges packets with the address of a live client.
         let (victim, _) = live(n % 20);
         gate.run(&open(&victim, n).bytes()).expect("a run");
     }
@@ -679,7 +678,7 @@ fn a_flood_evicts_nothing_that_is_live() {
     }
 }
 
-/// There are more real clients than room: the first stay, the others pass uncounted.
+/// Connects more clients than the tables have room for. The first stay, and the others pass without being counted.
 #[test]
 fn connections_over_the_table_pass_uncounted() {
     if !root("connections_over_the_table_pass_uncounted") {

@@ -1,4 +1,4 @@
-//! Traces: which trace gets which packets, how many, and how the others are counted.
+//! Tests of traces: which packets a trace gets, how many, and how the other packets are counted.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn senders(samples: &[RefusedPacket]) -> Vec<String> {
     samples.iter().map(|sample| sample.source.to_string()).collect()
 }
 
-/// The flood uses up the log's samples; a trace of one client gets every packet of it.
+/// Floods until the log's samples are used up. A trace of one client must get every packet of this client.
 #[test]
 fn trace_of_a_client_survives_the_flood_of_another() {
     if !root("a_client_is_followed_through_the_flood_of_another") {
@@ -69,7 +69,7 @@ fn trace_of_a_client_survives_the_flood_of_another() {
     assert_eq!(take(&tracer), Traced { samples: vec![], matched, left_out, lost }, "nothing comes twice");
 }
 
-/// Packets over the rate are counted, and every packet is in one of the counts.
+/// Checks that packets over the rate are counted, and that every packet is in one of the counts.
 #[test]
 fn packets_over_the_trace_rate_are_counted() {
     if !root("packets_over_the_trace_rate_are_counted") {
@@ -84,7 +84,8 @@ fn packets_over_the_trace_rate_are_counted() {
     assert_eq!(samples.len() as u64 + left_out, matched);
 }
 
-/// Packets that do not fit are counted as lost; a trace that is read in time loses nothing because of others.
+/// Checks that packets without room are counted as lost, and that a trace that is read in time loses none because of
+/// another.
 #[test]
 fn packets_not_read_in_time_are_counted() {
     if !root("packets_not_read_in_time_are_counted") {
@@ -93,7 +94,7 @@ fn packets_not_read_in_time_are_counted() {
     let gate = gate(policy());
     let slow = gate.trace(&everything()).expect("a tracer");
     let quick = gate.trace(&everything()).expect("a tracer");
-    // A thousand at once and a thousand a second are more than a queue holds.
+    // A burst of a thousand packets and a thousand a second are more than a queue holds.
     let mut seen = 0;
     let look = || {
         send(&gate, FLOODING, 100);
@@ -177,8 +178,7 @@ fn trace_filters_select_packets() {
     }
 }
 
-/// Several traces run at once, each by itself. Their number is bounded, and a trace that ends makes room and leaves
-/// nothing behind.
+/// Runs as many traces as are allowed. A trace that ends makes room for another, and leaves no packets or counts to it.
 #[test]
 fn traces_start_and_end_independently() {
     if !root("traces_start_and_end_independently") {
@@ -191,7 +191,7 @@ fn traces_start_and_end_independently() {
     assert!(full.contains("8 are running"), "{full}");
     send(&gate, FLOODING, 1);
     assert!(tracers.iter().all(|tracer| take(tracer).samples.len() == 1));
-    // Packets in flight for a trace that ends are not the next one's.
+    // Packets that were sent to a trace that has ended must not appear in the next trace.
     send(&gate, FLOODING, 1);
     drop(tracers.remove(3));
     let other = gate.trace(&trace_client("198.51.100.0/24")).expect("room again");
@@ -206,7 +206,7 @@ fn traces_start_and_end_independently() {
     drop(tracer);
 }
 
-/// A scope that is gone gives its index to another: its trace does not show the other's packets.
+/// Gives the index of a removed scope to another scope, whose packets must not appear in the old trace.
 #[test]
 fn trace_of_a_removed_scope_shows_no_other() {
     if !root("trace_of_a_removed_scope_shows_no_other") {

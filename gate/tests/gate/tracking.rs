@@ -1,5 +1,5 @@
-//! Connections that the gate tracks, and attacks on them: by clients with live connections of their own, and by those
-//! that forge addresses and see only answers that are sent to them.
+//! Tests of tracked connections, and of attacks on them. Attackers have live connections of their own, or forge
+//! addresses and see only packets that are sent to their own address.
 
 use std::time::{Duration, Instant};
 
@@ -17,19 +17,19 @@ use crate::{apply, config, enforce, gate, passed, reason, refused, root, to_clie
 
 const LIVE_PATH: GateReason = passed(Pass::LivePath);
 const HANDSHAKE: GateReason = passed(Pass::Handshake);
-/// An ID that the server issued later, so in an encrypted packet.
+/// A connection ID that the server issued after the handshake, in an encrypted packet that the gate cannot read.
 const LATER_ID: [u8; 8] = [0x1a; 8];
 const ATTACKER: &str = "203.0.113.66:6666";
 const ATTACKERS_ID: [u8; 8] = [0xa7; 8];
 
-/// A gate with room for more handshakes at the same time.
+/// Loads a gate with room for more handshakes at the same time.
 fn roomy(policy: PolicyRules) -> LoadedGate {
     let gate = LoadedGate::load(&Config { max_handshakes: 1024, ..config() }).expect("a gate");
     apply(&gate, policy);
     gate
 }
 
-/// Two clients, the second an attacker, are connected through a new gate.
+/// Loads a gate and connects two clients through it, a victim and an attacker.
 fn victim_and_attacker(policy: PolicyRules) -> LoadedGate {
     let gate = gate(policy);
     handshake(&gate, V4, 1, &SERVER_ID);
@@ -46,8 +46,8 @@ fn send(gate: &LoadedGate, from: &str, id: &[u8]) -> GateReason {
     reason(gate, &to_server(from, short(id, 100)))
 }
 
-/// A client that sends often enough for its connections to stay live. If this machine is paused for too long they may
-/// have ended by themselves; the result is `None` then, and nothing can be concluded.
+/// A client that sends often enough to keep its connections live. If the machine pauses for too long, the connections
+/// may expire. Methods then return `None`, and the test has no result.
 struct Steady<'a> {
     gate: &'a LoadedGate,
     idle: Duration,
@@ -55,7 +55,7 @@ struct Steady<'a> {
 }
 
 impl<'a> Steady<'a> {
-    /// Must be made before the client's first packet is sent.
+    /// Makes a sender. Call it before the client's first packet is sent.
     fn new(gate: &'a LoadedGate, idle: Duration) -> Self {
         Self { gate, idle, last: Instant::now() }
     }
@@ -68,7 +68,7 @@ impl<'a> Steady<'a> {
         is_in_time.then(|| assert_eq!(got, want))
     }
 
-    /// Sends for longer than the idle time-out. Returns how many connections have ended.
+    /// Sends for longer than the idle time-out. Returns how many connections have expired.
     fn for_long(&mut self, id: &[u8], want: GateReason) -> Option<u64> {
         let start = Instant::now();
         let mut expired = 0;
@@ -86,10 +86,10 @@ impl<'a> Steady<'a> {
 
 const UNDISTURBED: &str = "a time in which this machine does not stand still";
 
-/// The path is known for as long as the connection is, however long the first ID was enough.
+/// Checks that a packet with a later ID passes on the connection's path, even after a long time with the first ID.
 #[test]
-fn a_later_id_is_known_after_a_long_time() {
-    if !root("a_later_id_is_known_after_a_long_time") {
+fn later_connection_id_passes_after_a_long_time() {
+    if !root("later_connection_id_passes_after_a_long_time") {
         return;
     }
     let idle = Duration::from_secs(2);
@@ -104,8 +104,8 @@ fn a_later_id_is_known_after_a_long_time() {
     });
 }
 
-/// A connection stays alive on its path with an ID that was issued later, but no longer counts: anybody can send such
-/// packets, and would hold connections that ended long ago. It counts again when the first ID is used.
+/// Checks that a connection stays on its path while later IDs are used, but no longer counts for the quota. Anybody can
+/// send such packets, and would otherwise keep the quota full. The connection counts again when its first ID is used.
 #[test]
 fn connection_kept_alive_by_later_id_is_not_counted() {
     if !root("connection_kept_alive_by_later_id_is_not_counted") {
@@ -129,7 +129,7 @@ fn connection_kept_alive_by_later_id_is_not_counted() {
     });
 }
 
-/// A client with a live connection can send its ID from any forged address. That takes no path away from others.
+/// Sends the ID of an attacker's live connection from a victim's address. The victim keeps its path.
 #[test]
 fn attacker_cannot_take_a_path() {
     if !root("attacker_cannot_take_a_path") {
@@ -142,14 +142,14 @@ fn attacker_cannot_take_a_path() {
         assert_eq!(send(&gate, ATTACKER, &ATTACKERS_ID), LIVE);
         assert_eq!(send(&gate, V4, &LATER_ID), LIVE_PATH);
     }
-    // The attacker's own path is not kept either: a connection has only one.
+    // The attacker's old path is gone, since a connection has only one path.
     assert_eq!(send(&gate, V6, &ATTACKERS_ID), LIVE);
     assert_eq!(send(&gate, ATTACKER, &LATER_ID), UNKNOWN);
     assert_eq!((connections(&gate, V4), connections(&gate, ATTACKER)), (1, 1));
 }
 
-/// The attacker cannot take a path in advance either. The strongest claim is that of the client that gets the
-/// server's answer at an address, and then that of a connection whose client has the address.
+/// Takes a victim's path before the victim connects. The strongest claim to a path is that of a client that got the
+/// server's answer there. The next is that of a connection whose client has the path's address.
 #[test]
 fn attacker_cannot_take_a_path_in_advance() {
     if !root("attacker_cannot_take_a_path_in_advance") {
@@ -169,11 +169,11 @@ fn attacker_cannot_take_a_path_in_advance() {
         assert_eq!(send(&gate, ATTACKER, &ATTACKERS_ID), LIVE);
         assert_eq!(send(&gate, path, &LATER_ID), LIVE_PATH);
     }
-    // The path that the victim left has no owner.
+    // The path that the victim has left has no owner.
     assert_eq!(send(&gate, V4, &LATER_ID), UNKNOWN);
 }
 
-/// One socket has two connections: the end of one does not end the other's path.
+/// Opens two connections on one socket, and checks that the end of one does not remove the path of the other.
 #[test]
 fn connections_of_one_socket_share_their_path() {
     if !root("connections_of_one_socket_share_their_path") {
@@ -189,14 +189,14 @@ fn connections_of_one_socket_share_their_path() {
         assert_eq!(connections(&gate, V4), 2);
         let expired = client.for_long(&other, LIVE)?;
         assert_eq!((expired, connections(&gate, V4)), (1, 1));
-        // A packet of the other connection has taken over the path by now.
+        // The path now belongs to the other connection, because one of its packets came after the first had expired.
         client.expect(&other, LIVE)?;
         client.for_long(&LATER_ID, LIVE_PATH)?;
         Some(())
     });
 }
 
-/// A limit on live connections counts for the client that owns them, whatever addresses their packets come from.
+/// Checks that rates on live connections apply to the client that opened them, whatever addresses their packets have.
 #[test]
 fn live_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
     if !root("live_rates_cannot_be_evaded_or_used_up_by_forged_addresses") {
@@ -213,7 +213,7 @@ fn live_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
             assert_eq!(send(&gate, &format!("192.0.2.{}:4000{}", n + 5, n % 3), &ATTACKERS_ID), want);
         }
         assert_eq!(send(&gate, ATTACKER, &ATTACKERS_ID), refused(rule));
-        // An attacker that forges the address with another ID uses up the path's rates, not the connection's.
+        // An attacker that sends another ID from the client's address uses up the path's rates, not the connection's.
         for n in 0..10 {
             assert_eq!(send(&gate, V4, &LATER_ID), if n < 7 { LIVE_PATH } else { refused(rule) });
         }
@@ -223,14 +223,15 @@ fn live_rates_cannot_be_evaded_or_used_up_by_forged_addresses() {
     }
 }
 
-/// The quota decides how many of the handshakes that run at the same time continue once their address is validated.
+/// Starts more handshakes at the same time than the quota allows. Only the allowed number continues once the address is
+/// validated.
 #[test]
-fn the_quota_bounds_parallel_openings() {
-    if !root("the_quota_bounds_parallel_openings") {
+fn quota_bounds_parallel_handshakes() {
+    if !root("quota_bounds_parallel_handshakes") {
         return;
     }
     for (from, other) in [(V4, V6), (V6, V4)] {
-        // Answers are for Initials that open a connection: all that is refused here is dropped.
+        // Only Initials that open a connection are answered, so the packets that are refused here are dropped.
         let answers = [Rule::Quota].into();
         let gate = roomy(PolicyRules { quota: Some(2), answers, ..tracked(&[Rule::Quota]) });
         let id = |n: u32| [n.to_be_bytes(), [0x5e; 4]].concat();
@@ -254,7 +255,7 @@ fn the_quota_bounds_parallel_openings() {
         assert_eq!((connections(&gate, from), connections(&gate, other)), (2, 0));
         assert_eq!(gate.statistics().expect("statistics").event(Event::ConnectionTracked), 2);
         handshake(&gate, other, 1, &SERVER_ID);
-        // A connection that was live is let in again, even if the gate took it for dead.
+        // The quota does not refuse a connection that was live before, even after the gate has forgotten it.
         assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 3);
         for n in [2, 3, 0, 1] {
             assert_eq!(send(&gate, from, &id(n)), LIVE);
@@ -264,7 +265,7 @@ fn the_quota_bounds_parallel_openings() {
     }
 }
 
-/// The application's count may already include this connection, so the gate refuses Initials only.
+/// Checks that the gate refuses only Initials if the application counts: its count may already include the connection.
 #[test]
 fn application_quota_refuses_no_handshake() {
     if !root("application_quota_refuses_no_handshake") {
@@ -280,7 +281,7 @@ fn application_quota_refuses_no_handshake() {
     assert_eq!(connections(&gate, V4), 1);
 }
 
-/// A quota in mode "monitor" lets all pass, and counts them.
+/// Checks that packets over the quota pass in mode "monitor", and that connections are still counted.
 #[test]
 fn monitored_quota_keeps_counting() {
     if !root("monitored_quota_keeps_counting") {
@@ -295,11 +296,11 @@ fn monitored_quota_keeps_counting() {
     }
     assert_eq!(connections(&gate, V4), 3);
     let statistics = gate.statistics().expect("statistics");
-    // The count is of two Initials and two validated handshakes.
+    // Two Initials and two validated handshakes were over the quota.
     assert_eq!(statistics.scope("web").expect("a scope").rule(Rule::Quota).monitored, 4);
 }
 
-/// A handshake counts from when its address is validated, but not for long if it does not complete.
+/// Checks that a handshake counts once its address is validated, but is forgotten soon if it does not complete.
 #[test]
 fn incomplete_handshake_makes_room() {
     if !root("incomplete_handshake_makes_room") {
@@ -318,7 +319,7 @@ fn incomplete_handshake_makes_room() {
     assert_eq!(send(&gate, V4, &SERVER_ID), LIVE);
 }
 
-/// One client gets a part of the tables, and the others are not affected.
+/// Checks that one client gets only a part of the tables, and that other clients are not affected.
 #[test]
 fn one_client_cannot_fill_the_tables() {
     if !root("one_client_cannot_fill_the_tables") {
@@ -347,7 +348,7 @@ fn one_client_cannot_fill_the_tables() {
     }
 }
 
-/// There are several servers in one scope, or one that was upgraded: each uses IDs of its own length.
+/// Uses servers with IDs of several lengths in one scope, as several servers or an upgraded server may have.
 #[test]
 fn ids_of_several_lengths_are_tracked() {
     if !root("ids_of_several_lengths_are_tracked") {
@@ -363,13 +364,13 @@ fn ids_of_several_lengths_are_tracked() {
         let rebound = client(n).replace(":4000", ":4001");
         assert_eq!(send(&gate, &rebound, &vec![0x10 + n as u8; len]), LIVE, "{len}");
     }
-    // The length of published IDs is configured; the lengths that a server uses do not count.
+    // The length of published IDs is configured, so the lengths that servers use do not matter.
     apply(&gate, PolicyRules { modes: enforce(&[Rule::UnknownId]), ..published() });
     gate.run_egress(&to_client(V4, initial(1, &[2; 4], &[3; 6], &[])).bytes()).expect("watched");
     assert_eq!(send(&gate, V4, &[3; 6]), refused(Rule::UnknownId));
 }
 
-/// Tables are walked over in parts: no part is left out in marking or in removing.
+/// Checks that a walk in several parts marks and removes entries of all parts.
 #[test]
 fn large_tables_are_walked_completely() {
     if !root("large_tables") {
@@ -377,7 +378,7 @@ fn large_tables_are_walked_completely() {
     }
     const COUNT: u32 = 40_000;
     let gate = LoadedGate::load(&Config { samples_per_second: 0, ..Config::default() }).expect("a gate");
-    // No machine takes longer than this here.
+    // The idle time is longer than any machine takes for this test.
     let idle = Duration::from_secs(3600);
     apply(&gate, PolicyRules { live: LiveRule::Tracked { idle }, ..tracked(&[]) });
     let from = |n: u32| format!("10.{}.{}.7:4000", n >> 8, n & 0xff);

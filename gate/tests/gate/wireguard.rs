@@ -1,4 +1,4 @@
-//! WireGuard devices, configured by generic netlink as `wg set` does.
+//! Configures WireGuard devices by generic netlink, as `wg set` does.
 
 use std::os::fd::AsRawFd as _;
 
@@ -8,7 +8,7 @@ use nix::sys::socket::{
 
 use crate::net::inside;
 
-// linux/netlink.h, linux/genetlink.h
+// Constants from linux/netlink.h and linux/genetlink.h.
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLMSG_ERROR: u16 = 2;
@@ -18,7 +18,7 @@ const GENL_ID_CTRL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-// linux/wireguard.h
+// Constants from linux/wireguard.h.
 const WG_CMD_SET_DEVICE: u8 = 1;
 const WGDEVICE_A_IFNAME: u16 = 2;
 const WGDEVICE_A_PRIVATE_KEY: u16 = 3;
@@ -31,7 +31,7 @@ const WGALLOWEDIP_A_FAMILY: u16 = 1;
 const WGALLOWEDIP_A_IPADDR: u16 = 2;
 const WGALLOWEDIP_A_CIDR_MASK: u16 = 3;
 
-/// Private and public keys of two peers, made for this test.
+/// Private and public keys of two peers, which were made for this test.
 const KEYS: [(&str, &str); 2] = [
     (
         "709bc4ebb4f809263b87dccb8a7204e3bb7a50e8b5a85fbdac8abd7fbe35bc5d",
@@ -44,7 +44,7 @@ const KEYS: [(&str, &str); 2] = [
 ];
 const PORT: u16 = 51820;
 
-/// Configures a device as the one of two peers. The other one is at an address, and all packets from it are accepted.
+/// Configures a device as one of two peers. The other peer is at `other_at`, and may send packets from any address.
 pub fn set_up(namespace: &str, device: &str, own: usize, other_at: [u8; 4]) {
     let endpoint = [&2_u16.to_ne_bytes()[..], &PORT.to_be_bytes(), &other_at, &[0; 8]].concat();
     let everything = [

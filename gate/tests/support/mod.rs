@@ -26,7 +26,7 @@ use tempfile::TempDir;
 pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 1));
 pub const PORT: u16 = 4433;
 
-/// Whether tests that need root can run; prints a message if not.
+/// Reports whether tests that need root can run. Prints a message if not.
 pub fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -35,7 +35,7 @@ pub fn is_root() -> bool {
     root
 }
 
-/// Two namespaces with an interface `eth` each, a directory, and a certificate.
+/// A test site: two namespaces with an interface `eth` each, a directory, and a certificate.
 pub struct GateSite {
     pub server: String,
     pub clients: String,
@@ -64,7 +64,7 @@ impl GateSite {
         site
     }
 
-    /// Makes the interfaces, which must not exist.
+    /// Makes the interfaces, which must not exist yet.
     pub fn link(&self) {
         let Self { server, clients, .. } = self;
         ip(&["-n", server, "link", "add", "eth", "type", "veth", "peer", "name", "eth", "netns", clients]);
@@ -85,8 +85,8 @@ impl GateSite {
         self.dir.path().join(name)
     }
 
-    /// Attaches a gate that passes everything. A veth accepts what its peer sends back at XDP only while it has an
-    /// XDP program itself.
+    /// Attaches a gate that passes everything to the clients' interface. A veth accepts frames that its peer sends by
+    /// XDP_TX only while it has an XDP program itself.
     pub fn take_answers(&self) -> Gate {
         let gate = Gate::new(&Policy::parse("[[scope]]\nname = \"none\"\nport = 1\n").unwrap()).unwrap();
         inside(&self.clients, || gate.attach("eth", XdpMode::Native)).unwrap();
@@ -100,7 +100,7 @@ impl GateSite {
         command
     }
 
-    /// Starts an example (all have the same arguments), and waits until it reports that it is ready.
+    /// Starts an example, and waits until it reports that it is ready. All examples have the same arguments.
     pub fn serve(&self, program: &str) -> GateServerProcess {
         let port = PORT.to_string();
         let mut command = self.command(program);
@@ -108,12 +108,12 @@ impl GateSite {
         GateServerProcess::start(command)
     }
 
-    /// Whether there is an XDP program on the server's interface.
+    /// Reports whether there is an XDP program on the server's interface.
     pub fn is_guarded(&self) -> bool {
         self.has_xdp("eth")
     }
 
-    /// Whether there is an XDP program on an interface there.
+    /// Reports whether there is an XDP program on an interface in the server's namespace.
     pub fn has_xdp(&self, interface: &str) -> bool {
         said(Command::new("ip").args(["-d", "-n", &self.server, "link", "show", "dev", interface]))
             .contains("xdp")
@@ -124,7 +124,7 @@ impl GateSite {
         self.endpoint_at("0.0.0.0", idle)
     }
 
-    /// Makes a client's endpoint with an address of any family.
+    /// Makes a client's endpoint at an IPv4 or IPv6 address.
     pub fn endpoint_at(&self, address: &str, idle: Duration) -> Endpoint {
         let address = SocketAddr::new(address.parse().unwrap(), 0);
         let socket = inside(&self.clients, || UdpSocket::bind(address).unwrap());
@@ -190,7 +190,7 @@ pub async fn answer(connection: Connection) {
     }
 }
 
-/// Sends a request on a stream of its own, and checks the answer.
+/// Sends a request on a new stream, and checks the answer.
 pub async fn hello(connection: &Connection) {
     ask(connection, b"who is there?").await;
 }
@@ -207,7 +207,7 @@ async fn ask(connection: &Connection, question: &[u8]) {
     assert_eq!(recv.read_to_end(100).await.unwrap(), b"hello\n");
 }
 
-/// An Initial that would open a connection of its own (RFC 9000, section 17.2.2).
+/// Returns an Initial that would open a new connection (RFC 9000, section 17.2.2).
 pub fn initial(n: u64) -> Vec<u8> {
     let mut packet = vec![0xc0, 0, 0, 0, 1, 8];
     packet.extend(n.to_be_bytes());
@@ -217,8 +217,8 @@ pub fn initial(n: u64) -> Vec<u8> {
     packet
 }
 
-/// Checks an example with a quota of 2: the third connection is refused, the first two are not affected, and when one
-/// closes there is room for another. Returns the two that are open in the end.
+/// Checks that an example enforces a quota of 2: the third connection is refused, the first two are not affected, and a
+/// closed connection makes room for another. Returns the two connections that are open in the end.
 pub async fn quota_of_two_holds(site: &GateSite) -> [Connection; 2] {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_secs(2);
@@ -245,7 +245,7 @@ pub async fn quota_of_two_holds(site: &GateSite) -> [Connection; 2] {
     [second, third]
 }
 
-/// A process that printed `ready`; killed when dropped.
+/// A server process that has printed `ready`. Dropping this value kills the process.
 pub struct GateServerProcess {
     process: Child,
     out: BufReader<ChildStdout>,
@@ -265,7 +265,7 @@ impl GateServerProcess {
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
     }
 
-    /// Ends the process by a signal; returns its exit code and the rest of its output.
+    /// Ends the process by a signal. Returns its exit code and the rest of its output.
     pub fn end(mut self, signal: Signal) -> (Option<i32>, String) {
         self.signal(signal);
         let status = wait_for("end of the server", || self.process.try_wait().unwrap());
@@ -294,7 +294,7 @@ fn said(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs `work` on a thread of its own in a namespace.
+/// Runs `work` on a new thread in a namespace.
 pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {

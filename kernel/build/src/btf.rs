@@ -1,4 +1,4 @@
-//! BTF as clang writes it, as far as shared structures need it: <https://docs.kernel.org/bpf/btf.html>.
+//! Parses BTF (<https://docs.kernel.org/bpf/btf.html>) as clang writes it, as far as shared structures need it.
 
 use crate::Result;
 
@@ -23,19 +23,19 @@ const ENUM64: u32 = 19;
 /// The types of an object.
 pub struct Btf<'a> {
     strings: &'a [u8],
-    /// Types by ID. That of ID 0 is `void`, and empty.
+    /// The types by ID. ID 0 is `void`, whose record is empty.
     types: Vec<BtfRecord<'a>>,
 }
 
 struct BtfRecord<'a> {
     name: u32,
     info: u32,
-    /// A size in bytes, or the ID of another type.
+    /// The size in bytes, or the ID of another type, depending on the kind.
     size: u32,
     rest: &'a [u8],
 }
 
-/// A type, as far as it is needed here.
+/// A type, reduced to the properties that are needed here.
 pub enum BtfTypeKind<'a> {
     Int {
         bytes: u32,
@@ -55,7 +55,7 @@ pub enum BtfTypeKind<'a> {
         name: &'a str,
         to: u32,
     },
-    /// `const`, `volatile`, `restrict`.
+    /// A modifier of another type: `const`, `volatile` or `restrict`.
     Modifier {
         to: u32,
     },
@@ -63,7 +63,7 @@ pub enum BtfTypeKind<'a> {
 }
 
 impl<'a> Btf<'a> {
-    /// Parses the contents of a section `.BTF`.
+    /// Parses the contents of an object's section `.BTF`.
     pub fn parse(data: &'a [u8]) -> Result<Self> {
         let magic = data.get(..2).ok_or("BTF is cut")?;
         if u16::from_ne_bytes(magic.try_into()?) != MAGIC {
@@ -84,6 +84,7 @@ impl<'a> Btf<'a> {
             let name = word(bytes, 0)?;
             let info = word(bytes, 4)?;
             let size = word(bytes, 8)?;
+            // The length of the data after a record depends on the kind, and on the number of members.
             let len = match info >> 24 & 0x1f {
                 INT | VAR | DECL_TAG => 4,
                 ARRAY => 12,
@@ -104,7 +105,7 @@ impl<'a> Btf<'a> {
         u32::try_from(found).ok()
     }
 
-    /// Returns whether C has marked a structure with `btf_decl_tag(tag)`.
+    /// Reports whether the C code has marked a structure with `btf_decl_tag(tag)`.
     pub fn is_tagged(&self, id: u32, tag: &str) -> bool {
         self.types.iter().any(|it| kind(it) == DECL_TAG && it.size == id && self.string(it.name) == tag)
     }
@@ -116,6 +117,7 @@ impl<'a> Btf<'a> {
             let name = word(field, 0)?;
             let member = word(field, 4)?;
             let bits = word(field, 8)?;
+            // The flag means that offsets also contain the sizes of bit fields.
             if it.info >> 31 != 0 || bits % 8 != 0 {
                 return Err("a bit field".into());
             }

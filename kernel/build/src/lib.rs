@@ -1,8 +1,10 @@
-//! Helper of build scripts. It compiles `src/bpf/*.bpf.c` of a crate with clang, and `src/bpf/*.native.c` for the crate's integration
-//! tests, which run the same headers in their own process. It writes Rust's types from the headers (`types`).
+//! A helper of build scripts. It compiles `src/bpf/*.bpf.c` of a crate with clang. It also compiles
+//! `src/bpf/*.native.c` for the crate's integration tests, which run the same headers in their own process. It
+//! generates Rust's types from the headers (`types`).
 //!
-//! Headers come from three places: those that programs of several crates share, from `millrace-kernel`; libbpf's, from the copy that
-//! `libbpf-sys` builds and links, so that both always match; and the kernel's UAPI headers, from the system.
+//! Headers come from three places. Those that programs of several crates share are in `millrace-kernel`. Those of
+//! libbpf are in the copy that `libbpf-sys` builds and links, so that headers and library match. The kernel's UAPI
+//! headers are the system's.
 #![deny(missing_docs)]
 
 mod btf;
@@ -16,11 +18,12 @@ use std::process::Command;
 
 use types::{Defined, TypeNames};
 
-/// Oldest version of clang that is used. Every supported distribution packages this one or a newer one.
+/// Oldest version of clang that is used. Every supported distribution packages this version or a newer one.
 const MIN_CLANG: u32 = 16;
+/// Newest version that is looked for by name (`clang-24`).
 const NEWEST_CLANG: u32 = 24;
 
-/// Flags for BPF. Instruction set v3 is what Linux 6.1 supports.
+/// Flags of clang for BPF. Linux 6.1 supports instruction set v3, and not v4.
 const BPF: [&str; 3] = ["-target", "bpf", "-mcpu=v3"];
 
 const SOURCE: &str = "src/bpf";
@@ -59,20 +62,20 @@ impl Build {
         self
     }
 
-    /// Adds a header whose structures and constants are written in Rust, in addition to `*_intf.h`.
+    /// Adds a header whose structures and constants get Rust types, in addition to those of `*_intf.h`.
     pub fn shares(mut self, header: &'static str) -> Self {
         self.headers.push(header);
         self
     }
 
-    /// Writes the shared types of some headers to a file of their own, for headers that cannot be included in one C
-    /// file. Without a call there is one file, `intf.rs`.
+    /// Writes the Rust types of some headers to a separate file, for headers that cannot be included in one C file.
+    /// Without such calls there is one file, `intf.rs`.
     pub fn types(mut self, file: &'static str, headers: &'static [&'static str]) -> Self {
         self.files.push((file, headers));
         self
     }
 
-    /// Gives the Rust path of a C structure that another crate defines.
+    /// Sets the Rust path of a C structure that another crate defines.
     pub fn foreign(mut self, structure: &'static str, path: &'static str) -> Self {
         self.names.foreign.insert(structure, path);
         self
@@ -84,11 +87,13 @@ impl Build {
         self
     }
 
-    /// Compiles `src/bpf/*.bpf.c` to `OUT_DIR/NAME.bpf.o`, and `*.native.c` for tests, or ends the build with what is wrong.
-    /// `OUT_DIR/objects.rs` lists the objects, for the test that loads them; `OUT_DIR/intf.rs` has the types that C and Rust share.
+    /// Compiles `src/bpf/*.bpf.c` to `OUT_DIR/NAME.bpf.o`, and `*.native.c` for tests. On an error, prints it and ends
+    /// the build. `OUT_DIR/objects.rs` lists the objects, for the test that loads them. `OUT_DIR/intf.rs` has the types
+    /// that C and Rust share.
     ///
-    /// Needs `DEP_MILLRACE_KERNEL_INCLUDE` and `DEP_MILLRACE_KERNEL_LIBBPF`, which cargo sets for crates that depend on
-    /// `millrace-kernel`. That crate itself has `DEP_BPF_INCLUDE`, and says where its own headers are.
+    /// The build needs `DEP_MILLRACE_KERNEL_INCLUDE` and `DEP_MILLRACE_KERNEL_LIBBPF`, which cargo sets for crates that
+    /// depend on `millrace-kernel`. `millrace-kernel` itself gets `DEP_BPF_INCLUDE`, and tells cargo the path of its
+    /// headers.
     pub fn run(&self) {
         if let Err(error) = self.build() {
             eprintln!("{}: {error}", env::var("CARGO_PKG_NAME").unwrap_or_default());
@@ -156,12 +161,13 @@ impl Build {
     }
 }
 
-/// Returns whether the calling crate is `millrace-kernel`, which has the shared headers.
+/// Reports whether the calling crate is `millrace-kernel`, which has the shared headers.
 fn is_kernel() -> bool {
     env::var("CARGO_MANIFEST_LINKS").is_ok_and(|name| name == "millrace_kernel")
 }
 
-/// Returns the folder of shared headers. `None`: the calling crate has it, and tells cargo its path.
+/// Returns the folder of shared headers. If the calling crate is `millrace-kernel`, tells cargo the path of its headers
+/// and returns `None`.
 fn shared_headers() -> Result<Option<String>> {
     if let Ok(libbpf) = env::var("DEP_BPF_INCLUDE")
         && is_kernel()
@@ -174,14 +180,14 @@ fn shared_headers() -> Result<Option<String>> {
     Ok(Some(env::var("DEP_MILLRACE_KERNEL_INCLUDE")?))
 }
 
-/// Lists all objects as `[(path, image)]`, for the test that loads them.
+/// Returns Rust code for an array of all objects as `(path, image)`, for the test that loads them.
 fn list(objects: &[PathBuf]) -> String {
     let items =
         objects.iter().map(|object| format!("({object:?}, include_bytes!({object:?}).as_slice()),\n"));
     format!("[{}]\n", items.collect::<String>())
 }
 
-/// Finds clang: `$CLANG` if set, else `clang`, else the newest `clang-N`.
+/// Finds clang: the one that `CLANG` names if it is set, else `clang`, else the newest `clang-N`.
 fn find_clang() -> Result<String> {
     let candidates = match env::var("CLANG") {
         Ok(named) => vec![named],
@@ -211,8 +217,8 @@ fn clang_version(clang: &str) -> Option<u32> {
     text.split("clang version ").nth(1)?.split('.').next()?.parse().ok()
 }
 
-/// Returns the include paths. libbpf's headers come first, then the host's, which `-target bpf` leaves out although
-/// `<linux/types.h>` needs `<asm/types.h>` from the host's architecture directory.
+/// Returns the flags for include paths: libbpf's headers first, then the host's. `-target bpf` leaves the host's out,
+/// although `<linux/types.h>` needs `<asm/types.h>` from the directory of the host's architecture.
 fn include_flags(clang: &str) -> Result<Vec<String>> {
     let libbpf = env::var("DEP_MILLRACE_KERNEL_LIBBPF").or_else(|_| env::var("DEP_BPF_INCLUDE"))?;
     let mut flags = vec![format!("-I{libbpf}")];

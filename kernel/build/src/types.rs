@@ -1,15 +1,18 @@
-//! Writes Rust's types and constants for everything that C and Rust share, from the C headers.
+//! Generates Rust's types and constants for everything that C and Rust share, from the C headers.
 //!
-//! One object is compiled that has a variable of each structure, and one of each constant, of the crate's headers `*_intf.h`. The
-//! structures are read from its BTF, the constants from its read-only data. What is written, `OUT_DIR/intf.rs`, is included by the crate:
+//! The build compiles an object with a variable for each structure and each constant of the crate's headers `*_intf.h`.
+//! It reads the structures from the object's BTF, and the constants from the object's read-only data. The crate
+//! includes the generated file, `OUT_DIR/intf.rs`:
 //!
-//! * `struct relay_config` becomes `RelayConfig`, which implements `millrace_kernel::intf::Plain`. C marks a structure with `SHARED` that the
-//!   kernel and the process change at the same time: its words become atomics, and its other fields stand in an `UnsafeCell`. A structure of
-//!   words inside such a one is written with atomics as well, as `SharedRelayRing`.
-//! * `#define RELAY_PORTS 4` and `RELAY_STREAM` of an `enum` become constants of these names.
-//! * The compiler compares the size of each structure with C's.
+//! * `struct relay_config` becomes `RelayConfig`, which implements `millrace_kernel::intf::Plain`.
+//! * A structure that the kernel and the process change at the same time is marked `SHARED` in C. Its words become atomics, and
+//!   its other fields are in an `UnsafeCell`. A structure of words inside it gets a second type with atomics, such as
+//!   `SharedRelayRing`.
+//! * `#define RELAY_PORTS 4` and `RELAY_STREAM` of an `enum` become constants with these names.
+//! * The compiler checks that each structure has the same size as in C.
 //!
-//! `__be16`, `__be32` and `address_words` are in network order, so they become arrays of bytes. `char` is a byte, too.
+//! `__be16`, `__be32` and `address_words` are in network byte order, so they become arrays of bytes. `char` becomes
+//! `u8`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -21,13 +24,14 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use crate::Result;
 use crate::btf::{Btf, BtfTypeKind};
 
-/// Names of types in Rust, and the structures that are ordered.
+/// Settings of the generator: Rust names of types, and structures that implement `Ord`.
 #[derive(Default)]
 pub struct TypeNames {
-    /// Structures of other crates: their names in C, and their paths in Rust.
+    /// Rust paths of structures that other crates define, by their C names.
     pub foreign: BTreeMap<&'static str, &'static str>,
+    /// C names of the structures whose Rust types implement `Ord`.
     pub ordered: BTreeSet<&'static str>,
-    /// Path of the trait of structures that are copied as bytes.
+    /// Rust path of the trait `Plain`.
     pub plain: &'static str,
 }
 
@@ -39,7 +43,7 @@ pub struct Defined {
 }
 
 impl Defined {
-    /// Adds the definitions of a header. They begin at the left margin, where `.clang-format` puts them.
+    /// Adds the definitions of a header. They are found line by line: `.clang-format` puts them at the left margin.
     pub fn read(&mut self, header: &Path) -> Result<()> {
         let text = fs::read_to_string(header)?;
         let mut in_enum = false;
@@ -59,7 +63,7 @@ impl Defined {
         Ok(())
     }
 
-    /// Returns a C file with a variable of each structure and constant.
+    /// Returns a C file with a variable for each structure and constant.
     pub fn source(&self, headers: &[String]) -> String {
         let mut source = String::new();
         for header in headers {
@@ -74,7 +78,7 @@ impl Defined {
         source
     }
 
-    /// Returns the definitions in Rust, read from the object that [`source`](Self::source) was compiled to.
+    /// Returns the definitions in Rust. `image` is the object that [`source`](Self::source) was compiled to.
     pub fn rust(&self, image: &[u8], names: &TypeNames) -> Result<String> {
         let file = object::File::parse(image)?;
         let btf = Btf::parse(file.section_by_name(".BTF").ok_or("the object has no BTF")?.data()?)?;
@@ -90,7 +94,7 @@ impl Defined {
             let _ = writeln!(writer.out, "pub const {name}: {kind} = {value};");
         }
         for name in &self.structures {
-            // Programs have structures of their own that Rust cannot have. The written file says why one is not there.
+            // Some structures that only programs use cannot exist in Rust. The generated file gives the reason.
             if let Err(why) = writer.structure(name) {
                 let _ = writeln!(writer.out, "\n// struct {name} is left out: {why}");
             }
@@ -99,18 +103,19 @@ impl Defined {
     }
 }
 
-/// Returns the name in a line of an enumeration, such as `\tRELAY_STREAM = 0, /* why */`.
+/// Returns the name of the enumerator in a line such as `\tRELAY_STREAM = 0, /* why */`.
 fn enumerator(line: &str) -> Option<String> {
     let name: String =
         line.trim_start().chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
     (line.starts_with('\t') && name.starts_with(|c: char| c.is_ascii_uppercase())).then_some(name)
 }
 
-/// Returns the name in a definition such as `RELAY_PORTS 4 /* why */`. `None`: it takes arguments, or is no number.
+/// Returns the name of a macro from its definition, such as `RELAY_PORTS 4 /* why */`. Returns `None` if the macro
+/// takes arguments or is not a number.
 fn defined(rest: &str) -> Option<String> {
     let (name, value) = rest.split_once(char::is_whitespace)?;
     let value = value.split("/*").next().unwrap_or_default().trim();
-    // The value may stand on the next line.
+    // A backslash means that the value is on the next line.
     let is_number = value == "\\"
         || value.contains(|c: char| c.is_ascii_alphanumeric())
             && value.chars().all(|c| c.is_ascii_alphanumeric() || " _()~+-*/<>|&".contains(c))
@@ -141,7 +146,7 @@ impl TypeWriter<'_> {
         if self.btf.is_tagged(id, "shared") {
             return self.shared(name, id, &rust_name(name));
         }
-        // A structure of words that is a field of a shared one is written twice, with atomics and without.
+        // A structure of words that is a field of a shared structure gets two types, with atomics and without.
         if self.is_nested_in_shared(id) && self.is_words(id) {
             self.shared(name, id, &format!("Shared{}", rust_name(name)))?;
         }
@@ -176,10 +181,10 @@ impl TypeWriter<'_> {
         Ok(())
     }
 
-    /// Returns the fields of a structure, a line each.
+    /// Returns the fields of a structure in Rust, one per line.
     ///
     /// # Errors
-    /// It has padding, a bit field, or a field without a type in Rust, such as a union.
+    /// Fails if the structure has padding, a bit field, or a field without a type in Rust, such as a union.
     fn fields(&self, id: u32, kind: impl Fn(&Self, u32) -> Result<Option<String>>) -> Result<String> {
         let mut fields = String::new();
         let mut end = 0;
@@ -214,7 +219,7 @@ impl TypeWriter<'_> {
             BtfTypeKind::Enum { bytes } => Some(format!("u{}", 8 * bytes)),
             BtfTypeKind::Array { of, len } => self.plain_type(of)?.map(|of| format!("[{of}; {len}]")),
             BtfTypeKind::Struct { name } if self.own.contains(name) => match self.btf.members(id)?[..] {
-                // An array by another name.
+                // A structure with an array as its only field becomes that array.
                 [(_, member, 0)] if matches!(self.btf.kind(member)?, BtfTypeKind::Array { .. }) => {
                     self.plain_type(member)?
                 }
@@ -275,12 +280,12 @@ impl TypeWriter<'_> {
     }
 }
 
-/// Returns whether a C type of this name is an array of bytes in Rust.
+/// Reports whether the C type with this name becomes an array of bytes in Rust.
 fn is_bytes(name: &str) -> bool {
     name.starts_with("__be") || name == "address_words"
 }
 
-/// Returns the name in Rust: `RelayConfig` for `relay_config`.
+/// Returns the Rust name of a C structure: `RelayConfig` for `relay_config`.
 fn rust_name(name: &str) -> String {
     name.split('_').map(|part| part[..1].to_uppercase() + &part[1..]).collect()
 }

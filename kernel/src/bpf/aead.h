@@ -2,11 +2,13 @@
 /* Packet protection of QUIC (RFC 9001, section 5.3): AEAD_CHACHA20_POLY1305 (RFC 8439, section 2.8) and
  * AEAD_AES_128_GCM (NIST SP 800-38D). The header is the associated data.
  *
- * The work is in two steps: a keystream, which depends on key and packet number alone, and one pass over the
- * text that XORs and authenticates it. Whoever has the keystream ready calls the `_with` functions.
+ * There are two steps. The first computes a keystream, which depends only on key and packet number. The second is one
+ * pass over the text that XORs and authenticates it. A caller that already has the keystream uses the `_with`
+ * functions.
  *
- * Functions without `static` are global functions in BPF: the verifier walks each once, whoever calls it.
- * They take pointers to map values or the stack; NULL is refused for the verifier's sake.
+ * Functions without `static` are global functions in BPF: the verifier checks each once, instead of once per call.
+ * Their arguments point to map values or the stack. They check for NULL because the verifier assumes that any pointer
+ * may be NULL.
  */
 #ifndef MILLRACE_AEAD_H
 #define MILLRACE_AEAD_H
@@ -18,16 +20,18 @@
 #include "ghash.h"
 #include "poly1305.h"
 
-#define QUIC_TAG	16
-#define QUIC_AT_MAX	2047 /* a mask: QUIC_TEXT_MAX bytes from this offset still fit a quic_buf */
-#define QUIC_HEADER_MAX 528  /* QUIC needs 25; test vectors need more */
+#define QUIC_TAG 16
+/* Largest offset, used as a mask: QUIC_TEXT_MAX bytes from here still fit a quic_buf. */
+#define QUIC_AT_MAX	2047
+#define QUIC_HEADER_MAX 528 /* most bytes of a header: QUIC needs 25, test vectors need more */
 
-/* Scratch for one packet, too large for the stack: keep it in a per-CPU map. */
+/* Scratch memory for one packet. It is too large for the BPF stack, so keep it in a per-CPU map. */
 struct quic_buf {
 	__u8 bytes[4096];
-	struct quic_keystream keystream; /* of the present packet, unless the caller has one */
-	/* Intermediate results of the functions below. BPF functions have five arguments, all of them in
-	 * use.
+	/* Keystream of the present packet, unless the caller has another buffer for it. */
+	struct quic_keystream keystream;
+	/* Intermediate results of the functions below. They cannot be arguments: BPF functions have at most five, and
+	 * all are used.
 	 */
 	union {
 		struct poly1305 poly;
@@ -38,12 +42,12 @@ struct quic_buf {
 	struct chacha20_block mask; /* the mask of header protection */
 };
 
-/* The parts of a packet in its buffer: header, text, tag, without gaps. */
+/* The place of a packet in its buffer: header, text and tag follow each other without gaps. */
 struct quic_extent {
 	__u32 header_at;    /* offset of the header in the packet's buffer, at most QUIC_AT_MAX */
-	__u32 header_bytes; /* at most QUIC_HEADER_MAX */
-	__u32 plain_at;	    /* sealing: offset of the plaintext in its buffer, at most QUIC_AT_MAX */
-	__u32 text_bytes;   /* at most QUIC_TEXT_MAX, without the tag */
+	__u32 header_bytes; /* length of the header, at most QUIC_HEADER_MAX */
+	__u32 plain_at;	    /* for sealing: offset of the plaintext in its buffer, at most QUIC_AT_MAX */
+	__u32 text_bytes;   /* length of the text without the tag, at most QUIC_TEXT_MAX */
 };
 
 static __always_inline int quic_extent_valid(const struct quic_extent *extent)
@@ -53,7 +57,7 @@ static __always_inline int quic_extent_valid(const struct quic_extent *extent)
 	       extent->text_bytes <= QUIC_TEXT_MAX;
 }
 
-/* RFC 9001, section 5.3: the packet number, big endian, XORed into the end of the IV. */
+/* Computes the nonce: the big-endian packet number is XORed into the end of the IV (RFC 9001, section 5.3). */
 static __always_inline void quic_nonce(const struct quic_keys *keys, __u64 number, __u8 nonce[12])
 {
 	store32(nonce, load32(keys->iv));
@@ -85,6 +89,7 @@ static __always_inline void aes128_keystream(const struct quic_keys *keys, __u64
 	struct aes_block counter __attribute__((aligned(8)));
 
 	quic_nonce(keys, number, counter.bytes);
+	/* Counter 1 masks the tag, and the text begins with counter 2 (NIST SP 800-38D, section 7.1). */
 	store32(counter.bytes + 12, __builtin_bswap32(1));
 	aes128_block(&keys->aes128.packet, &counter, (struct aes_block *)out->once);
 	for (__u32 at = 0; at < sizeof(out->text); at += size) {
@@ -96,7 +101,7 @@ static __always_inline void aes128_keystream(const struct quic_keys *keys, __u64
 	}
 }
 
-/* Computes the keystream of packet `number` for a text of `text_bytes`. */
+/* Computes the keystream of packet `number` for a text of `text_bytes` bytes. */
 __noinline int quic_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
 			      struct quic_keystream *out)
 {
@@ -109,7 +114,7 @@ __noinline int quic_keystream(const struct quic_keys *keys, __u64 number, __u32 
 	return 0;
 }
 
-#define HEADER_BLOCKS 0x3f0 /* mask of a header's length: the whole blocks */
+#define HEADER_BLOCKS 0x3f0 /* mask that rounds a header's length down to whole blocks */
 
 static __always_inline void poly1305_header(struct poly1305 *state, const struct quic_keystream *keystream,
 					    const __u8 *header, __u32 bytes)
@@ -144,8 +149,9 @@ static __always_inline void ghash_header(struct gf128 *state, const struct ghash
 	*state = sum;
 }
 
-/* From here to quic_seal_with the steps are global functions so that the verifier, with the running
- * authenticator in memory between them, need not follow every header length through every text length.
+/* Authenticates the header. This and the next functions, up to quic_seal_with(), are global and pass the
+ * authenticator's state in memory. The verifier therefore does not have to check every text length for every header
+ * length.
  */
 __noinline int aead_header(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			   struct quic_buf *packet, const struct quic_extent *extent)
@@ -162,7 +168,10 @@ __noinline int aead_header(const struct quic_keys *keys, const struct quic_keyst
 	return 0;
 }
 
-/* XORs the block at `at` of `from` to `to`, which may be the same, and returns the ciphertext. */
+/* XORs the block at offset `at` of `from` with the keystream and writes it to `to`, which may be `from`. Returns the
+ * block's ciphertext, which is the result when sealing and the input when opening. `sealing` selects it without a
+ * branch.
+ */
 static __always_inline struct bytes16 aead_xor(const struct quic_keystream *keystream, __u64 sealing,
 					       const __u8 *from, __u8 *to, __u32 at)
 {
@@ -182,10 +191,11 @@ static __always_inline const __u8 *aead_plain(const struct quic_buf *plain, cons
 	return plain->bytes + (extent->plain_at & QUIC_AT_MAX);
 }
 
-#define TEXT_BLOCKS 0x7f0 /* mask of a text's length: the whole blocks */
+#define TEXT_BLOCKS 0x7f0 /* mask that rounds a text's length down to whole blocks */
 
-/* One pass over the text: copies, XORs and authenticates. The last block is written whole: the tag's place
- * takes the rest. The loop has no branch but its exit, so that verifiers walk each block once.
+/* Copies, XORs and authenticates the text in one pass. The last block is written as a whole; the bytes after the text
+ * are overwritten by the tag later. The loop has no branch except its exit, so that the verifier checks each block
+ * once.
  */
 __noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, struct quic_buf *packet,
 				      const struct quic_buf *plain, const struct quic_extent *extent)
@@ -211,7 +221,7 @@ __noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, st
 	return 0;
 }
 
-/* Does the same with GHASH as the authenticator. */
+/* Copies, XORs and authenticates the text like chacha20_poly1305_text(), with GHASH as the authenticator. */
 __noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			       struct quic_buf *packet, const struct quic_buf *plain,
 			       const struct quic_extent *extent)
@@ -239,7 +249,7 @@ __noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_k
 	return 0;
 }
 
-/* Authenticates the lengths, and leaves the tag in packet->tag. */
+/* Authenticates the lengths of header and text, and writes the tag to packet->tag. */
 __noinline int aead_finish(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			   struct quic_buf *packet, const struct quic_extent *extent)
 {
@@ -262,7 +272,7 @@ __noinline int aead_finish(const struct quic_keys *keys, const struct quic_keyst
 	return 0;
 }
 
-/* Does everything but comparing or storing the tag, which is left in packet->tag. */
+/* Processes header, text and lengths. The caller then stores or compares packet->tag. */
 static __always_inline int aead_run(const struct quic_keys *keys, const struct quic_keystream *keystream,
 				    struct quic_buf *packet, const struct quic_buf *plain,
 				    const struct quic_extent *extent)
@@ -276,9 +286,8 @@ static __always_inline int aead_run(const struct quic_keys *keys, const struct q
 	return aead_finish(keys, keystream, packet, extent);
 }
 
-/* Seals the text at extent->plain_at of `plain` into `packet`, after its header, and appends the
- * tag. `plain` may be `packet` if the text is in its final place. Returns -1 if the extent is out
- * of bounds.
+/* Seals the text at extent->plain_at of `plain` into `packet`, after its header, and appends the tag. `plain` may be
+ * `packet` if the text is in its final place. Returns -1 if the extent is out of bounds.
  */
 __noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			      struct quic_buf *packet, const struct quic_buf *plain,
@@ -296,8 +305,8 @@ __noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_ke
 	return 0;
 }
 
-/* Opens `packet` in place. Returns -1 if the packet is not authentic, or the extent is out of
- * bounds; the text must not be used then. The bytes of the tag are undefined in both cases.
+/* Opens `packet` in place. Returns -1 if the packet is not authentic or the extent is out of bounds; the text must then
+ * not be used. The tag's bytes are undefined afterwards, also on success.
  */
 __noinline int quic_open_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			      struct quic_buf *packet, const struct quic_extent *extent)

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* AES-128 encryption of single blocks (FIPS 197) by table look-ups.
  *
- * The time of a look-up depends on what is cached, here as in ghash.h, so that code which shares the core's
- * cache might learn about keys. Where that matters, use ChaCha20-Poly1305, whose time depends on lengths
- * alone.
+ * The time of a look-up depends on the contents of the cache, here as in ghash.h. Code that shares the core's cache
+ * might learn about keys from it. Where that matters, use ChaCha20-Poly1305, whose time depends only on lengths.
  */
 #ifndef MILLRACE_AES128_H
 #define MILLRACE_AES128_H
@@ -17,8 +16,9 @@ struct aes_block {
 	__u8 bytes[16];
 };
 
-/* SubBytes and MixColumns of one byte in row 0: {2s, s, s, 3s}, twice. The column for a byte in row 1, 2 or 3
- * is the four bytes at 3, 2 or 1: one table instead of four, and no rotations, which BPF lacks.
+/* Result of SubBytes and MixColumns for one byte in row 0: {2s, s, s, 3s}, stored twice. The column for a byte in row
+ * 1, 2 or 3 is the four bytes at offset 3, 2 or 1. So one table is enough instead of four, without rotations, which BPF
+ * lacks.
  */
 static const __u64 aes_mix[256] = {
 	0xa56363c6a56363c6, 0x847c7cf8847c7cf8, 0x997777ee997777ee, 0x8d7b7bf68d7b7bf6, 0x0df2f2ff0df2f2ff,
@@ -75,34 +75,36 @@ static const __u64 aes_mix[256] = {
 	0x3a16162c3a16162c,
 };
 
-#define SUBSTITUTED 1 /* the byte of an entry that is the S-box's value */
+#define SUBSTITUTED 1 /* offset of the S-box's value in an entry */
 
+/* Returns the table's entry for the byte in this row of a column. */
 static __always_inline const __u8 *aes_entry(__u32 column, int row)
 {
 	return (const __u8 *)aes_mix + (row ? column >> (8 * row - 3) & 0x7f8 : (column & 0xff) << 3);
 }
 
-/* ShiftRows picks a column from four, here given in order. */
+/* Computes a column of the next state. ShiftRows takes each of its rows from another column, given here in order. */
 static __always_inline __u32 aes_column(__u32 key, __u32 row0, __u32 row1, __u32 row2, __u32 row3)
 {
 	return key ^ load32(aes_entry(row0, 0)) ^ load32(aes_entry(row1, 1) + 3) ^
 	       load32(aes_entry(row2, 2) + 2) ^ load32(aes_entry(row3, 3) + 1);
 }
 
+/* Computes a column of the last round, which has no MixColumns. */
 static __always_inline __u32 aes_last_column(__u32 key, __u32 row0, __u32 row1, __u32 row2, __u32 row3)
 {
 	return key ^ aes_entry(row0, 0)[SUBSTITUTED] ^ aes_entry(row1, 1)[SUBSTITUTED] << 8 ^
 	       aes_entry(row2, 2)[SUBSTITUTED] << 16 ^ (__u32)aes_entry(row3, 3)[SUBSTITUTED] << 24;
 }
 
-/* A function of its own, global in BPF: the verifier walks it once, not once per block. */
+/* Encrypts a block. The function is global in BPF, so that the verifier checks it once instead of once per block. */
 __noinline int aes128_block(const struct aes128_key *key, const struct aes_block *in, struct aes_block *out)
 {
 	if (!key || !in || !out)
 		return -1;
 
 	const __u32 *k = key->words;
-	/* Columns, row 0 in the low bits. */
+	/* Each variable is a column of the state, with row 0 in the low bits. */
 	__u32 a = load32(in->bytes) ^ k[0], b = load32(in->bytes + 4) ^ k[1];
 	__u32 c = load32(in->bytes + 8) ^ k[2], d = load32(in->bytes + 12) ^ k[3];
 

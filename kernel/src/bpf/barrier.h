@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Lets userspace wait for program runs: an update of a map of maps returns when every run that had
- * begun has ended. Userspace may then reuse what it had unlinked before. The kernel does not
- * promise this, so barrier_run tests it.
+/* Lets userspace wait for program runs: an update of a map of maps returns only after every run that had begun has
+ * ended. Userspace may then reuse an entry that it unlinked before. The kernel does not promise this behaviour, so
+ * barrier_run tests it.
  */
 #ifndef MILLRACE_BARRIER_H
 #define MILLRACE_BARRIER_H
@@ -45,7 +45,7 @@ static long barrier_step(__u32 index, void *nobody)
 	return 0;
 }
 
-/* A run that takes long. */
+/* Runs for some milliseconds, so that userspace can check whether an update waits for its end. */
 SEC("tc")
 int barrier_run(struct __sk_buff *skb)
 {

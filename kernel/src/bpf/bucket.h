@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Token buckets. A bucket is stored as the time when it will be full again, in ticks modulo 2^64.
- * These take 9 years to wrap around, and a host may run for longer. Plain C, so that it also runs
- * natively, with any time.
+/* Token buckets. A bucket is stored as the time when it will be full again, in ticks modulo 2^64. Ticks wrap around
+ * after 9 years, and a host may run for longer, so times are only compared by differences. This file is plain C, so
+ * that it also runs natively, with any time.
  */
 #ifndef MILLRACE_BUCKET_H
 #define MILLRACE_BUCKET_H
@@ -11,21 +11,21 @@
 
 #define CONTENDED_ATTEMPTS 8 /* attempts to change a word or an entry that other CPUs change too */
 
-/* Largest difference between CPUs' clocks: a bucket that is due to be full later than its burst
- * takes was in fact full long ago.
+/* Largest difference between the clocks of two CPUs, in ticks. A bucket whose time is even further ahead than its burst
+ * and this difference was in fact full long ago: its difference has wrapped around.
  */
 #define BUCKET_SLACK (1000000000ULL * BUCKET_TICKS)
 
-/* Returns the price of `units` in the bucket of a network that may have `times` as much as one
- * client. That bucket fills in the same time.
+/* Returns the price in ticks of `units` in the bucket of a network that may have `times` as much as one client. The
+ * bucket has the same burst in ticks as a client's, so it fills in the same time.
  */
 static __always_inline __u64 price_of(const struct bucket_rate *rate, __u64 units, __u64 times)
 {
 	return units * rate->cost / times;
 }
 
-/* Returns when the bucket that was to be full at `full_at` will be full after paying `price`. Sets
- * `over` if it has too little.
+/* Returns the time when a bucket will be full after paying `price`, if it was to be full at `full_at`. Sets `over` to 1
+ * if the bucket has too little for the price, else to 0.
  */
 static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 price, __u64 now, int *over)
 {
@@ -38,16 +38,15 @@ static __always_inline __u64 bucket_after(__u64 full_at, __u64 burst, __u64 pric
 	return now + ahead;
 }
 
-/* Returns when a new bucket will be full that begins with room for two of `price`, or full if that
- * is more.
+/* Returns the time when a new bucket will be full that begins with enough for twice `price`, or full if it holds less.
  */
 static __always_inline __u64 bucket_with_two(__u64 burst, __u64 price, __u64 now_ns)
 {
 	return now_ns * BUCKET_TICKS + (burst > 2 * price ? burst - 2 * price : 0);
 }
 
-/* Takes from a token bucket. Returns not 0 if it has too little, and takes nothing then. An empty
- * bucket is only read, so that CPUs do not contend for it in a flood.
+/* Takes `price` from a token bucket. Returns not 0 if the bucket has too little; then nothing is taken. An empty bucket
+ * is only read, so that CPUs do not contend for its cache line in a flood.
  */
 static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 price, __u64 now_ns)
 {
@@ -63,9 +62,10 @@ static __always_inline int takes_too_much(__u64 *full_at, __u64 burst, __u64 pri
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
 	}
-	return 0; /* so many others passed in the meantime that one more hardly matters */
+	return 0; /* other CPUs were faster each time; one more packet hardly matters then */
 }
 
+/* Takes `units` from a client's bucket. Returns not 0 if the bucket has too little. */
 static __always_inline int is_over_at(__u64 *full_at, const struct bucket_rate *rate, __u64 units,
 				      __u64 now_ns)
 {

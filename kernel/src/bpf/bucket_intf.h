@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Structures that programs with token buckets share with userspace. */
+/* The structures of token buckets that programs share with userspace. */
 #ifndef MILLRACE_BUCKET_INTF_H
 #define MILLRACE_BUCKET_INTF_H
 
 #include <linux/types.h>
 
-#define BUCKET_TICKS 64 /* ticks per nanosecond: the unit of rates, fine enough for bytes at 10 Gbit/s */
+#define BUCKET_TICKS 64 /* ticks per nanosecond; fine enough for the cost of a byte at 10 Gbit/s */
 
 /* The rate of a token bucket: a unit costs `cost`, and `burst` may be taken at once. */
 struct bucket_rate {
-	__u64 cost;  /* ticks */
-	__u64 burst; /* ticks */
+	__u64 cost;  /* ticks per unit */
+	__u64 burst; /* ticks of a full bucket */
 };
 
 #endif

@@ -7,8 +7,8 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "loads and stores are little endian");
 
-/* In BPF, clang makes single-byte loads of a memcpy from unaligned memory. The kernel allows unaligned access to map
- * values and packets, though not to the stack, and every JIT that matters makes one instruction of it.
+/* For BPF, clang compiles a memcpy from unaligned memory to loads of single bytes. The kernel allows unaligned access
+ * to map values and packets, but not to the stack, and the JITs of common architectures compile it to one instruction.
  */
 #ifdef __bpf__
 #define DEFINE_UNALIGNED(bits)                                             \
@@ -38,10 +38,10 @@ DEFINE_UNALIGNED(16)
 DEFINE_UNALIGNED(32)
 DEFINE_UNALIGNED(64)
 
-/* 16 bytes, the unit of both authenticators. */
+/* A block of 16 bytes, the unit of both authenticators. */
 struct bytes16 {
-	__u64 low; /* the first 8 bytes, little endian */
-	__u64 high;
+	__u64 low;  /* the first 8 bytes, little endian */
+	__u64 high; /* the last 8 bytes, little endian */
 };
 
 static __always_inline struct bytes16 load128(const __u8 *from)

@@ -24,8 +24,8 @@ struct chacha20_block {
 		c += d, b ^= c, b = ROTATE(b, 7);  \
 	} while (0)
 
-/* A function of its own, global in BPF: the verifier walks it once, not once per block. Neither `key` nor
- * `input` may overlap `out`.
+/* Computes a block of the keystream. Neither `key` nor `input` may overlap `out`. The function is global in BPF, so
+ * that the verifier checks it once instead of once per block.
  */
 __noinline int chacha20_block(const struct chacha20_key *key, const struct chacha20_input *input,
 			      struct chacha20_block *out)
@@ -35,6 +35,7 @@ __noinline int chacha20_block(const struct chacha20_key *key, const struct chach
 
 	const __u8 *n = input->bytes;
 	const __u32 *k = key->words;
+	/* The constants are the text "expand 32-byte k". */
 	__u32 x0 = 0x61707865, x1 = 0x3320646e, x2 = 0x79622d32, x3 = 0x6b206574;
 	__u32 x4 = k[0], x5 = k[1], x6 = k[2], x7 = k[3];
 	__u32 x8 = k[4], x9 = k[5], x10 = k[6], x11 = k[7];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Keys and keystreams of 1-RTT packets, which userspace hands to BPF programs. The build writes
- * Rust's types and constants from this header, except the union, which crypto.rs declares as words.
+/* Keys and keystreams of 1-RTT packets, which userspace passes to BPF programs. The build generates Rust's types and
+ * constants from this header, except for the union, which crypto.rs declares as words.
  */
 #ifndef MILLRACE_CRYPTO_INTF_H
 #define MILLRACE_CRYPTO_INTF_H
@@ -13,10 +13,10 @@ enum quic_suite {
 };
 
 struct chacha20_key {
-	__u32 words[8]; /* little endian on the wire */
+	__u32 words[8]; /* the key's bytes as little-endian words */
 };
 
-/* The expanded key, FIPS 197 section 5.2; words hold the first byte in their low bits. */
+/* The expanded key (FIPS 197, section 5.2). Each word holds its first byte in the low bits. */
 struct aes128_key {
 	__u32 words[44];
 };
@@ -27,8 +27,8 @@ struct gf128 {
 	__u64 low;
 };
 
-/* rows[j][n] is n * x^(4j) * H: with these, a multiplication by H takes 32 look-ups and 3 shifts.
- * The nibble n has the lowest power of x in its top bit, as everything in GCM.
+/* Multiples of the hash key H: rows[j][n] is n * x^(4j) * H. With this table, a multiplication by H takes 32 look-ups
+ * and 3 shifts. As everywhere in GCM, the top bit of the nibble n is the lowest power of x.
  */
 struct ghash_key {
 	struct gf128 rows[8][16];
@@ -45,7 +45,7 @@ struct quic_aes128_keys {
 	struct ghash_key ghash;
 };
 
-/* One direction and key generation of a connection (RFC 9001, section 5.1). */
+/* The keys of one direction of a connection, in one key phase (RFC 9001, section 5.1). */
 struct quic_keys {
 	__u32 suite; /* enum quic_suite, which tells the member of the union that is set */
 	__u8 iv[12];
@@ -57,15 +57,16 @@ struct quic_keys {
 #define QUIC_KEYS_BYTES (16 + 352 + 2048)
 _Static_assert(sizeof(struct quic_keys) == QUIC_KEYS_BYTES, "quic_keys has no hidden padding");
 
-#define QUIC_TEXT_MAX 1536 /* bytes of frames in a packet, the tag not included */
+#define QUIC_TEXT_MAX 1536 /* most bytes of frames in a packet, without the tag */
 
-/* The part of sealing that depends only on key and packet number. It may be used for one packet. */
+/* The keystream of one packet, which depends only on key and packet number. Use it for one packet only. */
 struct quic_keystream {
-	/* ChaCha20-Poly1305: block 0, whose first half keys Poly1305. AES-128-GCM: the first 16 bytes are the
-	 * encrypted counter block 1, which masks the tag; the rest is unused.
+	/* With ChaCha20-Poly1305: block 0, whose first half is the key of Poly1305. With AES-128-GCM: the first 16
+	 * bytes are the encrypted counter block 1, which masks the tag; the rest is unused.
 	 */
 	__u8 once[64];
-	__u8 text[QUIC_TEXT_MAX]; /* XORed with the text; bytes beyond the text's length may be undefined */
+	/* Bytes to XOR with the text. Those after the text's length may be undefined. */
+	__u8 text[QUIC_TEXT_MAX];
 };
 _Static_assert(sizeof(struct quic_keystream) == 1600, "quic_keystream has no hidden padding");
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Runs the crypto headers for BPF_PROG_TEST_RUN. Nothing attaches it. */
+/* A program that runs the functions of the crypto headers, for BPF_PROG_TEST_RUN. It is never attached. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include "crypto_test.h"

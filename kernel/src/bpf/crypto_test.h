@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One crypto operation on memory, for tests/crypto. crypto_test.bpf.c runs it in the kernel and
- * crypto_test.native.c in the test's own process.
+/* One crypto operation on memory, for the tests in tests/crypto. crypto_test.bpf.c runs it in the kernel, and
+ * crypto_test.native.c in the test's process.
  */
 #ifndef MILLRACE_CRYPTO_TEST_H
 #define MILLRACE_CRYPTO_TEST_H
@@ -19,17 +19,17 @@ enum crypto_operation {
 	CRYPTO_NUMBER,
 };
 
-/* Arguments and results of one operation, in the order of its parameters. */
+/* Arguments and results of one operation. */
 struct crypto_case {
 	__u32 operation;
 	__s32 result;
-	__u64 number; /* packet number; CRYPTO_NUMBER: the expected number in, the result out */
+	__u64 number; /* packet number; with CRYPTO_NUMBER, first the expected number and then the result */
 	struct quic_extent extent;
 	__u32 id_bytes;
 	struct quic_short header;
 	__u32 pad;
 	struct quic_keys keys;
-	struct quic_buf packet; /* holds the keystream of the _with operations */
+	struct quic_buf packet; /* also holds the keystream for the _WITH operations */
 	struct quic_buf plain;
 };
 

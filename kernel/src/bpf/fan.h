@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The steps that all fan-outs share: parse a frame that arrives at TC, change it for each copy, and restore it.
  *
- * A program provides two steps of its own. Its `map` decides which copies a packet becomes (relay_ingress.h
- * by frames of QUIC, fanout_map.h by the sender of RTP). Its `rewrite` writes a copy (relay_egress.h seals it
- * again, fanout_rewrite.h leaves the payload alone). They are included as source and not called through a
- * PROG_ARRAY: a copy is made inside a loop, and a tail call does not return.
+ * Each program adds two steps of its own. Its `map` decides which copies are made of a packet: relay_ingress.h by the
+ * QUIC frames, fanout_map.h by the sender of RTP. Its `rewrite` writes a copy: relay_egress.h seals it again,
+ * fanout_rewrite.h does not change the payload. The steps are included as source, because copies are made in a loop and
+ * a tail call does not return.
  */
 #ifndef MILLRACE_FAN_H
 #define MILLRACE_FAN_H
@@ -17,28 +17,28 @@
 #define AF_INET	 2
 #define AF_INET6 10
 
-/* The frame that arrived, and how it was changed so far. */
+/* The frame that arrived, and the changes that were made to it so far. */
 struct fan_frame {
 	__u32 frame_bytes;
 	__u32 packet_at;     /* offset of the UDP payload in the frame */
-	__u32 packet_bytes;  /* bytes of all segments of a super-packet */
-	__u32 segment_bytes; /* bytes of each segment of a super-packet but the last; 0 for other packets */
-	__u16 vlan_tci;
-	__be16 vlan_protocol; /* 0: untagged */
-	__u8 family;	      /* 4 or 6 */
-	__u8 family_now;
-	__u8 summed; /* enum ip_summed */
-	__u8 changed;
-	__u8 untagged; /* the tag was removed */
+	__u32 packet_bytes;  /* bytes of UDP payload; of a super-packet: of all its segments */
+	__u32 segment_bytes; /* bytes of each segment of a super-packet except the last; 0 for other packets */
+	__u16 vlan_tci;	     /* tag of the frame that arrived */
+	__be16 vlan_protocol; /* 0 if the frame arrived without a tag */
+	__u8 family;	      /* IP version of the frame that arrived: 4 or 6 */
+	__u8 family_now;      /* IP version of the frame at present */
+	__u8 summed;	      /* enum ip_summed */
+	__u8 changed;	      /* 1 after fan_begin() */
+	__u8 untagged;	      /* 1 after the tag was removed */
 	__u8 pad[3];
 };
 
-/* Tells whether a packet can be copied. */
+/* Reports whether a packet can be copied, or the reason why not. */
 enum fan_found {
 	FAN_FOUND = 0,
-	FAN_SUPER_PACKET, /* merged by GRO, or sent with GSO by a local process; its frame is described */
-	FAN_ODD_HEADERS,  /* IPv4 options, IPv6 extension headers, stacked VLAN tags */
-	FAN_MALFORMED,
+	FAN_SUPER_PACKET, /* several packets, merged by GRO or sent with GSO by a local process; fan_frame is valid */
+	FAN_ODD_HEADERS, /* the packet has IPv4 options, IPv6 extension headers, or stacked VLAN tags */
+	FAN_MALFORMED,	 /* the UDP length contradicts the IP length */
 };
 
 static __always_inline enum fan_found fan_find(struct __sk_buff *skb, const struct udp_packet *packet,
@@ -68,15 +68,16 @@ static __always_inline enum fan_found fan_find(struct __sk_buff *skb, const stru
 	return FAN_FOUND;
 }
 
+/* The result of looking up the route of a copy. */
 enum fan_way {
 	FAN_WAY = 0,
 	FAN_NO_ROUTE,
-	FAN_NO_NEIGHBOUR, /* the next hop's link address is not known */
+	FAN_NO_NEIGHBOUR, /* the link address of the next hop is not known */
 	FAN_TOO_LARGE,	  /* the copy is larger than the route's MTU */
 };
 
-/* Looks up the route of a copy. Loopback as the input interface makes it the look-up for the host's
- * own output. `size`: bytes of UDP payload.
+/* Looks up the route of a copy with `size` bytes of UDP payload. The input interface is loopback, so that the kernel
+ * looks up the route as for the host's own packets.
  */
 static __always_inline enum fan_way fan_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
 					      const struct net_path *path, __u32 size)
@@ -111,7 +112,7 @@ static __always_inline enum fan_way fan_route(struct __sk_buff *skb, struct bpf_
 	}
 }
 
-/* Gives the frame room for `bytes`, and sets the protocol. */
+/* Changes the frame to this IP version and to a length of `bytes`. */
 static __always_inline int fan_reshape(struct __sk_buff *skb, struct fan_frame *frame, __u8 family,
 				       __u32 bytes)
 {
@@ -123,10 +124,10 @@ static __always_inline int fan_reshape(struct __sk_buff *skb, struct fan_frame *
 	return skb->len == bytes ? 0 : bpf_skb_change_tail(skb, bytes, 0);
 }
 
-/* Prepares the frame before it is changed first. A checksum over the whole frame
- * (CHECKSUM_COMPLETE) would have to follow every change; when the frame grows, the kernel drops it
- * and sums up again for packets that go up. Copies would keep a VLAN tag on any interface that they
- * leave by, and the flow's hash would put them all into one queue.
+/* Prepares the frame for its first change. The flow's hash is removed, because it would put all copies into one queue.
+ * A checksum over the whole frame (CHECKSUM_COMPLETE) would have to follow every change; the kernel drops it when the
+ * frame grows, and computes it again for packets that go up the stack. The VLAN tag is removed, because copies would
+ * keep it on every interface that they leave by.
  */
 static __always_inline int fan_begin(struct __sk_buff *skb, struct fan_frame *frame)
 {
@@ -144,7 +145,7 @@ static __always_inline int fan_begin(struct __sk_buff *skb, struct fan_frame *fr
 	return 0;
 }
 
-/* Restores the tag. It is the last step of the restoration, after the bytes are those that arrived. */
+/* Restores the VLAN tag. Call it as the last step, after the bytes of the frame are restored. */
 static __always_inline int fan_tag_again(struct __sk_buff *skb, const struct fan_frame *frame)
 {
 	return frame->untagged ? bpf_skb_vlan_push(skb, frame->vlan_protocol, frame->vlan_tci) : 0;

@@ -5,15 +5,15 @@
 
 #include <linux/types.h>
 
-/* Destination of copies. IPv4 addresses are in the first 4 bytes, the rest is zero. The fields that
- * a checksum covers come first.
+/* The destination of copies. An IPv4 address is in the first 4 bytes, and the rest is zero. The fields that a checksum
+ * covers come first.
  */
 struct net_path {
 	__u8 local[16];
 	__u8 remote[16];
 	__be16 local_port;
 	__be16 remote_port;
-	__be32 flow_label;  /* of IPv6, 20 bits */
+	__be32 flow_label;  /* flow label of IPv6, 20 bits */
 	__u8 family;	    /* 4 or 6 */
 	__u8 traffic_class; /* DSCP and ECN */
 	__u8 pad[2];

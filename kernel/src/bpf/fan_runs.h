@@ -1,41 +1,42 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* A fan-out that takes several runs of the program.
  *
- * One run sends no more than a fixed number of copies. If there are more to send, the packet goes, as it came, to the end
- * of the queue of packets that wait for the stack. It reaches this program again behind everybody who came meanwhile,
- * and on another CPU if the interface spreads its packets (RPS). Where to go on stands in an entry of `cursors`, and the
- * packet's mark names the entry: a mark does not come by wire.
+ * One run sends at most a fixed number of copies. If more are to be sent, the program queues the unchanged packet
+ * behind all packets that wait for the stack. The packet reaches the program again after those, on another CPU if the
+ * interface spreads its packets (RPS). An entry of `cursors` holds the next copy to send. The packet's mark (skb->mark)
+ * is the ID of the entry: no sender can forge it, since marks are not transmitted.
  *
- * A program that includes this says before what else it keeps of a packet between its runs (struct cursor_kept), and which
- * marks are its own (CURSOR_ID).
+ * Before including this header, a program must define struct cursor_kept, the further state that it keeps of a packet
+ * between runs, and CURSOR_ID, the high bits of its marks.
  */
 #ifndef MILLRACE_FAN_RUNS_H
 #define MILLRACE_FAN_RUNS_H
 
 #include "util.h"
 
-#define CURSORS	     4096 /* packets that wait at the same time; others get no further run */
-#define CURSOR_LOW   0xffffU
-#define CURSOR_BUSY  1U			  /* in place of an ID: the entry is being written */
-#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits longer was lost with its interface */
-#define GOLDEN_RATIO 0x9e3779b9U	  /* of 2^32: its multiples are spread evenly */
+#define CURSORS	     4096		  /* most packets that wait for a further run at the same time */
+#define CURSOR_LOW   0xffffU		  /* mask of the bits of a mark that count up */
+#define CURSOR_BUSY  1U			  /* stands in place of an ID while the entry is being written */
+#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits for longer was lost with its interface */
+#define GOLDEN_RATIO 0x9e3779b9U /* 2^32 divided by the golden ratio; its multiples are spread evenly */
 
-/* The place where the fan-out of a packet goes on in its next run.
+/* The state of a fan-out that continues in the next run of its packet.
  *
- * `id` says who owns the entry, and changes by atomic exchange alone: 0, free; CURSOR_BUSY, the run that writes it; otherwise the
- * packet with this mark. free_cursor() and queue_again() give it to a packet, and take_cursor() frees it when the packet comes by. An
- * entry whose packet never comes is taken after CURSOR_NS.
+ * `id` names the owner of the entry, and changes only by atomic exchange. 0 means that the entry is free, CURSOR_BUSY
+ * that a run writes it; any other value is the mark of the packet that owns it. free_cursor() and queue_again() give
+ * the entry to a packet, and take_cursor() frees it when the packet arrives. If the packet never arrives, the entry can
+ * be taken after CURSOR_NS.
  */
 struct cursor_entry {
-	__u32 id;   /* the packet's mark while it waits; 0: the entry is free */
-	__u32 mark; /* the packet's original mark, which it gets back */
-	__u32 at;   /* the next copy, as the program counts them */
-	__u32 runs; /* number of runs so far */
-	__u64 since_ns;
+	__u32 id;	/* the packet's mark while the packet waits; 0 if the entry is free */
+	__u32 mark;	/* the packet's original mark, which is restored */
+	__u32 at;	/* number of the next copy */
+	__u32 runs;	/* number of runs so far */
+	__u64 since_ns; /* CLOCK_MONOTONIC since when the packet waits */
 	struct cursor_kept kept;
 };
 
-/* Maps the low bits of a mark to the place where the packet's next run goes on. */
+/* Low bits of a packet's mark -> state of its fan-out. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -43,11 +44,11 @@ struct {
 	__uint(max_entries, CURSORS);
 } cursors SEC(".maps");
 
-/* Number of cursors handed out. Its low bits name the next one. */
+/* Number of cursors that were given out. Its low bits are the index of the next one. */
 __u32 cursors_used = 0;
 
-/* If the mark names a cursor, takes the cursor and gives the packet its own mark back. Not inlined:
- * it has a stack frame of its own.
+/* If the packet's mark is the ID of an entry, copies and frees the entry and restores the packet's own mark. Returns 1
+ * if so. The function is not inlined, so that it has its own stack frame.
  */
 static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cursor)
 {
@@ -60,7 +61,7 @@ static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cu
 	entry = bpf_map_lookup_elem(&cursors, &key);
 	if (!entry)
 		return 0;
-	/* Read before the entry is given back: the next packet may get it at once. */
+	/* The entry is copied before it is freed, because another packet may get it at once. */
 	*cursor = *entry;
 	if (__sync_val_compare_and_swap(&entry->id, id, 0) != id) {
 		*cursor = (struct cursor_entry){};
@@ -72,7 +73,7 @@ static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cu
 	return 1;
 }
 
-/* Returns a free entry, whose ID is CURSOR_BUSY until it is written; NULL: its packet still waits. */
+/* Takes an entry and sets its ID to CURSOR_BUSY until it is written. Returns NULL if the entry's packet still waits. */
 static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
 {
 	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);
@@ -86,13 +87,13 @@ static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
 	return __sync_val_compare_and_swap(&entry->id, id, CURSOR_BUSY) == id ? entry : NULL;
 }
 
-/* Queues the packet for another run, at `at`, if it may have one. Returns not 0 if not; the packet
- * is unchanged then.
+/* Queues the packet for another run, which continues with copy `at`. Returns not 0 if the packet may have no further
+ * run, or there is no free entry; the packet is then unchanged.
  */
 static __always_inline int queue_again(struct __sk_buff *skb, const struct cursor_entry *cursor, __u32 at,
 				       const struct cursor_kept *kept, __u32 max_runs)
 {
-	/* A fan-out in progress stays at its entry, under another ID. */
+	/* A fan-out in progress keeps its entry (the same index), with a new ID. */
 	__u32 next = cursor->id ? cursor->id + CURSORS : __sync_fetch_and_add(&cursors_used, 1);
 	__u32 id = CURSOR_ID | (next & CURSOR_LOW), key = id & (CURSORS - 1);
 	__u32 mark = skb->mark, runs = cursor->runs + 1;
@@ -109,10 +110,10 @@ static __always_inline int queue_again(struct __sk_buff *skb, const struct curso
 	entry->runs = runs;
 	entry->since_ns = now_ns;
 	entry->kept = *kept;
-	/* The ID is written last, with a barrier: the entry is complete now. */
+	/* The ID is written last, with a memory barrier: only now is the entry complete. */
 	__sync_lock_test_and_set(&entry->id, id);
 	skb->mark = id;
-	/* A new hash moves the runs over the CPUs that the interface spreads its packets to, if it does. */
+	/* With a new hash the next run may be on another CPU, if the interface spreads its packets. */
 	bpf_set_hash(skb, runs * GOLDEN_RATIO);
 	if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		return 0;

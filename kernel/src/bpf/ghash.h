@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* GHASH (NIST SP 800-38D, section 6.4), with tables that userspace computes per key. */
+/* GHASH (NIST SP 800-38D, section 6.4), with a table that userspace computes for each key. */
 #ifndef MILLRACE_GHASH_H
 #define MILLRACE_GHASH_H
 
@@ -11,7 +11,7 @@ static __always_inline struct gf128 gf128_xor(struct gf128 a, struct gf128 b)
 	return (struct gf128){.high = a.high ^ b.high, .low = a.low ^ b.low};
 }
 
-/* Multiplies by x^32, with x^128 = 1 + x + x^2 + x^7. Powers grow to the right. */
+/* Multiplies by x^32 modulo x^128 + x^7 + x^2 + x + 1. Higher powers are in lower bits, so this shifts to the right. */
 static __always_inline struct gf128 gf128_shift32(struct gf128 a)
 {
 	__u64 out = a.low << 32;
@@ -27,7 +27,7 @@ static __always_inline struct gf128 ghash_row(const struct ghash_key *key, int r
 	return key->rows[row][nibble & 15];
 }
 
-/* Multiplies H by `word`, a polynomial of degree 31. */
+/* Multiplies H by `word`, a polynomial of degree 31 or less. */
 static __always_inline struct gf128 ghash_word(const struct ghash_key *key, __u32 word)
 {
 	struct gf128 product = ghash_row(key, 0, word >> 28);
@@ -39,7 +39,7 @@ static __always_inline struct gf128 ghash_word(const struct ghash_key *key, __u3
 	return product;
 }
 
-/* Multiplies by H, from the highest powers down (Horner). */
+/* Multiplies by H, beginning with the highest powers (Horner's method). */
 static __always_inline struct gf128 ghash_multiply(const struct ghash_key *key, struct gf128 a)
 {
 	struct gf128 product = ghash_word(key, a.low);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Ethernet, VLAN tags, IPv4, IPv6 and UDP, read and written, with their checksums.
+/* Functions that read and write the headers of Ethernet, VLAN, IPv4, IPv6 and UDP, and compute checksums.
  *
- * A cursor takes one header after another. It returns the header's fields, or that the header is malformed. It reads
- * an skb, whose
- * headers may be anywhere, or a copy of a frame's first bytes. Each program decides which headers it accepts: skb_udp.h walks for programs at TC, gate_packet.h for the gate. testkit/parsers/tests/parsers.rs shows
- * where they differ.
+ * A cursor takes one header after another. It returns the header's fields, or reports that the header is malformed. It
+ * reads from an skb, or from a copy of a frame's first bytes. Each program decides which headers it accepts: skb_udp.h
+ * for programs at TC, gate_packet.h for the gate. testkit/parsers/tests/parsers.rs shows where the two differ.
  */
 #ifndef MILLRACE_NET_H
 #define MILLRACE_NET_H
@@ -19,31 +18,31 @@
 #include <bpf/bpf_endian.h>
 
 #define ETHERNET_BYTES ((__u32)sizeof(struct ethhdr))
-#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* of a header without options */
+#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* bytes of a header without options */
 #define IPV6_BYTES     ((__u32)sizeof(struct ipv6hdr))
 #define UDP_BYTES      ((__u32)sizeof(struct udphdr))
 
-#define VLAN_TAGS_MAX 2 /* QinQ */
-#define VLAN_ID	      0x0fff
+#define VLAN_TAGS_MAX 2	     /* as with IEEE 802.1ad (QinQ) */
+#define VLAN_ID	      0x0fff /* bits of the ID in a tag */
 
 /* Bits of the field `frag_off` of IPv4. */
 #define IPV4_DONT_FRAGMENT   0x4000
 #define IPV4_FRAGMENT	     0x3fff /* the bit "more fragments", or an offset */
 #define IPV4_FRAGMENT_OFFSET 0x1fff
 
-#define IPV6_FRAGMENT_OFFSET 0xfff8 /* of the field `frag_off` of a fragment header */
+#define IPV6_FRAGMENT_OFFSET 0xfff8 /* bits of the offset in the field `frag_off` of a fragment header */
 
 /* --- The cursor --- */
 
 #define HEAD_BYTES 256 /* most bytes of a frame that are copied */
-#define HEAD_SLACK 80  /* room after them, for the longest read from a masked offset */
+#define HEAD_SLACK 80  /* bytes after them, for the longest read that begins at a masked offset */
 
 /* A copy of the first bytes of a frame. */
 struct net_head {
 	__u8 bytes[HEAD_BYTES + HEAD_SLACK];
-	__u32 have; /* bytes of the frame in it; bytes after them are undefined */
+	__u32 have; /* number of bytes that were copied; the bytes after them are undefined */
 	__u32 frame_bytes;
-	__u32 bare; /* not 0: the frame begins with its IP header (the gate's, see take_link) */
+	__u32 bare; /* not 0 if the frame begins with its IP header; only the gate uses it, see take_link() */
 	__u32 pad;
 };
 
@@ -52,38 +51,38 @@ enum net_source {
 	NET_HEAD,
 };
 
-/* The largest header that is taken at once. */
+/* A buffer with room for the largest header that is taken at once. */
 struct net_scratch {
 	__u8 bytes[sizeof(struct ipv6hdr)];
 } __attribute__((aligned(8)));
 
 struct net_cursor {
-	enum net_source
-		source; /* a constant wherever a cursor is made, so that one way of reading is compiled */
+	enum net_source source; /* always set to a constant, so that only one way of reading is compiled */
 	struct __sk_buff *skb;
-	struct net_scratch *scratch; /* buffer for headers copied from an skb: it holds the last one only */
+	struct net_scratch *scratch; /* buffer for a header copied from an skb; it holds only the last one */
 	const struct net_head *head;
 	__u32 at; /* offset of the next header in the frame */
 };
 
 enum net_step {
 	NET_OK = 0,
-	NET_CUT,     /* the frame, or the copy, ends before the header */
-	NET_INVALID, /* a version or a length that the header cannot have */
+	NET_CUT,     /* the frame, or the copy of it, ends before the end of the header */
+	NET_INVALID, /* the header has an invalid version or length */
 };
 
-/* Masks the offset, so that the verifier sees that it is inside the buffer. */
+/* Returns the address of an offset. The mask shows the verifier that the address is inside the buffer. */
 static __always_inline const __u8 *head_at(const struct net_head *head, __u32 at)
 {
 	return head->bytes + (at & (HEAD_BYTES - 1));
 }
 
-/* Returns whether the copy has these bytes. */
+/* Reports whether the copy has these bytes. */
 static __always_inline int head_has(const struct net_head *head, __u32 at, __u32 bytes)
 {
 	return at + bytes <= head->have;
 }
 
+/* Takes the next `bytes` bytes of the frame, and moves the cursor past them. */
 static __always_inline enum net_step net_take(struct net_cursor *cursor, __u32 bytes, const __u8 **header)
 {
 	__u32 at = cursor->at;
@@ -109,8 +108,8 @@ struct vlan_tag {
 	__be16 protocol;
 };
 
-/* Takes the Ethernet header with its VLAN tags. `vlan`: gets the ID of the first tag that has one,
- * if it is 0 before; or NULL.
+/* Takes the Ethernet header and its VLAN tags. If `vlan` is not NULL and is 0 before, it gets the first VLAN ID that is
+ * not 0.
  */
 static __always_inline enum net_step take_ethernet(struct net_cursor *cursor, __be16 *protocol, __u16 *vlan)
 {
@@ -131,8 +130,8 @@ static __always_inline enum net_step take_ethernet(struct net_cursor *cursor, __
 	return NET_OK;
 }
 
-/* Takes the headers in front of IP. `bare`: there are none, as on tun, WireGuard and PPP devices.
- * The version of IP tells the protocol there.
+/* Takes the headers in front of IP. If `bare` is not 0, there are none, as on tun, WireGuard and PPP devices. The
+ * version field of the IP header then gives the protocol.
  */
 static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 bare, __be16 *protocol,
 					       __u16 *vlan)
@@ -152,12 +151,12 @@ static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 
 }
 
 struct net_ip {
-	const __u8 *source; /* addresses in the header: valid until the next header is taken */
+	const __u8 *source; /* address inside the header, valid until the next header is taken */
 	const __u8 *destination;
-	__u32 header_bytes; /* IPv4: with options; IPv6: without extension headers */
-	__u32 bytes;	    /* the header's length field: IPv4 counts its own header, IPv6 does not */
-	__u16 fragment;	    /* the field frag_off of IPv4 */
-	__u8 next;	    /* protocol of what follows */
+	__u32 header_bytes; /* length of the header: IPv4 with options, IPv6 without extension headers */
+	__u32 bytes;	/* the header's length field, which includes the header for IPv4 and not for IPv6 */
+	__u16 fragment; /* the field frag_off of IPv4 */
+	__u8 next;	/* protocol of the next header */
 };
 
 static __always_inline enum net_step take_ipv4(struct net_cursor *cursor, struct net_ip *ip)
@@ -195,9 +194,7 @@ static __always_inline enum net_step take_ipv6(struct net_cursor *cursor, struct
 	return NET_OK;
 }
 
-/* Returns whether this is an extension header that hosts accept in front of UDP, other than a
- * fragment header.
- */
+/* Reports whether this is an extension header that hosts accept in front of UDP. Fragment headers are not included. */
 static __always_inline int is_extension(__u8 next)
 {
 	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS;
@@ -205,14 +202,12 @@ static __always_inline int is_extension(__u8 next)
 
 struct ipv6_extension {
 	__u8 next;
-	__u8 length;	 /* units of 8 bytes beyond the first 8; reserved in a fragment header */
-	__be16 frag_off; /* in a fragment header */
+	__u8 length;	 /* units of 8 bytes after the first 8 bytes; reserved in a fragment header */
+	__be16 frag_off; /* only in a fragment header */
 	__u8 rest[4];
 };
 
-/* Takes an extension header that is_extension() knows. Its first `least` bytes, 2 or more, have to
- * be present.
- */
+/* Takes an extension header that is_extension() accepts. Its first `least` bytes, 2 or more, must be in the frame. */
 static __always_inline enum net_step take_extension(struct net_cursor *cursor, __u32 least, __u8 *next)
 {
 	const __u8 *header;
@@ -226,7 +221,7 @@ static __always_inline enum net_step take_extension(struct net_cursor *cursor, _
 	return NET_OK;
 }
 
-/* Takes a fragment header. `offset` is not 0 in all fragments but the first. */
+/* Takes a fragment header. `offset` becomes 0 for the first fragment, and not 0 for others. */
 static __always_inline enum net_step take_fragment(struct net_cursor *cursor, __u8 *next, __u16 *offset)
 {
 	const __u8 *header;
@@ -272,8 +267,8 @@ static __always_inline __u16 csum_fold(__u64 sum)
 
 #define CSUM_STEP 512 /* most bytes that bpf_csum_diff takes at once before Linux 6.13 */
 
-/* Adds `bytes` bytes. They are fewer than `most`, which is a power of two and a constant. Up to 3
- * zeroes have to follow them.
+/* Adds bytes to a checksum. `bytes` must be less than `most`, which must be a constant and a power of two. Zeroes must
+ * follow the bytes, up to a multiple of 4.
  */
 static __always_inline __u64 csum_add(const __u8 *from, __u32 bytes, const __u32 most, __u64 sum)
 {
@@ -292,9 +287,9 @@ static __always_inline __u64 csum_add(const __u8 *from, __u32 bytes, const __u32
 	return sum;
 }
 
-/* Adds the pseudo header of UDP. `udp_bytes` counts the UDP header. `addresses` has both, one after
- * the other. Zeroes after an IPv4 address do not change the sum, nor does 0xffff before it, as in
- * mapped addresses.
+/* Returns the checksum of the pseudo header of UDP. `udp_bytes` includes the UDP header. `addresses` has both
+ * addresses, one after the other. IPv4 addresses may be followed by zeroes, or mapped to IPv6: neither zeroes nor
+ * 0xffff change the sum.
  */
 static __always_inline __u64 csum_pseudo(const __u8 *addresses, __u32 address_bytes, __u32 udp_bytes)
 {
@@ -312,7 +307,7 @@ static __always_inline void put_mac(__u8 *to, const __u8 *from)
 	store16(to + 4, load16(from + 4));
 }
 
-/* Writes both addresses of an Ethernet header. Returns the place of its type, or of its first tag. */
+/* Writes both addresses of an Ethernet header. Returns the place of the EtherType or of the first VLAN tag. */
 static __always_inline __u8 *put_macs(__u8 *to, const __u8 *destination, const __u8 *source)
 {
 	put_mac(to, destination);
@@ -356,7 +351,7 @@ static __always_inline void put_udp(struct udphdr *udp, __be16 source, __be16 de
 	udp->check = 0;
 }
 
-/* Writes the checksum. `sum` covers pseudo header, header and payload. */
+/* Writes the UDP checksum. `sum` must cover the pseudo header, the header and the payload. */
 static __always_inline void put_udp_checksum(struct udphdr *udp, __u64 sum)
 {
 	udp->check = ~csum_fold(sum);

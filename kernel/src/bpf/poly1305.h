@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Poly1305 (RFC 8439, section 2.5) over whole 16-byte blocks. The AEAD needs no others.
+/* Poly1305 (RFC 8439, section 2.5) over whole blocks of 16 bytes. The AEAD pads its input, so it needs no shorter
+ * blocks.
  *
- * Numbers modulo 2^130 - 5 are three limbs of 32 bits and a last one of 34, since BPF multiplies to 64 bits only.
- * Limbs of 32 bits are enough because r is clamped: its words are below 2^28, and all but the first are multiples
- * of 4. So products that wrap around, r[i] * 2^128 with 2^130 = 5, are multiplied by the whole number r[i] / 4 * 5.
- * The sum of a column stays below 2^64, although the first limb keeps its carry until the next block:
+ * Numbers modulo 2^130 - 5 are three limbs of 32 bits and a last one of 34, since BPF multiplies to 64 bits only. Limbs
+ * of 32 bits are enough because r is clamped: its words are below 2^28, and all but the first are multiples of 4. So
+ * products that wrap around, r[i] * 2^128 with 2^130 = 5, are multiplied by the whole number r[i] / 4 * 5. The sum of a
+ * column stays below 2^64, although the first limb keeps its carry until the next block:
  *
- *	h[0] + block < 3.1 * 2^32, h[1] + block and h[2] + block < 2 * 2^32, h[3] + block < 6 * 2^32,
- *	r[i] < 2^28, q[i] < 1.25 * 2^28,
+ * 	h[0] + block < 3.1 * 2^32, h[1] + block and h[2] + block < 2 * 2^32, h[3] + block < 6 * 2^32,
+ * 	r[i] < 2^28, q[i] < 1.25 * 2^28,
  *
- * The first column is the largest: (3.1 + (2 + 2 + 6) * 1.25) * 2^60 < 15.7 * 2^60. The last column is below
- * (3.1 + 2 + 2 + 6) * 2^60 + 2^32. So the part that wraps around is below 5 * 13.2 * 2^26 < 1.1 * 2^32: hence the 3.1.
+ * The first column is the largest: (3.1 + (2 + 2 + 6) * 1.25) * 2^60 < 15.7 * 2^60. The last column is below (3.1 + 2 +
+ * 2 + 6) * 2^60 + 2^32. So the part that wraps around is below 5 * 13.2 * 2^26 < 1.1 * 2^32: hence the 3.1.
  */
 #ifndef MILLRACE_POLY1305_H
 #define MILLRACE_POLY1305_H
@@ -22,11 +23,12 @@
 #define LIMB	  0xffffffffULL
 #define TOP_LIMB  ((1ULL << TOP_BITS) - 1)
 
+/* The state of the authenticator, with the names of RFC 8439. */
 struct poly1305 {
-	__u64 h[4];
-	__u64 r[4];
-	__u64 q[4]; /* r / 4 * 5; the first is not used */
-	struct bytes16 s;
+	__u64 h[4];	  /* the accumulator */
+	__u64 r[4];	  /* the first half of the key, clamped */
+	__u64 q[4];	  /* r / 4 * 5; the first limb is not used */
+	struct bytes16 s; /* the second half of the key */
 };
 
 static __always_inline void poly1305_start(struct poly1305 *poly, const __u8 key[32])
@@ -45,7 +47,9 @@ static __always_inline void poly1305_start(struct poly1305 *poly, const __u8 key
 	poly->s = load128(key + 16);
 }
 
-/* Carries are added last: the next column waits for nothing else. */
+/* Adds a block and multiplies by r. In each sum the carry of the column before comes last, so that the CPU can compute
+ * the products of a column while it waits for the carry.
+ */
 static __always_inline void poly1305_block(struct poly1305 *poly, struct bytes16 block)
 {
 	const __u64 *r = poly->r, *q = poly->q;
@@ -67,8 +71,8 @@ static __always_inline void poly1305_block(struct poly1305 *poly, struct bytes16
 	h[0] += (d >> TOP_BITS) * 5;
 }
 
-/* Propagates carries until every limb has its own bits only. If the top wraps around, the rest is
- * small: h[1] does not carry.
+/* Propagates carries until every limb has only its own bits. If the top limb wraps around, the number is small
+ * afterwards, so h[1] does not carry.
  */
 static __always_inline void poly1305_carry(__u64 h[4])
 {
@@ -89,7 +93,9 @@ static __always_inline struct bytes16 poly1305_finish(struct poly1305 *poly)
 	struct bytes16 tag;
 
 	poly1305_carry(h);
-	/* g = h - (2^130 - 5), which is right where it is not negative: where h + 5 reaches 2^130. */
+	/* g = h - (2^130 - 5). It is the result if it is not negative, that is, if h + 5 reaches 2^130. A mask selects
+	 * it without a branch, so that the time does not depend on the key.
+	 */
 	for (int i = 0; i < 3; i++) {
 		carry += h[i];
 		g[i] = carry & LIMB;

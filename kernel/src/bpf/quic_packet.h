@@ -5,27 +5,27 @@
 
 #include "aead.h"
 
-#define QUIC_SHORT_PROTECTED 0x1f
-#define QUIC_RESERVED	     0x18 /* zero in an authentic packet, or the peer breaks the protocol */
+#define QUIC_SHORT_PROTECTED 0x1f /* bits of the first byte that header protection covers */
+#define QUIC_RESERVED	     0x18 /* zero in an authentic packet, or the peer violates the protocol */
 #define QUIC_KEY_PHASE	     0x04
 #define QUIC_NUMBER_BYTES    0x03 /* length of the packet number, minus one */
-#define QUIC_SAMPLE	     16	  /* bytes, 4 behind the start of the packet number */
+#define QUIC_SAMPLE	     16 /* bytes of the sample, which begins 4 bytes after the start of the packet number */
 
 /* The fields of a short header that header protection covers. */
 struct quic_short {
 	__u8 first;
 	__u8 number_bytes; /* 1 to 4 */
 	__u16 pad;
-	__u32 number; /* as sent: the low bits of the number */
+	__u32 number; /* the low bits of the packet number, as they were sent */
 };
 
-/* Computes the header protection mask (RFC 9001, sections 5.4.3 and 5.4.4) from the sample of a
- * packet with its number at `number_at`: 5 bytes, the first in the low bits.
+/* Returns the header protection mask (RFC 9001, sections 5.4.3 and 5.4.4) for a packet whose number is at `number_at`.
+ * The mask has 5 bytes, with the first in the low bits.
  */
 __noinline __u64 quic_mask(const struct quic_keys *keys, struct quic_buf *packet, __u32 number_at)
 {
 	if (!keys || !packet)
-		return 0; /* for the verifier; callers have both */
+		return 0; /* only the verifier needs this check; callers never pass NULL */
 
 	const __u8 *sample = packet->bytes + (number_at & QUIC_AT_MAX) + 4;
 
@@ -37,7 +37,9 @@ __noinline __u64 quic_mask(const struct quic_keys *keys, struct quic_buf *packet
 	return load64(packet->mask.bytes);
 }
 
-/* XORs the packet number with the mask. Returns it as on the wire, the first byte in the low bits. */
+/* XORs the packet number in the packet with the mask. Returns the result in wire order, with the first byte in the low
+ * bits.
+ */
 static __always_inline __u32 quic_mask_number(__u8 *at, __u32 bytes, __u32 mask)
 {
 	__u32 covered = ~0U >> (32 - 8 * bytes);
@@ -47,8 +49,8 @@ static __always_inline __u32 quic_mask_number(__u8 *at, __u32 bytes, __u32 mask)
 	return number & covered;
 }
 
-/* Removes header protection from a packet of `packet_bytes` at `at`, which is not authenticated
- * yet. Returns -1 if the packet is too short, or too far into the buffer.
+/* Removes header protection from the packet of `packet_bytes` bytes at offset `at`. The header is not authenticated
+ * yet. Returns -1 if the packet is too short, or its offset is too large.
  */
 static __always_inline int quic_unprotect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
 					  __u32 id_bytes, __u32 packet_bytes, struct quic_short *header)
@@ -70,9 +72,8 @@ static __always_inline int quic_unprotect(const struct quic_keys *keys, struct q
 	return 0;
 }
 
-/* Applies header protection to a sealed packet. Text and tag have to reach 4 bytes and a sample
- * beyond the start of the packet number (RFC 9001, section 5.4.2). Returns -1 if the packet is too
- * far into the buffer.
+/* Applies header protection to a sealed packet. From the start of the packet number there must be at least 4 bytes and
+ * a sample (RFC 9001, section 5.4.2). Returns -1 if the packet's offset is too large.
  */
 static __always_inline int quic_protect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
 					__u32 id_bytes)
@@ -90,8 +91,8 @@ static __always_inline int quic_protect(const struct quic_keys *keys, struct qui
 	return 0;
 }
 
-/* Returns the packet number closest to `expected` with the low bits that were sent (RFC 9000,
- * appendix A.3). `expected` is the largest authenticated packet number plus one.
+/* Returns the packet number closest to `expected` that has the low bits that were sent (RFC 9000, appendix A.3).
+ * `expected` is the largest authenticated packet number plus one.
  */
 static __always_inline __u64 quic_number(__u64 expected, const struct quic_short *header)
 {

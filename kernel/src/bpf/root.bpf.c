@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The root program of an interface at XDP, which has room for one program: gate and graft take turns in it.
+/* The root program of an interface at XDP. The kernel allows only one XDP program for each interface, so the root calls
+ * the gate and the graft one after the other:
  *
  *   root_xdp -> root_slots[gate] = root_turn -> mine[0] = gate_xdp -> (what passes) root_rest
  *            -> root_slots[graft] = root_turn -> mine[0] = packet_rx
  *
- * Every process loads a root_turn of its own, with a map `mine` that only it has a descriptor of. The kernel
- * empties the map when the last descriptor is closed, also if the process is killed, and packets go on to the
- * next turn. `root_slots` and the link that holds root_xdp are shared by descriptor: they last until the last
- * process is gone.
+ * Every process loads its own root_turn, with a map `mine`. No other process has a descriptor of it. When the process
+ * ends, also if it is killed, the kernel empties the map, and packets go on to the next turn. All processes have
+ * descriptors of `root_slots` and of the link of root_xdp, so these exist until the last process ends.
  */
 #include "util.h"
 #include "root_intf.h"
@@ -32,12 +32,13 @@ struct {
 SEC("xdp.frags")
 int root_xdp(struct xdp_md *ctx)
 {
+	/* A tail call returns only if the slot is empty. */
 	bpf_tail_call(ctx, &root_slots, ROOT_GATE);
 	bpf_tail_call(ctx, &root_slots, ROOT_GRAFT);
 	return XDP_PASS;
 }
 
-/* Passes the packet to the programs whose turns come later. */
+/* Calls the program of the next slot, if there is one. */
 static __always_inline int rest(struct xdp_md *ctx)
 {
 	if (config.slot < ROOT_GRAFT)
@@ -52,7 +53,7 @@ int root_turn(struct xdp_md *ctx)
 	return rest(ctx);
 }
 
-/* Continues with packets that the previous turn passed. */
+/* The gate calls this program with the packets that it passes. */
 SEC("xdp.frags")
 int root_rest(struct xdp_md *ctx)
 {

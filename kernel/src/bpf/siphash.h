@@ -37,7 +37,7 @@ static __always_inline __u64 siphash_half(struct siphash_state *s)
 	return s->a ^ s->b ^ s->c ^ s->d;
 }
 
-/* Hashes `words` words, a constant: the length is part of the hash. */
+/* Returns the hash of a message of `words` words of 8 bytes. */
 static __always_inline struct bytes16 siphash128(const __u64 key[2], const __u8 *message, int words)
 {
 	struct siphash_state s = {
@@ -50,7 +50,8 @@ static __always_inline struct bytes16 siphash128(const __u64 key[2], const __u8 
 
 	for (int i = 0; i < words; i++)
 		siphash_word(&s, load64(message + 8 * i));
-	siphash_word(&s, (__u64)words << 59); /* the length in bytes, modulo 256, on top of an empty word */
+	/* The last word has only the length in bytes, modulo 256, in its top byte. */
+	siphash_word(&s, (__u64)words << 59);
 	s.c ^= 0xee;
 	tag.low = siphash_half(&s);
 	s.b ^= 0xdd;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Fields of the kernel's packet that programs at TC need and __sk_buff does not have. */
+/* Fields of the kernel's struct sk_buff that programs at TC need, and that __sk_buff lacks. */
 #ifndef MILLRACE_SK_BUFF_H
 #define MILLRACE_SK_BUFF_H
 
@@ -12,7 +12,7 @@ enum ip_summed {
 	CHECKSUM_PARTIAL = 3,
 };
 
-/* libbpf relocates the fields to their offsets in the running kernel. */
+/* The fields that are read. libbpf relocates them to their offsets in the running kernel. */
 struct sk_buff {
 	__u8 ip_summed : 2;
 	__u16 network_header;
@@ -23,10 +23,9 @@ struct sk_buff {
 
 #define IP_SUMMED(skb) BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)(skb), ip_summed)
 
-/* Returns whether the link header is in front of the packet's start instead of at it. XDP in
- * generic mode copies a packet with too little headroom, which most have. Since Linux 6.9 the
- * copy's `mac_len` is 0, and TC goes back by that much from IP. A redirected packet would leave
- * without a link header, too.
+/* Reports whether the packet's data begins after the link header instead of at it. XDP in generic mode copies packets
+ * with too little headroom, which most have. Since Linux 6.9 the copy's `mac_len` is 0, and TC moves the start back
+ * from the IP header by `mac_len`. A redirected packet would also leave without a link header.
  */
 static __always_inline int link_is_lost(struct __sk_buff *skb)
 {
@@ -38,19 +37,20 @@ static __always_inline int link_is_lost(struct __sk_buff *skb)
 	       begins == BPF_CORE_READ(kernels, mac_header) + ETH_HLEN;
 }
 
+/* Moves the start of the packet's data back to the link header. Returns not 0 if that fails. */
 static __noinline int find_link(struct __sk_buff *skb)
 {
 	struct ethhdr link;
 
 	if (bpf_skb_load_bytes_relative(skb, 0, &link, sizeof(link), BPF_HDR_START_MAC))
 		return -1;
-	/* Inserts zeroes there, and corrects `mac_len`. */
+	/* Inserts zeroes at the start, and corrects `mac_len`. */
 	if (bpf_skb_change_head(skb, sizeof(link), 0))
 		return -1;
 	return bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
 }
 
-/* Tells whether the packet begins with its IP header, as on tun devices. */
+/* Reports whether the packet begins with its IP header, as on tun devices. */
 static __always_inline int is_bare(struct __sk_buff *skb)
 {
 	struct sk_buff *kernels = (struct sk_buff *)skb;
@@ -60,8 +60,8 @@ static __always_inline int is_bare(struct __sk_buff *skb)
 	       network == BPF_CORE_READ(kernels, data) - BPF_CORE_READ(kernels, head);
 }
 
-/* Called first by programs at TC ingress. Returns not 0 if there is no link header, so that nothing
- * can be parsed.
+/* Makes the packet's data begin with the link header. Programs at TC ingress call this first. Returns not 0 if there is
+ * no link header, so that the packet cannot be parsed.
  */
 static __always_inline int have_link(struct __sk_buff *skb)
 {

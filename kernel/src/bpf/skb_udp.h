@@ -1,45 +1,46 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Finds UDP in an skb, for programs at TC: relay, probe, and the gate on egress. All fragments are
- * refused: none has a datagram's size. IPv4 options, some IPv6 extension headers, two VLAN tags in
- * the frame and one in the skb's metadata are skipped.
+/* Finds UDP in an skb, for programs at TC: relay, probe, and the gate at egress. All fragments are refused, because
+ * none contains a whole datagram. IPv4 options, some IPv6 extension headers, two VLAN tags in the frame and one in the
+ * skb's metadata are skipped.
  */
 #ifndef MILLRACE_SKB_UDP_H
 #define MILLRACE_SKB_UDP_H
 
 #include "net.h"
 
-#define SKB_EXTENSIONS_MAX 4
+#define SKB_EXTENSIONS_MAX 4 /* most IPv6 extension headers that are followed */
 
 enum parse {
 	PARSE_OK = 0,
 	PARSE_NOT_UDP,
 	PARSE_FRAGMENT,
-	PARSE_MALFORMED, /* or more extension headers than the parser follows */
+	PARSE_MALFORMED, /* a header is invalid, or there are more extension headers than the parser follows */
 };
 
 struct udp_packet {
-	__u8 source[16]; /* IPv4 in the first 4 bytes, the rest zero */
+	__u8 source[16]; /* IPv4 addresses are in the first 4 bytes, and the rest is zero */
 	__u8 destination[16];
 	__be16 source_port;
 	__be16 destination_port;
-	__u32 payload_offset; /* offset in the frame */
-	__u32 payload_bytes;
-	__u16 udp_bytes; /* the length field, which counts the UDP header */
-	__u16 vlan;	 /* outermost ID; 0: untagged */
-	__u8 family;	 /* 4 or 6 */
+	__u32 payload_offset; /* offset of the UDP payload in the frame */
+	__u32 payload_bytes;  /* bytes from there to the end of the frame */
+	__u16 udp_bytes;      /* the UDP header's length field, which includes the header */
+	__u16 vlan;	      /* outermost VLAN ID; 0 if there is no tag */
+	__u8 family;	      /* 4 or 6 */
 };
 
-#define IPPROTO_EXPERIMENT 253 /* RFC 3692 */
+#define IPPROTO_EXPERIMENT 253 /* protocol number for experiments (RFC 3692) */
 
-/* Payload of IP, and the place of its protocol number, for programs that take protocol 253 in UDP's
- * place. Others pass NULL.
+/* The payload of IP, and the place of its protocol number, for programs that also accept protocol 253. Other programs
+ * pass NULL.
  */
 struct ip_carried {
-	__u32 end;	   /* offset of its end in the frame */
-	__u32 protocol_at; /* offset in the frame of the byte that names the protocol */
+	__u32 end;	   /* offset of the payload's end in the frame */
+	__u32 protocol_at; /* offset in the frame of the byte with the protocol number */
 	__u8 protocol;
 };
 
+/* Reports whether the program accepts this protocol. */
 static __always_inline int is_taken(__u8 next, const struct ip_carried *carried)
 {
 	return next == IPPROTO_UDP || (carried && next == IPPROTO_EXPERIMENT);
@@ -95,7 +96,7 @@ static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct u
 			return PARSE_NOT_UDP;
 		if (carried)
 			carried->protocol_at = cursor->at + __builtin_offsetof(struct ipv6_extension, next);
-		/* If the rest of it is missing, taking the next header fails. */
+		/* Two bytes are enough here: if the rest of the header is missing, taking the next header fails. */
 		if (take_extension(cursor, 2, &next))
 			return PARSE_MALFORMED;
 		if (carried)
@@ -104,9 +105,9 @@ static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct u
 	return is_taken(next, carried) ? PARSE_OK : PARSE_MALFORMED;
 }
 
-/* Takes the payload's size from the frame, not from the UDP header: GRO leaves the length of one
- * segment or of all there, depending on where it merged the packets. The frame counts Ethernet's
- * padding, so callers that need the exact size of small packets read `udp_bytes`.
+/* Reads the UDP header. `payload_bytes` comes from the frame, because after GRO the UDP header has the length of one
+ * segment or of all, depending on where the packets were merged. The frame includes Ethernet's padding, so callers that
+ * need the exact size of small packets use `udp_bytes`.
  */
 static __always_inline enum parse parse_ports(struct net_cursor *cursor, struct udp_packet *packet)
 {
@@ -122,7 +123,7 @@ static __always_inline enum parse parse_ports(struct net_cursor *cursor, struct 
 	return PARSE_OK;
 }
 
-/* `bare`: the frame begins with its IP header. */
+/* Finds UDP in a frame. If `bare` is not 0, the frame begins with its IP header. */
 static __always_inline enum parse parse_udp_on(struct __sk_buff *skb, __u32 bare, struct udp_packet *packet)
 {
 	struct net_scratch scratch;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Numbers of the softirq vectors for networking, as in the kernel. */
+/* The kernel's numbers of the softirq vectors for networking. */
 #ifndef MILLRACE_SOFTIRQ_H
 #define MILLRACE_SOFTIRQ_H
 

@@ -14,21 +14,21 @@
 #define __noinline __attribute__((noinline))
 #endif
 
-/* Verdict of a TC program that leaves the packet to the next program: TCX_NEXT for TCX,
- * TC_ACT_UNSPEC for clsact.
+/* The verdict of a TC program that passes the packet on to the next program: TCX_NEXT for TCX, TC_ACT_UNSPEC for
+ * clsact.
  */
 #define PASS_ON -1
 
 #define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
 
-/* Hides from clang what it knows about a number. Otherwise it may merge two checks, or move one to
- * another register, and the verifier loses the bound that it needs.
+/* Makes clang forget the value of a number. Otherwise clang may merge two checks or apply one to another register, and
+ * the verifier then lacks a bound that it needs.
  */
 #define OPAQUE(number) asm volatile("" : "+r"(number))
 
-/* A length that was compared with its bounds before: the same number, from 1 to `most`, a power of
- * two, in a form in which every kernel's verifier sees that.
+/* Returns the same number, in a form that shows every kernel's verifier that it is from 1 to `most`. The caller must
+ * have checked these bounds before. `most` must be a power of two.
  */
 #define BOUNDED(bytes, most)                    \
 	({                                      \

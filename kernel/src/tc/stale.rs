@@ -1,4 +1,4 @@
-//! Finds filters that outlived the process that attached them.
+//! Finds filters whose process has ended without removing them.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use super::KernelHook;
 use crate::netlink::{attribute, dump};
 
-/// A filter with a program.
+/// A filter with a BPF program.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StaleFilter {
     pub handle: u32,
@@ -14,8 +14,8 @@ pub(super) struct StaleFilter {
     pub program: u32,
 }
 
-/// Returns filters on a hook with a program of this name that no process has a descriptor of. So the process that
-/// attached them is gone.
+/// Returns filters on a hook with a program of this name, if no process has a descriptor of the program. The process
+/// that attached such a filter has ended.
 pub(super) fn find(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<Vec<StaleFilter>> {
     let mut found = list(ifindex, hook, name)?;
     if !found.is_empty() {
@@ -25,16 +25,16 @@ pub(super) fn find(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<Vec
     Ok(found)
 }
 
-// linux/rtnetlink.h, linux/pkt_cls.h
+// Constants from linux/rtnetlink.h and linux/pkt_cls.h.
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_GETTFILTER: u16 = 46;
 const TCA_OPTIONS: u16 = 2;
 const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_ID: u16 = 11;
-/// struct tcmsg
+/// Length of `struct tcmsg` in bytes.
 const TCMSG: usize = 20;
 
-/// Lists filters as `tc filter show` does.
+/// Returns the filters on a hook with a program of this name, as `tc filter show` lists them.
 fn list(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<Vec<StaleFilter>> {
     let parent: u32 = match hook {
         KernelHook::Ingress => 0xffff_fff2,
@@ -51,20 +51,22 @@ fn list(ifindex: i32, hook: KernelHook, name: &str) -> io::Result<Vec<StaleFilte
     Ok(found)
 }
 
-/// Returns the filter if it has a program of this name. An entry for the filter's class has none.
+/// Returns the filter if it has a program of this name. The kernel also lists an entry without a program for each
+/// priority.
 fn parse(body: &[u8], name: &str) -> Option<StaleFilter> {
     let word = |at: usize| Some(u32::from_ne_bytes(*body.get(at..)?.first_chunk()?));
     let handle = word(8)?;
     let info = word(16)?;
     let options = attribute(body.get(TCMSG..)?, TCA_OPTIONS)?;
-    // libbpf names filters NAME:[ID].
+    // libbpf gives filters the name NAME:[ID].
     let full = std::str::from_utf8(attribute(options, TCA_BPF_NAME)?).ok()?;
     full.strip_prefix(name)?.strip_prefix(":[")?;
     let program = u32::from_ne_bytes(*attribute(options, TCA_BPF_ID)?.first_chunk()?);
     Some(StaleFilter { handle, priority: info >> 16, program })
 }
 
-/// Returns IDs of all programs that processes have descriptors of. Processes that cannot be read are not ours.
+/// Returns the IDs of all programs that processes have descriptors of. Processes whose descriptors cannot be read are
+/// skipped: they belong to other users.
 fn open_programs() -> Vec<u32> {
     let entries = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
     let processes = entries("/proc").filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -1,9 +1,9 @@
-//! The one XDP program of an interface, in which gate and graft take turns (`bpf/root.bpf.c`).
+//! The root program of an interface at XDP, which calls the gate and the graft one after the other (`bpf/root.bpf.c`).
 //!
-//! The first process makes the root. Later ones get descriptors of its link and of its slots by their IDs, which
-//! needs CAP_SYS_ADMIN. No process owns it: the kernel detaches it with the last descriptor. A turn ends with its
-//! process, because the kernel empties a program array that no process has a descriptor of. So nothing is pinned, and
-//! the exit or kill of one process does not affect the other.
+//! The first process makes the root. Later processes get descriptors of the root's link and slots by the kernel's IDs,
+//! which needs CAP_SYS_ADMIN. No single process owns the root: the kernel detaches it when the last descriptor is
+//! closed. A turn ends with its process, because the kernel empties a program array when no process has a descriptor of
+//! it. So nothing is pinned, and the end of one process does not affect the other.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,23 +22,24 @@ use crate::object::{LoadedObject, embedded, write};
 use crate::raw::detach;
 use crate::stack::{self, FrameStart};
 
-/// Name of the root's program. It identifies the layout of the slots: another layout gets another name.
+/// Name of the root program. It identifies the layout of the slots, so another layout must get another name.
 const ROOT: &str = "root_xdp";
 const SLOTS: &str = "root_slots";
 const MINE: &str = "mine";
-/// Slot that is taken by a process that is about to detach the root.
+/// Slot that a process fills while it is about to detach the root.
 const LEAVING: u32 = generated::ROOT_LEAVING;
 
-/// Longest wait for an old program to go: the kernel empties the map of a killed process a little later.
+/// Longest wait for the program of an earlier process: the kernel empties the map of a killed process with a delay.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The product whose turn it is.
+/// The product that has a turn in the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RootProduct {
-    /// The gate, which gets packets first.
+    /// The gate, which gets all packets.
     Gate = 0,
-    /// A graft gets packets that the gate passes.
+    /// The graft, which gets the packets that the gate passes.
     Graft = 1,
 }
 
@@ -53,31 +54,32 @@ impl RootProduct {
     }
 }
 
-/// A program that has its turn on an interface. Dropping it ends the turn, and detaches the root if no other turn is
-/// left.
+/// A program with a turn in the root of an interface. Dropping this value ends the turn, and detaches the root if no
+/// other turn is left.
 pub struct XdpTurn {
-    /// Dropped before the links that they keep.
+    /// Declared before the descriptors that they keep from children, so that they are dropped first.
     _kept: [ForkSafeLink; 2],
     link: OwnedFd,
     _mine: MapHandle,
     slots: MapHandle,
     rest: OwnedFd,
     turn: RootProduct,
-    /// ID of the program in the slot while the turn belongs to this attachment.
+    /// ID of this value's program in the slot. If the slot has another ID, another process has taken the turn.
     id: u32,
     mode: XdpMode,
 }
 
-/// Reason why an attempt to attach failed.
+/// The reason why an attempt to attach failed.
 enum Hindrance {
-    /// Another attempt may succeed. If it does not, this is the error.
+    /// Another attempt may succeed. If none does, this is the error.
     Passing(Error),
+    /// Another attempt would fail too.
     Lasting(Error),
 }
 
 impl XdpTurn {
-    /// Attaches to an interface of the calling thread's network namespace. `before` gets the program that takes the
-    /// packets this one passes, before the first packet arrives.
+    /// Attaches a program to an interface of the calling thread's network namespace. `before` is called before the
+    /// first packet arrives. Its argument is the program that gets the packets that this program passes.
     pub fn new(
         program: &ProgramMut<'_>,
         turn: RootProduct,
@@ -103,8 +105,8 @@ impl XdpTurn {
         self.mode
     }
 
-    /// Returns whether it still has its turn on an interface. Another process may have detached the root, or the
-    /// interface may be gone.
+    /// Reports whether the program still has its turn. Another process may have detached the root, or the interface may
+    /// be gone.
     pub fn is_in_place(&self) -> bool {
         is_attached(&self.link) && self.has_slot()
     }
@@ -113,15 +115,16 @@ impl XdpTurn {
         shared::entry(&self.slots, self.turn as u32) == Some(self.id)
     }
 
+    /// Reports whether no product has a turn.
     fn is_abandoned(&self) -> bool {
         RootProduct::ALL.iter().all(|turn| shared::entry(&self.slots, *turn as u32).is_none())
     }
 }
 
 impl Drop for XdpTurn {
-    /// The last attachment detaches the root, and does not wait for descriptors that children hold for a moment. A
-    /// process that joins at the same time sees that in `LEAVING`, or is seen in its slot: both write before they
-    /// read.
+    /// Ends the turn. If it was the last one, detaches the root, instead of relying on descriptors that children may
+    /// hold for a moment. A process that joins at the same time either sees `LEAVING`, or its slot is seen here,
+    /// because both processes write before they read.
     fn drop(&mut self) {
         let slot = (self.turn as u32).to_ne_bytes();
         if self.has_slot() {
@@ -133,7 +136,7 @@ impl Drop for XdpTurn {
         let leaving = LEAVING.to_ne_bytes();
         let _ = self.slots.update(&leaving, &self.rest.as_raw_fd().to_ne_bytes(), MapFlags::ANY);
         if self.is_abandoned() {
-            // If the interface is gone, the link went with it, so errors are ignored.
+            // Errors are ignored, because the link is gone if its interface is.
             let _ = detach(&self.link);
         } else {
             let _ = self.slots.delete(&leaving);
@@ -141,7 +144,7 @@ impl Drop for XdpTurn {
     }
 }
 
-/// The program to attach, and its place.
+/// The program to attach, and the interface and turn that it gets.
 struct RootProgram<'a, Before> {
     program: &'a ProgramMut<'a>,
     turn: RootProduct,
@@ -169,11 +172,11 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         }
     }
 
-    /// Makes a new root, in which no program has a turn yet.
+    /// Attaches a new root, in which no program has a turn yet.
     fn make(&self, mode: XdpMode) -> Result<XdpRoot, Error> {
         let ifindex = self.ifindex;
         let error = |source| Error::Xdp { ifindex, mode, source };
-        // After GRO, a program would judge the first of many packets, and let all of them pass.
+        // After GRO a program sees the headers of the first of several packets, and its verdict applies to all of them.
         if mode == XdpMode::Generic
             && let Some(kind) = stack::kind(ifindex).map_err(error)?
         {
@@ -184,7 +187,7 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         Ok(XdpRoot { link, mode, parts: RootParts::new(&mut object)? })
     }
 
-    /// Takes a turn in the existing root. `taken` is the error if it cannot be joined.
+    /// Takes a turn in the existing root. `taken` is the error if the root cannot be joined.
     fn join(&self, mode: XdpMode, taken: Error) -> Result<XdpTurn, Hindrance> {
         let Self { turn, ifindex, .. } = *self;
         let failed = |source| Hindrance::Lasting(Error::Join { ifindex, source });
@@ -210,7 +213,7 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
     fn take(&self, root: XdpRoot) -> Result<XdpTurn, Hindrance> {
         let attachment = root.take(self).map_err(Hindrance::Lasting)?;
         let is_leaving = shared::entry(&attachment.slots, LEAVING).is_some();
-        // Another process took the slot at the same time, or the root was detached.
+        // If this is false, another process has taken the slot at the same time, or the root was detached.
         match attachment.is_in_place() && !is_leaving {
             true => Ok(attachment),
             false => Err(Hindrance::Passing(Error::Turn { ifindex: self.ifindex, noun: self.turn.name() })),
@@ -244,7 +247,7 @@ impl RootParts {
 }
 
 impl XdpRoot {
-    /// Takes the turn. Packets arrive from the last step on.
+    /// Takes the turn. The last write is that of the slot, since packets arrive from then on.
     fn take<Before>(self, start: &RootProgram<'_, Before>) -> Result<XdpTurn, Error>
     where
         Before: Fn(BorrowedFd<'_>) -> Result<(), Error>,
@@ -260,8 +263,8 @@ impl XdpRoot {
     }
 }
 
-/// Refuses an interface whose frames do not begin with a header that programs with this turn read. They would judge
-/// nothing there.
+/// Refuses an interface whose frames begin with a header that programs with this turn cannot read, because they would
+/// find no packets there.
 fn check_begin(turn: RootProduct, ifindex: i32) -> Result<(), Error> {
     let failed = |source: io::Error| Error::Read { what: "the interfaces", source: source.into() };
     match (stack::begin(ifindex).map_err(failed)?, turn) {

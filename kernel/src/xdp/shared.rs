@@ -1,5 +1,5 @@
-//! Finds programs that another process has attached to an interface, by the kernel's IDs. So descriptors are shared
-//! without pins.
+//! Finds programs that another process has attached to an interface, by the kernel's IDs. Processes share descriptors
+//! in this way, so nothing has to be pinned.
 
 #![allow(unsafe_code)]
 
@@ -15,21 +15,21 @@ use nix::libc;
 use super::{XdpMode, is_attached};
 use crate::raw::{check, owned};
 
-/// Most maps of one program that are looked at; ours have a few.
+/// Largest number of maps of one program that are searched. The root has a few.
 const MAPS: usize = 64;
 
-/// A root on an interface.
+/// The root of an interface, which another process has attached.
 pub(super) struct FoundRoot {
-    /// A descriptor of its own: the link lasts as long as the last of its descriptors.
+    /// A new descriptor of the link. The link exists as long as any of its descriptors.
     pub link: OwnedFd,
     pub slots: MapHandle,
     pub mode: XdpMode,
 }
 
-/// Returns the root on an interface; `None` if there is none, or it is being detached.
+/// Returns the root of an interface, or `None` if there is none or it is being detached.
 ///
-/// # Errors
-/// `EBUSY`: the program there is no root, or is not attached by a link. `EPERM`: the process lacks CAP_SYS_ADMIN.
+/// # Errors Fails with `EBUSY` if the interface has another program than a root. Fails with `EPERM` if the process
+/// lacks CAP_SYS_ADMIN.
 pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<FoundRoot>> {
     let (id, mode) = attached(ifindex)?;
     let Some(program) = (id != 0).then(|| program(id)).transpose()?.flatten() else { return Ok(None) };
@@ -48,7 +48,7 @@ pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<F
     Ok(link.filter(|link| is_attached(link)).map(|link| FoundRoot { link, slots, mode }))
 }
 
-/// Returns whether the map of this name that the program uses has an entry, so that its owner lives.
+/// Reports whether the program's map of this name has an entry, which means that the program's process still runs.
 pub(super) fn is_filled(program_id: u32, map: &str) -> io::Result<bool> {
     let Some(program) = program(program_id)? else { return Ok(false) };
     let Some(map) = map_of(program.as_fd(), map)? else { return Ok(false) };
@@ -61,10 +61,10 @@ pub(super) fn entry(map: &MapHandle, index: u32) -> Option<u32> {
     found.first_chunk().map(|id| u32::from_ne_bytes(*id))
 }
 
-/// Returns ID and mode of the program on an interface; ID 0 if there is none.
+/// Returns ID and mode of an interface's program. The ID is 0 if there is no program.
 fn attached(ifindex: i32) -> io::Result<(u32, XdpMode)> {
     let mut options = libbpf_sys::bpf_xdp_query_opts {
-        // Fields after this one would make the kernel ask the driver for its features.
+        // The size ends before `feature_flags`: with that field, the kernel would also ask the driver for its features.
         sz: offset_of!(libbpf_sys::bpf_xdp_query_opts, feature_flags) as libbpf_sys::size_t,
         ..Default::default()
     };
@@ -74,7 +74,7 @@ fn attached(ifindex: i32) -> io::Result<(u32, XdpMode)> {
     Ok((options.prog_id, if is_generic { XdpMode::Generic } else { XdpMode::Native }))
 }
 
-/// Returns the program with this ID; `None` if it is gone.
+/// Returns the program of an interface, or `None` if there is none.
 pub(super) fn program_of(ifindex: i32) -> io::Result<Option<OwnedFd>> {
     match attached(ifindex)? {
         (0, _) => Ok(None),
@@ -87,7 +87,7 @@ fn program(id: u32) -> io::Result<Option<OwnedFd>> {
     if_there(unsafe { owned(libbpf_sys::bpf_prog_get_fd_by_id(id)) })
 }
 
-/// Converts the error for an object that is gone to `None`.
+/// Converts the error for an object that no longer exists to `None`.
 fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -97,7 +97,7 @@ fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 fn name(program: BorrowedFd<'_>) -> io::Result<String> {
     let info = info(program, &mut [])?;
-    // SAFETY: the kernel ends the name with a zero.
+    // SAFETY: the kernel ends the name with a zero byte.
     let name = unsafe { CStr::from_ptr(info.name.as_ptr()) };
     Ok(name.to_string_lossy().into_owned())
 }
@@ -119,8 +119,8 @@ fn info(program: BorrowedFd<'_>, map_ids: &mut [u32]) -> io::Result<libbpf_sys::
         info.map_ids = 0;
     }
     let mut bytes = size_of_val(&info) as u32;
-    // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says, `map_ids` as many elements as it says, and
-    // both outlive the call.
+    // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says, `map_ids` as many elements as it says,
+    // and both outlive the call.
     check(unsafe {
         libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut bytes)
     })?;

@@ -1,10 +1,10 @@
-//! Poly1305 next to multiples of 2^130 - 5, where limbs are full and carries go all the way.
+//! Tests of Poly1305 with sums near multiples of 2^130 - 5, where limbs are full and carries pass through all limbs.
 
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN};
 
 use crate::engine::{CryptoCase, CryptoEngine, Operation};
 
-/// The authenticator for r = 1. It is the sum of the blocks, each with 2^128 added: `high * 2^128 + low`.
+/// The accumulator of Poly1305 for r = 1, `high * 2^128 + low`. It is the sum of the blocks, each with 2^128 added.
 #[derive(Clone, Copy, Default)]
 struct AuthenticatorSum {
     high: u128,
@@ -17,7 +17,7 @@ impl AuthenticatorSum {
         Self { high: self.high + 1 + u128::from(carry), low }
     }
 
-    /// Multiplies by doubling and adding. The high parts stay below 2^5.
+    /// Multiplies modulo 2^130 - 5, by doubling and adding. The high parts stay below 2^5.
     fn multiply(self, by: u128) -> Self {
         let plus = |a: Self, b: Self| {
             let (low, carry) = a.low.overflowing_add(b.low);
@@ -29,13 +29,13 @@ impl AuthenticatorSum {
         })
     }
 
-    /// Reduces the sum to 130 bits and a little more.
+    /// Reduces the sum modulo 2^130 - 5, but not completely: the result may be slightly above 2^130.
     fn shorten(self) -> Self {
         let (low, carry) = self.low.overflowing_add(5 * (self.high / 4));
         Self { high: self.high % 4 + u128::from(carry), low }
     }
 
-    /// Returns the lowest 128 bits, modulo 2^130 - 5.
+    /// Returns the lowest 128 bits of the sum modulo 2^130 - 5.
     fn reduce(self) -> u128 {
         let Self { high, low } = self.shorten();
         let over = high == 4 || high == 3 && low.checked_add(5).is_none();
@@ -43,7 +43,7 @@ impl AuthenticatorSum {
     }
 }
 
-/// Returns the tag of a text without header, under the key `(r, s)` and a keystream of zeroes.
+/// Returns the tag of a text without header, with the key `(r, s)` and a keystream of zeroes.
 fn authenticate(engine: &CryptoEngine, r: u128, s: u128, blocks: &[u128]) -> u128 {
     let keys = QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32]);
     let text: Vec<u8> = blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
@@ -82,8 +82,8 @@ fn any_block() -> u128 {
     }
 }
 
-/// One block leaves, for r = 2, all limbs but the lowest full, and the next carries through every one of them:
-/// the sum is `2^131 - 4 * j`.
+/// Authenticates two blocks with r = 2: the first fills all limbs except the lowest, and the next carries through all
+/// of them. The sum is `2^131 - 4 * j`.
 #[test]
 fn poly1305_carry_passes_through_full_limbs() {
     const LENGTHS: u128 = 16 << 64;
@@ -96,7 +96,7 @@ fn poly1305_carry_passes_through_full_limbs() {
     }
 }
 
-/// The largest sums of products that there are: the largest key, and blocks without a zero bit.
+/// Checks the largest possible sums of products: with the largest key, and blocks of ones only.
 #[test]
 fn poly1305_columns_do_not_overflow() {
     const LARGEST: u128 = 0x0fff_fffc_0fff_fffc_0fff_fffc_0fff_ffff;

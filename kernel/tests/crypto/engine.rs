@@ -1,4 +1,4 @@
-//! The C code, compiled natively and into this test, and as the kernel runs it.
+//! Runs the C code in two ways: compiled natively into this test, and as a BPF program in the kernel.
 
 #![allow(unsafe_code)]
 
@@ -72,7 +72,7 @@ pub struct CryptoCase {
 }
 
 impl CryptoCase {
-    /// Fills everything that the code must not depend on with noise.
+    /// Makes a case in which all memory that the code must not depend on has random contents.
     pub fn new(keys: &QuicKeys) -> Box<Self> {
         let buf = || Buf {
             bytes: std::array::from_fn(|_| fastrand::u8(..)),
@@ -135,12 +135,13 @@ impl CryptoCase {
     }
 
     fn as_bytes(&self) -> &[u8] {
-        // SAFETY: `repr(C)` integers without padding; the kernel's value size is compared when loading.
+        // SAFETY: the type is `repr(C)` with integers and without padding. Its size is compared with the map's when
+        // loading.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
     }
 
     fn as_bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and every bit pattern is a value.
+        // SAFETY: as above, and every bit pattern is a valid value.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(self).cast(), size_of::<Self>()) }
     }
 }
@@ -155,7 +156,7 @@ pub enum CryptoEngine {
 }
 
 impl CryptoEngine {
-    /// Returns the native engine, and the kernel's if the test may load programs.
+    /// Returns the native engine, and the kernel's engine if the test may load programs.
     pub fn all(test: &str) -> Vec<Self> {
         let mut engines = vec![Self::Native];
         if let Some(kernel) = Self::kernel(test) {
@@ -169,7 +170,8 @@ impl CryptoEngine {
             println!("SKIP {test} in the kernel: needs root");
             return None;
         }
-        // Embedded, so that the test runs on other machines. libelf wants the image aligned, as a `Vec` is.
+        // The object is embedded, so that the test also runs on other machines. libelf needs an aligned image, as a
+        // `Vec` is.
         let image = include_bytes!(concat!(env!("OUT_DIR"), "/crypto_test.bpf.o")).to_vec();
         let object =
             ObjectBuilder::default().open_memory(&image).expect("an object").load().expect("it loads");
@@ -178,11 +180,11 @@ impl CryptoEngine {
         Some(Self::Kernel(object))
     }
 
-    /// Runs an operation and returns its result; `case` holds its output.
+    /// Runs an operation and returns its result. The output is in `case`.
     pub fn run(&self, operation: Operation, case: &mut CryptoCase) -> i32 {
         case.operation = operation as u32;
         match self {
-            // SAFETY: `CryptoCase` is `struct crypto_case`, and it is exclusively ours.
+            // SAFETY: `CryptoCase` has the layout of `struct crypto_case`, and the reference is exclusive.
             Self::Native => unsafe { crypto_native_run(case) },
             Self::Kernel(object) => {
                 run_in_kernel(object, case, 1);
@@ -191,7 +193,7 @@ impl CryptoEngine {
         case.result
     }
 
-    /// Mean time of `repeat` runs, the program's entry included; `None` for the native code.
+    /// Returns the mean time of `repeat` runs, including the program's entry, or `None` for the native code.
     pub fn time(&self, operation: Operation, case: &mut CryptoCase, repeat: u32) -> Option<Duration> {
         case.operation = operation as u32;
         match self {

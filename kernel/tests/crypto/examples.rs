@@ -1,4 +1,4 @@
-//! The examples of the RFCs.
+//! Tests with the examples of the RFCs.
 
 use millrace_kernel::crypto::QuicKeys;
 
@@ -11,9 +11,9 @@ pub fn hex<const N: usize>(text: &str) -> [u8; N] {
     std::array::from_fn(|i| digit(digits[2 * i]) << 4 | digit(digits[2 * i + 1]))
 }
 
-/// RFC 9001, appendix A.5: from keys to the packet on the wire and back.
+/// Protects and opens the packet of RFC 9001, appendix A.5.
 #[test]
-fn chacha20_short_header_packet() {
+fn chacha20_short_header_packet_matches_rfc_9001() {
     let keys = QuicKeys::chacha20_poly1305(
         &hex("c6d98ff3441c3fe1b2182094f69caa2ed4b716b65488960a7a984979fb23e1c8"),
         &hex("e0459b3474bdd0e44a41c144"),
@@ -21,7 +21,7 @@ fn chacha20_short_header_packet() {
     );
     let number = 654_360_564;
     let wire: [u8; 21] = hex("4cfe4189655e5cd55c41f69080575d7999c25a5bfb");
-    for engine in CryptoEngine::all("chacha20_short_header_packet") {
+    for engine in CryptoEngine::all("chacha20_short_header_packet_matches_rfc_9001") {
         let mut case = CryptoCase::to_seal(&keys, number, &hex::<4>("4200bff4"), &[1]);
         let at = case.extent.header_at as usize;
         assert_eq!(engine.run(Operation::Seal, &mut case), 0);
@@ -29,7 +29,7 @@ fn chacha20_short_header_packet() {
         assert_eq!(engine.run(Operation::Protect, &mut case), 0);
         assert_eq!(case.packet.bytes[at..at + 21], wire);
 
-        case.extent.text_bytes = 21; // of the whole packet, as Unprotect wants
+        case.extent.text_bytes = 21; // the length of the whole packet, which Unprotect expects
         assert_eq!(engine.run(Operation::Unprotect, &mut case), 0);
         assert_eq!(case.header, CryptoShort { first: 0x42, number_bytes: 3, pad: 0, number: 0xbff4 });
         case.number = number - 1000;
@@ -41,7 +41,7 @@ fn chacha20_short_header_packet() {
     }
 }
 
-/// RFC 8439, section 2.8.2. Its nonce is the IV of packet 0.
+/// Seals the example of RFC 8439, section 2.8.2. Its nonce is used as the IV, with packet number 0.
 #[test]
 fn chacha20_poly1305_matches_rfc_8439() {
     let key = std::array::from_fn(|i| 0x80 + i as u8);
@@ -59,7 +59,7 @@ fn chacha20_poly1305_matches_rfc_8439() {
     }
 }
 
-/// RFC 9001, appendix A.2: the header protection of the client's Initial.
+/// Applies the header protection of the client's Initial in RFC 9001, appendix A.2.
 #[test]
 fn aes_header_mask_matches_rfc_9001() {
     let keys = QuicKeys::aes128_gcm(&[0; 16], &[0; 12], &hex("9f50449e04a0e810283a1e9933adedd2"));
@@ -68,12 +68,12 @@ fn aes_header_mask_matches_rfc_9001() {
         case.packet.bytes[..5].copy_from_slice(&[0x43, 0, 0, 0, 0]);
         case.packet.bytes[5..21].copy_from_slice(&hex::<16>("d1b1c98dd7689fb8ec11d242b123dc9b"));
         assert_eq!(engine.run(Operation::Protect, &mut case), 0);
-        // The mask is 437b9aec36; a short header's first byte takes 5 bits of it.
+        // The mask is 437b9aec36. Only 5 bits of its first byte are applied to the first byte of a short header.
         assert_eq!(case.packet.bytes[..5], hex::<5>("407b9aec36"));
     }
 }
 
-/// RFC 9000, appendix A.3, and its borders.
+/// Checks the example of RFC 9000, appendix A.3, and borderline cases.
 #[test]
 fn packet_numbers_are_decoded_as_in_rfc_9000() {
     let top = (1 << 62) - 1;

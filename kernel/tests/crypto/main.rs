@@ -1,5 +1,6 @@
-//! Packet protection in C, both as native code and as the kernel runs it: standards' examples, Wycheproof,
-//! every length against ring, every bit flipped, and the carries of Poly1305.
+//! Tests of packet protection in C, both as native code and in the kernel. They use the examples of the RFCs, the
+//! vectors of Wycheproof, comparisons with ring at every length, packets with a flipped bit, and the carries of
+//! Poly1305.
 
 mod carries;
 mod engine;

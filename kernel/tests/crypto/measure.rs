@@ -1,4 +1,4 @@
-//! Time per packet in the kernel. Not a check, so it runs on demand only:
+//! Measures the time per packet in the kernel. It checks nothing, so it only runs on demand:
 //! `cargo test -p millrace-kernel --test crypto -- --ignored --nocapture`
 
 use millrace_kernel::crypto::QuicKeys;
@@ -11,7 +11,7 @@ const REPEAT: u32 = 20_000;
 const ROUNDS: usize = 7;
 
 const OPERATIONS: [Operation; 6] = [
-    Operation::Number, // next to nothing: what the others pay for being run
+    Operation::Number, // does almost nothing, so it shows the overhead of a run
     Operation::Seal,
     Operation::SealWith,
     Operation::OpenWith,

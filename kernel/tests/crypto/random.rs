@@ -1,4 +1,4 @@
-//! Random packets against ring.
+//! Compares the results for random packets with those of ring.
 
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 
@@ -49,7 +49,7 @@ impl RandomKeys {
         Self { keys, iv, packet: aead::LessSafeKey::new(packet), header }
     }
 
-    /// RFC 9001, section 5.3.
+    /// Seals a packet with ring (RFC 9001, section 5.3).
     fn seal(&self, number: u64, header: &[u8], text: &[u8]) -> Vec<u8> {
         let mut nonce = self.iv;
         nonce[4..].iter_mut().zip(number.to_be_bytes()).for_each(|(byte, number)| *byte ^= number);
@@ -64,7 +64,7 @@ fn random_number() -> u64 {
     fastrand::u64(..) >> fastrand::u32(2..64)
 }
 
-/// Seals and opens texts of every length: what is written, and that nothing else is.
+/// Seals and opens texts of every length. Checks the output, and that no other byte of the buffer is written.
 fn every_length(engine: &CryptoEngine, suite: RandomSuite) {
     let keys = RandomKeys::random(suite);
     for len in 0..=TEXT_MAX {
@@ -122,7 +122,7 @@ fn crypto_works_with_every_header_length() {
     }
 }
 
-/// A keystream computed ahead gives the same packets, and is computed no further than asked.
+/// Checks that a keystream that is computed ahead gives the same packets, and that it is not longer than requested.
 #[test]
 fn keystream_computed_ahead_equals_direct_encryption() {
     for engine in CryptoEngine::all("keystream_computed_ahead_equals_direct_encryption") {
@@ -149,7 +149,7 @@ fn keystream_computed_ahead_equals_direct_encryption() {
     }
 }
 
-/// No bit of header, text or tag may change, nor the packet number.
+/// Flips each bit of header, text, tag and packet number.
 #[test]
 fn packet_with_any_flipped_bit_is_refused() {
     for engine in CryptoEngine::all("packet_with_any_flipped_bit_is_refused") {
@@ -197,7 +197,7 @@ fn crypto_refuses_lengths_out_of_bounds() {
     }
 }
 
-/// Against ring's masks, for every length of connection ID and packet number.
+/// Compares with ring's masks for every length of connection ID and packet number.
 #[test]
 fn header_protection_equals_a_library() {
     for engine in CryptoEngine::all("header_protection_equals_a_library") {
@@ -240,7 +240,7 @@ fn protect_and_back(engine: &CryptoEngine, suite: RandomSuite, id_len: usize, nu
     assert_eq!(usize::from(case.header.number_bytes), number_len);
 }
 
-/// Whatever is sent in enough bytes is read back.
+/// Encodes random packet numbers in enough bytes, and checks that they are decoded.
 #[test]
 fn packet_numbers_in_reach_are_decoded() {
     let keys = QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32]);

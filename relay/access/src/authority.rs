@@ -1,26 +1,26 @@
-//! Authorities, which clients say that they connect to: HOST or HOST:PORT.
+//! Authorities (HOST or HOST:PORT): the names under which clients address the relay.
 
 use std::str::FromStr;
 
-/// Port of an authority that names none, with `moqt` as with `https`.
+/// Port of an authority without a port, for the schemes `moqt` and `https`.
 const DEFAULT_PORT: u16 = 443;
 
-/// An authority that a rule is about.
+/// An authority that a rule applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleAuthority {
-    /// Host name in lower case, or an IPv6 address in brackets.
+    /// The host name in lower case, or an IPv6 address in brackets.
     host: String,
-    /// Port. `None`: any.
+    /// The port; `None` for any port.
     port: Option<u16>,
 }
 
-/// The error of text that is no authority.
+/// The error for a text that is not an authority.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is neither HOST nor HOST:PORT")]
 pub struct AuthorityError;
 
 impl RuleAuthority {
-    /// Reports whether it is what a client has said.
+    /// Reports whether this is the authority that a client has named.
     pub fn is(&self, said: &str) -> bool {
         said.parse::<Self>().is_ok_and(|said| {
             let has_port = |port: u16| port == said.port.unwrap_or(DEFAULT_PORT);
@@ -33,7 +33,7 @@ impl FromStr for RuleAuthority {
     type Err = AuthorityError;
 
     fn from_str(text: &str) -> Result<Self, AuthorityError> {
-        // The colons of an IPv6 address are in brackets.
+        // An IPv6 address is in brackets, so its colons do not begin the port.
         let host_len = text.find(']').map_or_else(|| text.find(':').unwrap_or(text.len()), |end| end + 1);
         let (host, rest) = text.split_at(host_len);
         let is_host = !host.is_empty() && host.starts_with('[') == host.ends_with(']');
@@ -54,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_names_a_host_with_any_port_or_with_one() {
+    fn rule_without_a_port_matches_any_port() {
         let table = [
             ("relay.example", "relay.example", true),
             ("relay.example", "Relay.Example:4443", true),
             ("relay.example:4443", "relay.example:4443", true),
             ("relay.example:4443", "relay.example:443", false),
-            // URL parsers leave out what the scheme says anyway.
+            // URL parsers leave out the scheme's default port.
             ("relay.example:4443", "relay.example", false),
             ("relay.example:443", "relay.example", true),
             ("relay.example:443", "relay.example:443", true),
@@ -69,7 +69,7 @@ mod tests {
             ("[2001:db8::1]:443", "[2001:DB8::1]", true),
             ("[2001:db8::1]:443", "[2001:db8::1]:4443", false),
             ("192.0.2.1", "192.0.2.1:1", true),
-            // A client may say anything, even if it is no authority.
+            // A client may name anything, also texts that are not authorities.
             ("relay.example", "", false),
             ("relay.example", "relay.example:x", false),
             ("relay.example", "[relay.example", false),

@@ -1,4 +1,4 @@
-//! Budgets of a session, and of all sessions of a client.
+//! Budgets for the requests and tracks of a session, and of all sessions of a client.
 
 use std::{
     sync::{
@@ -13,33 +13,34 @@ use parking_lot::Mutex;
 
 use super::{refusal::AccessRefusal, unproven};
 
-/// Budget of one session, or of one client.
+/// The budget of one session, or of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Requests in a second, and requests at once.
+    /// Largest number of requests per second, and largest burst of requests.
     pub requests_per_second: u64,
-    /// Tracks that its requests hold at a time.
+    /// Largest number of tracks that requests hold at the same time.
     pub tracks: u64,
 }
 
-/// Part of a second's requests that waiting messages leave free. Requests need it, since they are refused instead of waiting.
+/// The part of a second's requests that waiting messages leave free. Requests need it, because they are refused instead
+/// of waiting.
 const LEFT: Duration = Duration::from_millis(500);
 
 /// One client's share of the resources that all clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientShare {
-    /// Bytes of the cache, for groups that it publishes.
+    /// Bytes of the cache, for groups that the client publishes.
     pub cache_bytes: u64,
-    /// Bytes that it fetches in a second, and at once.
+    /// Bytes that the client fetches per second, and largest burst in bytes.
     pub fetch_bytes_per_second: u64,
-    /// Bytes of the receive windows.
+    /// Bytes of the receive windows of the client's sessions.
     pub receive_bytes: u64,
-    /// Streams to its subscribers that engine `kernel` sends on.
+    /// Number of streams to the client's subscribers that engine `kernel` sends on.
     pub kernel_streams: u64,
 }
 
 impl ClientShare {
-    /// Share without limits.
+    /// A share without limits.
     pub const UNLIMITED: Self = Self {
         cache_bytes: u64::MAX,
         fetch_bytes_per_second: u64::MAX,
@@ -47,13 +48,13 @@ impl ClientShare {
         kernel_streams: u64::MAX,
     };
 
-    /// Returns a share of the cache of this size, with nothing in use, within that of a wider network.
+    /// Returns an unused share of the cache with this limit. It lies `within` the share of a wider network.
     pub fn cache_share(&self, within: Option<Arc<account::CacheShare>>) -> account::CacheShare {
         account::CacheShare::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX), within)
     }
 
-    /// Returns the share of a network if this is one client's share. It is `times` as much, but at most `most`, unless one client's
-    /// share is more.
+    /// Returns the share of a network, if `self` is one client's share. It is `times` as much, but at most `most`, and
+    /// not less than one client's share.
     fn network_limits(&self, times: u64, most: &Self) -> Self {
         let wider = |of_client: u64, most: u64| of_client.saturating_mul(times).min(most.max(of_client));
         Self {
@@ -78,15 +79,15 @@ pub struct BudgetLimits {
     pub session: Budget,
     /// The budget that all sessions of one client share.
     pub client: Budget,
-    /// Subscriptions of one session to one track at a time.
+    /// Largest number of subscriptions of one session to the same track at the same time.
     pub same_track: u64,
     /// One client's share of the resources that all clients share.
     pub share: ClientShare,
-    /// The most that a network with many clients takes up, unless one client's share is more.
+    /// The largest share of a network with many clients. If one client's share is larger, that applies.
     pub network: ClientShare,
-    /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
+    /// Largest number of bytes of a session's registered tokens (MAX_AUTH_TOKEN_CACHE_SIZE).
     pub token_cache: u64,
-    /// Bounds of sessions that have shown no right.
+    /// Bounds for sessions that have shown no right yet.
     pub unproven: unproven::UnprovenBounds,
 }
 
@@ -105,7 +106,7 @@ impl Default for BudgetLimits {
 }
 
 impl BudgetLimits {
-    /// Returns the limits of a network that may have `times` as much as one client.
+    /// Returns budget and share of a network that may have `times` as much as one client.
     pub fn network_budget(&self, times: u64) -> (Budget, ClientShare) {
         let Budget { requests_per_second, tracks } = self.client;
         let budget = Budget {
@@ -116,24 +117,25 @@ impl BudgetLimits {
     }
 }
 
-/// Use of a budget.
+/// A budget, and how much of it is used.
 #[derive(Debug)]
 pub struct BudgetUsage {
     budget: Budget,
     requests: Mutex<BudgetBucket>,
     tracks: AtomicU64,
-    /// Requests that were let in.
+    /// Number of requests that were admitted.
     admitted: AtomicU64,
     refused: AtomicU64,
 }
 
-/// A token bucket: how long it takes until it is full again.
+/// A token bucket.
 #[derive(Debug)]
 struct BudgetBucket {
+    /// The time when the bucket will be full again; `None` if it was never used.
     full_at: Option<Instant>,
 }
 
-/// A track's place in budgets; given back when dropped.
+/// A track's place in one or several budgets. Dropping it frees the place.
 #[derive(Debug, Default)]
 pub struct BudgetPlace(Vec<Arc<BudgetUsage>>);
 
@@ -146,7 +148,7 @@ impl Drop for BudgetPlace {
 }
 
 impl BudgetUsage {
-    /// Makes the use of a session or client that has used nothing yet.
+    /// Makes an unused budget for a session or a client.
     pub fn new(budget: Budget) -> Arc<Self> {
         Arc::new(Self {
             budget,
@@ -157,10 +159,10 @@ impl BudgetUsage {
         })
     }
 
-    /// Counts a request, which costs as much as `cost` requests.
+    /// Takes a request from the budget, which counts as `cost` requests.
     ///
     /// # Errors
-    /// Too many requests have come.
+    /// Fails if there were too many requests.
     pub fn request(&self, now: Instant, cost: u64) -> Result<(), AccessRefusal> {
         let taken = self.requests.lock().take(now, self.budget.requests_per_second, cost);
         let count = if taken { &self.admitted } else { &self.refused };
@@ -168,15 +170,16 @@ impl BudgetUsage {
         taken.then_some(()).ok_or(AccessRefusal::Rate)
     }
 
-    /// Takes a message that counts as `cost` requests from the budget, whether it has room or not. Returns when it has.
+    /// Takes a message from the budget, which counts as `cost` requests, also if the budget is used up. Returns the
+    /// time when the message may be processed.
     pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
         self.requests.lock().reserve(now, self.budget.requests_per_second, cost)
     }
 
-    /// Takes a place for a track in all of `usages`.
+    /// Takes a place for a track in every budget of `usages`.
     ///
     /// # Errors
-    /// One of them has none left. What the others gave goes back to them with `place`.
+    /// Fails if one of the budgets has no place left. Dropping `place` frees the places that the others gave.
     pub fn track<'a>(
         place: &mut BudgetPlace,
         usages: impl IntoIterator<Item = &'a Arc<Self>>,
@@ -193,12 +196,12 @@ impl BudgetUsage {
         Ok(())
     }
 
-    /// Returns the tracks that its requests hold at the moment.
+    /// Returns the number of tracks that requests hold at present.
     pub fn tracks(&self) -> u64 {
         self.tracks.load(Relaxed)
     }
 
-    /// Returns how many requests were let in.
+    /// Returns how many requests were admitted.
     pub fn admitted(&self) -> u64 {
         self.admitted.load(Relaxed)
     }
@@ -210,7 +213,8 @@ impl BudgetUsage {
 }
 
 impl BudgetBucket {
-    /// Takes `cost` requests if at least one fits in the second's rate. The last one to fit may cost more than is left.
+    /// Takes `cost` requests if the bucket has at least one left. The bucket may go below zero, so that a request that
+    /// costs more than the bucket holds can pass at all.
     fn take(&mut self, now: Instant, rate: u64, cost: u64) -> bool {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         let fits =
@@ -221,6 +225,8 @@ impl BudgetBucket {
         fits
     }
 
+    /// Takes `cost` requests, and returns the time when the bucket has paid for the requests before, with [`LEFT`] to
+    /// spare.
     fn reserve(&mut self, now: Instant, rate: u64, cost: u64) -> Instant {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         self.full_at = Some(full_at + time_for_cost(cost, rate));
@@ -228,7 +234,7 @@ impl BudgetBucket {
     }
 }
 
-/// Returns how long `cost` requests take at a rate.
+/// Returns the time in which `cost` requests become available at a rate.
 fn time_for_cost(cost: u64, rate: u64) -> Duration {
     Duration::from_nanos(1_000_000_000 / rate.max(1)).saturating_mul(u32::try_from(cost).unwrap_or(u32::MAX))
 }
@@ -250,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_counts_as_more_takes_more() {
+    fn request_that_costs_more_takes_more_of_the_budget() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });
         let start = Instant::now();
         assert_eq!((0..100).filter(|_| usage.request(start, 5).is_ok()).count(), 2);
@@ -259,7 +265,7 @@ mod tests {
         assert!(small.request(start + Duration::from_secs(6), 1).is_err());
     }
 
-    /// Half of a second's worth is left to requests, and in the long run no more than the rate passes.
+    /// Checks that waiting messages leave half of a second's budget to requests, and pass at the rate in the long run.
     #[test]
     fn waiting_messages_are_admitted_at_the_rate() {
         let usage = BudgetUsage::new(Budget { requests_per_second: 10, tracks: 1 });

@@ -1,8 +1,8 @@
 //! Common Access Tokens for MoQ (draft-ietf-moq-c4m-01, "C4M"): CWTs with the claim `moqt`.
 //!
-//! As COSE_Mac0 or COSE_Sign1 (RFC 9052), tagged, or in the compact form of the draft's test vectors: header, payload and
-//! signature in base64url, the signature over the first two as text. The draft leaves the claim keys open ("TBD"): those
-//! here are the test vectors'.
+//! A token is a tagged COSE_Mac0 or COSE_Sign1 (RFC 9052), or has the compact form of the draft's test vectors. The
+//! compact form is header, payload and signature in base64url, and the signature covers the text of the first two. The
+//! draft leaves the keys of claims open ("TBD"), so this module uses those of the test vectors.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
@@ -30,28 +30,28 @@ const CTI: i64 = 7;
 const MOQT: i64 = 327;
 const MOQT_REVAL: i64 = 328;
 
-/// CBOR tag of a CWT (RFC 8392), in front of the COSE tag.
+/// CBOR tag of a CWT (RFC 8392), which stands in front of the COSE tag.
 const CWT_TAG: u64 = 61;
-/// "HMAC-SHA256" of the draft's vectors, in the compact form.
+/// Number of the algorithm "HMAC-SHA256" in the compact form of the draft's test vectors.
 const VECTORS_HMAC: i64 = -4;
 
 const MAX_SCOPES: usize = 256;
 const PREFIX: i64 = 1;
 const SUFFIX: i64 = 2;
 
-/// Reports whether this is the compact form: a JWT's header is JSON, this one's a CBOR map.
+/// Reports whether a token has the compact form. Its header is a CBOR map, whereas a JWT's header is JSON.
 pub fn is_compact(token: &[u8]) -> bool {
     let Some([header, ..]) = parts(token) else { return false };
     let header = URL_SAFE_NO_PAD.decode(header).unwrap_or_default();
     header.first().is_some_and(|first| first >> 5 == 5)
 }
 
-/// Reports whether these bytes begin like COSE.
+/// Reports whether a token begins with a CBOR tag of COSE_Mac0 or COSE_Sign1.
 pub fn is_tagged(token: &[u8]) -> bool {
     matches!(without_cwt_tag(token).first(), Some(0xd1 | 0xd2))
 }
 
-/// Checks the signature, and reads the claims.
+/// Checks a token's signature, and reads its claims.
 pub fn open(token: &[u8], keys: &[AccessKey]) -> Result<Grant, TokenError> {
     let (payload, signers) =
         if is_compact(token) { open_compact(token, keys)? } else { open_cose(token, keys)? };
@@ -61,7 +61,7 @@ pub fn open(token: &[u8], keys: &[AccessKey]) -> Result<Grant, TokenError> {
     Ok(Grant { signers: list_issuers(&signers), ..grant(claims)? })
 }
 
-/// A payload, and the keys that verify it.
+/// A payload, and the keys that verified its signature.
 type Verified<'a> = (Vec<u8>, Vec<&'a AccessKey>);
 
 fn open_compact<'a>(token: &[u8], keys: &'a [AccessKey]) -> Result<Verified<'a>, TokenError> {
@@ -79,7 +79,7 @@ fn open_cose<'a>(token: &[u8], keys: &'a [AccessKey]) -> Result<Verified<'a>, To
     let malformed = |_| TokenError::Malformed("it is neither COSE_Mac0 nor COSE_Sign1, tagged");
     let inner = without_cwt_tag(token);
     let mut signers = Vec::new();
-    // Their tags take one byte.
+    // The CBOR tags of COSE_Mac0 and COSE_Sign1 take one byte.
     if inner.first() == Some(&(0xc0 | iana::CborTag::CoseMac0 as u8)) {
         let mac = CoseMac0::from_tagged_slice(inner).map_err(malformed)?;
         let (algorithm, id) = head_of(&mac.protected.header)?;
@@ -109,7 +109,7 @@ fn open_cose<'a>(token: &[u8], keys: &'a [AccessKey]) -> Result<Verified<'a>, To
 }
 
 fn without_cwt_tag(token: &[u8]) -> &[u8] {
-    // One byte says "a tag of one byte", the next is that.
+    // 0xd8 begins a CBOR tag whose number is in the next byte.
     token.strip_prefix(&[0xd8, CWT_TAG as u8]).unwrap_or(token)
 }
 
@@ -157,10 +157,11 @@ fn grant(claims: Vec<(Value, Value)>) -> Result<Grant, TokenError> {
             IAT => drop(time(number(&value)?)?),
             CTI => grant.id = Some(identifier(value)?),
             MOQT => grant.scopes = scopes(value)?,
-            // Any interval is kept: rights are decided again as soon as anything changes that they rest on.
+            // Every revalidation interval is met, because rights are decided again whenever something changes that they
+            // depend on.
             MOQT_REVAL if number(&value)? >= 0.0 => {}
             MOQT_REVAL => return Err(TokenError::Malformed("moqt-reval")),
-            // CAT's own claims restrict what a token is good for.
+            // Unknown claims are refused, because claims of CAT restrict the use of a token.
             _ => return Err(TokenError::Unsupported("an unknown claim")),
         }
     }
@@ -246,7 +247,8 @@ fn text(value: Value) -> Result<String, TokenError> {
     value.into_text().map_err(|_| TokenError::Malformed("a text that is none"))
 }
 
-/// Returns a CWT ID as text, or in hexadecimal if it is no text. IDs are bytes, and the draft's vectors have text.
+/// Returns a CWT ID as text, or in hexadecimal if it is not printable text. IDs should be bytes, but the draft's test
+/// vectors have text.
 fn identifier(value: Value) -> Result<String, TokenError> {
     match value {
         Value::Text(text) => Ok(text),
@@ -274,20 +276,20 @@ pub struct CatClaims {
     pub issuer: Option<String>,
     /// The audiences (`aud`). If empty, the token names none.
     pub audience: Vec<String>,
-    /// Seconds since 1970.
+    /// The time when the token expires (`exp`), in seconds since 1970.
     pub expires: Option<u64>,
-    /// Seconds since 1970 (`nbf`).
+    /// The time from which the token is valid (`nbf`), in seconds since 1970.
     pub not_before: Option<u64>,
-    /// Seconds since 1970 (`iat`).
+    /// The time when the token was issued (`iat`), in seconds since 1970.
     pub issued: Option<u64>,
-    /// The actions that the token allows, and where (`moqt`).
+    /// The actions that the token allows, and the namespaces and tracks that they apply to (`moqt`).
     pub scopes: Vec<GrantScope>,
 }
 
-/// Makes a token: a tagged COSE_Mac0 or COSE_Sign1 in a CWT's tag, or the compact form.
+/// Makes a token: a tagged COSE_Mac0 or COSE_Sign1 with a CWT's tag, or the compact form.
 ///
 /// # Errors
-/// The key cannot sign.
+/// Fails if the key cannot sign, or if the claims cannot be expressed in C4M.
 pub fn make(claims: &CatClaims, signer: &Signer, compact: bool) -> Result<Vec<u8>, KeyError> {
     if claims.scopes.iter().any(|scope| scope.namespace.is_empty() && !scope.closed && scope.track.is_some())
     {
@@ -368,7 +370,7 @@ fn encode(value: &Value) -> Result<Vec<u8>, KeyError> {
     Ok(out)
 }
 
-/// Returns all actions of a publisher, or of a subscriber, or of both.
+/// Returns all actions that a publisher, a subscriber, or both need.
 pub fn actions(publish: bool, subscribe: bool) -> Actions {
     let mut actions = vec![Action::ClientSetup, Action::RequestUpdate];
     if publish {

@@ -7,10 +7,10 @@ use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude
 
 use super::rules::{CertificateName, ClientCertificate, NameKind};
 
-/// Names that are looked at.
+/// Most names that are read from one certificate.
 const MAX_NAMES: usize = 64;
 
-/// Reads the names of a verified certificate, and the time until which it is valid.
+/// Reads the names of a verified certificate, and the time at which it expires.
 pub fn read(der: &CertificateDer<'_>) -> ClientCertificate {
     let Ok((_, certificate)) = X509Certificate::from_der(der) else { return ClientCertificate::default() };
     let alternative = certificate.subject_alternative_name().ok().flatten();
@@ -38,7 +38,7 @@ mod tests {
 
     use super::*;
 
-    /// A certificate whose common name, mail and URI are another's host.
+    /// Reads a certificate whose common name, mail and URI repeat the host name of another client.
     #[test]
     fn names_of_a_certificate_have_their_kind() {
         let mut params = rcgen::CertificateParams::new(vec!["mic.example".into()]).unwrap();

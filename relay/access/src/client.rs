@@ -1,4 +1,4 @@
-//! Use by all sessions of one client together.
+//! Budgets and usage of a client, over all its sessions, and of the networks that the client is in.
 
 use std::{
     sync::{
@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 use super::budget::{self, BudgetLimits, BudgetUsage, ClientShare};
 use super::refusal::AccessRefusal;
 
-/// A client that has sessions, or a network with such clients: all of them together may have a multiple of one client's.
+/// A client that has sessions, or a network with such clients. The clients of a network share a multiple of one
+/// client's budget.
 #[derive(Debug)]
 pub struct AccessClient {
     /// The client's requests and tracks.
@@ -27,22 +28,25 @@ pub struct AccessClient {
     /// The client's share of the streams that engine `kernel` forwards.
     pub kernel_streams: Arc<transport::WindowShare>,
     fetch: FetchBucket,
-    /// How many times as much as one client it may have.
+    /// Budget, as a multiple of one client's. It is 1 for a client, and more for a network.
     times: u64,
     /// The next wider network that the client is in.
     within: Option<Arc<AccessClient>>,
 }
 
-/// A token bucket, of bytes.
+/// A token bucket for the bytes of FETCH responses. It holds what the rate allows in one second.
 #[derive(Debug)]
 struct FetchBucket {
     bytes_per_second: u64,
+    /// The time at which the bucket is full again. `None`: nothing was taken yet.
     full_at: Mutex<Option<Instant>>,
+    /// Bytes that were taken in all.
     bytes: AtomicU64,
 }
 
 impl AccessClient {
-    /// Makes one that may have `times` as much as one client. `cache`: of its earlier sessions too.
+    /// Makes a client or network whose budget is `times` that of one client. `cache` is its share of the cache, which
+    /// also counts groups of earlier sessions. `within` is the next wider network.
     pub fn new(
         limits: &BudgetLimits,
         times: u64,
@@ -67,7 +71,7 @@ impl AccessClient {
         })
     }
 
-    /// Returns whether it is a network of clients.
+    /// Reports whether this is a network of clients and no single client.
     pub fn is_network(&self) -> bool {
         self.times > 1
     }
@@ -78,7 +82,7 @@ impl AccessClient {
         Self::new(&limits, 1, Arc::new(limits.share.cache_share(None)), None)
     }
 
-    /// Returns the client and the networks that it is in, the narrowest first.
+    /// Returns the client, and then its networks from the narrowest to the widest.
     fn levels(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |client| client.within.as_deref())
     }
@@ -87,26 +91,27 @@ impl AccessClient {
         self.levels().skip(1)
     }
 
-    /// Takes a request that counts as `cost` from the budgets of the client and of its networks. What the client has no room for takes
-    /// nothing of its networks' budgets.
+    /// Takes a request that counts as `cost` from the budgets of the client and of its networks. If the client's own
+    /// budget is used up, nothing is taken from its networks' budgets.
     ///
     /// # Errors
-    /// There were too many.
+    /// The budget of the client or of one of its networks is used up.
     pub fn request(&self, now: Instant, cost: u64) -> Result<(), AccessRefusal> {
         self.usage.request(now, cost)?;
         let of_networks = self.networks().try_for_each(|network| network.usage.request(now, cost));
         of_networks.map_err(|_| AccessRefusal::NetworkRate)
     }
 
-    /// Takes a message that counts as `cost` requests from all these budgets. Returns when they have room for it.
+    /// Takes a message that counts as `cost` requests from the budgets of the client and of its networks. Returns the
+    /// time at which all of them have room for the message.
     pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
         self.levels().map(|level| level.usage.reserve(now, cost)).max().unwrap_or(now)
     }
 
-    /// Takes a place for a track of this session in its budget, the client's and those of its networks.
+    /// Takes a place for a track in the budgets of the session, the client and the client's networks.
     ///
     /// # Errors
-    /// One of them has none left.
+    /// One of these budgets has no place left.
     pub fn track(&self, session: &Arc<BudgetUsage>) -> Result<budget::BudgetPlace, AccessRefusal> {
         let mut place = budget::BudgetPlace::default();
         BudgetUsage::track(&mut place, [session, &self.usage])?;
@@ -115,17 +120,17 @@ impl AccessClient {
         Ok(place)
     }
 
-    /// Counts bytes of objects that go into its FETCH responses.
+    /// Counts bytes of objects that are sent in the client's FETCH responses.
     pub fn fetched(&self, now: Instant, bytes: u64) {
         self.levels().for_each(|level| level.fetch.take(now, bytes));
     }
 
-    /// Returns the time until which no more objects may go there.
+    /// Returns the time until which the client's FETCH responses have to wait, if they have to.
     pub fn fetch_waits(&self, now: Instant) -> Option<Instant> {
         self.levels().filter_map(|level| level.fetch.waits(now)).max()
     }
 
-    /// Returns the bytes of objects in its FETCH responses so far.
+    /// Returns the bytes of objects that were sent in FETCH responses so far.
     pub fn fetched_bytes(&self) -> u64 {
         self.fetch.bytes.load(Relaxed)
     }
@@ -135,7 +140,7 @@ impl FetchBucket {
     fn take(&self, now: Instant, bytes: u64) {
         self.bytes.fetch_add(bytes, Relaxed);
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
-        // An hour is longer than any response is waited for.
+        // Capped at an hour, so that one huge count cannot stop FETCH responses for longer.
         let cost =
             Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(Duration::from_secs(3600));
         let mut full_at = self.full_at.lock();
@@ -144,6 +149,7 @@ impl FetchBucket {
 
     fn waits(&self, now: Instant) -> Option<Instant> {
         let full_at = (*self.full_at.lock())?;
+        // The bucket holds one second of its rate, so it is empty a second before it would be full.
         full_at.checked_sub(Duration::from_secs(1)).filter(|until| *until > now)
     }
 }
@@ -158,7 +164,8 @@ mod tests {
         AccessClient::new(limits, times, Arc::new(cache), network.cloned())
     }
 
-    /// Many clients of a network have 8 times as much as one; whoever asks for more than one may takes nothing of that.
+    /// Gives a network of clients 8 times the budget of one. Requests beyond a client's own budget take nothing from
+    /// the network's.
     #[test]
     fn networks_have_multiples_of_a_clients_budget() {
         let client = Budget { requests_per_second: 10, tracks: 2 };
@@ -180,7 +187,7 @@ mod tests {
             clients.iter().flat_map(|one| [one.track(&session), one.track(&session)]).collect();
         assert_eq!(tracks.iter().filter(|one| one.is_ok()).count(), 16);
         assert_eq!(tracks.last().unwrap().as_ref().err(), Some(&AccessRefusal::NetworkTracks));
-        assert_eq!(session.tracks(), 16, "what was refused holds nothing");
+        assert_eq!(session.tracks(), 16, "a refused track holds no place");
         drop(tracks);
         assert_eq!((session.tracks(), network.usage.tracks()), (0, 0));
 
@@ -190,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_takes_up_no_more_than_the_limit_for_networks() {
+    fn network_share_is_limited_but_at_least_one_clients() {
         let share = ClientShare {
             cache_bytes: 100,
             fetch_bytes_per_second: 7,
@@ -216,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn fetches_have_a_seconds_worth_and_then_the_rate() {
+    fn fetches_wait_after_one_second_of_the_rate_is_used() {
         let share = ClientShare { fetch_bytes_per_second: 1000, ..ClientShare::default() };
         let limits = BudgetLimits { share, ..BudgetLimits::default() };
         let client = within(&limits, 1, None);
@@ -228,7 +235,11 @@ mod tests {
         assert_eq!(client.fetch_waits(start), Some(at(500)));
         assert_eq!(client.fetch_waits(at(500)), None);
         client.fetched(at(60_000), 1500);
-        assert_eq!(client.fetch_waits(at(60_000)), Some(at(60_500)), "no more than a second is saved up");
+        assert_eq!(
+            client.fetch_waits(at(60_000)),
+            Some(at(60_500)),
+            "an idle bucket holds one second of its rate"
+        );
         assert_eq!(client.fetched_bytes(), 3000);
         client.fetched(at(70_000), u64::MAX);
         assert!(client.fetch_waits(at(80_000)).is_some());

@@ -1,4 +1,4 @@
-//! Grants: the rights in a token, whatever form it came in.
+//! Grants: the rights in a token, in the same form for CATs and JWTs.
 
 use std::{fmt, sync::Arc, time::SystemTime};
 
@@ -7,7 +7,8 @@ use millrace_moq::Namespace;
 
 use super::keys::AccessKey;
 
-/// An action of a peer. The numbers are those of C4M's actions, but for SUBSCRIBE_TRACKS, which has none.
+/// An action of a peer. The numbers are those of C4M's actions. SUBSCRIBE_TRACKS has none there, so its number is
+/// private.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are those of C4M and of the drafts' messages")]
@@ -24,7 +25,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Reports whether a rule's `publish` is about the action. Its `subscribe` is about the others.
+    /// Reports whether the `publish` list of a rule decides on the action. The `subscribe` list decides on all others.
     pub fn publishes(self) -> bool {
         matches!(self, Self::Publish | Self::PublishNamespace)
     }
@@ -50,7 +51,7 @@ impl Action {
 pub struct Actions(u16);
 
 impl Actions {
-    /// C4M's 0 (CLIENT_SETUP) to 8 (TRACK_STATUS).
+    /// The highest number of an action in C4M: 8, TRACK_STATUS.
     pub const LAST: u64 = 8;
 
     /// Makes the set of these actions.
@@ -58,12 +59,12 @@ impl Actions {
         Self(actions.iter().fold(0, |set, action| set | 1 << *action as u8))
     }
 
-    /// Adds C4M's action of this number, at most [`Self::LAST`].
+    /// Adds the action that has this number in C4M. The number is at most [`Self::LAST`].
     pub fn add_number(&mut self, number: u64) {
         self.0 |= 1 << number.min(Self::LAST);
     }
 
-    /// Returns C4M's numbers of the actions.
+    /// Returns the numbers that the actions have in C4M.
     pub fn numbers(self) -> impl Iterator<Item = u64> {
         (0..=Self::LAST).filter(move |number| self.0 & (1 << number) != 0)
     }
@@ -101,7 +102,7 @@ impl fmt::Display for Actions {
 pub struct Resource {
     /// The namespace or prefix.
     pub namespace: Namespace,
-    /// The track's name. `None`: the action is about the namespace.
+    /// The track's name. `None`: the action is on the namespace.
     pub track: Option<Bytes>,
 }
 
@@ -122,14 +123,14 @@ impl Resource {
     }
 }
 
-/// How one field is compared, byte by byte.
+/// The comparison of one field of a namespace, or of a track's name, with the bytes in a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrantMatch {
-    /// The field is this.
+    /// The field is equal to these bytes.
     Exact(Bytes),
-    /// The field begins with this.
+    /// The field begins with these bytes.
     Prefix(Bytes),
-    /// The field ends with this.
+    /// The field ends with these bytes.
     Suffix(Bytes),
 }
 
@@ -143,16 +144,16 @@ impl GrantMatch {
     }
 }
 
-/// Actions on tracks and namespaces (C4M's `moqt-scope`).
+/// Actions that a token allows on some tracks and namespaces (C4M's `moqt-scope`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantScope {
     /// The actions that are allowed.
     pub actions: Actions,
-    /// The first fields of the namespace, in order.
+    /// The comparisons for the first fields of the namespace, in order.
     pub namespace: Vec<GrantMatch>,
-    /// The namespace has no further fields.
+    /// True if the namespace must have no further fields.
     pub closed: bool,
-    /// Absent: every name.
+    /// The comparison for the track's name. `None` allows every name.
     pub track: Option<GrantMatch>,
 }
 
@@ -170,7 +171,7 @@ impl GrantScope {
         };
         let track = match (&self.track, &resource.track) {
             (Some(wanted), Some(name)) => wanted.matches(name),
-            // A request about namespaces: each track of theirs is asked about when it is wanted.
+            // A request about a namespace names no track. Each track is decided on when it is requested.
             (Some(_), None) | (None, _) => true,
         };
         enough
@@ -180,37 +181,36 @@ impl GrantScope {
     }
 }
 
-/// A token that was found good.
+/// The content of a token whose signature was verified.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Grant {
     /// The token's ID.
     pub id: Option<String>,
-    /// The party that it was made for.
+    /// The party that the token was made for.
     pub subject: Option<String>,
-    /// The party that made it.
+    /// The party that made the token.
     pub issuer: Option<String>,
-    /// The relays that it is for. If empty, it names none.
+    /// The relays that the token is for. It is empty if the token names none.
     pub audience: Vec<String>,
-    /// The end of its time. `None`: it has none.
+    /// The time at which the token expires. `None`: it does not expire.
     pub expires: Option<SystemTime>,
-    /// The beginning of its time.
+    /// The time from which on the token is valid. `None`: it is valid from the start.
     pub not_before: Option<SystemTime>,
-    /// The actions that it allows, and where.
+    /// The actions that the token allows, each with its namespaces and tracks.
     pub scopes: Vec<GrantScope>,
-    /// The connection's path has to be this, below it or above it: a JWT's `root`.
+    /// A JWT's `root`. The connection's path must be equal to it, below it or above it.
     pub root: Option<Vec<String>>,
-    /// Issuers that the keys which verify it speak for. One entry for each key, `None` if the key is bound to
-    /// no issuer.
+    /// The issuer of each key that verifies the token. An entry is `None` if that key is bound to no issuer.
     pub signers: Vec<Option<Arc<str>>>,
 }
 
-/// Returns for each key the only issuer that it speaks for, if it is bound to one.
+/// Returns the issuer that each key is bound to, or `None` for a key that is bound to no issuer.
 pub(super) fn list_issuers(keys: &[&AccessKey]) -> Vec<Option<Arc<str>>> {
     keys.iter().map(|key| key.issuer().cloned()).collect()
 }
 
 impl Grant {
-    /// Reports whether one of its scopes allows the action on the resource.
+    /// Reports whether one of the token's scopes allows the action on the resource.
     pub fn allows(&self, action: Action, resource: &Resource) -> bool {
         self.scopes.iter().any(|scope| scope.allows(action, resource))
     }

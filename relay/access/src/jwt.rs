@@ -1,4 +1,4 @@
-//! JSON Web Tokens as moq-relay takes them: `root`, `put` and `get`.
+//! JSON Web Tokens with the claims of moq-relay: `root`, `put` and `get`.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
@@ -14,14 +14,14 @@ use super::{
     refusal::TokenError,
 };
 
-/// The longest list of paths in a claim.
+/// Most paths of a token, in `put` and `get` together.
 const MAX_PATHS: usize = 256;
 
 /// A JWT's claims.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JwtClaims {
-    /// Root that the paths below are relative to.
+    /// The path that `put` and `get` are relative to.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub root: String,
     /// Paths below `root` that may be published.
@@ -30,13 +30,13 @@ pub struct JwtClaims {
     /// Paths below `root` that may be subscribed to.
     #[serde(skip_serializing_if = "OneOrMany::is_empty")]
     pub get: OneOrMany,
-    /// Seconds since 1970.
+    /// The time at which the token expires, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exp: Option<f64>,
-    /// Seconds since 1970 from which on the token is good.
+    /// The time from which on the token is valid, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nbf: Option<f64>,
-    /// Seconds since 1970 at which it was made.
+    /// The time at which the token was made, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iat: Option<f64>,
     /// The issuer.
@@ -51,12 +51,12 @@ pub struct JwtClaims {
     /// The token's ID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jti: Option<String>,
-    /// Proof of possession (RFC 7800), which is not asked for here.
+    /// The key that the token's holder has to prove possession of (RFC 7800). Tokens with this claim are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cnf: Option<Value>,
 }
 
-/// A string or a list of them.
+/// A string or a list of strings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum OneOrMany {
@@ -85,7 +85,7 @@ impl OneOrMany {
     }
 }
 
-/// Checks the signature, and reads the claims.
+/// Checks the signature of a token, and reads its claims.
 pub fn open(token: &[u8], keys: &[AccessKey]) -> Result<Grant, TokenError> {
     let [header, payload, tag] = parts(token).ok_or(TokenError::Malformed("it has not three parts"))?;
     let head = jsonwebtoken::decode_header(token).map_err(|error| match error.kind() {
@@ -148,10 +148,10 @@ fn scope(root: &[String], below: &str, actions: Actions) -> Result<GrantScope, T
     Ok(GrantScope { actions, namespace, closed: false, track: None })
 }
 
-/// Makes a token.
+/// Makes a signed token.
 ///
 /// # Errors
-/// The key cannot sign.
+/// The claims cannot be written as JSON, or signing fails.
 pub fn make(claims: &JwtClaims, signer: &Signer) -> Result<String, KeyError> {
     let mut header = serde_json::json!({ "typ": "JWT", "alg": signer.algorithm.name() });
     if let Some(id) = &signer.id {

@@ -1,6 +1,6 @@
-//! Keys that tokens are checked and made with. They are in PEM, JWK or JWKS files, or are HMAC secrets in files that a setting
-//! names as secrets. The kind of a file is never guessed: if a public key were taken for a secret, everybody who knows it could
-//! make tokens.
+//! Keys that tokens are checked and made with. They are in PEM, JWK or JWKS files, or are HMAC secrets in files that a
+//! setting names as secrets. The kind of a file is never guessed: if a public key were taken for a secret, everybody
+//! who knows it could make tokens.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -17,9 +17,9 @@ use super::{
     refusal::TokenError,
 };
 
-/// The shortest HMAC secret that is taken, in bytes (RFC 7518, section 3.2, for the shortest hash).
+/// The shortest HMAC secret that is accepted, in bytes (RFC 7518, section 3.2, for the shortest hash).
 const MIN_SECRET: usize = 32;
-/// Keys of one file.
+/// Most keys of one file.
 const MAX_KEYS: usize = 64;
 
 /// Signature algorithms of tokens.
@@ -40,7 +40,7 @@ pub enum TokenAlgorithm {
     Ps512,
 }
 
-/// Why a file has no usable key.
+/// The reason why a file has no usable key.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum KeyError {
@@ -66,13 +66,13 @@ pub enum KeyError {
     NotSecret(&'static str),
 }
 
-/// A key. It is a secret, so it is never printed.
+/// A key that tokens are verified with. It may be a secret, so its `Debug` prints the kind and the ID only.
 #[derive(Clone)]
 pub struct AccessKey {
     id: Option<String>,
-    /// The only one that it may be used with.
+    /// The only algorithm that the key may be used with. `None`: all that its kind has.
     algorithm: Option<TokenAlgorithm>,
-    /// The only issuer that it speaks for; `None`: those that no key is bound to.
+    /// The only issuer whose tokens the key verifies. `None`: all issuers that have no key of their own.
     issuer: Option<Arc<str>>,
     material: TokenKeyMaterial,
 }
@@ -80,7 +80,7 @@ pub struct AccessKey {
 #[derive(Clone)]
 enum TokenKeyMaterial {
     Secret(Arc<[u8]>),
-    /// Uncompressed points.
+    /// An uncompressed point, like that of P-384: the byte 4, then both coordinates.
     P256(Arc<[u8]>),
     P384(Arc<[u8]>),
     Ed25519(Arc<[u8]>),
@@ -99,7 +99,7 @@ impl fmt::Debug for AccessKey {
 /// Reads the keys of a file: PEM, a JWK or a JWK set.
 ///
 /// # Errors
-/// It is none of these, has no key, or one that cannot be used.
+/// The file is none of these, has no key, or has a key that cannot be used.
 pub fn read(bytes: &[u8]) -> Result<Vec<AccessKey>, KeyError> {
     let text = trimmed(bytes);
     let keys = match text.first() {
@@ -115,12 +115,12 @@ pub fn read(bytes: &[u8]) -> Result<Vec<AccessKey>, KeyError> {
     }
 }
 
-/// Reads an HMAC secret, as it is but for the line end that editors leave behind one that is long enough without.
+/// Reads an HMAC secret, byte by byte. A line end at its end, as editors add it, is dropped if the rest is long enough.
 ///
 /// # Errors
-/// It is too short, or a key or a certificate in some format: these are no secrets.
+/// The secret is too short, or is a key or a certificate in a known format, which others may know.
 pub fn read_secret(bytes: &[u8]) -> Result<AccessKey, KeyError> {
-    // The last byte of a key in DER may look like the end of a line.
+    // This comes before the line end is dropped, since the last byte of a key in DER may look like one.
     if let Some(what) = recognise(bytes) {
         return Err(KeyError::NotSecret(what));
     }
@@ -166,7 +166,7 @@ fn read_json(text: &[u8]) -> Result<Vec<AccessKey>, KeyError> {
     } else {
         vec![serde_json::from_value::<Jwk>(value).map_err(json)?]
     };
-    // Sets have keys for other purposes too.
+    // A JWK set may also have keys for other purposes, such as encryption.
     keys.iter().filter(|key| is_for_signatures(key)).map(from_jwk).collect()
 }
 
@@ -246,6 +246,7 @@ fn from_public_key(der: &[u8]) -> Result<AccessKey, KeyError> {
         },
         Ok(PublicKey::EC(_)) if point.len() == 65 => TokenKeyMaterial::P256(point.to_vec().into()),
         Ok(PublicKey::EC(_)) if point.len() == 97 => TokenKeyMaterial::P384(point.to_vec().into()),
+        // This is the object identifier of Ed25519 (RFC 8410, section 3).
         _ if info.algorithm.algorithm.to_id_string() == "1.3.101.112" && point.len() == 32 => {
             TokenKeyMaterial::Ed25519(point.to_vec().into())
         }
@@ -280,7 +281,7 @@ impl TokenAlgorithm {
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(algorithm, _)| *algorithm)
     }
 
-    /// Returns the name that tokens have for it (`alg`).
+    /// Returns the name of the algorithm in a token's header (`alg`).
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(known, _)| *known == self).map_or("", |(_, name)| name)
     }
@@ -304,24 +305,24 @@ impl TokenAlgorithm {
         })
     }
 
-    /// Reports whether it is an HMAC, so that whoever can check a token can also make one.
+    /// Reports whether the algorithm is an HMAC. A party that can verify an HMAC can also make one.
     pub fn is_mac(self) -> bool {
         matches!(self, Self::Hs256 | Self::Hs384 | Self::Hs512)
     }
 }
 
 impl AccessKey {
-    /// Binds it to an issuer: it speaks for nobody else.
+    /// Binds the key to an issuer, so that it verifies tokens of this issuer only.
     pub fn bound_to(self, issuer: Arc<str>) -> Self {
         Self { issuer: Some(issuer), ..self }
     }
 
-    /// Returns the only issuer that it speaks for, if it is bound to one.
+    /// Returns the issuer that the key is bound to, if any.
     pub fn issuer(&self) -> Option<&Arc<str>> {
         self.issuer.as_ref()
     }
 
-    /// Returns what kind of key it is, for logs.
+    /// Returns the kind of the key, for logs.
     fn kind(&self) -> &'static str {
         match self.material {
             TokenKeyMaterial::Secret(_) => "HMAC secret",
@@ -381,10 +382,11 @@ fn rsa_of(algorithm: TokenAlgorithm) -> Option<&'static signature::RsaParameters
     })
 }
 
-/// Returns those of `keys` that may be used for it and verify `tag` over `message`. Parties may share one.
+/// Returns the keys that may be used for the algorithm and key ID, and verify `tag` over `message`. There may be
+/// several, since issuers may share a key.
 ///
 /// # Errors
-/// There is none.
+/// No key verifies the tag.
 pub fn signers<'a>(
     keys: &'a [AccessKey],
     algorithm: TokenAlgorithm,
@@ -416,7 +418,7 @@ impl Signer {
     /// Reads a private key in PEM (PKCS #8), or an HMAC secret as a JWK (`kty` is `oct`).
     ///
     /// # Errors
-    /// It is neither.
+    /// The file has neither, or a key that cannot be used.
     pub fn read(bytes: &[u8]) -> Result<Self, KeyError> {
         if let Ok(der) = PrivatePkcs8KeyDer::from_pem_slice(bytes) {
             return Self::from_private_key(der.secret_pkcs8_der());
@@ -428,10 +430,10 @@ impl Signer {
         Ok(Self::from_key(key))
     }
 
-    /// Reads an HMAC secret as it is, as [`read_secret`] does.
+    /// Reads an HMAC secret, as [`read_secret`] does.
     ///
     /// # Errors
-    /// It is none.
+    /// The file has no secret that [`read_secret`] accepts.
     pub fn read_secret(bytes: &[u8]) -> Result<Self, KeyError> {
         read_secret(bytes).map(Self::from_key)
     }
@@ -456,8 +458,10 @@ impl Signer {
             .map_err(|_| KeyError::Unusable("a private key other than P-256, P-384 and Ed25519"))
     }
 
+    /// Signs a message.
+    ///
     /// # Errors
-    /// The system has no random numbers.
+    /// The system has no random numbers, or the key is an HMAC secret and the algorithm is no HMAC.
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
         match &self.key {
             Private::Secret(key) => {

@@ -1,16 +1,17 @@
 //! Access to a relay: rules, tokens, certificates and budgets, decisions, and the rights that follow from them.
 //!
-//! | module | what it is |
+//! | module | content |
 //! | --- | --- |
-//! | [`pattern`], [`authority`], [`rules`] | what the operator allows |
-//! | [`keys`], [`token`], [`cat`], [`jwt`] | tokens, and their way to a grant |
-//! | [`grant`] | actions, and what a token allows |
-//! | [`policy`] | decisions |
-//! | [`rights`] | decisions, while they last |
-//! | [`budget`], [`client`] | how much sessions and clients may use |
-//! | [`unproven`] | sessions without a right |
+//! | [`pattern`], [`authority`], [`rules`] | the operator's rules |
+//! | [`keys`], [`token`], [`cat`], [`jwt`] | tokens, their signatures and their claims |
+//! | [`grant`] | actions, and the scopes that a token allows them in |
+//! | [`policy`] | decisions by rules and tokens |
+//! | [`rights`] | rights in use, which end when the decision changes |
+//! | [`budget`], [`client`] | budgets of sessions, clients and networks |
+//! | [`unproven`] | sessions that have shown no right |
 //!
-//! Files are read elsewhere. A change of any of them makes a new [`AccessPolicy`], and all rights are decided again under it.
+//! The caller reads the files of the settings. When one changes, it makes a new [`AccessPolicy`], and all rights in use
+//! are decided again.
 #![deny(missing_docs)]
 
 pub mod authority;
@@ -59,43 +60,43 @@ pub struct Access {
     policy: RwLock<Arc<AccessPolicy>>,
     version: watch::Sender<u64>,
     limits: BudgetLimits,
-    /// Clients and networks, by address.
+    /// Clients and networks that are in use, by address.
     clients: Mutex<AccessClients>,
     unproven: Arc<Unproven>,
-    /// The part of engine `kernel`'s streams that any client may take beyond its share.
+    /// Streams of engine `kernel` that all clients share, beyond each client's own share.
     kernel_streams: Arc<transport::WindowShare>,
-    /// The files of the settings that could not be read the last time.
+    /// The settings whose files could not be read the last time.
     unread: Mutex<Vec<UnreadSetting>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 #[derive(Default)]
 struct AccessClients {
-    /// Clients that have sessions, and the networks that they are in.
+    /// Clients that have sessions, and the networks of these clients.
     present: HashMap<NetworkPrefix, Weak<AccessClient>>,
-    /// Shares of clients that have sessions, or groups in the cache.
+    /// Shares of the cache. A client keeps its share after its last session for as long as the cache has groups of it.
     cache: HashMap<NetworkPrefix, Weak<account::CacheShare>>,
 }
 
-/// A setting whose file could not be read, or used, when it was read last.
+/// A setting whose file could not be read, or had unusable content, at the last attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadSetting {
     /// The setting and its file.
     pub what: String,
-    /// The reason why it could not be read, or used.
+    /// The reason why the file could not be used.
     pub reason: String,
 }
 
-/// Use by a client, or by all clients of a network together, for the operator.
+/// The usage of a client, or of all clients of a network together, for the operator.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientUse {
     /// The client's address or /64, or the wider network.
     pub network: NetworkPrefix,
-    /// Requests that were let in.
+    /// Requests that were admitted.
     pub requests: u64,
     /// Requests that were refused because a budget was used up.
     pub refused: u64,
-    /// Tracks that requests hold.
+    /// Tracks that requests hold at present.
     pub tracks: u64,
     /// Bytes in the cache.
     pub cache_bytes: u64,
@@ -106,7 +107,7 @@ pub struct ClientUse {
 }
 
 impl Access {
-    /// Makes an access that decides by `policy`, within `limits`.
+    /// Makes an authoriser that decides by `policy` and enforces `limits`.
     pub fn new(policy: AccessPolicy, limits: BudgetLimits) -> Arc<Self> {
         Arc::new(Self {
             policy: RwLock::new(Arc::new(policy)),
@@ -120,17 +121,18 @@ impl Access {
         })
     }
 
-    /// Returns what sessions of a client may take of engine `kernel`'s streams: the client's share, and then what everybody shares.
+    /// Returns the shares that a client's sessions take streams of engine `kernel` from: first the client's own, then
+    /// the common one.
     pub fn kernel_streams(&self, client: &AccessClient) -> [Arc<transport::WindowShare>; 2] {
         [Arc::clone(&client.kernel_streams), Arc::clone(&self.kernel_streams)]
     }
 
-    /// Returns an access that allows anyone anything.
+    /// Returns an authoriser that allows every client everything.
     pub fn open() -> Arc<Self> {
         Self::new(AccessPolicy::default(), BudgetLimits::default())
     }
 
-    /// Puts a policy in force. Rights that are in use are decided again.
+    /// Puts a policy in force. All rights in use are decided again.
     pub fn set_policy(&self, mut policy: AccessPolicy) {
         self.version.send_modify(|version| {
             *version += 1;
@@ -144,7 +146,7 @@ impl Access {
         Arc::clone(&self.policy.read())
     }
 
-    /// Returns the limits, which stay as they are.
+    /// Returns the limits. They never change.
     pub fn limits(&self) -> &BudgetLimits {
         &self.limits
     }
@@ -153,12 +155,12 @@ impl Access {
         self.version.subscribe()
     }
 
-    /// Returns the use of a new session.
+    /// Returns the budget and usage of a new session.
     pub fn session(&self) -> Arc<BudgetUsage> {
         BudgetUsage::new(self.limits.session)
     }
 
-    /// Returns the use by all sessions of this client, within that of its networks.
+    /// Returns the client with this address, and makes the client and its networks if they have no sessions yet.
     fn client(&self, address: IpAddr) -> Arc<AccessClient> {
         let levels: Vec<_> = networks::levels(address).collect();
         let clients = &mut *self.clients.lock();
@@ -169,7 +171,7 @@ impl Access {
         client.unwrap_or_else(AccessClient::unlimited) // an address has levels
     }
 
-    /// Returns the use at one level: by a client, or by a network, within a wider network.
+    /// Returns the client or network with this prefix, and makes it within the wider network if it is not in use yet.
     fn client_at(
         &self,
         AccessClients { present, cache }: &mut AccessClients,
@@ -180,7 +182,7 @@ impl Access {
         if let Some(client) = present.get(&network).and_then(Weak::upgrade) {
             return client;
         }
-        // As many as there are sessions and groups at most.
+        // The walk over both maps is short: they have no more entries than sessions and cached groups keep alive.
         present.retain(|_, client| client.strong_count() > 0);
         cache.retain(|_, share| share.strong_count() > 0);
         let share = cache.get(&network).and_then(Weak::upgrade);
@@ -199,37 +201,38 @@ impl Access {
         let clients = self.clients.lock();
         let live = clients.present.iter().filter_map(|(network, client)| Some((*network, client.upgrade()?)));
         let (networks, clients): (Vec<_>, Vec<_>) = live.partition(|(_, client)| client.is_network());
-        // One is held here.
+        // One reference is held here, and one by each client or narrower network within this network.
         let crowded = networks.into_iter().filter(|(_, network)| Arc::strong_count(network) > 2);
         (sorted(clients.into_iter()), sorted(crowded))
     }
 
-    /// Gives a session that has shown no right yet a place among these; `None` where nobody needs a right.
+    /// Returns a place among the sessions that have shown no right yet. Returns `None` if the policy is open, since no
+    /// session needs a right then.
     pub fn place(&self, client: IpAddr) -> Option<unproven::UnprovenPlace> {
         (!self.policy().is_open()).then(|| self.unproven.enter(client))
     }
 
-    /// Returns the sessions that have shown no right.
+    /// Returns the register of sessions that have shown no right.
     pub fn unproven(&self) -> &Arc<Unproven> {
         &self.unproven
     }
 
-    /// Says what of the settings could not be read.
+    /// Records the settings whose files could not be read.
     pub fn set_unread(&self, unread: Vec<UnreadSetting>) {
         *self.unread.lock() = unread;
     }
 
-    /// Returns the files of the settings that could not be read the last time.
+    /// Returns the settings whose files could not be read the last time.
     pub fn unread(&self) -> Vec<UnreadSetting> {
         self.unread.lock().clone()
     }
 
-    /// Returns how much of the settings could not be read when it was read last.
+    /// Returns the number of settings whose files could not be read the last time.
     pub fn unread_count(&self) -> usize {
         self.unread.lock().len()
     }
 
-    /// Counts something that was refused or ended.
+    /// Counts a session or request that was refused or ended, by its reason.
     pub fn count(&self, refusal: AccessRefusal) {
         *self.refused.lock().entry(refusal.name()).or_default() += 1;
     }

@@ -1,11 +1,11 @@
-//! Patterns of namespaces that a rule is about.
+//! Patterns that select the namespaces of a rule.
 
 use std::str::FromStr;
 
 use bytes::Bytes;
 use millrace_moq::Namespace;
 
-/// Namespaces by their fields: `live/*/cam`, `live/**`, `**`.
+/// A pattern that selects namespaces by their fields, such as `live/*/cam`, `live/**` or `**`.
 ///
 /// ```
 /// use millrace_access::pattern::Pattern;
@@ -19,7 +19,7 @@ use millrace_moq::Namespace;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     fields: Vec<PatternField>,
-    /// Ends in `**`: any number of further fields, 0 included.
+    /// True if the pattern ends in `**`, which allows any number of further fields, or none.
     open: bool,
 }
 
@@ -29,7 +29,7 @@ enum PatternField {
     Any,
 }
 
-/// Why text is no pattern.
+/// The reason why a text is no pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum PatternError {
@@ -42,12 +42,12 @@ pub enum PatternError {
 }
 
 impl Pattern {
-    /// Returns the pattern of all namespaces.
+    /// Returns the pattern that matches all namespaces.
     pub fn any() -> Self {
         Self { fields: Vec::new(), open: true }
     }
 
-    /// Reports whether the namespace is one of the pattern's.
+    /// Reports whether the pattern matches the namespace.
     pub fn matches(&self, namespace: &Namespace) -> bool {
         let fields = namespace.fields();
         let enough =
@@ -65,7 +65,7 @@ impl PatternField {
     }
 }
 
-/// Returns the parts of a path; slashes at its ends and repeated ones mean nothing.
+/// Returns the parts of a path. Repeated slashes, and slashes at its ends, are ignored.
 pub(super) fn path(path: &str) -> Vec<String> {
     path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }

@@ -1,4 +1,4 @@
-//! Decisions: whether rules and tokens let somebody do something.
+//! Decisions: reports whether rules, tokens and certificates allow a peer to have a session or to do an action.
 
 use std::{
     fmt::{self, Write as _},
@@ -19,7 +19,7 @@ use super::{
     token::{self, Requirements},
 };
 
-/// Tokens of one SETUP or request: each is a signature to check.
+/// Most tokens of one SETUP or request. It is small, since each token costs the check of a signature.
 const MAX_TOKENS: usize = 8;
 
 /// Rules and requirements that decide about requests.
@@ -28,9 +28,10 @@ pub struct AccessPolicy {
     rules: Vec<AccessRule>,
     /// Requirements that tokens have to meet.
     pub tokens: Requirements,
-    /// The roots of clients' certificates cannot be read: no certificate makes anybody anything.
+    /// True if the roots of clients' certificates cannot be read. No certificate gives a right then.
     pub doubts_certificates: bool,
-    /// Tells policies of a relay apart.
+    /// Number of the policy, which tells the relay's policies apart. A token is opened again under a policy of another
+    /// number.
     pub(super) version: u64,
 }
 
@@ -41,16 +42,16 @@ pub enum RightHolder {
     Upstream,
     /// The relays of the cluster, which count as one publisher.
     Cluster,
-    /// A token's holder.
+    /// The holder of a token.
     Token {
         /// The party that made the token.
         issuer: Option<String>,
-        /// The party that it was made for.
+        /// The party that the token was made for.
         holder: TokenHolder,
     },
     /// A name in the client's certificate.
     Certificate(CertificateName),
-    /// A client's address, or its /64.
+    /// A client's IPv4 address or IPv6 /64.
     Client(IpAddr),
 }
 
@@ -61,7 +62,7 @@ pub enum TokenHolder {
     Subject(String),
     /// The token's ID, if it names no subject.
     Id(String),
-    /// The token's SHA-256, if it has neither.
+    /// The token's SHA-256, if it has neither a subject nor an ID.
     Digest([u8; 32]),
 }
 
@@ -78,7 +79,8 @@ impl fmt::Display for RightHolder {
     }
 }
 
-/// Writes the part of an identity behind the last `/`. Different holders have different texts.
+/// Writes the holder, which is the part of an identity behind the last `/`. Different holders have different texts: `#`
+/// begins an ID, `##` a digest, and a subject begins with neither, since `#` is escaped.
 impl fmt::Display for TokenHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -95,7 +97,7 @@ impl fmt::Display for TokenHolder {
     }
 }
 
-/// Writes a name of a token, `%2F` for `/`, `%23` for `#` and `%25` for `%`.
+/// Writes a name from a token, with `/` as `%2F`, `#` as `%23` and `%` as `%25`.
 fn escaped(name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     name.chars().try_for_each(|letter| match letter {
         '/' | '#' | '%' => write!(f, "%{:02X}", u32::from(letter)),
@@ -108,31 +110,31 @@ fn escaped(name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 pub struct Basis {
     /// The holder of the right.
     pub identity: RightHolder,
-    /// The right ends then at the latest. `None`: it does not end by itself.
+    /// The latest time at which the right ends. `None`: it does not expire.
     pub until: Option<SystemTime>,
 }
 
-/// Whether a session has shown a right to something.
+/// The standing of a session, which depends on whether it has shown a right to anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStanding {
     /// The session has shown a right.
     Proven,
-    /// No right yet, but requests may show one by tokens of their own.
+    /// The session has shown no right yet, but its requests may bring tokens that do.
     Unproven,
 }
 
-/// A token as a peer has presented it, and its content under the policy that was asked last.
+/// A token as a peer has sent it, and its content under the policy that it was last opened for.
 #[derive(Debug)]
 pub struct Presented {
     credential: Credential,
     opened: Mutex<Option<OpenedToken>>,
 }
 
-/// The content of a token under the policy of this version.
+/// The version of a policy, and the content of a token that was opened with this policy's keys.
 type OpenedToken = (u64, Result<Arc<Grant>, TokenError>);
 
 impl Presented {
-    /// Keeps a token. It is opened when it is needed first.
+    /// Stores a token, which is opened at its first use.
     pub fn new(credential: Credential) -> Arc<Self> {
         Arc::new(Self { credential, opened: Mutex::new(None) })
     }
@@ -142,7 +144,8 @@ impl Presented {
         &self.credential
     }
 
-    /// Returns the grant of the token, if it is good at `now`. Its signature is checked once for each policy.
+    /// Returns the grant of the token, if the token is valid at `now`. The signature is checked once for each policy,
+    /// and the claims at each call, since time passes.
     pub fn grant(&self, policy: &AccessPolicy, now: SystemTime) -> Result<Arc<Grant>, TokenError> {
         let mut opened = self.opened.lock();
         let known = opened.as_ref().filter(|(version, _)| *version == policy.version);
@@ -173,9 +176,11 @@ impl Presented {
 }
 
 impl AccessPolicy {
-    /// Makes a policy. If there are no `rules`, keys leave everything to tokens, and `certificates` to anyone with one.
-    /// If there is none of these, the relay is open. It does not open because keys or roots that the settings name are
-    /// missing.
+    /// Makes a policy. `certificates` is true if the settings name roots for clients' certificates.
+    ///
+    /// Without `rules`, a token allows what it says if there are keys, and any verified certificate allows everything
+    /// if `certificates` is true. Without all three, the relay is open. A relay whose settings name keys or roots stays
+    /// closed even if these files are missing.
     pub fn new(rules: Vec<AccessRule>, tokens: Requirements, certificates: bool) -> Self {
         let mut policy = Self { rules, tokens, doubts_certificates: false, version: 0 };
         if policy.rules.is_empty() {
@@ -192,12 +197,12 @@ impl AccessPolicy {
         policy
     }
 
-    /// Reports whether anyone may do anything.
+    /// Reports whether every client may do everything.
     pub fn is_open(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// Returns how many rules there are.
+    /// Returns the number of rules.
     pub fn rule_count(&self) -> usize {
         self.rules.len()
     }
@@ -207,7 +212,8 @@ impl AccessPolicy {
         self.tokens.wants_keys || !self.tokens.keys.is_empty()
     }
 
-    /// Reports whether the connection alone makes the peer one of these; the certificate's name, if it is by that.
+    /// Returns `Some` if the peer is one of the rule's clients by its connection alone, with the certificate's name if
+    /// that decides.
     fn is(
         &self,
         principal: &Principal,
@@ -220,10 +226,10 @@ impl AccessPolicy {
         }
     }
 
-    /// Checks that all of `tokens` are good.
+    /// Checks that all of `tokens` are valid, and that none is repeated.
     ///
     /// # Errors
-    /// The fault of the first token that is not good.
+    /// There are too many tokens, or one is repeated or not valid. The error is that of the first such token.
     pub fn check_tokens(&self, tokens: &[Arc<Presented>], now: SystemTime) -> Result<(), AccessRefusal> {
         if tokens.len() > MAX_TOKENS {
             return Err(AccessRefusal::Many);
@@ -239,10 +245,10 @@ impl AccessPolicy {
         Ok(())
     }
 
-    /// Decides whether `peer` with `tokens` may have a session, and whether it has shown a right to anything in it.
+    /// Decides whether `peer` with `tokens` may have a session, and whether it has already shown a right to anything.
     ///
     /// # Errors
-    /// The peer could never do anything in it, or its tokens, which it relies on, are not good.
+    /// The peer could never do anything in the session, or the tokens that it relies on are not valid.
     pub fn decide_session(
         &self,
         peer: &SessionPeer,
@@ -265,7 +271,7 @@ impl AccessPolicy {
             return Ok((self.connection_basis(peer, name), SessionStanding::Proven));
         }
         match by_token {
-            // Requests may bring their own.
+            // The peer has sent no token yet, and its requests may bring some.
             Err(AccessRefusal::NotAllowed) if takes_tokens && tokens.is_empty() => {
                 Ok((client(), SessionStanding::Unproven))
             }
@@ -274,10 +280,10 @@ impl AccessPolicy {
         }
     }
 
-    /// Decides whether `peer` with `tokens` may do this.
+    /// Decides whether `peer` with `tokens` may do `action` on `resource`.
     ///
     /// # Errors
-    /// The peer may not.
+    /// No rule, token or certificate allows the action.
     pub fn decide(
         &self,
         peer: &SessionPeer,
@@ -291,7 +297,7 @@ impl AccessPolicy {
         }
         let applies = |rule: &&AccessRule| rule.is_for(peer) && rule.namespace.matches(&resource.namespace);
         let principals: Vec<&Principal> = match action {
-            // A rule that allows an action allows updates of it.
+            // A rule that allows an action also allows updates of its request.
             Action::RequestUpdate => {
                 let rules = self.rules.iter().filter(applies);
                 rules.flat_map(|rule| rule.publish.iter().chain(&rule.subscribe)).collect()
@@ -305,7 +311,7 @@ impl AccessPolicy {
                 Err(refused) => refusal = refused,
             }
         }
-        // A name says more than an address.
+        // A certificate's name identifies a peer better than an address, so such rules come first.
         let mut found: Vec<_> = principals.iter().filter_map(|one| self.is(one, peer, now)).collect();
         found.sort_by_key(Option::is_none);
         found.into_iter().next().map(|name| self.connection_basis(peer, name)).ok_or(refusal)
@@ -321,7 +327,7 @@ impl AccessPolicy {
         }
     }
 
-    /// Returns the basis by the token that allows it for longest.
+    /// Returns the basis by the token that allows the action for longest.
     fn token_basis(
         &self,
         peer: &SessionPeer,
@@ -351,7 +357,7 @@ impl AccessPolicy {
     }
 }
 
-/// Reports whether the connection's path and a JWT's `root` overlap.
+/// Reports whether the connection's path is equal to the JWT's `root`, below it or above it.
 fn is_at_root(grant: &Grant, peer: &SessionPeer) -> bool {
     let Some(root) = &grant.root else { return true };
     let path = pattern::path(&peer.path);

@@ -1,7 +1,7 @@
-//! Recognises keys and certificates that others know, too, in files that a setting names as secrets.
+//! Recognises keys and certificates, which others may know, in files that a setting names as secrets.
 //!
-//! This is the second of two nets. A file is a secret only where a setting says so. If the file is something else by mistake,
-//! it is refused here: whoever has the public key could otherwise make tokens.
+//! This is the second of two checks. The first is that a file is read as a secret only where a setting says so. If such
+//! a file is a public key by mistake, it is refused here. Otherwise anyone with the public key could make tokens.
 
 use base64::{
     Engine as _,
@@ -9,7 +9,7 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 
-/// Decodes base64 with and without padding.
+/// The decoder of base64, which accepts text with and without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
@@ -17,17 +17,17 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Returns text without the mark that some editors put before it, and without white space around it.
+/// Returns text without the byte order mark that some editors put before it, and without white space around it.
 pub fn trimmed(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes).trim_ascii()
 }
 
-/// Reports whether there is PEM in it, whatever else is.
+/// Reports whether the bytes contain PEM, possibly between other text.
 pub fn has_pem(bytes: &[u8]) -> bool {
     contains(bytes, b"-----BEGIN ")
 }
 
-/// Returns what it is if it is a key or a certificate in a format of its own, or an encoding of one.
+/// Returns the name of the format if the bytes are a key or a certificate, plain or encoded in base64 or hexadecimal.
 pub fn recognise(bytes: &[u8]) -> Option<&'static str> {
     plain(bytes).or_else(|| {
         let inner = decoded(bytes).into_iter().find_map(|inner| plain(&inner))?;
@@ -50,14 +50,15 @@ fn plain(bytes: &[u8]) -> Option<&'static str> {
     forms.into_iter().find_map(|(name, is_it)| is_it.then_some(name))
 }
 
-/// Reports whether text is JSON that parses or names keys. Random bytes may begin like JSON.
+/// Reports whether text is an object or array in JSON. It must parse, or have the name of a key's field, since a random
+/// secret may begin with a bracket.
 fn is_json(text: &[u8]) -> bool {
     let parses = || serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok();
     matches!(text.first(), Some(b'{' | b'['))
         && (contains(text, b"\"kty\"") || contains(text, b"\"keys\"") || parses())
 }
 
-/// Reports whether text has a key as `authorized_keys` and `known_hosts` have it.
+/// Reports whether text has a line like those of OpenSSH's files `authorized_keys` and `known_hosts`.
 fn is_ssh_line(text: &[u8]) -> bool {
     contains(text, b" AAAA") && (contains(text, b"ssh-") || contains(text, b"ecdsa-sha2-"))
 }
@@ -69,7 +70,7 @@ fn is_ssh(bytes: &[u8]) -> bool {
     name.starts_with(b"ssh-") || name.starts_with(b"ecdsa-sha2-") || name.starts_with(b"sk-")
 }
 
-/// Reports whether bytes are a byte order mark and some letters of ASCII.
+/// Reports whether bytes are text in UTF-16: a byte order mark and then letters of ASCII.
 fn is_utf16(bytes: &[u8]) -> bool {
     let big = bytes.strip_prefix(b"\xfe\xff");
     let little = bytes.strip_prefix(b"\xff\xfe");
@@ -80,8 +81,9 @@ fn is_utf16(bytes: &[u8]) -> bool {
     big.is_some_and(|text| zeros_at(text, 0)) || little.is_some_and(|text| zeros_at(text, 1))
 }
 
-/// Reports whether bytes are one SEQUENCE, with nothing but white space behind it. It must begin as keys and certificates do: with a
-/// SEQUENCE, a number, an object identifier or a version. Less than one in a million random secrets is taken for that.
+/// Reports whether bytes are one SEQUENCE in DER, with nothing but white space behind it. Its content must begin as
+/// keys and certificates do: with a SEQUENCE, a number, an object identifier or a version. Less than one in a million
+/// random secrets looks like that.
 fn is_der(bytes: &[u8]) -> bool {
     let Some((&0x30, rest)) = bytes.split_first() else { return false };
     let (len, content) = match rest.split_first() {
@@ -96,7 +98,8 @@ fn is_der(bytes: &[u8]) -> bool {
     rest.trim_ascii().is_empty() && matches!(content.first(), Some(0x30 | 0x02 | 0x06 | 0xa0))
 }
 
-/// Decodes base64 of either alphabet, and hexadecimal, line ends left out. Returns what can be decoded.
+/// Decodes text as base64 of either alphabet and as hexadecimal, without its white space. Returns the results of the
+/// decodings that succeed.
 fn decoded(bytes: &[u8]) -> Vec<Vec<u8>> {
     let of_standard = |byte: &u8| match byte {
         b'-' => b'+',

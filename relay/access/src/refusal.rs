@@ -1,8 +1,8 @@
-//! Why a token is not good, and why something is refused.
+//! The reasons for which tokens are not accepted, and for which sessions and requests are refused or ended.
 
 use millrace_moq::code;
 
-/// Why a token is not good.
+/// The reason why a token is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum TokenError {
@@ -28,7 +28,7 @@ pub enum TokenError {
     Audience,
 }
 
-/// Why something is refused, or is over.
+/// The reason why a session or request is refused, or why its right has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum AccessRefusal {
@@ -63,7 +63,7 @@ pub enum AccessRefusal {
 }
 
 impl AccessRefusal {
-    /// Returns the name that it is counted under.
+    /// Returns the name that the metrics count the refusal under.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotAllowed => "not_allowed",
@@ -91,7 +91,7 @@ impl AccessRefusal {
         }
     }
 
-    /// Returns the code for a REQUEST_ERROR.
+    /// Returns the code of the REQUEST_ERROR that refuses a request.
     pub fn request_code(self) -> code::Request {
         match self {
             Self::Token(TokenError::Malformed(_)) | Self::Repeated | Self::Many => {
@@ -105,7 +105,7 @@ impl AccessRefusal {
         }
     }
 
-    /// Returns the code to close the session with.
+    /// Returns the code that the session is closed with.
     pub fn session_code(self) -> code::Session {
         match self {
             Self::Token(TokenError::Malformed(_)) | Self::Repeated | Self::Many => {
@@ -116,7 +116,7 @@ impl AccessRefusal {
         }
     }
 
-    /// Returns the code that a request's stream is reset with when its right is over.
+    /// Returns the code that a request's stream is reset with when the right of the request has ended.
     pub fn reset_code(self) -> code::Reset {
         match self {
             Self::Token(TokenError::Expired) => code::Reset::EXPIRED_AUTH_TOKEN,

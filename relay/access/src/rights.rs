@@ -1,4 +1,4 @@
-//! Rights that are in use, and when they end.
+//! Rights that sessions and requests use, and the times at which these rights end.
 
 use std::{
     sync::{
@@ -27,45 +27,47 @@ use super::{
     unproven,
 };
 
-/// Requests of a session whose tokens may be bad before it is closed.
+/// Most requests with bad tokens in one session. The next such request closes the session.
 const MAX_BAD_TOKENS: u32 = 16;
-/// Timers are set no further ahead, for clocks that are set.
+/// Longest sleep before the wall clock is read again, since an operator or NTP may set the clock meanwhile.
 const LONGEST_TIMER: Duration = Duration::from_secs(3600);
 
-/// One session before the authoriser: who it is, and what it uses.
+/// One session as the authoriser sees it: its peer, its tokens, and its budgets.
 pub struct SessionSubject {
     access: Arc<Access>,
     peer: SessionPeer,
-    /// Tokens of its URL and its SETUP.
+    /// Tokens of the session's URL and SETUP.
     tokens: Vec<Arc<Presented>>,
     /// True for the configured upstream relay.
     trusted: bool,
     session: Arc<BudgetUsage>,
     client: Arc<AccessClient>,
-    /// Tokens of requests that were not good.
+    /// Number of requests whose tokens were not valid.
     bad_tokens: AtomicU32,
-    /// Requests, and what follows from them, that have a right.
+    /// Number of rights in use, of requests and of whatever was derived from them.
     held: AtomicUsize,
-    /// The first right that a request showed, in a session that had shown none before.
+    /// The right that lasts longest among those that requests have shown.
     proof: watch::Sender<Option<Proof>>,
 }
 
-/// Something that a request was allowed, and what allowed it.
+/// A right that a request has shown, with the tokens that allowed it.
 struct Proof {
     tokens: Vec<Arc<Presented>>,
     asked: AskedRight,
     until: Option<SystemTime>,
 }
 
-/// The right to one thing, as long as something allows it. What was asked for changes by [`Self::move_to`] only; whatever else
-/// follows from a request has a right of its own, by [`Self::derive`].
+/// The right of a session, or of one action on one resource, which lasts for as long as the policy allows it. Only
+/// [`Self::move_to`] changes the resource. Other actions that follow from a request have a right of their own, from
+/// [`Self::derive`].
 pub struct Rights {
     subject: Arc<SessionSubject>,
     bearer: Arc<Bearer>,
-    /// Never what is not decided yet: [`Self::ended`] looks at it from another task.
+    /// The right that was granted last. A right that is not decided yet is never stored here, since [`Self::ended`]
+    /// reads this field from another task.
     asked: Mutex<AskedRight>,
     identity: Mutex<RightHolder>,
-    /// Tells of another thing that is asked for, and of the end.
+    /// Notification that the resource has changed, or that the right has ended.
     changed: watch::Sender<()>,
     over: OnceLock<AccessRefusal>,
 }
@@ -73,9 +75,9 @@ pub struct Rights {
 /// The tokens that a request has brought.
 struct Bearer {
     tokens: Mutex<Vec<Arc<Presented>>>,
-    /// The request's that this follows from, whose tokens serve too.
+    /// The bearer of the request that this right was derived from. The tokens of that request also serve here.
     parent: Option<Arc<Bearer>>,
-    /// Tells all that follows from one request of new tokens.
+    /// Notification to all rights of one request that the request has new tokens.
     renewed: Arc<watch::Sender<()>>,
 }
 
@@ -108,8 +110,8 @@ enum AskedRight {
 }
 
 impl SessionSubject {
-    /// Makes the subject of a session, with the tokens of its SETUP. A trusted one, such as the upstream relay, is
-    /// bound by no client's budget.
+    /// Makes the subject of a session, with the tokens of its URL and SETUP. A trusted peer, such as the upstream
+    /// relay, needs no right and has no client's budget.
     pub fn new(
         access: &Arc<Access>,
         peer: SessionPeer,
@@ -149,11 +151,12 @@ impl SessionSubject {
         Ok(rights)
     }
 
-    /// Admits a request with its tokens. It has asked for nothing yet. `cost`: number of requests that it counts as. `holds_track`:
-    /// whether a track is made for it.
+    /// Admits a request with its tokens. The returned rights allow nothing until [`Rights::ask`] is called. `cost` is
+    /// the number of requests that this one counts as. `holds_track` is true if the request makes a track, which takes
+    /// a place in the budgets.
     ///
     /// # Errors
-    /// There were too many requests, or a token is not good.
+    /// A budget for requests or tracks is used up, or a token is not valid.
     pub fn request(
         self: &Arc<Self>,
         tokens: Vec<Credential>,
@@ -175,7 +178,8 @@ impl SessionSubject {
         Ok((Rights::new(self, Bearer::new(tokens), AskedRight::Nothing), place))
     }
 
-    /// Tokens are costly to check: who goes on with bad ones has to go.
+    /// Checks the tokens of a request. Such a check is costly, so a session that sends bad tokens too often is refused
+    /// for good.
     fn check_tokens(&self, policy: &AccessPolicy, tokens: &[Arc<Presented>]) -> Result<(), AccessRefusal> {
         let checked = self.counted(policy.check_tokens(tokens, SystemTime::now()));
         match checked {
@@ -186,9 +190,10 @@ impl SessionSubject {
         }
     }
 
-    /// Waits until the session has had no right for as long as it may, or another session needs its place. `place` is the place that it
-    /// has while it has no right: it is given back and taken again as rights come and go. Calls `proven` when it has shown its first
-    /// right.
+    /// Waits until the session must be closed because it has had no right for too long, or because another session
+    /// needs its place. `place` is the place that the session has while it has no right. The place is given back when a
+    /// right comes, and taken again when the last right has ended. Calls `proven` once, when the session has shown its
+    /// first right.
     pub async fn without_right(
         &self,
         mut place: Option<unproven::UnprovenPlace>,
@@ -200,6 +205,7 @@ impl SessionSubject {
         let mut deadline = None;
         let mut is_proven = false;
         loop {
+            // Marked as seen before the decision, so that a change during the decision wakes the loop again.
             versions.borrow_and_update();
             proofs.borrow_and_update();
             let until_next = match self.standing() {
@@ -231,10 +237,10 @@ impl SessionSubject {
         }
     }
 
-    /// Returns until when the session has a right for sure.
+    /// Returns the time until which the session surely has a right, or `None` if the right does not end by itself.
     ///
     /// # Errors
-    /// It has none now.
+    /// The session has no right now.
     fn standing(&self) -> Result<Option<SystemTime>, AccessRefusal> {
         if self.trusted {
             return Ok(None);
@@ -248,13 +254,15 @@ impl SessionSubject {
             Some(proof) => self.decide(&policy, &proof.tokens, &proof.asked).map(|basis| basis.until),
             None => Err(AccessRefusal::NotAllowed),
         };
+        // Requests with a right are still in use, and each of them ends on its own. So the session is looked at again
+        // later.
         if shown.is_err() && self.held.load(Relaxed) > 0 {
             return Ok(Some(now + self.access.unproven.patience()));
         }
         shown
     }
 
-    /// Notes that a request was allowed something by its own tokens. The right that lasts longest is kept.
+    /// Records a right that a request has shown with its own tokens. Only the right that lasts longest is stored.
     fn prove(&self, tokens: Vec<Arc<Presented>>, asked: &AskedRight, until: Option<SystemTime>) {
         if self.trusted {
             return;
@@ -272,7 +280,7 @@ impl SessionSubject {
         });
     }
 
-    /// Decides on what is asked for with these tokens, and those of the session.
+    /// Decides whether these tokens, those of the session, or the connection allow `asked`.
     fn decide(
         &self,
         policy: &AccessPolicy,
@@ -293,8 +301,8 @@ impl SessionSubject {
         }
     }
 
-    /// Takes what counts as `cost` requests from the budgets of the session, of its client and of its networks. Returns when all have
-    /// room for it.
+    /// Takes `cost` requests from the budgets of the session, of its client and of its networks. Returns the time at
+    /// which all of them have room for these requests.
     pub fn reserve(&self, cost: u64) -> Instant {
         let now = Instant::now();
         match self.trusted {
@@ -303,12 +311,12 @@ impl SessionSubject {
         }
     }
 
-    /// Returns the use by all sessions of its client.
+    /// Returns the client of the session, with the usage of all the client's sessions.
     pub fn client(&self) -> &Arc<AccessClient> {
         &self.client
     }
 
-    /// Returns the peer, as far as its connection tells.
+    /// Returns the peer, as its connection describes it.
     pub fn peer(&self) -> &SessionPeer {
         &self.peer
     }
@@ -332,10 +340,10 @@ impl Rights {
         })
     }
 
-    /// Asks for this, in the name of a request that has asked for nothing yet.
+    /// Asks for the right to `action` on `resource`. A request calls this once.
     ///
     /// # Errors
-    /// It is not allowed, or something was asked for already.
+    /// The action is not allowed, or the request has asked before.
     pub fn ask(&self, action: Action, resource: Resource) -> Result<(), AccessRefusal> {
         let asked = AskedRight::Action(action, resource);
         if !matches!(*self.asked.lock(), AskedRight::Nothing) {
@@ -346,16 +354,16 @@ impl Rights {
         Ok(())
     }
 
-    /// Asks for the same with another resource from now on, as a request does that moves.
+    /// Changes the resource of the right, for a request that moves to another namespace or track.
     ///
     /// # Errors
-    /// It is not allowed; what was asked for before still is.
+    /// The action is not allowed on the new resource. The right to the previous resource stays.
     pub fn move_to(&self, resource: Resource) -> Result<(), AccessRefusal> {
         let AskedRight::Action(action, _) = *self.asked.lock() else { return Err(AccessRefusal::NotAllowed) };
         self.settle(AskedRight::Action(action, resource))
     }
 
-    /// Decides on `asked`, and only then has [`Self::ended`] see it.
+    /// Decides on `asked`, and stores it for [`Self::ended`] only if it is allowed.
     fn settle(&self, asked: AskedRight) -> Result<(), AccessRefusal> {
         let policy = self.subject.access.policy();
         let tokens = self.bearer.all();
@@ -367,17 +375,18 @@ impl Rights {
         Ok(())
     }
 
-    /// Reports whether the same request may do this too, now.
+    /// Reports whether the tokens of the request also allow `action` on `resource` at present.
     pub fn permit(&self, action: Action, resource: &Resource) -> bool {
         let policy = self.subject.access.policy();
         let asked = AskedRight::Action(action, resource.clone());
         self.subject.decide(&policy, &self.bearer.all(), &asked).is_ok()
     }
 
-    /// Returns the right to something that follows from this request, for which the request's tokens serve as they are renewed.
+    /// Returns the right to a further action that follows from this request. The request's tokens also serve for that
+    /// right, and so do those that later updates bring.
     ///
     /// # Errors
-    /// It is not allowed.
+    /// The action is not allowed.
     pub fn derive(&self, action: Action, resource: Resource) -> Result<Arc<Self>, AccessRefusal> {
         let derived = Self::new(&self.subject, self.bearer.derive(), AskedRight::Nothing);
         derived.ask(action, resource)?;
@@ -387,7 +396,7 @@ impl Rights {
     /// Adds the tokens of a REQUEST_UPDATE.
     ///
     /// # Errors
-    /// A token is not good, or the request may not be updated.
+    /// A token is not valid, or the request may not be updated.
     pub fn update(&self, tokens: Vec<Credential>) -> Result<(), AccessRefusal> {
         let mut tokens: Vec<_> = tokens.into_iter().map(Presented::new).collect();
         let policy = self.subject.access.policy();
@@ -404,15 +413,15 @@ impl Rights {
             let basis = self.subject.counted(self.subject.decide(&policy, &all, &update))?;
             self.subject.prove(all, &asked, basis.until);
         }
-        // The newest instead of all of a long life.
+        // New tokens replace the previous ones, so that a request that lives long does not collect tokens.
         *self.bearer.tokens.lock() = tokens;
         self.bearer.renewed.send_replace(());
         Ok(())
     }
 
-    /// Ends it now.
+    /// Ends the right now, for the given reason.
     pub fn end(&self, refusal: AccessRefusal) {
-        let _ = self.over.set(refusal); // it was over before
+        let _ = self.over.set(refusal); // the reason stays if the right has ended before
         self.changed.send_replace(());
     }
 
@@ -421,22 +430,23 @@ impl Rights {
         self.identity.lock().clone()
     }
 
-    /// Returns why the right is over, if it is.
+    /// Returns the reason why the right has ended, or `None` while it lasts.
     pub fn expiry_refusal(&self) -> Option<AccessRefusal> {
         self.over.get().copied()
     }
 
-    /// Counts `refusal`, which is not by a rule.
+    /// Counts a refusal that the caller has decided on by itself.
     pub fn count(&self, refusal: AccessRefusal) {
         self.subject.access.count(refusal);
     }
 
-    /// Waits until nothing allows it any more.
+    /// Waits until the right ends, and returns the reason.
     pub async fn ended(&self) -> AccessRefusal {
         let mut versions = self.subject.access.versions();
         let mut renewed = self.bearer.renewed.subscribe();
         let mut changed = self.changed.subscribe();
         loop {
+            // Marked as seen before the decision, so that a change during the decision wakes the loop again.
             versions.borrow_and_update();
             renewed.borrow_and_update();
             changed.borrow_and_update();
@@ -481,7 +491,7 @@ impl Drop for Rights {
     }
 }
 
-/// Waits for a time of the wall clock, or a while on the way there.
+/// Waits for a time of the wall clock, but at most [`LONGEST_TIMER`]. The caller decides again and waits further.
 async fn wait_until(time: Option<SystemTime>) {
     match time {
         Some(time) => {

@@ -1,4 +1,4 @@
-//! Rules: the clients that may publish, the clients that may subscribe, and the namespaces.
+//! Rules: which clients may publish and which may subscribe, in which namespaces.
 
 use std::{fmt, net::IpAddr, str::FromStr, time::SystemTime};
 
@@ -8,12 +8,12 @@ use super::{
     pattern::{self, Pattern},
 };
 
-/// The peer of a session, as far as its connection tells.
+/// The peer of a session, as its connection describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionPeer {
     /// The peer's address.
     pub address: IpAddr,
-    /// The certificate of its connection, if it has shown one that was verified.
+    /// The peer's certificate, if it has sent one that was verified.
     pub certificate: Option<ClientCertificate>,
     /// Path of the connection's URL, without the query.
     pub path: String,
@@ -26,12 +26,12 @@ pub struct SessionPeer {
 pub struct ClientCertificate {
     /// The alternative names, then the subject's common name.
     pub names: Vec<CertificateName>,
-    /// The certificate is good until then.
+    /// The time at which the certificate expires.
     pub not_after: Option<SystemTime>,
 }
 
-/// A name in a certificate. Names of two kinds differ, whatever their texts: an authority may check one kind, and let clients
-/// choose another.
+/// A name in a certificate. Names of different kinds are never equal, even if their texts are. A certificate authority
+/// may check names of one kind only, and let clients choose the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateName {
     /// The place of the name in the certificate.
@@ -43,11 +43,11 @@ pub struct CertificateName {
 /// The place that a name has in a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameKind {
-    /// An alternative name: a host.
+    /// An alternative name that is a host.
     Dns,
-    /// An alternative name, such as a SPIFFE ID.
+    /// An alternative name that is a URI, such as a SPIFFE ID.
     Uri,
-    /// An alternative name: an address of mail.
+    /// An alternative name that is a mail address.
     Mail,
     /// The subject's common name.
     Common,
@@ -56,39 +56,40 @@ pub enum NameKind {
 /// A permission to publish and subscribe in some namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessRule {
-    /// The namespaces that the rule is for.
+    /// The namespaces that the rule applies to.
     pub namespace: Pattern,
-    /// Clients that may publish there.
+    /// Clients that may publish in these namespaces.
     pub publish: Vec<Principal>,
-    /// Clients that may subscribe there.
+    /// Clients that may subscribe in these namespaces.
     pub subscribe: Vec<Principal>,
-    /// Only for connections to such a path, whose parts are like a namespace's fields.
+    /// Pattern for the path of the connection's URL, whose parts are matched like the fields of a namespace. `None`:
+    /// any path.
     pub path: Option<Pattern>,
-    /// Only for connections to this authority.
+    /// Authority that the connection's URL must have. `None`: any authority.
     pub authority: Option<RuleAuthority>,
 }
 
-/// The clients that a rule is about.
+/// The clients that a rule allows something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Principal {
     /// Every client.
     Anyone,
-    /// Clients with a token that allows it.
+    /// Clients with a token that allows the action.
     Token,
-    /// Clients with a certificate of this name. `None`: of any name.
+    /// Clients with a certificate that has this name. `None`: with any certificate that has a name.
     Certificate(Option<CertificateName>),
     /// Clients with an address in this network.
     Network(AddressPrefix),
 }
 
-/// Addresses that begin alike.
+/// A network: all addresses with the same first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressPrefix {
     address: IpAddr,
     bits: u8,
 }
 
-/// Why text names no principal.
+/// The reason why a text names no principal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum PrincipalError {
@@ -101,7 +102,7 @@ pub enum PrincipalError {
 }
 
 impl AccessRule {
-    /// Reports whether the rule is about connections like this peer's.
+    /// Reports whether the rule applies to this peer's connection, by its path and authority.
     pub fn is_for(&self, peer: &SessionPeer) -> bool {
         let path = |pattern: &Pattern| {
             let fields = pattern::path(&peer.path);
@@ -111,14 +112,15 @@ impl AccessRule {
         self.path.as_ref().is_none_or(path) && self.authority.as_ref().is_none_or(authority)
     }
 
-    /// Returns the clients that may do such actions.
+    /// Returns the clients that the rule allows the action.
     pub fn principals(&self, action: Action) -> &[Principal] {
         if action.publishes() { &self.publish } else { &self.subscribe }
     }
 }
 
 impl Principal {
-    /// Returns `Some` if the connection alone makes the peer one of these, with the certificate's name if that decides.
+    /// Returns `Some` if the peer is one of these clients by its connection alone, with the certificate's name if that
+    /// decides.
     pub fn is(&self, peer: &SessionPeer, now: SystemTime) -> Option<Option<CertificateName>> {
         match self {
             Self::Anyone => Some(None),
@@ -179,7 +181,8 @@ impl NameKind {
     const ALL: [(&'static str, Self); 4] =
         [("dns", Self::Dns), ("uri", Self::Uri), ("mail", Self::Mail), ("cn", Self::Common)];
 
-    /// Returns the only kind that a text can be of that is a host, a URI or an address of mail; the common name is the one for the rest.
+    /// Returns the kind of a name that is written without one: a URI, a mail address or a host. Any other text is a
+    /// common name.
     fn from_text(text: &str) -> Self {
         let is_host = |text: &str| {
             let label = |label: &str| {
@@ -203,7 +206,7 @@ impl CertificateName {
     }
 }
 
-/// Writes the kind and the name: of two names that differ, the texts differ.
+/// Writes `KIND:NAME`. Different names have different texts.
 impl fmt::Display for CertificateName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = NameKind::ALL.iter().find(|(_, kind)| *kind == self.kind).map_or("", |(word, _)| word);
@@ -214,13 +217,13 @@ impl fmt::Display for CertificateName {
 impl FromStr for CertificateName {
     type Err = ();
 
-    /// Reads `KIND:NAME`, or a name alone whose kind its form says.
+    /// Reads `KIND:NAME`, or a name alone, whose kind is then found by its form.
     fn from_str(text: &str) -> Result<Self, ()> {
         let kind = |word: &str| NameKind::ALL.iter().find(|(known, _)| *known == word).map(|(_, kind)| *kind);
         let said = text.split_once(':').and_then(|(word, name)| Some((kind(word)?, name)));
         let (kind, name) = said.unwrap_or_else(|| (NameKind::from_text(text), text));
         match name {
-            // The one for any name has no kind.
+            // `*` stands for any name and is no name itself. `cert:*` is read before this.
             "" | "*" => Err(()),
             name => Ok(Self::new(kind, name)),
         }
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn certificate_names_are_of_one_kind() {
+    fn certificate_name_is_parsed_with_its_kind() {
         let table = [
             ("cam.example", NameKind::Dns, "cam.example"),
             ("*.example", NameKind::Dns, "*.example"),

@@ -1,4 +1,4 @@
-//! Tables: tokens of both forms, key files, and decisions.
+//! Tests of tokens of both forms, of key files, and of decisions.
 
 mod decisions;
 mod key_files;

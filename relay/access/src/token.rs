@@ -1,4 +1,4 @@
-//! Tokens of either form, and what they have to be like.
+//! Tokens (JWT and CAT), and the requirements that a relay makes on them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,48 +12,49 @@ use url::form_urlencoded;
 
 use super::{cat, grant::Grant, jwt, keys::AccessKey, refusal::TokenError};
 
-/// The longest token that is looked at, in bytes.
+/// Length of the longest token that is accepted, in bytes.
 pub const MAX_LEN: usize = 8192;
 
-/// Tokens of a URL that are looked at.
+/// Largest number of tokens that are read from a URL.
 const MAX_IN_URL: usize = 2;
 
-/// Token types (registry "MOQT Auth Token Type").
+/// Token type of a form that both sides have agreed on (registry "MOQT Auth Token Type"). Here it is a JWT.
 pub const KIND_AGREED: u64 = 0;
-/// A Common Access Token (CTA-5007).
+/// Token type of a Common Access Token (CTA-5007).
 pub const KIND_CAT: u64 = 1;
 
 /// Requirements that tokens have to meet.
 #[derive(Clone, Debug, Default)]
 pub struct Requirements {
-    /// Keys that tokens are checked with.
+    /// Keys that tokens' signatures are checked with.
     pub keys: Vec<AccessKey>,
-    /// The settings name keys, whether or not one of them could be read.
+    /// True if the settings name keys, also if none of them could be read.
     pub wants_keys: bool,
-    /// Audiences that tokens may be for. If empty, only tokens without an audience are taken.
+    /// Audiences that tokens may be for. If empty, only tokens without an audience are accepted.
     pub audience: Vec<String>,
-    /// Issuers that keys which are bound to none speak for; empty: any but those of `bound`.
+    /// Issuers whose tokens may be signed by keys that are bound to no issuer. If empty, these are all issuers except
+    /// those in `bound`.
     pub issuers: Vec<String>,
-    /// Issuers that only keys bound to them speak for, whether or not one of these could be read.
+    /// Issuers whose tokens must be signed by a key that is bound to them, also if none of these keys could be read.
     pub bound: HashSet<String>,
-    /// IDs of tokens that are not good any more, whoever they are from.
+    /// IDs of revoked tokens of any issuer.
     pub revoked: HashSet<String>,
-    /// Likewise, of tokens of one issuer.
+    /// IDs of revoked tokens, by their issuer.
     pub revoked_of: HashMap<String, HashSet<String>>,
 }
 
 impl Requirements {
-    /// Returns the grant of a token, if it is good at `now`.
+    /// Returns the grant of a token, if the token is valid at `now`.
     ///
     /// # Errors
-    /// The token is not good.
+    /// Fails if the token is not valid.
     pub fn check(&self, credential: &Credential, now: SystemTime) -> Result<Grant, TokenError> {
         let grant = open(credential, &self.keys)?;
         self.check_claims(&grant, now)?;
         Ok(grant)
     }
 
-    /// Checks that a token with these claims is good at `now`.
+    /// Checks that a token with these claims is valid at `now`.
     pub(super) fn check_claims(&self, grant: &Grant, now: SystemTime) -> Result<(), TokenError> {
         if grant.expires.is_some_and(|expires| now >= expires) {
             return Err(TokenError::Expired);
@@ -73,7 +74,7 @@ impl Requirements {
         Ok(())
     }
 
-    /// Reports whether a key that verifies it speaks for the issuer that it names.
+    /// Reports whether one of the keys that verified the token may sign for the issuer that the token names.
     fn is_from_its_issuer(&self, grant: &Grant) -> bool {
         let issuer = grant.issuer.as_ref();
         let unbound = || {
@@ -99,10 +100,10 @@ impl Requirements {
     }
 }
 
-/// Checks a token's signature, and reads what it says.
+/// Checks a token's signature, and reads its claims.
 ///
 /// # Errors
-/// It is malformed, signed by nobody known, or not to be enforced.
+/// Fails if the token is malformed, if no known key has signed it, or if it has claims that cannot be enforced.
 pub fn open(credential: &Credential, keys: &[AccessKey]) -> Result<Grant, TokenError> {
     let value = &credential.value;
     if value.len() > MAX_LEN {
@@ -115,7 +116,7 @@ pub fn open(credential: &Credential, keys: &[AccessKey]) -> Result<Grant, TokenE
     }
 }
 
-/// Returns a URL's path, and the tokens in its query, as moq-relay takes them.
+/// Returns a URL's path, and the tokens in its query (`?jwt=...`, as for moq-relay).
 pub fn credentials_from_url(path_and_query: &str) -> (&str, Vec<Credential>) {
     let (path, query) = path_and_query.split_once('?').unwrap_or((path_and_query, ""));
     let pairs = form_urlencoded::parse(query.as_bytes());
@@ -123,7 +124,7 @@ pub fn credentials_from_url(path_and_query: &str) -> (&str, Vec<Credential>) {
     (path, tokens.take(MAX_IN_URL).map(|(_, value)| credential_from_text(&value)).collect())
 }
 
-/// Returns a token as it stands in a file: text, or a CAT in COSE.
+/// Returns the token in a file's contents: text, or a CAT in COSE.
 pub fn credential_from_bytes(bytes: &[u8]) -> Credential {
     match std::str::from_utf8(bytes) {
         Ok(text) => credential_from_text(text),
@@ -131,7 +132,7 @@ pub fn credential_from_bytes(bytes: &[u8]) -> Credential {
     }
 }
 
-/// Returns a token as it stands in a URL or a file: a JWT, or a CAT in its compact form or in base64url.
+/// Returns the token in a text from a URL or a file: a JWT, or a CAT in its compact form or in base64url.
 pub fn credential_from_text(text: &str) -> Credential {
     let text = text.trim();
     let decoded = URL_SAFE_NO_PAD.decode(text).unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Sessions that have not shown a right to anything yet: how many there may be, and which has to go.
+//! Sessions that have shown no right yet: how many there may be, and which one is closed if there are too many.
 //!
-//! Whoever connects may bring a token with a request later, so strangers are let in for what they may become. They have
-//! places of their own, few for one client, and no network has more than half. A newcomer is never turned away for want of one: the
-//! session that has waited longest goes, of the network that is full, or that holds most of what it may. So who brings a token at
-//! once is served however many strangers there are.
+//! A client may send a token with a later request, so sessions without a right are accepted at first. Their number is
+//! limited: a client has few places, and no network has more than half of them. A new session always gets a place. If
+//! the table or a network is full, the oldest session of that network loses its place, or of the network with the
+//! greatest load. So a client that sends a token at once is served, however many sessions without a right there are.
 
 use std::{
     collections::BTreeMap,
@@ -18,14 +18,15 @@ use tokio::sync::Notify;
 
 use super::refusal::AccessRefusal;
 
-/// Bounds of sessions without a right.
+/// Bounds for sessions without a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnprovenBounds {
-    /// Sessions, of all clients.
+    /// Largest number of such sessions of all clients.
     pub sessions: usize,
-    /// Sessions of one client, by address or /64. Wider networks have multiples of it ([`millrace_base::networks`]).
+    /// Largest number of such sessions of one client, an IPv4 address or an IPv6 /64. Wider networks may have multiples
+    /// of it ([`millrace_base::networks`]).
     pub of_client: usize,
-    /// How long one may be without a right after SETUP, and after its last right is over.
+    /// Longest time that a session may be without a right, after SETUP or after its last right has ended.
     pub patience: Duration,
 }
 
@@ -45,7 +46,7 @@ pub struct Unproven {
 #[derive(Debug)]
 struct UnprovenSessions {
     next: u64,
-    /// Sessions by age, the oldest first.
+    /// The sessions by a number that counts up, so that the oldest session comes first.
     sessions: BTreeMap<u64, UnprovenSession>,
     places: NetworkPlaces,
 }
@@ -56,14 +57,14 @@ struct UnprovenSession {
     displaced: Arc<Displaced>,
 }
 
-/// Tells a session that its place was taken away.
+/// A notification to a session that it has lost its place.
 #[derive(Debug, Default)]
 struct Displaced {
     why: OnceLock<AccessRefusal>,
     told: Notify,
 }
 
-/// A place among the sessions without a right, until it is dropped.
+/// A place among the sessions without a right. Dropping it frees the place.
 #[derive(Debug)]
 pub struct UnprovenPlace {
     of: Arc<Unproven>,
@@ -79,7 +80,7 @@ impl Unproven {
         Arc::new(Self { bounds, waiting: Mutex::new(waiting) })
     }
 
-    /// Returns how long a session may be without a right.
+    /// Returns the longest time that a session may be without a right.
     pub fn patience(&self) -> Duration {
         self.bounds.patience
     }
@@ -89,10 +90,10 @@ impl Unproven {
         self.waiting.lock().sessions.len()
     }
 
-    /// Gives a session of this address a place. Where there are as many as there may be, another loses its own.
+    /// Gives a place to a session from this address. If there is none left, another session loses its place.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> UnprovenPlace {
         let mut waiting = self.waiting.lock();
-        // Each takes a place from one, so that there is one in the end.
+        // Each round frees one place of the full network, so the loop ends.
         while let Err(full) = waiting.places.enter(address) {
             waiting.make_room(full);
         }
@@ -120,12 +121,12 @@ impl UnprovenSessions {
         self.displace(why, |_, address| network.contains(address));
     }
 
-    /// Takes the place of the oldest of these sessions, and tells it.
+    /// Takes the place from the oldest session that `of` accepts, and notifies this session.
     fn displace(&mut self, why: AccessRefusal, of: impl Fn(&NetworkPlaces, IpAddr) -> bool) {
         let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };
         if let Some(UnprovenSession { displaced, .. }) = self.leave(number) {
-            let _ = displaced.why.set(why); // it has left once
+            let _ = displaced.why.set(why); // never set before, since a session leaves only once
             displaced.told.notify_one();
         }
     }
@@ -138,14 +139,14 @@ impl UnprovenSessions {
 }
 
 impl UnprovenPlace {
-    /// Waits until the place is taken away, and returns why it is.
+    /// Waits until the place is taken away, and returns the reason.
     pub async fn displaced(&self) -> AccessRefusal {
         self.displaced.told.notified().await;
         self.displaced.why.get().copied().unwrap_or(AccessRefusal::Displaced)
     }
 }
 
-/// Waits until a session's place is taken away, if it has one.
+/// Waits until a session's place is taken away, and returns the reason. Waits for ever if the session has no place.
 pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
     match place {
         Some(place) => place.displaced().await,
@@ -155,7 +156,7 @@ pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
 
 impl Drop for UnprovenPlace {
     fn drop(&mut self) {
-        self.of.waiting.lock().leave(self.number); // none if it was displaced
+        self.of.waiting.lock().leave(self.number); // has no effect if the place was taken away before
     }
 }
 
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_a_client_makes_room_for_its_next() {
+    fn new_session_of_a_full_client_displaces_its_oldest() {
         let unproven = Unproven::new(UnprovenBounds { of_client: 2, ..UnprovenBounds::default() });
         let addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::3"];
         let places = addresses.map(|address| enter(&unproven, address));
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_with_most_sessions_makes_room_for_others() {
+    fn new_session_displaces_one_of_the_client_with_most_sessions() {
         let unproven =
             Unproven::new(UnprovenBounds { sessions: 6, of_client: 3, ..UnprovenBounds::default() });
         let singles = ["192.0.2.1", "198.51.100.1", "198.51.100.2"].map(|at| enter(&unproven, at));
@@ -208,9 +209,9 @@ mod tests {
         assert_eq!(unproven.count(), 6);
     }
 
-    /// Whoever has a /48 has 65,536 clients, but no more sessions than half of all.
+    /// Uses a /48, which contains 65,536 clients, but may have no more than half of all sessions.
     #[test]
-    fn a_network_with_many_addresses_displaces_itself() {
+    fn network_with_many_addresses_displaces_its_own_sessions() {
         let unproven =
             Unproven::new(UnprovenBounds { sessions: 64, of_client: 4, ..UnprovenBounds::default() });
         let others: Vec<_> = (0..16).map(|n| enter(&unproven, &format!("198.51.{n}.1"))).collect();
@@ -220,7 +221,7 @@ mod tests {
         let gone: Vec<_> = many.iter().filter_map(why_displaced).collect();
         assert_eq!((gone.len(), unproven.count()), (1000 - 32, 16 + 32));
         assert!(gone.iter().all(|why| *why == AccessRefusal::NetworkDisplaced));
-        // One /56 has 8 times what a client has.
+        // A /56 may have 8 times as many sessions as a client.
         drop(many);
         let site: Vec<_> = (0..256).map(|n| unproven.enter(nth(n))).collect();
         assert_eq!(site.iter().filter(|place| !is_displaced(place)).count(), 32);

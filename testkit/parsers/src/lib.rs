@@ -1,1 +1,1 @@
-//! Parsers of all BPF programs, compiled natively. tests/parsers.rs compares them with those in Rust.
+//! The parsers of all BPF programs, compiled natively. tests/parsers.rs compares them with the parsers in Rust.

@@ -1,4 +1,4 @@
-//! Replays inputs that once broke a fuzz target, and a few that reach deep.
+//! Replays inputs that once made a fuzz target fail, and a few that reach rare code.
 
 use std::{fs, path::Path};
 
@@ -19,7 +19,8 @@ fn every_fixture_passes() {
     }
 }
 
-/// This is no fuzzer, but it shows at once when a check and the code no longer agree.
+/// Runs the fuzz targets' checks on random bytes. It replaces no fuzzer, but fails early if a check and the code
+/// disagree.
 #[test]
 fn random_bytes_pass() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

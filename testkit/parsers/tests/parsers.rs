@@ -1,5 +1,6 @@
-//! Compares the parsers of the BPF programs, compiled natively, with Rust's on the same bytes: inputs that once broke
-//! a fuzz target, and a few that reach deep; random ones; and a table of what each walk accepts.
+//! Compares the parsers of the BPF programs, compiled natively, with those in Rust on the same bytes. The inputs are
+//! those that once made a fuzz target fail, a few that reach rare code, and random bytes. A table shows what each
+//! parser accepts.
 
 #![allow(unsafe_code)]
 
@@ -31,7 +32,7 @@ fn every_fixture_passes() {
     }
 }
 
-/// This is no fuzzer, but it shows at once when the two no longer agree.
+/// Compares on random bytes. It replaces no fuzzer, but fails early if the parsers disagree.
 #[test]
 fn random_bytes_pass() {
     let mut rng = fastrand::Rng::with_seed(1);
@@ -43,7 +44,7 @@ fn random_bytes_pass() {
     }
 }
 
-/// Nearly valid input: random bytes are seldom protocol 253.
+/// Compares on nearly valid frames, because random bytes are seldom frames of protocol 253.
 #[test]
 fn random_frames_of_protocol_253_pass() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures/kernel_udp");
@@ -64,7 +65,7 @@ fn random_frames_of_protocol_253_pass() {
     }
 }
 
-/// Nearly valid input: random bytes seldom pass a stream's header.
+/// Compares on nearly valid subgroups, because random bytes seldom begin with a valid stream header.
 #[test]
 fn random_subgroups_pass() {
     let mut rng = fastrand::Rng::with_seed(2);
@@ -79,7 +80,7 @@ fn random_subgroups_pass() {
     }
 }
 
-/// Nearly valid input: most frames begin near the stream's offset, or where another one began.
+/// Compares on nearly valid frames: most begin near the stream's offset, or where another frame began.
 #[test]
 fn random_overlaps_pass() {
     const READS: u8 = 0xe0;
@@ -112,7 +113,7 @@ fn random_overlaps_pass() {
     }
 }
 
-/// Nearly valid input: random bytes seldom name the session.
+/// Compares on nearly valid WebTransport prefixes, because random bytes seldom contain the session's ID.
 #[test]
 fn random_sessions_pass() {
     let mut rng = fastrand::Rng::with_seed(3);
@@ -164,7 +165,7 @@ fn ethernet(tags: usize, protocol: u16, rest: &[u8]) -> Vec<u8> {
     [&[2; 12], tags.as_slice(), &protocol.to_be_bytes(), rest].concat()
 }
 
-/// Returns an IPv4 packet. `fragment`: the field with flags and offset.
+/// Returns an IPv4 packet. `fragment` is the field with fragment flags and offset.
 fn ipv4(options: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     let [high, low] = (20 + u16::from(options) * 4 + rest.len() as u16).to_be_bytes();
     let [flags, offset] = fragment.to_be_bytes();
@@ -172,7 +173,8 @@ fn ipv4(options: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     [&header, vec![1; usize::from(options) * 4].as_slice(), rest].concat()
 }
 
-/// Returns an IPv6 packet. `headers`: extension headers of 8 bytes, by number; a fragment header is for this offset.
+/// Returns an IPv6 packet. `headers` has the numbers of extension headers of 8 bytes. `offset` is the field with the
+/// offset of a fragment header.
 fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     let nexts = headers.iter().skip(1).chain(&[17]);
     let field = offset.to_be_bytes();
@@ -186,12 +188,13 @@ fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     [[0x60, 0, 0, 0, high, low, first, 64].as_slice(), &[0xfd; 32], &payload].concat()
 }
 
-/// Description, frame, result of the walk at TC, result of the gate's walk, and what the gate's walk notes.
+/// A description, a frame, the result of the parser for TC, the result of the gate's parser, and the faults that the
+/// latter notes.
 type ParserCase = (&'static str, Vec<u8>, &'static str, &'static str, &'static [&'static str]);
 
-/// Programs at TC and the gate read headers in the same steps (`net.h`), and accept different ones.
+/// Checks which headers are accepted at TC and by the gate. Both use the same functions (`net.h`).
 #[test]
-fn each_fuzz_walk_accepts_its_own_kind_of_input() {
+fn parsers_of_tc_and_gate_accept_different_headers() {
     let udp = [&[1, 2, 3, 4, 0, 48, 0, 0], [0x40; 40].as_slice()].concat();
     let v4 = |tags, options, fragment| ethernet(tags, 0x0800, &ipv4(options, fragment, &udp));
     let v6 = |headers: &[u8], offset| ethernet(0, 0x86dd, &ipv6(headers, offset, &udp));
@@ -253,13 +256,13 @@ unsafe extern "C" {
     fn gate_native_most(of_client: u64, times: u32, all: u64) -> u64;
 }
 
-/// Returns how many packets a bucket lets pass at a time.
+/// Returns how many packets a bucket lets pass at the time `now_ns`.
 fn taken(full_at: &mut u64, rate: &BucketRateCopy, now_ns: u64) -> usize {
     taken_of_network(full_at, rate, 1, now_ns)
 }
 
 fn taken_of_network(full_at: &mut u64, rate: &BucketRateCopy, times: u64, now_ns: u64) -> usize {
-    // SAFETY: both outlive the call, which only writes to the bucket.
+    // SAFETY: bucket and rate outlive the call, which only writes to the bucket.
     (0..1000).take_while(|_| unsafe { gate_native_take(full_at, rate, times, now_ns) } == 0).count()
 }
 
@@ -277,7 +280,7 @@ struct GateLevelCopy {
     times: u64,
 }
 
-/// Returns the levels of a gate whose settings do not change them.
+/// Returns the levels of a gate with default settings.
 fn levels_of_gate() -> Levels {
     let of = |prefix: u32, times| GateLevelCopy { mask: (u128::MAX << (128 - prefix)).to_be_bytes(), times };
     Levels {
@@ -286,7 +289,7 @@ fn levels_of_gate() -> Levels {
     }
 }
 
-/// The gate's program and all daemons assign an address to the same networks, with the same limits.
+/// Checks that the gate's program and the daemons assign an address to the same networks, with the same limits.
 #[test]
 fn client_networks_in_c_equal_those_in_rust() {
     let gate = levels_of_gate();
@@ -294,7 +297,7 @@ fn client_networks_in_c_equal_those_in_rust() {
         let mapped = mapped(address);
         let network = |level| {
             let mut to = [0; 16];
-            // SAFETY: all are as large as the program takes them for, and outlive the call.
+            // SAFETY: all arguments have the sizes that the program expects, and outlive the call.
             let times =
                 unsafe { gate_native_network(&gate, mapped.octets().as_ptr(), level, to.as_mut_ptr()) };
             (times > 0).then_some((Ipv6Addr::from(to), times as usize))
@@ -318,14 +321,14 @@ fn client_networks_in_c_equal_those_in_rust() {
     for (of_client, times, all) in
         [(1, 8, 1000), (4, 8, 64), (4, 64, 64), (4, 64, 63), (4, 1, 7), (4, 1, 1000), (0, 64, 10), (5, 64, 0)]
     {
-        // SAFETY: numbers only.
+        // SAFETY: the function only computes with numbers.
         let of_gate = unsafe { gate_native_most(of_client, times, all) };
         let want = network_limit(of_client as usize, times as usize, all as usize) as u64;
         assert_eq!(of_gate, want, "{of_client} {times} {all}");
     }
 }
 
-/// The bucket of a network holds as much as those of its clients together, and fills as fast.
+/// Checks that the bucket of a network holds a multiple of a client's, and fills in the same time.
 #[test]
 fn buckets_of_networks_hold_multiples() {
     const SECOND: u64 = 1_000_000_000;
@@ -345,7 +348,7 @@ fn mapped(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// A bucket holds the right amount at any time, also when ticks no longer fit into 63 or 64 bits.
+/// Checks that a bucket holds the right amount at any time, also when ticks no longer fit into 63 or 64 bits.
 #[test]
 fn rate_buckets_hold_as_much_after_years() {
     const SECOND: u64 = 1_000_000_000;
@@ -371,7 +374,7 @@ fn rate_buckets_hold_as_much_after_years() {
     }
 }
 
-/// Nearly valid input: each byte of an offer is changed to each other value, and each length is tried.
+/// Compares on nearly valid TCP options of grafts: each byte of an offer is changed to every value, at every length.
 #[test]
 fn options_of_grafts_pass() {
     let offer = *b"\xfd\x0cMRg1\x01\x01abcdefgh";
@@ -386,8 +389,8 @@ fn options_of_grafts_pass() {
     }
 }
 
-/// Congestion control of RFC 5681 with time as an argument: slow start, halving, additive increase, a time-out, and a
-/// window that is not used.
+/// Checks congestion control (RFC 5681) step by step: slow start, halving, additive increase, a time-out, and a window
+/// that is not used.
 #[test]
 fn congestion_window_follows_acknowledgements() {
     for start in [0, u32::MAX - 100] {

@@ -120,8 +120,8 @@ fn rules_apply_to_their_principals() {
         ("authority", at_authority("Relay.Example"), Action::Publish, "hosted/a", true),
         ("authority with a port", at_authority("relay.example:4443"), Action::Publish, "hosted/a", true),
         ("another authority", at_authority("x"), Action::Publish, "hosted/a", false),
-        ("the port that goes unsaid", at_authority("relay.example"), Action::Publish, "at-port/a", true),
-        ("the port, said", at_authority("relay.example:443"), Action::Publish, "at-port/a", true),
+        ("the default port, left out", at_authority("relay.example"), Action::Publish, "at-port/a", true),
+        ("the default port, written", at_authority("relay.example:443"), Action::Publish, "at-port/a", true),
         ("another port", at_authority("relay.example:4443"), Action::Publish, "at-port/a", false),
     ];
     for (what, peer, action, path, wanted) in table {
@@ -130,7 +130,7 @@ fn rules_apply_to_their_principals() {
 }
 
 #[test]
-fn tokens_go_as_far_as_rules_let_them() {
+fn token_allows_only_what_a_rule_allows_too() {
     let policy = AccessPolicy::new(vec![rule("live/**", &["token"], &["anyone"])], tokens(), false);
     let good = token(&jwt::JwtClaims { sub: Some("alice".into()), ..putting("live/a") });
     let alice = RightHolder::Token { issuer: None, holder: TokenHolder::Subject("alice".into()) };
@@ -149,7 +149,7 @@ fn tokens_go_as_far_as_rules_let_them() {
 }
 
 #[test]
-fn keys_without_rules_leave_everything_to_tokens() {
+fn policy_with_keys_and_no_rules_requires_a_token() {
     let policy = AccessPolicy::new(vec![], tokens(), false);
     assert!(!policy.is_open());
     assert_eq!(decide(&policy, &peer(), &[], Action::Subscribe, "a"), Err(AccessRefusal::NotAllowed));
@@ -157,7 +157,7 @@ fn keys_without_rules_leave_everything_to_tokens() {
 }
 
 #[test]
-fn a_certificate_authority_without_rules_lets_every_certificate_in() {
+fn policy_with_roots_and_no_rules_allows_every_certificate() {
     let policy = AccessPolicy::new(vec![], Requirements::default(), true);
     let certificate = Some(ClientCertificate { names: vec![host("cam")], not_after: Some(at(5000)) });
     let known = SessionPeer { certificate, ..peer() };
@@ -177,7 +177,7 @@ fn client_without_any_possible_right_gets_no_session() {
     // The token that the session relied on has expired.
     let late = with_tokens.decide_session(&peer(), &[good], at(2000));
     assert_eq!(late, Err(AccessRefusal::Token(TokenError::Expired)));
-    // Its requests may bring tokens.
+    // A session without tokens is let in, since its requests may bring some.
     let (_, standing) = with_tokens.decide_session(&peer(), &[], at(1000)).unwrap();
     assert_eq!(standing, SessionStanding::Unproven);
     let lan = AccessPolicy::new(vec![rule("**", &[], &["cidr:10.0.0.0/8"])], Requirements::default(), false);
@@ -185,7 +185,7 @@ fn client_without_any_possible_right_gets_no_session() {
 }
 
 #[test]
-fn the_connections_path_and_a_tokens_root_overlap() {
+fn jwt_is_accepted_if_its_root_overlaps_the_connections_path() {
     let policy = AccessPolicy::new(vec![], tokens(), false);
     let rooted = token(&jwt::JwtClaims { root: "demo".into(), ..putting("room") });
     for (path, wanted) in
@@ -198,7 +198,7 @@ fn the_connections_path_and_a_tokens_root_overlap() {
 }
 
 #[test]
-fn bad_and_repeated_tokens_are_refused_before_anything_is_decided() {
+fn bad_and_repeated_tokens_are_refused() {
     let policy = AccessPolicy::new(vec![], tokens(), false);
     let good = token(&putting("a"));
     let other = token(&putting("b"));
@@ -209,7 +209,7 @@ fn bad_and_repeated_tokens_are_refused_before_anything_is_decided() {
     assert_eq!(policy.check_tokens(&[bad], now).unwrap_err().name(), "token_malformed");
 }
 
-/// A relay whose settings name keys or roots is not open because these are gone.
+/// Checks that a relay whose settings name keys or roots stays closed when these files are gone.
 #[test]
 fn policy_without_readable_keys_or_roots_allows_nothing() {
     let tokens = Requirements { wants_keys: true, ..Requirements::default() };
@@ -249,9 +249,9 @@ fn said_by(issuer: Option<&str>, subject: &str) -> jwt::JwtClaims {
     jwt::JwtClaims { iss: issuer, sub: Some(subject.into()), jti: Some("1".into()), ..putting("a") }
 }
 
-/// Keys 1 and 2 are of studios a and b, 3 of nobody in particular, and 4 of both.
+/// Binds key 1 to issuer studio-a, key 2 to studio-b, key 3 to no issuer, and key 4 to both studios.
 #[test]
-fn key_speaks_for_its_issuer_only() {
+fn key_of_an_issuer_verifies_only_its_tokens() {
     let tokens = Requirements {
         keys: vec![
             key_of(1, Some("studio-a")),
@@ -260,7 +260,7 @@ fn key_speaks_for_its_issuer_only() {
             key_of(4, Some("studio-a")),
             key_of(4, Some("studio-b")),
         ],
-        // The last one's keys are gone.
+        // The keys of studio-c are gone.
         bound: ["studio-a", "studio-b", "studio-c"].map(str::to_owned).into(),
         ..Requirements::default()
     };
@@ -340,9 +340,9 @@ fn is_over(rights: &Rights) -> bool {
     pin!(rights.ended()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Further uses of a request have rights of their own. The request's tokens serve for them, renewed ones, too.
+/// Derives two rights from a request. Each ends on its own, and new tokens of the request also serve for both.
 #[tokio::test]
-async fn derived_right_leaves_the_one_that_it_comes_from() {
+async fn derived_right_ends_without_the_right_of_its_request() {
     let access = Access::new(revoking(&[]), BudgetLimits::default());
     let track = || resource("a", Some("t"));
     let subject = subject(&access);
@@ -356,36 +356,36 @@ async fn derived_right_leaves_the_one_that_it_comes_from() {
     assert!(![&request, &fetch, &low].into_iter().any(|rights| is_over(rights)));
     access.set_policy(revoking(&["f"]));
     assert_eq!([is_over(&request), is_over(&fetch), is_over(&low)], [false, true, false]);
-    // With a newer token both go on, and the one before may be revoked.
+    // With a newer token both rights stay, although the previous token is revoked.
     request.update(vec![may(Action::Subscribe, "s2")]).unwrap();
     access.set_policy(revoking(&["f", "s"]));
     assert_eq!([is_over(&request), is_over(&low)], [false, false]);
-    // An update of one right leaves the other one alone.
+    // An update of the derived right does not change the right of the request.
     low.update(vec![may(Action::Subscribe, "low")]).unwrap();
     access.set_policy(revoking(&["s2"]));
     assert_eq!([is_over(&request), is_over(&low)], [true, false]);
 }
 
-/// A request that is not decided, or refused, never changes what a right is judged by.
+/// Checks that a move to a resource that is not allowed leaves the right on its previous resource.
 #[tokio::test]
-async fn refused_move_changes_nothing() {
+async fn refused_move_leaves_the_right_unchanged() {
     let policy = AccessPolicy::new(vec![rule("a/**", &[], &["anyone"])], Requirements::default(), false);
     let access = Access::new(policy, BudgetLimits::default());
     let (request, _) = subject(&access).request(vec![], 1, false).unwrap();
     assert_eq!(
         request.move_to(resource("a", None)),
         Err(AccessRefusal::NotAllowed),
-        "it has asked for nothing"
+        "the request has asked for no right yet"
     );
     request.ask(Action::SubscribeNamespace, resource("a", None)).unwrap();
     assert_eq!(request.move_to(resource("b", None)), Err(AccessRefusal::NotAllowed));
     assert!(!is_over(&request));
     request.move_to(resource("a/b", None)).unwrap();
     access.set_policy(AccessPolicy::new(vec![rule("a", &[], &["anyone"])], Requirements::default(), false));
-    assert!(is_over(&request), "it is about a/b now");
+    assert!(is_over(&request), "the right is on a/b now");
 }
 
-/// Names are put together, and one could be made to look like another.
+/// Builds identities whose issuers and subjects contain the separators, so that their texts could be equal.
 #[test]
 fn different_identities_have_different_texts() {
     let policy = AccessPolicy::new(

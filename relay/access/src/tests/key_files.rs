@@ -8,7 +8,7 @@ use serde_json::json;
 use super::*;
 use crate::{jwt, keys::KeyError};
 
-/// A file, and how many keys it has, or how the error begins.
+/// A name of the case, the content of a file, and the number of its keys or the beginning of the error.
 type KeyFileRow = (&'static str, Vec<u8>, Result<usize, &'static str>);
 
 fn oct() -> serde_json::Value {
@@ -66,7 +66,7 @@ fn public_files() -> Vec<(String, Vec<u8>)> {
     let with_lines = [&ends_like_a_line[..], b"\n\r\n"].concat();
     let plain: [(&str, Vec<u8>); 18] = [
         ("SPKI in DER", pair.subject_public_key_info()),
-        ("SPKI in DER whose last byte is that of a line's end", ends_like_a_line),
+        ("SPKI in DER whose last byte is a line feed", ends_like_a_line),
         ("the same, and more line ends", with_lines),
         ("Ed25519 in DER", ed25519.subject_public_key_info()),
         ("private key in DER", pair.serialize_der()),
@@ -109,18 +109,22 @@ fn public_key_in_any_form_is_no_secret() {
     }
 }
 
-/// Whoever has the public file only signs by HMAC with it, and finds no key that verifies that.
+/// Signs as an attacker would who knows only the public file: by HMAC, with the file's bytes as the secret.
 #[test]
-fn no_file_of_public_keys_verifies_what_is_signed_with_it() {
-    let claims = jwt::JwtClaims { put: jwt::OneOrMany::One("a".into()), ..jwt::JwtClaims::default() };
+fn hmac_with_a_public_file_as_its_secret_is_refused() {
+    let mut refused = 0;
     for (what, bytes) in public_files() {
         let Ok(known) = keys::read(&bytes) else { continue };
-        // As an attacker would, whose tool takes any bytes.
-        let jwk = json!({ "kty": "oct", "k": URL_SAFE_NO_PAD.encode([&bytes[..], &[0; 64]].concat()) });
-        let Ok(signer) = Signer::read(jwk.to_string().as_bytes()) else { continue };
-        let forged = token::credential_from_text(&jwt::make(&claims, &signer).unwrap());
+        let part = |json: serde_json::Value| URL_SAFE_NO_PAD.encode(json.to_string());
+        let message =
+            format!("{}.{}", part(json!({ "typ": "JWT", "alg": "HS256" })), part(json!({ "put": "a" })));
+        let tag =
+            ring::hmac::sign(&ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &bytes), message.as_bytes());
+        let forged = token::credential_from_text(&format!("{message}.{}", URL_SAFE_NO_PAD.encode(tag)));
         assert_eq!(token::open(&forged, &known).map(drop), Err(TokenError::Signature), "{what}");
+        refused += 1;
     }
+    assert!(refused > 3, "{refused} of the public files are read as keys");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use serde_json::json;
 use super::*;
 use crate::cat;
 
-/// Signs claims that no type of ours would make.
+/// Returns a signed JWT with any claims, also such as [`crate::jwt::JwtClaims`] cannot express.
 fn jwt(claims: &serde_json::Value) -> Credential {
     jwt_with(&json!({ "alg": "HS256" }), claims)
 }
@@ -77,7 +77,7 @@ fn jwt_claims_are_accepted_or_refused() {
 }
 
 #[test]
-fn a_changed_jwt_is_signed_by_nobody() {
+fn changed_jwt_is_refused() {
     let good = jwt(&json!({ "put": "a" })).value;
     for at in 0..good.len() {
         let mut bytes = good.to_vec();
@@ -88,7 +88,7 @@ fn a_changed_jwt_is_signed_by_nobody() {
 }
 
 #[test]
-fn a_jwts_paths_are_prefixes_below_its_root() {
+fn jwt_paths_allow_namespaces_below_its_root() {
     let credential = jwt(&json!({ "root": "/room//1/", "put": "alice", "get": "" }));
     let grant = required().check(&credential, at(0)).unwrap();
     let table = [
@@ -110,7 +110,7 @@ fn a_jwts_paths_are_prefixes_below_its_root() {
     }
 }
 
-/// The keys and tokens of draft-ietf-moq-c4m-01, appendix A.
+/// Tests with the keys and tokens of draft-ietf-moq-c4m-01, appendix A.
 mod vectors {
     use super::*;
 
@@ -169,7 +169,7 @@ mod vectors {
         }
         let wrong = [keys::read_secret(&[0xff; 32]).unwrap()];
         assert_eq!(token::open(&token::credential_from_text(VALID), &wrong), Err(TokenError::Signature));
-        // Its HMAC says nothing to whoever has the public key only.
+        // A verifier that has only the public key cannot verify an HMAC.
         let public = vector_keys().split_off(1);
         assert_eq!(token::open(&token::credential_from_text(VALID), &public), Err(TokenError::Signature));
     }
@@ -271,7 +271,7 @@ fn cat_claims_are_accepted_or_refused() {
 }
 
 #[test]
-fn a_repeated_claim_is_refused() {
+fn repeated_claim_is_refused() {
     let claims = ciborium::Value::Map(vec![(4.into(), 2000.into()), (4.into(), 3000.into())]);
     let found = required().check(&cose(&claims), at(1000));
     assert_eq!(found, Err(TokenError::Malformed("a claim is repeated")));
@@ -312,7 +312,7 @@ fn made_token_is_good_in_every_form_unless_it_is_changed() {
 }
 
 #[test]
-fn a_key_with_an_id_is_for_tokens_that_name_it() {
+fn key_with_an_id_verifies_no_token_of_another_id() {
     let oct = |id: &str| json!({ "kty": "oct", "kid": id, "k": URL_SAFE_NO_PAD.encode(SECRET) }).to_string();
     let keys = keys::read(oct("one").as_bytes()).unwrap();
     let with = |header| token::open(&jwt_with(&header, &json!({ "put": "a" })), &keys).map(drop);

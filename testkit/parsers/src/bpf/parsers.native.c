@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Compiles the parsers of network input natively, for fuzz/kernel_checks.rs. */
-/* Global functions of the headers become static: crypto_test.native.c is in the same program and
- * has them, too.
- */
+/* Compiles the BPF programs' parsers of network input natively, for fuzz/kernel_checks.rs. */
+/* Global functions of the headers become static, because crypto_test.native.c defines them in the same program. */
 #define __noinline static __attribute__((noinline, unused))
 
 #include <errno.h>
@@ -52,7 +50,7 @@ static void *native_lookup(const void *map, const void *key);
 #include "subgroup.h"
 #include "web.h"
 
-/* Replaces relay_maps.h: has only the entries that one stream, or one track's datagrams, needs. */
+/* Replaces relay_maps.h by the few entries that one stream, or one track's datagrams, needs. */
 #define MILLRACE_RELAY_MAPS_H
 #include "aead.h"
 #include "relay_intf.h"
@@ -97,7 +95,7 @@ __u32 gate_native_network(const struct gate_levels *levels, const __u8 *address,
 __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all);
 int graft_native_read(const __u8 *found, __u32 bytes);
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out);
-/* The layout that the checks assume (fuzz/kernel_overlap.rs). */
+/* fuzz/kernel_overlap.rs assumes this layout. */
 _Static_assert(__builtin_offsetof(struct relay_ingress, next) == 24 &&
 		       __builtin_offsetof(struct relay_ingress, state) == 80 &&
 		       sizeof(struct relay_ingress) == 144,
@@ -106,7 +104,7 @@ struct relay_ingress *judge_native_begin(void);
 enum relay_frame_outcome judge_native_frame(const __u8 *data, __u64 offset, __u32 len, __u32 fin);
 int judge_native_leave(__u64 offset, __u32 len, __u32 fin);
 enum relay_frame_outcome judge_native_datagram(__u64 group, __u64 object);
-/* The layout that the checks assume (fuzz/kernel_ack.rs). */
+/* fuzz/kernel_ack.rs assumes this layout. */
 _Static_assert(sizeof(struct graft_shared) == 16472 && sizeof(struct congestion) == 32, "as mirrored");
 _Static_assert(__builtin_offsetof(struct graft_shared, acked) == 8224 &&
 		       __builtin_offsetof(struct graft_shared, went_ns) == 8264,
@@ -118,8 +116,8 @@ int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 a
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
 
-/* Walks the frames of a packet. `text` has FRAMES_MAX bytes and 8 more; `out` has room for one
- * stream per byte. Returns whether all frames are well-formed.
+/* Parses the frames of a packet. `text` has FRAMES_MAX bytes and 8 more, and `out` has room for one stream per byte.
+ * Returns 1 if all frames are well-formed.
  */
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out)
 {
@@ -137,8 +135,7 @@ int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk
 	}
 }
 
-/* Walks the bytes of a subgroup up to `end`, in a text as for frames_native_walk(). Returns whether
- * they are well-formed.
+/* Parses the bytes of a subgroup up to `end`. `text` is as for frames_native_walk(). Returns 1 if they are well-formed.
  */
 int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 at, __u32 end, __u32 *steps)
 {
@@ -158,16 +155,15 @@ int subgroup_native_may_end(const struct subgroup_state *state)
 	return subgroup_may_end(state);
 }
 
-/* Reads the head of a stream, in a text as for frames_native_walk(). Returns not 0 if the program
- * opens no streams for it.
+/* Reads the header of a stream. `text` is as for frames_native_walk(). Returns not 0 if the program does not forward
+ * such a stream.
  */
 int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *out)
 {
 	return subgroup_read_head(text, at, len, out);
 }
 
-/* Returns the number of bytes before the application's first one, or -1. The text is as for
- * frames_native_walk().
+/* Returns the number of bytes in front of the application's first byte, or -1. `text` is as for frames_native_walk().
  */
 int web_native_enter_stream(const __u8 *text, __u32 at, __u32 len, __u64 session)
 {
@@ -203,7 +199,7 @@ __u32 web_native_datagram_len(__u64 session)
 	return web_datagram_len(session);
 }
 
-/* Returns an enum parse. `vlan_tci` is a tag in the frame's metadata, or NULL. */
+/* Parses a frame as programs at TC do, and returns enum parse. `vlan_tci` is a tag in the frame's metadata, or NULL. */
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
@@ -213,7 +209,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-/* Returns an enum parse of a packet that packet grafts accept: UDP, or protocol 253 in place of UDP. */
+/* Parses a frame as packet grafts do, and returns enum parse. They accept UDP, and protocol 253 in place of UDP. */
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
@@ -242,7 +238,7 @@ int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, st
 	return PARSE_OK;
 }
 
-/* Converts a UDP header to a wire header, as on sending, and back, as on receiving. */
+/* Converts a UDP header to a wire header, as for sending, and back, as for receiving. */
 void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again)
 {
 	wire_of_udp(wire, udp);
@@ -255,8 +251,8 @@ static void copy_head(struct net_head *head, const __u8 *frame, __u32 most)
 	memcpy(head->bytes, frame, head->have);
 }
 
-/* Returns an enum gate_find, in the steps of gate_head.h. The bytes behind the frame are `fill`, as
- * if another frame had left them there. `bare`: the frame begins with its IP header.
+/* Parses a frame in the steps of gate_head.h, and returns enum gate_find. The bytes after the frame are `fill`, as if
+ * another frame had left them there. If `bare` is not 0, the frame begins with its IP header.
  */
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, struct gate_packet *out)
 {
@@ -281,7 +277,7 @@ int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, stru
 	return found;
 }
 
-/* Takes a unit from the bucket of a network at a time. Returns not 0 if the bucket has too little. */
+/* Takes a unit from the bucket of a network at the time `now_ns`. Returns not 0 if the bucket has too little. */
 int gate_native_take(__u64 *full_at, const struct bucket_rate *rate, __u64 times, __u64 now_ns)
 {
 	__u64 price = price_of(rate, 1, times);
@@ -305,7 +301,7 @@ __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all)
 
 static struct quic_buf buf;
 
-/* Returns keys of ChaCha20. Only the header mask depends on the suite. */
+/* Returns keys of ChaCha20 with only a header key. Header protection differs between the suites only in the mask. */
 static struct quic_keys header_keys(const __u8 key[32])
 {
 	struct quic_keys keys = {.suite = QUIC_CHACHA20_POLY1305};
@@ -314,7 +310,7 @@ static struct quic_keys header_keys(const __u8 key[32])
 	return keys;
 }
 
-/* Returns 0 and the packet number of the header, or -1. */
+/* Removes header protection. Returns 0 and the packet number, or -1. */
 int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
 			  __u64 expected, struct quic_short *header, __u64 *number)
 {
@@ -340,8 +336,8 @@ int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at,
 	return result;
 }
 
-/* Reads an option that the kernel has found. It copies as much as fits; `bytes` is larger if the
- * option was cut.
+/* Reads an option that the kernel has found. The kernel copies as much as fits, so `bytes` is larger if the option was
+ * cut.
  */
 int graft_native_read(const __u8 *found, __u32 bytes)
 {
@@ -351,7 +347,7 @@ int graft_native_read(const __u8 *found, __u32 bytes)
 	return graft_read(&option, bytes);
 }
 
-/* Classifies a payload. The bytes behind its end are arbitrary. */
+/* Classifies a payload. The bytes after its end are arbitrary. */
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out)
 {
 	__u8 header[RTCP_REPORT_BYTES];
@@ -361,7 +357,7 @@ int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out)
 	return rtp_parse(header, bytes, out);
 }
 
-/* Takes an acknowledgement. Returns not 0 if it is for a packet that was not sent. */
+/* Processes an acknowledgement. Returns not 0 if it is for a packet that was not sent. */
 int ack_native_take(struct graft_shared *shared, __u32 number, const struct graft_ack *ack, __u64 now_ns)
 {
 	return ack_take(shared, number, ack, now_ns);
@@ -373,7 +369,7 @@ __u32 congestion_native_look(struct congestion *own, const struct graft_shared *
 	return congestion_look(own, shared, initial, now_ns);
 }
 
-/* Returns a stream, or a track's datagrams, before anything has arrived. */
+/* Returns the state of a stream, or of a track's datagrams, before any bytes have arrived. */
 struct relay_ingress *judge_native_begin(void)
 {
 	native_run.owner = 0;
