@@ -6,9 +6,8 @@ use rustc_hash::FxHashMap;
 
 use crate::interval;
 use crate::report::{
-    CgroupCost, CpuCost, Energy, EnergyDomain, Event, EventCost, EventPart, FunctionCost, MissingMeasurement,
-    ObserverCost, OtherFunctions, ProcStat, ProcessCost, ProcessProfile, ProfiledStack, ProgramCost, Report,
-    Stacks,
+    CgroupCost, CpuCost, Energy, Event, EventCost, EventPart, FunctionCost, MissingMeasurement, ObserverCost,
+    OtherFunctions, ProcStat, ProcessCost, ProcessProfile, ProfiledStack, ProgramCost, Report, Stacks,
 };
 
 /// Adds up reports of one host, in the order of time.
@@ -423,74 +422,41 @@ fn add_observer(sum: &mut ObserverCost, more: &ObserverCost) {
 }
 
 /// Adds the energy of two periods. If it is absent in one of them, the sum is absent too.
-fn add_energy(before: Energy, last: Energy) -> Energy {
-    match (before, last) {
-        (
-            Energy::Measured {
-                domains: before,
-                total_joules: total,
-                active_joules: active,
-                networking_joules: networking,
-                ..
-            },
-            Energy::Measured {
-                source,
-                mut domains,
-                total_joules,
-                active_joules,
-                networking_joules,
-                networking_watts,
-                idle_watts,
-            },
-        ) => {
-            for domain in before {
-                match domains.iter_mut().find(|of| of.name == domain.name) {
-                    Some(into) => into.joules += domain.joules,
-                    None => domains.push(domain),
-                }
-            }
-            Energy::Measured {
-                source,
-                domains,
-                total_joules: total_joules + total,
-                active_joules: active_joules.zip(active).map(|(a, b)| a + b),
-                networking_joules: networking_joules + networking,
-                networking_watts,
-                idle_watts,
-            }
+fn add_energy(before: Energy, mut last: Energy) -> Energy {
+    let Energy::Measured { domains, total_joules, active_joules, networking_joules, .. } = &mut last else {
+        return last;
+    };
+    let Energy::Measured {
+        domains: before_domains,
+        total_joules: before_total,
+        active_joules: before_active,
+        networking_joules: before_networking,
+        ..
+    } = &before
+    else {
+        return before;
+    };
+    for domain in before_domains {
+        match domains.iter_mut().find(|of| of.name == domain.name) {
+            Some(into) => into.joules += domain.joules,
+            None => domains.push(domain.clone()),
         }
-        (absent @ Energy::Absent { .. }, _) | (_, absent) => absent,
     }
+    *total_joules += before_total;
+    *active_joules = active_joules.zip(*before_active).map(|(a, b)| a + b);
+    *networking_joules += before_networking;
+    last
 }
 
-fn watts(energy: Energy, period_ns: u64) -> Energy {
+fn watts(mut energy: Energy, period_ns: u64) -> Energy {
     let watts = |joules: f64| joules * 1e9 / period_ns.max(1) as f64;
-    match energy {
-        Energy::Measured {
-            source,
-            domains,
-            total_joules,
-            active_joules,
-            networking_joules,
-            idle_watts,
-            ..
-        } => Energy::Measured {
-            total_joules,
-            source,
-            domains: domains
-                .into_iter()
-                .map(|domain| EnergyDomain { watts: watts(domain.joules), ..domain })
-                .collect(),
-            active_joules,
-            networking_joules,
-            networking_watts: watts(networking_joules),
-            idle_watts,
-        },
-        absent @ Energy::Absent { .. } => absent,
+    if let Energy::Measured { domains, networking_joules, networking_watts, .. } = &mut energy {
+        domains.iter_mut().for_each(|domain| domain.watts = watts(domain.joules));
+        *networking_watts = watts(*networking_joules);
     }
+    energy
 }
 
-/// The sum of stacks. Functions are numbered in the order in which they first occur.
 #[derive(Debug, Default)]
 struct MergeStacks {
     functions: Vec<String>,

@@ -64,7 +64,8 @@ fn page_bytes() -> usize {
 
 /// A type that may be the value of a mapped array, which the kernel changes at the same time.
 ///
-/// # Safety Every bit pattern must be a valid value. Everything that the kernel changes must be atomic or in an
+/// # Safety
+/// Every bit pattern must be a valid value. Everything that the kernel changes must be atomic or in an
 /// `UnsafeCell`. The layout must be that of the map's value, without implicit padding, and the size a multiple of 8.
 pub unsafe trait Shared {}
 

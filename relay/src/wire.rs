@@ -38,6 +38,11 @@ impl SessionError {
     pub fn violation(reason: impl Into<String>) -> Self {
         Self::Violation { code: code::Session::PROTOCOL_VIOLATION, reason: reason.into() }
     }
+
+    /// Returns the error for a message that has no meaning at its place, such as "after FETCH".
+    pub fn misplaced(message: &Message, place: &str) -> Self {
+        Self::violation(format!("{} {place}", message.name()))
+    }
 }
 
 impl From<DecodeError> for SessionError {

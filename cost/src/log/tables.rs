@@ -18,7 +18,7 @@ const FULL: usize = 1 << 16;
 const MARK: &str = ",\"tables\":{\"anew\":";
 
 /// The tables of a line, behind the fields of a report.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct LineTables {
     /// True if positions count from this line on.
     anew: bool,
@@ -81,14 +81,7 @@ impl WrittenTables {
         if anew {
             *self = Self::default();
         }
-        let mut line = LineTables {
-            anew,
-            functions: Vec::new(),
-            traces: Vec::new(),
-            unmeasured: Vec::new(),
-            stacks: None,
-            missing: Vec::new(),
-        };
+        let mut line = LineTables { anew, ..LineTables::default() };
         for figure in &report.missing {
             let key = (figure.event, figure.what.clone(), figure.reason.clone());
             let at = position(&mut self.unmeasured, key, |_| {

@@ -224,12 +224,7 @@ fn patience(timeout_ms: c_int) -> Option<Duration> {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_messages_version() -> *const c_char {
-    const VERSION: &CStr =
-        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-            Ok(version) => version,
-            Err(_) => c"",
-        };
-    VERSION.as_ptr()
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
 #[unsafe(no_mangle)]

@@ -28,7 +28,8 @@ pub(super) struct FoundRoot {
 
 /// Returns the root of an interface, or `None` if there is none or it is being detached.
 ///
-/// # Errors Fails with `EBUSY` if the interface has another program than a root. Fails with `EPERM` if the process
+/// # Errors
+/// Fails with `EBUSY` if the interface has another program than a root. Fails with `EPERM` if the process
 /// lacks CAP_SYS_ADMIN.
 pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<FoundRoot>> {
     let (id, mode) = attached(ifindex)?;

@@ -102,7 +102,7 @@ async fn mirror_namespaces(
                 mirrored.remove(&done.suffix);
             }
             IncomingMessage::Message(other) => {
-                return Err(SessionError::violation(format!("{} about namespaces", other.name())));
+                return Err(SessionError::misplaced(&other, "about namespaces"));
             }
             // After GOAWAY, the new request lists all namespaces again. The old list stays valid until then.
             IncomingMessage::GoAway(_) => {
@@ -184,10 +184,7 @@ impl Announced {
                     }
                 }
                 IncomingMessage::Message(other) => {
-                    return Err(SessionError::violation(format!(
-                        "unexpected {} for a published namespace",
-                        other.name()
-                    )));
+                    return Err(SessionError::misplaced(&other, "for a published namespace"));
                 }
                 IncomingMessage::Finished | IncomingMessage::Reset => return Ok(()),
             }

@@ -130,9 +130,7 @@ fn on_message(context: &SessionContext, incoming: IncomingMessage) -> Result<(),
             info!(session = context.id(), "the session's peer sent GOAWAY: it will leave");
             Ok(())
         }
-        IncomingMessage::Message(message) => {
-            Err(SessionError::violation(format!("{} on the control stream", message.name())))
-        }
+        IncomingMessage::Message(message) => Err(SessionError::misplaced(&message, "on the control stream")),
         IncomingMessage::Finished | IncomingMessage::Reset => {
             Err(SessionError::violation("the control stream was closed"))
         }

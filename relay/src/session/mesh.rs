@@ -96,7 +96,7 @@ async fn learn(context: &Arc<SessionContext>) -> Result<(), SessionError> {
             }
             IncomingMessage::Message(Message::NamespaceDone(done)) => drop(routes.remove(&done.suffix)),
             IncomingMessage::Message(other) => {
-                return Err(SessionError::violation(format!("{} about namespaces", other.name())));
+                return Err(SessionError::misplaced(&other, "about namespaces"));
             }
             // After GOAWAY, the peer lists all routes again in the new request.
             IncomingMessage::GoAway(_) => {
@@ -230,10 +230,7 @@ impl Announcing {
                 // REQUEST_ERROR also ends the request. The next change of the route starts a new one.
                 IncomingMessage::Message(Message::RequestError(_)) if awaited => return Ok(()),
                 IncomingMessage::Message(other) => {
-                    return Err(SessionError::violation(format!(
-                        "unexpected {} for a published namespace",
-                        other.name()
-                    )));
+                    return Err(SessionError::misplaced(&other, "for a published namespace"));
                 }
                 IncomingMessage::Finished | IncomingMessage::Reset => return Ok(()),
             }

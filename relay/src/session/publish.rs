@@ -598,7 +598,7 @@ impl Adopted {
             IncomingMessage::Message(message @ (Message::RequestOk(_) | Message::RequestError(_)))
                 if !updates.is_awaited() =>
             {
-                return Err(SessionError::violation(format!("{} answers nothing", message.name())));
+                return Err(SessionError::misplaced(&message, "answers nothing"));
             }
             IncomingMessage::Message(Message::RequestOk(ok)) => {
                 if let Some(largest) = ok.parameters.largest_object {
@@ -624,7 +624,7 @@ impl Adopted {
                 wire::send(send, RequestOk::default()).await?;
             }
             IncomingMessage::Message(message) => {
-                return Err(SessionError::violation(format!("{} from a publisher", message.name())));
+                return Err(SessionError::misplaced(&message, "from a publisher"));
             }
             IncomingMessage::GoAway(_) => self.family.move_request(&self.published),
             IncomingMessage::Finished | IncomingMessage::Reset => {

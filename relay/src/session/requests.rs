@@ -120,5 +120,5 @@ fn reserved(message: &Message) -> Option<RequestError> {
 }
 
 fn not_a_request(message: &Message) -> SessionError {
-    SessionError::violation(format!("{} opens a request stream", message.name()))
+    SessionError::misplaced(message, "opens a request stream")
 }

@@ -415,7 +415,7 @@ fn new_function_version_continues_with_the_old_state() {
     };
     open(&mut sender, v4(), &["number", "tally1"]);
     open(&mut receiver, there, &["number", "tally1"]);
-    let send = |sender: &PacketHooks, receiver: &Hooks| {
+    let send = |sender: &PacketHooks, receiver: &PacketHooks| {
         let frame = framed(sender, &v4(), b"payload");
         assert_eq!(run(receiver, FunctionHook::Rx, &frame).0, XDP_PASS);
     };
@@ -457,7 +457,7 @@ fn function_versions_with_equal_state_share_it() {
     }
     open(&mut sender, v4(), &["number", "old"]);
     open(&mut receiver, there, &["number", "old"]);
-    let arrives = |sender: &PacketHooks, receiver: &Hooks| {
+    let arrives = |sender: &PacketHooks, receiver: &PacketHooks| {
         let frame = framed(sender, &v4(), b"payload");
         assert_eq!(run(receiver, FunctionHook::Rx, &frame).0, XDP_PASS);
     };

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use millrace_graft_kernel::packet::{FunctionHook, Hooks, PacketReason};
+use millrace_graft_kernel::packet::{FunctionHook, PacketHooks, PacketReason};
 use millrace_kernel::qdisc::other_than_fq;
 
 use crate::datagrams::{PASS_ON, SHOT, datagram, v4, v6};

@@ -331,7 +331,8 @@ fn session_keys_are_installed_and_removed() {
     let mut receiver = hooks();
     open_keyless(&mut sender, near, &[]);
     open_keyless(&mut receiver, far, &[]);
-    let at_tx = |sender: &mut Hooks| reason(sender, &near, FunctionHook::Tx, &datagram(&near, b"payload"));
+    let at_tx =
+        |sender: &mut PacketHooks| reason(sender, &near, FunctionHook::Tx, &datagram(&near, b"payload"));
     assert!(sender.seal_with(&near, 0).is_err());
     assert_eq!(sender.wear(&near).expect("none"), None);
     let (why, verdict, _) = at_tx(&mut sender);

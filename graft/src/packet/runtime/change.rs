@@ -13,7 +13,7 @@ use super::live::{CLOCK, LiveSession};
 use super::{Duration, PacketEvent, PacketRuntime, SessionTraffic, needs_clock};
 use crate::Error;
 
-/// Hooks for incoming packets.
+/// PacketHooks for incoming packets.
 const IN: [FunctionHook; 2] = [FunctionHook::Rx, FunctionHook::Repair];
 const OUT: [FunctionHook; 1] = [FunctionHook::Tx];
 

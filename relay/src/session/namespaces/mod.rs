@@ -202,10 +202,7 @@ impl SessionNamespaces {
                         self.context.check_request_id(&update.into())?;
                         wire::send(send, RequestOk::default()).await?;
                     }
-                    Ok(IncomingMessage::Message(message)) => {
-                        let reason = format!("{} after PUBLISH_NAMESPACE", message.name());
-                        return Err(SessionError::violation(reason));
-                    }
+                    Ok(IncomingMessage::Message(message)) => return Err(SessionError::misplaced(&message, "after PUBLISH_NAMESPACE")),
                     Ok(IncomingMessage::GoAway(_)) => {} // GOAWAY on a request of the peer's own: the peer sends the request again elsewhere.
                     Ok(IncomingMessage::Finished) if !self.context.draft().fin_cancels() => reading = false,
                     Ok(IncomingMessage::Finished | IncomingMessage::Reset) | Err(SessionError::Lost(_)) => return Ok(()),
@@ -283,7 +280,7 @@ impl SessionNamespaces {
                 })
             }
             Ok(IncomingMessage::Message(message)) => {
-                Err(SessionError::violation(format!("{} after SUBSCRIBE_NAMESPACE", message.name())))
+                Err(SessionError::misplaced(&message, "after SUBSCRIBE_NAMESPACE"))
             }
             // Whether a FIN cancels the request depends on the draft.
             Ok(IncomingMessage::GoAway(_)) => Ok(NextChange::Nothing),

@@ -279,9 +279,7 @@ impl UnderWay {
                         self.context().connection().downstream().set_priority(self.key, priority);
                         wire::send(send, RequestOk::default()).await?;
                     }
-                    IncomingMessage::Message(message) => {
-                        return Err(SessionError::violation(format!("{} after FETCH", message.name())));
-                    }
+                    IncomingMessage::Message(message) => return Err(SessionError::misplaced(&message, "after FETCH")),
                     IncomingMessage::GoAway(_) => {} // GOAWAY on a request of the peer's own: the peer sends the request again elsewhere.
                     IncomingMessage::Finished => reading = false,
                     IncomingMessage::Reset => return Ok(()),

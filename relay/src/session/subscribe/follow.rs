@@ -115,9 +115,7 @@ impl SubscriptionEntry {
             IncomingMessage::Message(Message::Unsubscribe(_)) => Ok(FollowStep::End(Some(
                 SubscriptionEnd::new(code::Done::SUBSCRIPTION_ENDED, "unsubscribed"),
             ))),
-            IncomingMessage::Message(message) => {
-                Err(SessionError::violation(format!("{} in a subscription", message.name())))
-            }
+            IncomingMessage::Message(message) => Err(SessionError::misplaced(&message, "in a subscription")),
             // GOAWAY on the request of the subscriber has no effect here. The peer sends its request again elsewhere.
             IncomingMessage::GoAway(_) => Ok(FollowStep::GoOn),
             IncomingMessage::Finished => Ok(FollowStep::ReadAll),

@@ -88,7 +88,7 @@ impl SubscriptionEntry {
             Ok(Ok(IncomingMessage::Message(Message::RequestOk(ok)))) => Ok(Some(ok.parameters)),
             Ok(Ok(IncomingMessage::Message(Message::RequestError(_)))) => Ok(None),
             Ok(Ok(IncomingMessage::Message(other))) => {
-                Err(SessionError::violation(format!("{} answers PUBLISH", other.name())))
+                Err(SessionError::misplaced(&other, "answers PUBLISH"))
             }
             // A subscriber that closes the stream or does not answer does not want the track.
             Ok(Ok(IncomingMessage::GoAway(_) | IncomingMessage::Finished | IncomingMessage::Reset))
