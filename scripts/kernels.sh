@@ -134,7 +134,7 @@ userland() {
     rm -rf "$root"
     mkdir -p "$root"/{dev,proc,sys,run,tmp,etc}
     add "$root" "$(command -v busybox)" bin/busybox
-    for tool in ip tc ethtool nsenter unshare bash; do add "$root" "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool")" "tools/$tool"; done
+    for tool in ip tc ethtool nsenter unshare setsid bash; do add "$root" "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool")" "tools/$tool"; done
     for program in millrace millrace-lab; do add "$root" "$dir/$program" "tools/$program"; done
     # Tests of commands name the program that cargo has built.
     mkdir -p "$root$ROOT/target/debug"

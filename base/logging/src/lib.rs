@@ -74,6 +74,7 @@ impl<S: Subscriber> Layer<S> for LogLimit {
             return false;
         };
         if lines > 0 {
+            // The lock is free by now: this line comes back here as an event, and passes by its target.
             warn!(target: TARGET, lines, of = metadata.target(), at = metadata.line(), "log lines like the next one came too fast and were left out");
         }
         true
@@ -87,6 +88,7 @@ impl PlaceBucket {
         let periods = now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos();
         if periods > 0 {
             self.used = self.used.saturating_sub(u32::try_from(periods).unwrap_or(u32::MAX));
+            // The rest of the last period is lost, so the rate is at most one line per period.
             self.since = Some(now);
         }
         if self.used == BURST {
