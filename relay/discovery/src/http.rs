@@ -15,7 +15,7 @@ use tokio::{
     time,
 };
 use tokio_rustls::TlsConnector;
-use url::Url;
+use url::{Position, Url};
 
 /// How long the store has to take the connection, and to begin its answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -133,13 +133,9 @@ impl HttpClient {
         let connection = OpenConnection(tokio::spawn(async move {
             let _ = connection.await; // the caller sees the end of the answer
         }));
-        let path = match url.query() {
-            Some(query) => format!("{}?{query}", url.path()),
-            None => url.path().to_owned(),
-        };
         let request = Request::builder()
             .method(if body.is_some() { "POST" } else { "GET" })
-            .uri(path)
+            .uri(&url[Position::BeforePath..Position::AfterQuery])
             .header(header::HOST, host)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body.unwrap_or_default())));
