@@ -311,6 +311,16 @@ fn log_can_be_replayed() {
     let sum = text(&run(&["replay", &log]).stdout);
     assert!(has_head_of_cpus(&sum), "{sum}");
 
+    // A part of the log is a log of its own, which needs no line of the first one.
+    let part = path("part");
+    let whole = text(&run(&["replay", &log, "--json", "--stacks"]).stdout);
+    let second: serde_json::Value = serde_json::from_str(whole.lines().nth(1).unwrap()).unwrap();
+    let from = second["time_unix_ms"].to_string();
+    let cut = run(&["replay", &log, "--from", &from, "--log", &part]);
+    assert!(cut.status.success() && cut.stdout.is_empty(), "{cut:?}");
+    let replayed = text(&run(&["replay", &part, "--json", "--stacks"]).stdout);
+    assert!(replayed.contains("\"stacks\":{") && replayed.lines().eq(whole.lines().skip(1)));
+
     // The log is cut in the last report, as when its writer was killed.
     let whole = std::fs::read(&log).unwrap();
     std::fs::write(&log, &whole[..whole.len() - 20]).unwrap();
