@@ -1,7 +1,7 @@
 //! A circuit breaker for the packets that one receiver is sent (RFC 8083, section 4). It is no congestion control: it
 //! only ends traffic that does harm.
 //!
-//! The breaker judges by the receiver's reports, and by how many packets and bytes were sent to the receiver.
+//! The breaker decides from the receiver's reports, and from how many packets and bytes were sent to the receiver.
 
 use std::time::Duration;
 
@@ -23,9 +23,10 @@ impl Default for Settings {
 pub enum Trip {
     /// The receiver reported nothing for three intervals in which packets were sent to it.
     Silent,
-    /// Reports say that no packet arrives.
+    /// The receiver's reports say that no packet arrives.
     Nothing,
-    /// The receiver's reports showed in a row that more than ten times as much was sent as TCP would send at that loss.
+    /// Several consecutive reports showed that the receiver was sent more than ten times as much as TCP would send at
+    /// that loss.
     Congestion,
 }
 
@@ -67,17 +68,17 @@ pub struct ReceiverReport {
     pub highest: u32,
     /// Loss since the previous report, in 256ths.
     pub fraction_lost: u8,
-    /// Round trip to the receiver, if a sender report tells it.
+    /// Round trip to the receiver, if the report refers to a sender report.
     pub round_trip: Option<Duration>,
 }
 
-/// Round trip that is assumed if no sender report tells it.
+/// Round trip that is assumed if the report refers to no sender report.
 const ROUND_TRIP: Duration = Duration::from_millis(200);
-/// Time between frames of media. It only matters if reports are more frequent than frames.
+/// Assumed time between frames of media. It only matters if reports are more frequent than frames.
 const FRAMES: Duration = Duration::from_millis(40);
-/// Divisor of the interval. Two reports that are closer together than the quotient count as one.
+/// Divisor of the report interval. Two reports that are closer together than the quotient count as one.
 const SOONEST: u32 = 10;
-/// Number of intervals without a report after which a receiver is cut off.
+/// Number of report intervals without a report after which a receiver is cut off.
 const SILENT_INTERVALS: u32 = 3;
 /// Multiple of TCP's rate above which a receiver with loss is cut off (RFC 8083, section 4.3).
 const TIMES_TCP: f64 = 10.0;
@@ -89,8 +90,7 @@ const TIMES_TCP: f64 = 10.0;
 #[derive(Clone, Debug)]
 pub struct Breaker {
     settings: Settings,
-    /// Start of the time in which packets were sent and no report came; `None` if nothing was sent since the last
-    /// report.
+    /// Time since which packets were sent and no report came; `None` if nothing was sent since the last report.
     silent_since: Option<Duration>,
     last: Option<BreakerReport>,
     /// Mean time between reports.
@@ -100,7 +100,7 @@ pub struct Breaker {
     congested: u32,
 }
 
-/// The latest report that counted.
+/// The latest report that counted; a report that follows too soon does not count.
 #[derive(Clone, Copy, Debug)]
 struct BreakerReport {
     at: Duration,
@@ -213,8 +213,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const SETTINGS: Settings = Settings { interval: SECOND };
 
-    /// One receiver. It is sent the same number of packets of 1200 bytes between two reports, which are one second
-    /// apart.
+    /// A simulated receiver. It is sent the same number of packets of 1200 bytes between two reports, which are one
+    /// second apart.
     struct BreakerScene {
         breaker: Breaker,
         now: Duration,
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn receiver_that_gets_nothing_is_cut_off() {
+    fn receiver_that_reports_no_arrivals_is_cut_off() {
         let mut scene = BreakerScene::new();
         assert_eq!(scene.report(10, 10, 0), None);
         let trips: Vec<_> = (0..4).map(|_| scene.report(10, 0, 0)).collect();
@@ -286,7 +286,8 @@ mod tests {
 
     #[test]
     fn receiver_with_high_loss_is_cut_off_at_a_high_rate() {
-        // 1000 packets of 1200 bytes a second are 9.6 Mbit/s. At 50 ms TCP would get a tenth of that with some 5 %.
+        // 1000 packets of 1200 bytes a second are 9.6 Mbit/s. With a round trip of 50 ms and some 5 % loss, TCP would
+        // send a tenth of that.
         for (packets, fraction_lost, cut) in
             [(1000, 3, false), (1000, 64, true), (20, 64, false), (1000, 0, false), (10, 255, true)]
         {

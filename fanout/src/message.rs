@@ -52,7 +52,7 @@ pub enum ReceiverAction {
 pub struct RelayAnswer {
     /// The outcome of the request.
     pub what: RequestOutcome,
-    /// The number of the request.
+    /// The transaction number of the request.
     pub transaction: u32,
 }
 
@@ -84,9 +84,9 @@ pub enum RequestOutcome {
 pub enum RequestRefusal {
     /// There is no stream of that name at this address.
     Unknown,
-    /// The stream has as many receivers as it may have.
+    /// The stream has reached its limit of receivers.
     Full,
-    /// The address has as many receivers as it may have.
+    /// The address has reached its limit of receivers.
     FullAddress,
     /// The circuit breaker has cut the receiver off.
     Cut,

@@ -19,7 +19,7 @@ pub struct Reception {
 #[derive(Clone, Debug)]
 struct RtpSource {
     ssrc: u32,
-    /// Extended sequence numbers.
+    /// Extended sequence number of the first packet, and of the highest one.
     first: u32,
     highest: u32,
     received: u32,
@@ -27,7 +27,8 @@ struct RtpSource {
     reported: (u32, u32),
 }
 
-/// Bound of a step ahead in sequence numbers. A step of this size or more means that the source has restarted.
+/// Jump ahead in sequence numbers that is too large for loss. A jump of this size or more means that the source has
+/// restarted.
 const JUMP_MAX: u16 = 3000;
 
 impl Reception {
@@ -74,7 +75,7 @@ impl RtpSource {
     /// Counts a packet. Returns whether it belongs to this source.
     fn take(&mut self, sequence: u16) -> bool {
         let ahead = sequence.wrapping_sub(self.highest as u16);
-        // A packet that is a little behind the highest one is late. Any other step is that of a restarted source.
+        // A packet that is a little behind the highest one is late. Any other jump means that the source has restarted.
         if ahead < JUMP_MAX {
             self.highest = self.highest.wrapping_add(ahead.into());
         } else if ahead < JUMP_MAX.wrapping_neg() {
@@ -125,7 +126,7 @@ mod tests {
         }
         let first = block(&mut reception, NOW);
         assert_eq!((first.ssrc, first.highest, first.fraction_lost), (7, 0x0001_0003, 0), "over the end");
-        // Every second one of 10 arrives, and one of them late.
+        // Five of ten packets arrive, and one of these is late.
         for sequence in [5, 9, 7, 11, 13] {
             reception.packet(media(sequence), NOW);
         }

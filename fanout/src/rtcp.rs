@@ -42,8 +42,8 @@ pub fn walk(mut bytes: &[u8], mut each: impl FnMut(Block)) -> Option<usize> {
     Some(packets)
 }
 
-/// Returns the report blocks of one packet; none if its type has none. Returns `None` if the packet is shorter than
-/// its count says.
+/// Returns the report blocks of one packet, or none if packets of its type have none. Returns `None` if the packet is
+/// shorter than its count says.
 fn blocks(kind: u8, count: usize, packet: &[u8]) -> Option<&[[u8; BLOCK_BYTES]]> {
     let first = match kind {
         SENDER_REPORT => 28,

@@ -38,7 +38,7 @@ pub struct TraceEvents {
     pub lost: u64,
 }
 
-/// One event, as `millrace fanout trace` prints it.
+/// One traced event, as `millrace fanout trace` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FanoutTraceLine {
     /// Microseconds since 1970.
@@ -64,7 +64,7 @@ pub struct FanoutTraceLine {
     pub outcome: String,
 }
 
-/// The filter of the viewer that is being served, and the time when the viewer counts as gone.
+/// The filter of the one viewer that is served, and the time from which the viewer counts as gone.
 #[derive(Default)]
 pub struct FanoutTraceWatch(Option<(FanoutTraceFilter, Instant)>);
 

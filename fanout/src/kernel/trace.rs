@@ -48,12 +48,12 @@ pub struct CopyEvent {
     pub what: CopyEventKind,
 }
 
-/// The subject of an event, and its outcome.
+/// The packet or copy that an event is about, and its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyEventKind {
-    /// A packet that was not copied, or not to all receivers.
+    /// The event is about a packet that was not copied, or not to all receivers.
     Packet(Outcome),
-    /// A copy for the receiver with this number.
+    /// The event is about the copy for the receiver with this number.
     Copy(u32, CopyOutcome),
 }
 
