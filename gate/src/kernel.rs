@@ -272,8 +272,8 @@ impl LoadedGate {
     }
 
     /// Attaches the gate to an interface of the calling thread's network namespace. Returns the mode, which is never
-    /// [`xdp::XdpMode::Auto`]. The kernel allows one XDP program for each interface. The gate shares that place with
-    /// grafts; if it is taken by another program or another gate, this is an error. Joining existing grafts needs
+    /// [`xdp::XdpMode::Auto`]. The kernel allows one XDP program for each interface. The gate shares that program with
+    /// grafts; if another program or another gate is attached, this is an error. Joining existing grafts needs
     /// CAP_SYS_ADMIN. Interfaces without an Ethernet header (tun, WireGuard, PPP) are supported. Interfaces whose
     /// tunnel may have merged packets are an error.
     pub fn attach(&self, ifindex: i32, mode: xdp::XdpMode) -> Result<xdp::XdpMode, Error> {

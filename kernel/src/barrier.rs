@@ -54,7 +54,8 @@ impl Barrier {
     /// Waits until every program run that has begun before has ended. An update of a map of maps waits for them
     /// (`maybe_wait_bpf_programs` in the kernel).
     pub fn wait_for_runs(&self) -> Result<(), Error> {
-        // The number is taken before the wait begins, so that moments taken during the wait are not covered by it.
+        // The number of the wait is taken before the wait begins, so that moments taken during the wait are not covered
+        // by it.
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let fd = self.nothing.as_fd().as_raw_fd();
         write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())?;

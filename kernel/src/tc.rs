@@ -21,9 +21,9 @@ pub use crate::hook::{KernelHook, Mechanism};
 /// The position of a program among the programs of one hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TcPosition {
-    /// The first place, before the programs of others.
+    /// The program runs before the programs of others.
     First,
-    /// The last place, after the programs of others.
+    /// The program runs after the programs of others.
     Last,
 }
 

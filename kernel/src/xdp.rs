@@ -1,6 +1,6 @@
 //! Attaches programs to an interface at XDP, by a link. The kernel detaches a program when the link's last descriptor
-//! is closed, also if this process is killed. The kernel allows one program per interface, a place that [`root`] shares
-//! between processes.
+//! is closed, also if this process is killed. The kernel allows one program per interface; [`root`] is such a program,
+//! which several processes share.
 
 #![allow(unsafe_code)]
 

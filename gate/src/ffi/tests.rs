@@ -18,7 +18,7 @@ fn invalid_arguments_are_refused_with_a_message() {
     let nothing = ptr::null();
     let no_gate = ptr::null_mut::<Gate>();
     let no_scope = ptr::null_mut::<Scope>();
-    // SAFETY: null is allowed everywhere, and everything else is valid.
+    // SAFETY: every pointer may be null, and each of the others is valid.
     unsafe {
         refused(millrace_gate_open(nothing, empty, 0, &raw mut gate), "interface is null");
         refused(millrace_gate_open(c"\xff".as_ptr(), empty, 0, &raw mut gate), "interface is not UTF-8");
@@ -71,7 +71,7 @@ fn socket_addresses_of_both_families_are_read() {
     assert_eq!(read(&UnixAddr::new("/nowhere").unwrap()), None);
     let v4 = SockaddrIn::from(v4);
     for len in [0, 1, 2, 8] {
-        // SAFETY: the address is longer.
+        // SAFETY: the address has more than `len` bytes.
         assert!(unsafe { client(v4.as_ptr(), len) }.is_err(), "cut to {len} bytes");
     }
 }

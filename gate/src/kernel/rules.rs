@@ -45,18 +45,18 @@ pub struct ScopeRules {
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-/// An application's address, port or both. If several places match, one with both wins over one with an address, and
-/// this over one with a port.
+/// An application's address, port or both. If several match a packet, one with both wins over one with an address,
+/// which wins over one with a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulePlace {
-    /// The address; `None` for any.
+    /// The destination address; `None` for any.
     pub address: Option<IpAddr>,
-    /// The port; `None` for any.
+    /// The destination port; `None` for any.
     pub port: Option<u16>,
 }
 
 impl RulePlace {
-    /// Makes a place of one port at any address.
+    /// Creates a [`RulePlace`] that matches one port at any address.
     pub const fn port(port: u16) -> Self {
         Self { address: None, port: Some(port) }
     }
@@ -171,7 +171,7 @@ pub struct RuleRate {
     pub amount: u64,
     /// The interval.
     pub per: Duration,
-    /// Largest number of units at once.
+    /// Largest burst, in units.
     pub burst: u64,
 }
 
@@ -292,7 +292,7 @@ pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
 pub const VERSIONS_MAX: usize = intf::VERSIONS;
 /// Largest number of reflectors' ports in a policy.
 pub const REFLECTORS_MAX: usize = intf::PORTS;
-/// Largest number of places of all scopes together.
+/// Largest number of [`RulePlace`]s of all scopes together.
 pub const MAX_PLACES: usize = 256;
 /// Name of the scope that belongs to no application, for packets whose scope is unknown.
 pub const INTERFACE: &str = "interface";
@@ -349,7 +349,7 @@ impl RulePlace {
         }
     }
 
-    /// Returns the kind of look-up by which the program finds this place.
+    /// Returns the kind of look-up by which the program finds this address, port or both.
     pub(super) fn lookup(&self) -> u32 {
         match (self.address, self.port) {
             (Some(_), Some(_)) => intf::LOOKUP_BOTH,

@@ -181,7 +181,7 @@ fn tun_devices_are_guarded() {
         let mut buffer = [0; 2048];
         assert_eq!(socket.recv(&mut buffer).expect("the one that passes"), 1200);
         assert_eq!(counted(&gate, Rule::Short), 20);
-        // The gate sees the server's answer, and then knows the client that continues.
+        // The gate reads the server's answer, and then accepts the client's next packets as those of a live connection.
         let answer = long(LongPacketType::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
         socket.send_to(&answer, client).expect("sent");
         assert_eq!(tun.receive(), answer);
@@ -191,7 +191,7 @@ fn tun_devices_are_guarded() {
         assert_eq!(socket.recv(&mut buffer).expect("a short header"), 50);
         let statistics = gate.statistics().expect("statistics");
         assert_eq!(statistics.scope("web").expect("web").pass(Pass::Live).packets, 1);
-        // The gate sends an answer of its own.
+        // The gate answers the packet itself.
         apply(&gate, PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() });
         tun.send(client, server, initial(1, &[8; 8], &[2; 4], &[]));
         assert_eq!(tun.receive()[0] & 0xf0, 0xf0, "a Retry");
@@ -202,7 +202,7 @@ fn counted(gate: &LoadedGate, rule: Rule) -> u64 {
     gate.statistics().expect("statistics").scope("web").expect("web").rule(rule).packets
 }
 
-/// Adds an interface of this kind. Reports whether the kernel supports it.
+/// Adds an interface of the given kind. Reports whether the kernel supports that kind.
 fn add(namespace: &str, kind: &str, test: &str) -> bool {
     let name = kind.split(' ').next().expect("a word");
     let arguments = format!("-n {namespace} link add {name}7 type {kind}");

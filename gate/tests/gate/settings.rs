@@ -335,7 +335,7 @@ fn unused_scope_name_gives_its_index_to_a_new_name() {
 }
 
 /// Changes the rules a thousand times while packets of a live connection and of a blocked client arrive. Each packet
-/// must be judged by one set of rules, not by parts of two.
+/// must be checked against one set of rules, not against parts of two.
 #[test]
 fn rules_change_atomically_under_load() {
     if !root("rules_change_atomically_under_load") {

@@ -291,8 +291,8 @@ fn handshake_marks_expire_and_connections_do_not() {
 /// Checks that a client's packets alone validate no address, and that a server's short headers, Retry and Version
 /// Negotiation do not either.
 #[test]
-fn unanswered_packets_validate_nothing() {
-    if !root("unanswered_packets_validate_nothing") {
+fn client_packets_alone_validate_no_address() {
+    if !root("client_packets_alone_validate_no_address") {
         return;
     }
     let gate = gate(tracked(&[]));
@@ -427,7 +427,8 @@ fn initials_of_one_connection_are_counted_once() {
     }
 }
 
-/// Repeats an Initial more often than is free. Every further group of repetitions counts as a new connection.
+/// Repeats an Initial more often than one connection may. Every further group of repetitions counts as a new
+/// connection.
 #[test]
 fn initial_that_is_repeated_endlessly_is_counted_again() {
     if !root("initial_that_is_repeated_endlessly_is_counted_again") {
@@ -471,8 +472,8 @@ fn early_data_and_handshakes_without_connection_count_as_new() {
 
 /// Checks that 0-RTT packets of a connection whose Initial was admitted do not count as another connection.
 #[test]
-fn early_data_is_judged_with_its_initial() {
-    if !root("early_data_is_judged_with_its_initial") {
+fn early_data_belongs_to_the_connection_of_its_initial() {
+    if !root("early_data_belongs_to_the_connection_of_its_initial") {
         return;
     }
     let rates = Rates { initials: burst(2), ..Rates::default() };
@@ -515,13 +516,14 @@ fn reflector_port_of_earlier_connection_passes() {
         }
     }
 
-    // The gate knows all live connections after the idle time.
+    // The gate knows all live connections once it has been attached for the idle time.
     let idle = Duration::from_millis(100);
     let begin = std::time::Instant::now();
     let gate = gate(tracked(idle));
     wait_until("a refusal", || reason(&gate, &stray(PORTS[0])), |reason| *reason != UNKNOWN);
     assert!(begin.elapsed() >= idle);
-    // A change of other rules does not restart this time. A change of how connections are tracked does.
+    // A change of other rules does not restart the idle time that the gate waits for. A change of how connections are
+    // tracked does.
     apply(&gate, PolicyRules { modes: enforce(&[Rule::Options]), ..tracked(idle) });
     assert_eq!(reason(&gate, &stray(PORTS[0])), reflected);
     let mut web = scope("web", 444, tracked(Duration::from_secs(3600)));

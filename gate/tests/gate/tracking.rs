@@ -78,7 +78,7 @@ impl<'a> Steady<'a> {
             if self.last.elapsed() >= self.idle / 2 {
                 return None;
             }
-            std::thread::sleep(Duration::from_millis(50)); // exact: paces the sender
+            std::thread::sleep(Duration::from_millis(50)); // exact: sets the sender's rate
         }
         Some(expired)
     }
