@@ -70,7 +70,7 @@ pub enum KeyError {
 #[derive(Clone)]
 pub struct AccessKey {
     id: Option<String>,
-    /// The only algorithm that the key may be used with. `None`: all that its kind has.
+    /// The only algorithm that the key may be used with. `None`: all algorithms of keys of its kind.
     algorithm: Option<TokenAlgorithm>,
     /// The only issuer whose tokens the key verifies. `None`: all issuers that have no key of their own.
     issuer: Option<Arc<str>>,

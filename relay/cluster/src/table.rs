@@ -69,7 +69,8 @@ pub struct NamespaceRoute {
 }
 
 impl NamespaceRoute {
-    /// Reports whether the route may serve `neighbour`: it must neither come from its session nor pass its hop.
+    /// Reports whether the route may serve `neighbour`: the route must neither come from the neighbour's session nor
+    /// contain the neighbour's hop.
     fn is_for(&self, neighbour: Neighbour) -> bool {
         self.key.link != neighbour.link && !self.path.passes(neighbour.hop)
     }
@@ -236,7 +237,7 @@ impl RouteTable {
             if *count == 0 {
                 self.counts.remove(&key.link);
                 self.suspects.remove(&key.link);
-                // The session's last announcement is gone, so the peer itself has probably disappeared.
+                // This was the session's last announcement, so the peer itself has probably disappeared.
                 if !route.is_local && route.path.sender().is_named() {
                     self.gone.truncate(MAX_GONE - 1);
                     self.gone.push_front((route.path.sender(), now));

@@ -78,7 +78,7 @@ struct Init {
     timeout_ms: u16,
 }
 
-/// `struct sctp_paddrparams`: the address is a `sockaddr_storage`.
+/// The layout of `struct sctp_paddrparams`: the address is a `sockaddr_storage`.
 #[repr(C)]
 struct PathParameters {
     address: libc::sockaddr_storage,
@@ -327,7 +327,7 @@ impl Connected {
         unsafe { (self.library.0.handle_timers)(ms) }
     }
 
-    /// Sends a message. Returns whether there was room for it.
+    /// Sends a message. Returns false if the buffer had no space for it.
     ///
     /// # Errors
     ///

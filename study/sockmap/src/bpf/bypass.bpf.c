@@ -27,7 +27,7 @@ struct tcp_sock {
 
 const volatile struct bypass_config config SEC(".rodata.config");
 
-/* The sockets of all connections that are entered. The kernel removes a socket when it is closed. */
+/* The sockets that this program may bypass TCP for. The kernel removes a socket when it is closed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
 	__type(key, struct bypass_key);
@@ -139,8 +139,9 @@ static __always_inline void enter(struct bpf_sock_ops *ctx)
 	part = part_of(&key);
 	if (part == NO_PART)
 		return;
-	/* The SYN counts as one acknowledged byte. Data sent with it could not be told from later data, so such a socket is
-	 * not entered. */
+	/* The SYN counts as one acknowledged byte. Data sent with the SYN could not be told from later data,
+	 * so such a socket is not added to the map `sockets`.
+	 */
 	if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->bytes_acked > 1) {
 		count(BYPASS_EARLY);
 		return;
@@ -204,7 +205,9 @@ static __always_inline enum bypass_verdict judge(struct sk_msg_md *msg, const st
 	return BYPASS_PASSED_ON;
 }
 
-/* Decides for each send whether its bytes are passed or go by TCP. This is the only place where bytes are counted. */
+/* Decides for each send whether its bytes are passed to the opposite socket directly or go by TCP. No other
+ * function counts bytes.
+ */
 SEC("sk_msg")
 int bypass_send(struct sk_msg_md *msg)
 {
