@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// Settings of a circuit breaker.
+/// Settings of a receiver's circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Longest time between two reports of a receiver. RFC 3550 recommends 5 seconds.
@@ -34,7 +34,7 @@ impl Trip {
     /// Every reason, in the order of metrics.
     pub const ALL: [Self; 3] = [Self::Silent, Self::Nothing, Self::Congestion];
 
-    /// Returns the name for metrics: lower case, with underscores.
+    /// Returns the reason's name for metrics: lower case, with underscores.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silent => "silent",
@@ -47,7 +47,7 @@ impl Trip {
 /// Packets and bytes that were sent to the receiver so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverSent {
-    /// Packets: datagrams of RTP or RTCP.
+    /// Number of datagrams of RTP or RTCP.
     pub packets: u64,
     /// Bytes of UDP payload.
     pub bytes: u64,
@@ -61,12 +61,12 @@ impl std::ops::Add for ReceiverSent {
     }
 }
 
-/// One report of the receiver.
+/// One RTCP report of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverReport {
-    /// Extended highest sequence number received.
+    /// Extended highest sequence number that the receiver got.
     pub highest: u32,
-    /// Loss since the previous report, in 256ths.
+    /// Loss since the receiver's previous report, in 256ths.
     pub fraction_lost: u8,
     /// Round trip to the receiver, if the report refers to a sender report.
     pub round_trip: Option<Duration>,
@@ -93,9 +93,9 @@ pub struct Breaker {
     /// Time since which packets were sent and no report came; `None` if nothing was sent since the last report.
     silent_since: Option<Duration>,
     last: Option<BreakerReport>,
-    /// Mean time between reports.
+    /// Mean time between the receiver's reports.
     mean: Duration,
-    /// Number of consecutive reports that no packet had arrived.
+    /// Number of consecutive reports according to which no packet had arrived.
     nothing: u32,
     congested: u32,
 }
@@ -120,7 +120,7 @@ impl Breaker {
         SILENT_INTERVALS * self.settings.interval
     }
 
-    /// Skips a time in which nothing was sent to the receiver, so that it does not count as silence.
+    /// Skips a time in which nothing was sent to the receiver, so that this time does not count as silence.
     pub fn skip(&mut self, away: Duration) {
         self.silent_since = self.silent_since.map(|since| since + away);
         if let Some(last) = &mut self.last {
@@ -128,7 +128,7 @@ impl Breaker {
         }
     }
 
-    /// Reports whether the receiver was silent for too long. Call it a few times per interval.
+    /// Reports whether the receiver has sent no report for too long. Call it a few times per report interval.
     pub fn tick(&mut self, now: Duration, sent: ReceiverSent) -> Option<Trip> {
         let last = *self.last.get_or_insert(BreakerReport { at: now, highest: None, sent });
         if sent.packets == last.sent.packets {
@@ -139,13 +139,13 @@ impl Breaker {
         (now.saturating_sub(since) > SILENT_INTERVALS * self.settings.interval).then_some(Trip::Silent)
     }
 
-    /// Records a report that cannot be read (SRTCP): the receiver is not silent.
+    /// Records that a report arrived that cannot be read (SRTCP): the receiver is not silent.
     pub fn heard_something(&mut self, now: Duration, sent: ReceiverSent) {
         self.silent_since = None;
         self.last = Some(BreakerReport { at: now, highest: None, sent });
     }
 
-    /// Handles a report. Returns the reason to cut the receiver off, if there is one.
+    /// Handles a report. Returns the reason if the receiver must be cut off.
     pub fn on_report(&mut self, now: Duration, heard: ReceiverReport, sent: ReceiverSent) -> Option<Trip> {
         self.silent_since = None;
         let last = self.last.unwrap_or(BreakerReport { at: now, highest: None, sent });
@@ -157,7 +157,7 @@ impl Breaker {
         if past < self.settings.interval / SOONEST {
             return None;
         }
-        // The mean is exponential, with a weight of 1/8.
+        // The mean report interval is exponential, with a weight of 1/8.
         self.mean = (7 * self.mean + past) / 8;
         self.last = Some(BreakerReport { at: now, highest: Some(heard.highest), sent });
         let packets = sent.packets.saturating_sub(last.sent.packets);
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(trips, [None, None, None, None, Some(Trip::Silent)]);
         scene.breaker.heard_something(scene.now, scene.sent);
         assert_eq!(scene.breaker.tick(scene.now, scene.sent), None);
-        // Nothing is sent, so no report is due.
+        // Nothing is sent to the receiver, so no report is due.
         for _ in 0..10 {
             scene.second(0);
             assert_eq!(scene.breaker.tick(scene.now, scene.sent), None);

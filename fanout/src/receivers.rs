@@ -22,7 +22,7 @@ pub struct ReceiverLimits {
     /// Largest number of receivers of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it
     /// ([`levels`]).
     pub per_address: usize,
-    /// Longest lease.
+    /// Longest lease that a receiver gets.
     pub lease: Duration,
     /// Time for which a receiver that was cut off has to wait.
     pub pause: Duration,
@@ -30,7 +30,7 @@ pub struct ReceiverLimits {
     pub breaker: Option<breaker::Settings>,
 }
 
-/// A change to make in the kernel. Applied in order, commands make the kernel's state equal to the table.
+/// A change to make in the kernel. Executed in order, commands make the kernel's state equal to the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Sends the stream to one more receiver.
@@ -40,7 +40,7 @@ pub enum Command {
         /// End of the lease.
         until: Duration,
     },
-    /// Changes the end of a lease.
+    /// Changes the time at which a receiver's lease ends.
     Renew {
         /// The receiver.
         who: SocketAddr,
@@ -59,13 +59,13 @@ pub enum Command {
 /// Reason why a receiver is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalReason {
-    /// The receiver asked for it.
+    /// The receiver asked to be removed.
     Asked,
     /// The lease has ended.
     Expired,
     /// The operator has removed the receiver from the settings.
     Unnamed,
-    /// The circuit breaker has tripped.
+    /// The circuit breaker has cut the receiver off.
     Cut(Trip),
 }
 
@@ -140,7 +140,7 @@ enum LeaseState {
 
 /// The time at which the lease of a receiver that the operator has named ends: never.
 pub const FOREVER: Duration = Duration::MAX;
-/// The shortest lease.
+/// The shortest lease that a receiver gets.
 const LEAST: Duration = Duration::from_secs(1);
 
 impl StreamReceivers {
@@ -362,7 +362,7 @@ impl StreamReceivers {
     }
 }
 
-/// Returns the receivers in one of the networks of an address.
+/// Returns the receivers whose addresses are in one of the networks of an address.
 fn count_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,

@@ -8,11 +8,11 @@ use super::{
     rtp::DatagramKind,
 };
 
-/// Statistics of the source. Times are of one clock that does not go back.
+/// Statistics about the source. Times are of one clock that does not go back.
 #[derive(Clone, Debug, Default)]
 pub struct Reception {
     source: Option<RtpSource>,
-    /// The latest sender report: the middle of its NTP time, and its time of arrival.
+    /// The latest sender report: the middle 32 bits of its NTP time, and its time of arrival.
     sender: Option<(u32, Duration)>,
 }
 
@@ -23,7 +23,7 @@ struct RtpSource {
     first: u32,
     highest: u32,
     received: u32,
-    /// Numbers of packets expected and received when the last report was made.
+    /// Numbers of packets that were expected and received when the last report was made.
     reported: (u32, u32),
 }
 

@@ -53,7 +53,7 @@ enum CopyMethod {
 const WAYS: [CopyMethod; 4] =
     [CopyMethod::OneRun, CopyMethod::FurtherRuns, CopyMethod::FurtherRunsSpread, CopyMethod::Userspace];
 
-/// Delays in microseconds.
+/// Delays of one way to continue a fan-out, in microseconds.
 #[derive(Default)]
 struct DelayFigures {
     /// Time from the publisher's send call until a copy was registered, or sent by userspace.

@@ -23,7 +23,7 @@ struct RtpScene<'a> {
     network: &'a NamespaceNetwork,
     fanout: Fanout,
     from: UdpSocket,
-    /// The relay's own socket, at the stream's address.
+    /// The relay's socket, which is bound to the stream's address.
     own: UdpSocket,
 }
 
@@ -55,7 +55,7 @@ impl<'a> RtpScene<'a> {
     fn receiver(&self, family: u8, cap: Cap) -> (ReceiverCopy, UdpSocket) {
         let socket = net::socket(&self.network.subscriber, SocketAddr::new(address(family, 2, 2), 0));
         let to = socket.local_addr().expect("an address");
-        // This makes the relay's host learn the receiver's link address.
+        // Sending a datagram makes the relay's host learn the receiver's link address.
         self.own.send_to(&[0], to).expect("send");
         assert_eq!(receive(&socket).0, [0]);
         (self.stream().add(to, cap, FAR).expect("room"), socket)
@@ -72,7 +72,7 @@ impl<'a> RtpScene<'a> {
 
     /// Returns the number of copies with this outcome.
     fn copies(&self, outcome: CopyOutcome) -> u64 {
-        self.fanout.counters().expect("counters").copies(outcome) // exact: callers have waited for every packet
+        self.fanout.counters().expect("counters").copies(outcome) // exact: the callers wait for the packets first
     }
 }
 
@@ -256,7 +256,8 @@ fn copy_that_cannot_be_sent_is_counted() {
     assert_eq!((narrow.copies(CopyOutcome::TooLarge), narrow.copies(CopyOutcome::Sent)), (1, 1));
 }
 
-/// Frames without a checksum, with a wrong one, and with a VLAN tag are sent as they are.
+/// Checks that copies of frames without a checksum, with a wrong one, and with a VLAN tag keep the checksum and lose
+/// the tag.
 #[test]
 fn copies_keep_checksums_and_lose_vlan_tags() {
     if !root("copies_keep_checksums_and_lose_vlan_tags") {

@@ -40,7 +40,7 @@ const DATAGRAM_MAX: usize = 65_536;
 
 /// Arguments of the daemon.
 pub struct FanoutSetup {
-    /// The settings file.
+    /// Path of the settings file.
     pub config: PathBuf,
     /// The control socket and HTTP address that the daemon answers on.
     pub front: DaemonFront,
@@ -52,12 +52,12 @@ pub struct FanoutSetup {
 pub enum FanoutRequest {
     /// Asks for the status.
     Status,
-    /// Reads the settings again.
+    /// Reads the settings file again and applies it.
     Reload,
     /// Returns the traced events since the previous `Trace` request. The trace ends if no such request follows within
     /// two seconds.
     Trace(FanoutTraceFilter),
-    /// Ends the tracing with this filter.
+    /// Ends the trace that was started with this filter.
     Untrace(FanoutTraceFilter),
 }
 
@@ -65,13 +65,13 @@ pub enum FanoutRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FanoutAnswer {
-    /// The status.
+    /// The status of the fan-out.
     Status(Status),
-    /// Events of packets.
+    /// Traced events of packets.
     Traced(TraceEvents),
 }
 
-/// Sends one request to a running daemon.
+/// Sends one request to a running fan-out daemon, and returns the answer.
 pub fn ask(socket: &Path, request: &FanoutRequest) -> anyhow::Result<Option<FanoutAnswer>> {
     socket::ask(socket, WHO, request)
 }
@@ -97,13 +97,13 @@ struct FanoutDaemon {
     since: Instant,
 }
 
-/// The parts of a daemon that a reload changes.
+/// The parts of a daemon that a reload of the settings changes.
 struct RunningFanout {
     settings: Settings,
     streams: Vec<ServedStream>,
 }
 
-/// A stream, and the tasks that read its sockets. The tasks end when this value is dropped.
+/// A stream, and the tasks that read its sockets. Dropping this value aborts the tasks.
 struct ServedStream {
     stream: Arc<ServedRtpStream>,
     tasks: Vec<JoinHandle<Infallible>>,

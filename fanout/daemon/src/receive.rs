@@ -54,17 +54,17 @@ pub struct ReceiverSetup {
     pub to_rtcp: Option<SocketAddr>,
     /// Length of the lease that the receiver requests.
     pub lease: Duration,
-    /// Time after which the receiver ends. `None`: it receives until it is stopped.
+    /// Time after which the receiver ends by itself. `None`: it receives until it is stopped.
     pub duration: Option<Duration>,
 }
 
 const REPORT: Duration = Duration::from_secs(1);
 const RECEIVE_BYTES: usize = 4 << 20;
 const DATAGRAM_MAX: usize = 65_536;
-/// Datagrams read in a row, before the time is checked.
+/// Largest number of datagrams that are read in a row before timers are checked.
 const BATCH: usize = 64;
 
-/// Receives until `stop` is readable, or until the time is over.
+/// Receives the stream until `stop` is readable, or until the configured time is over.
 pub fn run(setup: &ReceiverSetup, stop: &impl AsFd) -> anyhow::Result<()> {
     let mut receiver = FanoutPlayer::open(setup)?;
     let end = setup.duration.and_then(|time| receiver.begin.checked_add(time));
@@ -134,7 +134,7 @@ impl<'a> FanoutPlayer<'a> {
         })
     }
 
-    /// Does the work that is due: requests and reports.
+    /// Sends the requests and reports that are due.
     fn work(&mut self) -> anyhow::Result<()> {
         let now = self.begin.elapsed();
         if let Some(request) = self.asker.ask(now)? {
@@ -150,7 +150,7 @@ impl<'a> FanoutPlayer<'a> {
         Ok(())
     }
 
-    /// Returns the time until more work is due.
+    /// Returns the time until the next request or report is due.
     fn wait(&self) -> Duration {
         self.asker.next.min(self.report_at).saturating_sub(self.begin.elapsed())
     }
@@ -204,9 +204,9 @@ fn random() -> anyhow::Result<u32> {
     Ok(u32::from_be_bytes(number.expose()).max(1))
 }
 
-/// Time without an answer after which a request is repeated.
+/// Time without an answer from the relay after which a request is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Time without any answer after which the receiver gives up.
+/// Time without any answer from the relay after which the receiver gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The requests of a receiver: it asks for a lease, and renews the lease after a third of its time. Times count from

@@ -167,12 +167,12 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns the stream's number in the kernel's events.
+    /// Returns the number that the kernel's events have for the stream.
     pub fn number(&self) -> u32 {
         self.kernel.number()
     }
 
-    /// Returns the socket of this kind, or `None` if RTCP has no port of its own.
+    /// Returns the stream's socket for RTP or RTCP, or `None` if RTCP has no port of its own.
     pub fn socket(&self, kind: SocketKind) -> Option<&UdpSocket> {
         match kind {
             SocketKind::Media => Some(&self.socket),
@@ -180,13 +180,13 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns the address of the receiver with this number in the kernel's events.
+    /// Returns the address of the receiver that has this number in the kernel's events.
     pub fn receiver(&self, number: u32) -> Option<SocketAddr> {
         let state = self.state.lock();
         state.reached.iter().find(|(_, it)| it.receiver.number() == number).map(|(who, _)| *who)
     }
 
-    /// Returns the receiver's number in the kernel's events.
+    /// Returns the number that the kernel's events have for the receiver.
     pub fn receiver_number(&self, who: SocketAddr) -> Option<u32> {
         self.state.lock().reached.get(&who).map(|it| it.receiver.number())
     }

@@ -26,7 +26,7 @@ unsafe impl Shared for intf::Stream {}
 // SAFETY: fields that the kernel changes are atomic. Other fields are written by one owner, while the program does not
 // use the entry.
 unsafe impl Shared for intf::Receiver {}
-// SAFETY: all fields are atomic.
+// SAFETY: all fields of the type are atomic.
 unsafe impl Shared for intf::Tracing {}
 
 pub(super) struct Tables {
@@ -47,13 +47,13 @@ pub struct SenderStream {
 /// Packets of a stream that were fanned out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FanoutMedia {
-    /// Packets of the sender, with or without copies.
+    /// Number of packets that the sender sent, with or without copies.
     pub packets: u64,
-    /// Bytes of UDP payload.
+    /// Bytes of UDP payload of these packets from the sender.
     pub bytes: u64,
-    /// Arrival of the latest packet, `CLOCK_MONOTONIC`; 0 if there was none.
+    /// Arrival time of the latest packet, `CLOCK_MONOTONIC`; 0 if no packet has arrived.
     pub last_ns: u64,
-    /// The SSRC that is forwarded, if it is a single one and known.
+    /// The SSRC that is forwarded, if it is a single one and is known already.
     pub ssrc: Option<u32>,
 }
 
