@@ -195,8 +195,8 @@ impl Gate {
         Ok(self.inner.kernel.trace(what)?)
     }
 
-    /// Returns the error of the last upkeep, if it failed. Idle connections are then not forgotten, and the times in
-    /// tokens may be wrong.
+    /// Returns the error of the last upkeep, or `None` if it succeeded. After an error, idle connections are not
+    /// forgotten, and the times in tokens may be wrong.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.inner.trouble).clone()
     }

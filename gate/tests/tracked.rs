@@ -146,7 +146,7 @@ fn serve(site: &GateSite, endpoint: EndpointConfig) -> Endpoint {
     server
 }
 
-/// A NAT between one client and the server. On request it continues from another port.
+/// A NAT between one client and the server. On request, the NAT sends the client's packets from another port.
 struct TrackedNat {
     front: SocketAddr,
     rebind: Sender<tokio::net::UdpSocket>,

@@ -30,7 +30,7 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     };
     let links: Vec<u32> = LinkInfoIter::default().filter(is_there).map(|info| info.id).collect();
     for id in &links {
-        // SAFETY: no pointers are passed; the call makes the descriptor.
+        // SAFETY: the call takes no pointers, and creates the descriptor that it returns.
         detach(unsafe { owned(libbpf_sys::bpf_link_get_fd_by_id(*id)) }?)?;
     }
     Ok(links.len())

@@ -30,7 +30,7 @@ struct gate_address {
 /* A size of networks, and their limit. */
 struct gate_level {
 	struct gate_address mask; /* has a one for each bit of the prefix */
-	__u64 times;		  /* limit as a multiple of one client's limit; 0: the level is not used */
+	__u64 times; /* the network's limit as a multiple of one client's limit; 0: the level is not used */
 };
 
 /* Sizes of networks, from narrow to wide. The first is a client. */
@@ -113,7 +113,7 @@ enum gate_rate_index {
 
 /* An entry of the map `policies`. The entry of scope s in half h is at h * GATE_SCOPES + s. */
 struct gate_policy {
-	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the index is enum gate_rule */
+	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the array index is enum gate_rule */
 	__u32 flags;		/* GATE_TRACK, GATE_COUNT */
 	__u32 id_bytes;	     /* length of the server's connection IDs; 0: learned from the server's packets */
 	__u32 quota;	     /* most connections per client */
@@ -203,7 +203,7 @@ struct gate_path {
 
 /* The state of a connection; gate_track.h describes the transitions. */
 enum gate_phase {
-	GATE_PUBLISHED = 0, /* the application published the ID, and will retire it */
+	GATE_PUBLISHED = 0, /* the application has published the ID, and retires it itself */
 	GATE_OPENING,	    /* the client has used the server's ID, only in long headers so far */
 	GATE_ESTABLISHED,   /* the client has used the server's ID in a short header */
 	GATE_OUTLIVED,	    /* the ID is no longer seen, but other IDs are used on the connection's path */
@@ -285,7 +285,7 @@ struct gate_state {
 /* Entry of the map `counters`, for each scope and reason. */
 struct gate_counter {
 	__u64 packets;
-	__u64 bytes;	 /* bytes of UDP payload; bytes of the frame if the payload is unknown */
+	__u64 bytes;	 /* bytes of UDP payload, or of the whole frame if the payload is unknown */
 	__u64 monitored; /* packets that the rule would have refused in mode enforce */
 };
 
@@ -305,11 +305,11 @@ enum gate_event {
 
 /* A packet that a rule refused, or would have refused; an item of the ring buffers `samples` and `traces`. */
 struct gate_sample {
-	__u64 time_ns; /* CLOCK_MONOTONIC */
+	__u64 time_ns; /* time of the packet, CLOCK_MONOTONIC */
 	__u16 scope;
 	__u8 reason;	 /* the verdict: enum gate_rule or enum gate_pass */
 	__u8 first;	 /* first byte of the QUIC packet */
-	__u32 monitored; /* rules that would have refused it: one bit each */
+	__u32 monitored; /* rules in mode "monitor" that would have refused the packet: one bit each */
 	struct gate_address source;
 	struct gate_address destination;
 	__be16 source_port;
@@ -329,7 +329,8 @@ _Static_assert(GATE_TRACERS <= 8, "a bit for each tracer");
  */
 struct gate_tracer {
 	struct gate_address mask;
-	struct gate_address address; /* the sender's address must equal this under the mask */
+	struct gate_address
+		address; /* prefix of the sender's address; `mask` has a one for each of its bits */
 	struct bucket_rate rate;
 	__u64 full_at;
 	__u64 scopes; /* scopes whose packets the trace follows: one bit each */

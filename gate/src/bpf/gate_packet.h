@@ -205,7 +205,7 @@ static __always_inline __u64 take_varint(const struct net_head *head, __u32 *at)
 	__u32 bytes = 1 << (word >> 62);
 
 	*at += bytes;
-	/* Drops the two bits of the length, and the bytes after the integer. */
+	/* Removes the two bits that encode the length, and the bytes after the integer. */
 	return word << 2 >> (66 - 8 * bytes);
 }
 

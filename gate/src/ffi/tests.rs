@@ -1,7 +1,7 @@
 use super::*;
 
 fn last() -> String {
-    // SAFETY: the pointer is never null, and the string ends in zero.
+    // SAFETY: `millrace_gate_error` never returns null, and its string ends in zero.
     unsafe { CStr::from_ptr(millrace_gate_error()) }.to_string_lossy().into_owned()
 }
 

@@ -41,7 +41,7 @@ pub struct ScopeRules {
     pub places: Vec<RulePlace>,
     /// The rules of the scope.
     pub policy: PolicyRules,
-    /// The lists of the scope.
+    /// The block and allow lists of the scope.
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
@@ -62,17 +62,18 @@ impl RulePlace {
     }
 }
 
-/// An entry of a list.
+/// An entry of a block or allow list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum ListEntry {
-    /// Packets pass, except those that no server accepts.
+    /// Packets from this prefix pass, except those that no server accepts.
     Allow = 1,
-    /// Packets are refused. The value is the greater one, because a block decides if a prefix is in both lists.
+    /// Packets from this prefix are refused. The value is the greater one, because a block decides if a prefix is in
+    /// both lists.
     Block = 2,
 }
 
-/// The action of a rule on packets that violate it.
+/// The effect of a rule on packets that violate it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -198,11 +199,12 @@ pub struct Rates {
 pub struct PolicyRules {
     /// The mode of each rule.
     pub modes: Modes,
-    /// The source of knowledge of live connections.
+    /// How the gate knows which connections are live.
     pub live: LiveRule,
-    /// The party that counts connections.
+    /// The party that counts the connections of clients: the application or the gate.
     pub counting: Counting,
-    /// Largest number of connections of a client, for [`Rule::Quota`]. [`Rule::NetworkQuota`] uses multiples of it.
+    /// Largest number of connections of a client, for [`Rule::Quota`]. [`Rule::NetworkQuota`] uses multiples of this
+    /// number.
     pub quota: Option<u32>,
     /// Rate of new connections without a valid token above which they get a Retry ([`Rule::Retry`]). With `None` all of
     /// them get one.

@@ -20,7 +20,7 @@ pub(super) struct Settings {
     names: Vec<String>,
     listed: BTreeMap<(Option<String>, Prefix), ListEntry>,
     active: intf::Active,
-    /// UNIX time minus CLOCK_MONOTONIC in ns, when the program last got it.
+    /// UNIX time minus CLOCK_MONOTONIC in ns, as userspace last passed it to the program.
     clock_ns: i64,
     /// Number of walks since the age of new marks changed. Each walk marks all live entries.
     walks: u32,

@@ -95,7 +95,8 @@ fn non_ip_packet_passes_without_an_ethernet_header() {
         packet[0] = first << 4 | 5;
         assert_eq!(gate.run(&packet).expect("a run"), FrameAction::Pass, "version {first}");
     }
-    // On this interface an Ethernet frame does not begin with an IP header.
+    // The gate treats this interface as one without Ethernet, so it takes an Ethernet frame for an IP packet and passes
+    // it.
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Pass);
     gate.set_bare(LOOPBACK, false).expect("set");
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Drop);
@@ -112,7 +113,7 @@ impl Tun {
         const IFF_NO_PI: i16 = 0x1000;
         let file = inside(namespace, || {
             let open = OpenOptions::new().read(true).write(true).open("/dev/net/tun").expect("/dev/net/tun");
-            // SAFETY: all zeroes are an empty request.
+            // SAFETY: an `ifreq` of zeroes is a valid, empty request.
             let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
             for (to, from) in request.ifr_name.iter_mut().zip(b"tun7") {
                 *to = *from as libc::c_char;

@@ -430,8 +430,8 @@ fn initials_of_one_connection_are_counted_once() {
 /// Repeats an Initial more often than one connection may. Every further group of repetitions counts as a new
 /// connection.
 #[test]
-fn initial_that_is_repeated_endlessly_is_counted_again() {
-    if !root("initial_that_is_repeated_endlessly_is_counted_again") {
+fn initial_repeated_endlessly_counts_as_new_connections() {
+    if !root("initial_repeated_endlessly_counts_as_new_connections") {
         return;
     }
     let client_rates = Rates { initials: burst(2), ..Rates::default() };
@@ -492,8 +492,8 @@ fn early_data_belongs_to_the_connection_of_its_initial() {
 /// Checks that short headers from a reflector's port pass while they may belong to connections from before the gate,
 /// which may have any port that a NAT gave them. A new connection from such a port is refused.
 #[test]
-fn reflector_port_of_earlier_connection_passes() {
-    if !root("reflector_port_of_earlier_connection_passes") {
+fn reflector_port_of_an_earlier_connection_passes() {
+    if !root("reflector_port_of_an_earlier_connection_passes") {
         return;
     }
     const PORTS: [&str; 2] = ["192.0.2.7:1900", "[2001:db8::7]:1900"];
@@ -682,8 +682,8 @@ fn flood_evicts_no_live_connection() {
 
 /// Connects more clients than the tables have room for. The first stay, and the others pass without being counted.
 #[test]
-fn connections_over_the_table_pass_uncounted() {
-    if !root("connections_over_the_table_pass_uncounted") {
+fn connections_beyond_a_full_table_pass_uncounted() {
+    if !root("connections_beyond_a_full_table_pass_uncounted") {
         return;
     }
     let gate = gate(tracked(&[]));

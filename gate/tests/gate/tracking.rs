@@ -296,7 +296,7 @@ fn monitored_quota_keeps_counting() {
     }
     assert_eq!(connections(&gate, V4), 3);
     let statistics = gate.statistics().expect("statistics");
-    // Two Initials and two validated handshakes were over the quota.
+    // Two Initials and two validated handshakes exceeded the quota.
     assert_eq!(statistics.scope("web").expect("a scope").rule(Rule::Quota).monitored, 4);
 }
 

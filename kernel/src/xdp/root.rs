@@ -71,9 +71,9 @@ pub struct XdpTurn {
 
 /// The reason why an attempt to attach failed.
 enum Hindrance {
-    /// Another attempt may succeed. If none does, this is the error.
+    /// Another attempt to attach may succeed. If every attempt fails, this error is returned.
     Passing(Error),
-    /// Another attempt would fail too.
+    /// Another attempt to attach would fail too, so this error is returned at once.
     Lasting(Error),
 }
 
