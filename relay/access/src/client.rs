@@ -34,7 +34,7 @@ pub struct AccessClient {
     within: Option<Arc<AccessClient>>,
 }
 
-/// A token bucket for the bytes of FETCH responses. It holds what the rate allows in one second.
+/// A token bucket for the bytes of FETCH responses. A full bucket has what the rate allows in one second.
 #[derive(Debug)]
 struct FetchBucket {
     bytes_per_second: u64,

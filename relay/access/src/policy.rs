@@ -19,7 +19,7 @@ use super::{
     token::{self, Requirements},
 };
 
-/// Most tokens of one SETUP or request. It is small, since each token costs the check of a signature.
+/// Most tokens of one SETUP or request. The limit is small, since each token costs the check of a signature.
 const MAX_TOKENS: usize = 8;
 
 /// Rules and requirements that decide about requests.
@@ -30,8 +30,8 @@ pub struct AccessPolicy {
     pub tokens: Requirements,
     /// True if the roots of clients' certificates cannot be read. No certificate gives a right then.
     pub doubts_certificates: bool,
-    /// Number of the policy, which tells the relay's policies apart. A token that was opened under one policy is opened
-    /// again under another.
+    /// Number of the policy, which tells the relay's policies apart. A token whose signature was checked under one
+    /// policy is opened again under another.
     pub(super) version: u64,
 }
 

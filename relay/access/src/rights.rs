@@ -44,7 +44,7 @@ pub struct SessionSubject {
     client: Arc<AccessClient>,
     /// Number of requests whose tokens were not valid.
     bad_tokens: AtomicU32,
-    /// Number of rights in use, of requests and of whatever was derived from them.
+    /// Number of rights in use: those of requests, and those that were derived from them.
     held: AtomicUsize,
     /// The right that lasts longest among those that requests have shown.
     proof: watch::Sender<Option<Proof>>,

@@ -195,7 +195,7 @@ impl EtcdStore {
         json!({ "key": BASE64.encode(&self.prefix), "range_end": BASE64.encode(end) })
     }
 
-    /// Waits until a record changes after `revision`.
+    /// Waits until a record changes in a revision of etcd after `revision`.
     async fn until_change(&self, revision: u64) -> Result<(), StoreError> {
         let mut request = self.range();
         request["start_revision"] = json!((revision + 1).to_string());

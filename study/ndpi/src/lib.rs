@@ -82,7 +82,7 @@ pub struct Ndpi {
     free_flow_data: unsafe extern "C" fn(*mut c_void),
     exit: unsafe extern "C" fn(*mut c_void),
     flow_bytes: usize,
-    // Dropped last, since the function pointers above point into the library.
+    // Dropped after the function pointers above, which point into the library.
     _library: Library,
 }
 
@@ -102,7 +102,7 @@ impl Ndpi {
     pub fn load() -> Result<Self, Error> {
         // SAFETY: Debian's library has no constructors that affect this process.
         let library = unsafe { Library::new(LIBRARY) }.map_err(Error::Absent)?;
-        // SAFETY: ndpi_api.h declares the function so in all versions.
+        // SAFETY: ndpi_api.h of every version declares the function with this type.
         let revision: unsafe extern "C" fn() -> *const c_char = unsafe { get(&library, "ndpi_revision") }?;
         // SAFETY: the function returns a constant string.
         let version = text(unsafe { revision() });

@@ -34,7 +34,7 @@ pub enum Error {
 /// The BPF programs attached to a cgroup. Until this is dropped, they enter sockets of the cgroup that connect to the
 /// broker, and the broker's own.
 pub struct Bypass {
-    // Links and maps are dropped before the programs that they refer to.
+    // Declared before the programs, so that links and maps are dropped before the programs that they refer to.
     _link: Link,
     taken: MapHandle,
     verdicts: MapHandle,

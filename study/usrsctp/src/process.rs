@@ -28,7 +28,7 @@ const BOUNDS: ChildLimits = ChildLimits { memory: 64 << 20, descriptors: 16 };
 const DATAGRAM_MAX: usize = 2048;
 /// Largest number of datagrams that are read from one socket before the other sockets are served.
 const TURN: usize = 64;
-/// Intervals at which timers are run: while there is work (`BUSY`), and after `IDLE_AFTER` without any (`IDLE`).
+/// Intervals between two runs of the timers: while there is work (`BUSY`), and after `IDLE_AFTER` without any (`IDLE`).
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
@@ -104,7 +104,7 @@ struct ProcessSession {
     outgoing: Option<Vec<u8>>,
     /// A message for the application whose socket has no buffer space yet.
     incoming: Option<Vec<u8>>,
-    /// Whether the application sends no more messages.
+    /// True if the application sends no more messages.
     is_left: bool,
     has_finished: bool,
     ticked: Instant,

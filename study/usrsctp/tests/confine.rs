@@ -37,15 +37,15 @@ const LONG: Duration = Duration::from_secs(60);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 enum ChildOrder {
-    /// Tries to escape. A UDP socket is sent along. `at` is the address of a listener, `parent` and `witness` are
-    /// processes to attack.
+    /// Makes the child try to escape. A UDP socket is sent along with the order. `at` is the address of a listener,
+    /// `parent` and `witness` are processes to attack.
     Escape {
         at: String,
         parent: i32,
         witness: i32,
     },
     Abort,
-    /// Uses this much CPU time, and reports when it is done.
+    /// Makes the child use this much CPU time, and report when it is done.
     Work {
         ms: u64,
     },

@@ -184,7 +184,7 @@ fn track_leaves_a_working_route_only_for_a_shorter_one_that_lasts_and_costs_no_m
 struct Mesh {
     tables: Vec<RouteTable>,
     links: Vec<BTreeMap<usize, u64>>,
-    /// The announcements that each relay has sent to each other one.
+    /// The announcements that each relay has sent to each of its neighbours.
     told: BTreeMap<(usize, usize), Announcement>,
     way: VecDeque<(usize, usize, Option<Announcement>)>,
     seed: u64,
