@@ -79,7 +79,7 @@ pub fn receiver_report(from: u32, block: &Block, lost: u32) -> Vec<u8> {
     bytes.extend(from.to_be_bytes());
     bytes.extend([1, CNAME.len() as u8]);
     bytes.extend(CNAME);
-    // The item list ends with a zero, filled up to a word.
+    // The list of items ends with a zero, and is padded with zeroes to a multiple of 4 bytes.
     bytes.extend([0; 2]);
     bytes
 }

@@ -8,7 +8,7 @@ use ring::hmac;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverToken(pub [u8; 8]);
 
-/// Shortest time for which a token is good, in seconds. It is good for at most twice as long.
+/// Shortest time for which a token is valid, in seconds. A token is valid for at most twice this time.
 pub const GOOD_S: u64 = 60;
 
 /// Creates and checks a relay's tokens. Its secret lasts for one run of the relay.
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn token_is_good_for_one_stream_address_and_time() {
+    fn token_is_valid_for_one_stream_address_and_time() {
         let mint = Mint::new([7; 32]);
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         let who = at("192.0.2.1:5000");

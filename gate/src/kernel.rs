@@ -48,7 +48,7 @@ use millrace_kernel::{stack, xdp};
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
-/// Divisor of the largest number of tracked connections that one client may have: one sixteenth of all.
+/// One client may have at most the table's size divided by this number as tracked connections: one sixteenth.
 const IDS_PER_CLIENT: u32 = 16;
 /// New clients with full buckets may take at most this part of the table of rates (one quarter) within one fill time,
 /// or twice as much after a quiet time. An entry that they evict had been unused for longer, so its buckets were full.

@@ -362,8 +362,7 @@ async fn receive(
                     stream.receive(&mint, datagram, from, kind);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error of a receiver's host, where no program reads the copies any more, is ignored: the
-                // receiver's lease ends by itself.
+                // An ICMP error is ignored. It says that no program on a receiver's host reads the copies any more.
                 Err(_) => {}
             }
         }

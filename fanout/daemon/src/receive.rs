@@ -160,8 +160,8 @@ impl<'a> FanoutPlayer<'a> {
             match self.relay.recv(buffer) {
                 Ok(len) => self.take(buffer.get(..len).unwrap_or_default())?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error says that no program listens at the relay's address. It is ignored, because the
-                // receiver ends by itself when answers stay away.
+                // An ICMP error is ignored. It says that no program listens at the relay's address, which missing
+                // answers also show.
                 Err(_) => {}
             }
         }

@@ -181,11 +181,13 @@ struct gate_count {
 	0xffffffULL /* mask of 24 bits: connections for the quota, counted by the gate or the application */
 #define GATE_TRACKED_BIT   24
 #define GATE_LINGERING_BIT 44
-#define GATE_TRACKED	   (1LL << GATE_TRACKED_BIT) /* adds one to 20 bits: connections whose ID is in use */
-#define GATE_LINGERING	   (1LL << GATE_LINGERING_BIT) /* adds one to 20 bits: connections with only a path */
-#define GATE_KEPT	   0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
-#define GATE_KEPT_MAX	   0x3ffff    /* largest value of each field of 20 bits */
-#define GATE_COUNT_GONE	   (~0ULL)
+/* One in the counter (20 bits) of connections whose ID is in use. */
+#define GATE_TRACKED (1LL << GATE_TRACKED_BIT)
+/* One in the counter (20 bits) of connections of which only the path is in use. */
+#define GATE_LINGERING	(1LL << GATE_LINGERING_BIT)
+#define GATE_KEPT	0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
+#define GATE_KEPT_MAX	0x3ffff	   /* largest value of each field of 20 bits */
+#define GATE_COUNT_GONE (~0ULL)
 
 /* A connection ID, padded with zeroes. */
 struct gate_id {
@@ -329,8 +331,7 @@ _Static_assert(GATE_TRACERS <= 8, "a bit for each tracer");
  */
 struct gate_tracer {
 	struct gate_address mask;
-	struct gate_address
-		address; /* prefix of the sender's address; `mask` has a one for each of its bits */
+	struct gate_address address; /* prefix that the sender must have; see `mask` */
 	struct bucket_rate rate;
 	__u64 full_at;
 	__u64 scopes; /* scopes whose packets the trace follows: one bit each */

@@ -91,8 +91,8 @@ static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u
 /* Argument of try_count(): see change_count(). */
 struct count_change {
 	struct gate_client client;
-	__s32 connections; /* change of the connections for the quota */
-	__s64 kept;	   /* change of the two other fields of gate_count.all */
+	__s32 connections; /* number of connections to add to the count for the quota; negative: to remove */
+	__s64 kept;	   /* number to add to the two other fields of gate_count.all; negative: to remove */
 	__u64 most;	   /* limit of each field */
 	__s64 result;	   /* the new number of connections, or enum count_error */
 };

@@ -43,7 +43,7 @@ fn invalid_arguments_are_refused_with_a_message() {
 fn invalid_policy_is_reported_with_its_place() {
     let mut gate = ptr::null_mut();
     let policy = c"[[scope]]\nname = \"web\"\nprot = 443\n";
-    // SAFETY: strings end in zero, and the result may be written to.
+    // SAFETY: the strings end in zero, and the pointer to the result is valid for writes.
     let status = unsafe { millrace_gate_open(c"lo".as_ptr(), policy.as_ptr(), 0, &raw mut gate) };
     assert_eq!(status, Status::Policy as c_int);
     assert!(last().contains("policy:3: scope[0].prot: unknown key; did you mean `port`?"), "{}", last());

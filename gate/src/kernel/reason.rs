@@ -117,8 +117,8 @@ outcomes! {
         SamplesLost = "samples_lost",
         /// A packet passed unchecked, because it interrupted another run on its CPU (on kernels with PREEMPT_RT).
         Busy = "busy",
-        /// A new client's rates began with room for two packets only. More clients came than the table can remember for
-        /// the time that rates take to fill.
+        /// A new client's rates began with room for two packets only. In the time in which a client's rates fill up,
+        /// more new clients came than the table can remember.
         RatesCrowded = "rates_crowded",
     }
 }
@@ -136,7 +136,7 @@ outcomes! {
         Handshake = "handshake",
         /// A packet of an unknown version. Only the invariant fields of RFC 8999 are read.
         OtherVersion = "other_version",
-        /// A long header that no client sends.
+        /// A packet with a long header that no client sends.
         Impossible = "impossible",
     }
 }

@@ -73,7 +73,8 @@ fn packet_without_an_ethernet_header_gets_the_same_verdict() {
     assert_eq!(answers, 2, "a Retry of each family");
 }
 
-/// Checks that two Retry packets for the same question differ only in their random fields.
+/// Checks that the Retry for a frame without an Ethernet header equals that for the same frame with one, except random
+/// fields.
 fn check_answer(question: &TestFrame, with: &[u8], without: &[u8]) {
     let framed =
         [&question.bytes()[6..12], &question.bytes()[..6], &question.bytes()[12..14], without].concat();
@@ -95,8 +96,8 @@ fn non_ip_packet_passes_without_an_ethernet_header() {
         packet[0] = first << 4 | 5;
         assert_eq!(gate.run(&packet).expect("a run"), FrameAction::Pass, "version {first}");
     }
-    // The gate treats this interface as one without Ethernet, so it takes an Ethernet frame for an IP packet and passes
-    // it.
+    // On this interface the gate expects frames to begin with an IP header. It passes an Ethernet frame, because that
+    // does not.
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Pass);
     gate.set_bare(LOOPBACK, false).expect("set");
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Drop);
@@ -142,7 +143,7 @@ impl Tun {
         assert_eq!(self.0.write(&packet).expect("written"), packet.len());
     }
 
-    /// Returns the payload of the next datagram that leaves, skipping other packets.
+    /// Returns the payload of the next datagram that leaves by the tun device, skipping other packets.
     fn receive(&mut self) -> Vec<u8> {
         let mut packet = [0; 2048];
         loop {

@@ -414,7 +414,7 @@ fn initials_of_one_connection_are_counted_once() {
                 }
             }
         }
-        // The same Initial from another address is another connection.
+        // The same Initial from another address begins another connection.
         let elsewhere = if rule == Rule::ClientInitials { "192.0.2.7:40001" } else { "192.0.2.99:40000" };
         assert_eq!(reason(&gate, &open(elsewhere, 0)), refused(rule), "{rule:?}");
     }
@@ -576,7 +576,7 @@ fn rate_buckets_refill_over_time() {
     while begin.elapsed() < Duration::from_millis(300) {
         passed += u128::from(passes());
     }
-    // On a busy machine, one packet or none may have been sent until now.
+    // On a busy machine, the previous loop may have sent only one packet, or none.
     let go_on = || {
         passed += u128::from(passes());
         passed

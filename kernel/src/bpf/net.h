@@ -76,7 +76,7 @@ static __always_inline const __u8 *head_at(const struct net_head *head, __u32 at
 	return head->bytes + (at & (HEAD_BYTES - 1));
 }
 
-/* Reports whether the copy has these bytes. */
+/* Reports whether the `bytes` bytes at offset `at` of the frame were copied. */
 static __always_inline int head_has(const struct net_head *head, __u32 at, __u32 bytes)
 {
 	return at + bytes <= head->have;
@@ -151,7 +151,8 @@ static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 
 }
 
 struct net_ip {
-	const __u8 *source; /* address inside the header, valid until the next header is taken */
+	const __u8 *
+		source; /* source address in the header; the pointer is valid until the next header is taken */
 	const __u8 *destination;
 	__u32 header_bytes; /* length of the header: IPv4 with options, IPv6 without extension headers */
 	__u32 bytes;	/* the header's length field, which includes the header for IPv4 and not for IPv6 */

@@ -226,7 +226,7 @@ impl BudgetBucket {
         fits
     }
 
-    /// Charges `cost` requests. Returns the time when the bucket has refilled for the earlier requests, up to [`LEFT`].
+    /// Charges `cost` requests. Returns the time from which the earlier charges leave at least [`LEFT`] in the bucket.
     fn reserve(&mut self, now: Instant, rate: u64, cost: u64) -> Instant {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         self.full_at = Some(full_at + time_for_cost(cost, rate));

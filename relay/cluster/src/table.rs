@@ -206,7 +206,8 @@ impl RouteTable {
     ) {
         self.serial += 1;
         let serial = self.serial;
-        // A relay that announces again has returned, and old entries have expired.
+        // A relay that sends an announcement is present again, so its entry is removed. So are entries older than
+        // `HUNT`.
         self.gone.retain(|(hop, at)| *hop != path.sender() && now < *at + HUNT);
         let routes = self.routes.entry(namespace.clone()).or_default();
         match routes.iter_mut().find(|route| route.key == key) {

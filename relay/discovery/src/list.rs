@@ -73,7 +73,8 @@ impl ListDiscovery {
             ListPlace::File(path) => {
                 let name = path.display().to_string();
                 let file = |error: std::io::Error| StoreError::failed(&name, error);
-                // At most this many bytes are read, since the length of a device or a pipe is not known before.
+                // At most `MAX_LIST` bytes and one more are read, since the length of a device or a pipe is not known
+                // before.
                 let mut list = Vec::new();
                 let opened = File::open(path).await.map_err(file)?;
                 opened.take(MAX_LIST + 1).read_to_end(&mut list).await.map_err(file)?;

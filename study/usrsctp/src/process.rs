@@ -248,8 +248,8 @@ impl ProcessSession {
                     self.is_left = true;
                     return Ok(None);
                 }
-                // The application closed its socket with unread messages. The messages that it sent before are still in
-                // the socket.
+                // The application closed its socket with unread messages. The messages that the application sent before
+                // are still in the socket.
                 Err(Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }

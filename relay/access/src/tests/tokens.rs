@@ -278,7 +278,7 @@ fn repeated_claim_is_refused() {
 }
 
 #[test]
-fn made_token_is_good_in_every_form_unless_it_is_changed() {
+fn token_is_valid_in_every_form_unless_it_is_changed() {
     let private = rcgen::KeyPair::generate().unwrap();
     let pairs = [
         (signer(), keys()),

@@ -51,7 +51,7 @@ struct {
 	__uint(max_entries, BYPASS_SOCKETS);
 } taken SEC(".maps");
 
-/* enum bypass_verdict -> number of times. */
+/* enum bypass_verdict -> number of send calls or sockets with this verdict. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -110,7 +110,7 @@ static __always_inline bool is_broker(const struct bypass_end *end)
 
 enum part { NO_PART, APPLICATION, BROKER };
 
-/* Returns the owner of a socket in a connection between an application and the broker. */
+/* Returns which side of a connection between an application and the broker owns a socket. */
 static __always_inline enum part part_of(const struct bypass_key *key)
 {
 	if (is_broker(&key->far))
@@ -128,7 +128,7 @@ static __noinline int count(enum bypass_verdict verdict)
 	return 0;
 }
 
-/* Enters a socket when its connection is established, before it has sent any data. */
+/* Adds a socket to the map `sockets` when its connection is established, before it has sent any data. */
 static __always_inline void enter(struct bpf_sock_ops *ctx)
 {
 	struct bypass_key key = {};

@@ -50,9 +50,9 @@ enum bypass_verdict {
 	BYPASS_ALONE,	/* the bytes go by TCP: the opposite socket is not in the map */
 	BYPASS_ONE_WAY, /* the bytes go by TCP: the broker is sending, and both_ways is 0 */
 	BYPASS_UNKNOWN, /* the bytes go by TCP: the socket's state was evicted, or the socket is not TCP */
-	BYPASS_ENTERED, /* sockets that were entered when they were connected */
-	BYPASS_NO_ROOM, /* sockets that were not entered because a map was full */
-	BYPASS_EARLY,	/* sockets that were not entered because they sent bytes with their SYN */
+	BYPASS_ENTERED, /* number of sockets that were added to the map when they were connected */
+	BYPASS_NO_ROOM, /* number of sockets that were not added to the map because a map was full */
+	BYPASS_EARLY, /* number of sockets that were not added to the map because they sent bytes with their SYN */
 	BYPASS_VERDICTS,
 };
 
