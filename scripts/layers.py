@@ -30,7 +30,7 @@ LAYOUT = [
     ("daemon", "millrace-daemon", "base logging"),
     ("relay/access", "millrace-access", "base moq transport"),
     ("relay/cluster", "millrace-relay-cluster", "moq"),
-    ("relay/discovery", "millrace-relay-discovery", ""),
+    ("relay/discovery", "millrace-relay-discovery", "base"),
     ("relay", "millrace-relay", "access relay-cluster base logging quic webtransport moq transport"),
     ("relay/kernel", "millrace-relay-kernel", "kernel-build kernel quic moq transport"),
     ("gate", "millrace-gate", "base kernel-build kernel"),

@@ -89,17 +89,8 @@ pub struct RunTime {
 }
 
 impl RunTime {
-    /// Returns the totals of all programs that a process has descriptors of.
-    pub fn list_process_functions(process: u32) -> io::Result<Self> {
-        Self::list_functions(process, None)
-    }
-
-    /// Returns the totals of a process's programs for one kind of hook.
-    pub fn list_functions_of_kind(process: u32, kind: ProgramKind) -> io::Result<Self> {
-        Self::list_functions(process, Some(kind))
-    }
-
-    fn list_functions(process: u32, kind: Option<ProgramKind>) -> io::Result<Self> {
+    /// Returns the totals of all programs that a process has descriptors of, or of those for one kind of hook.
+    pub fn list_functions(process: u32, kind: Option<ProgramKind>) -> io::Result<Self> {
         // The map removes duplicates, since a process may have several descriptors of one program.
         let mut programs = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {

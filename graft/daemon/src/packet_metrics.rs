@@ -113,7 +113,7 @@ fn peers(out: &mut Out<'_>, status: &Status) -> fmt::Result {
         [("lent", it.lent), ("free", free)]
             .map(|(state, count)| ([peer_label(it), ("state", state)], count as u64))
     });
-    out.gauges("sessions", "Sessions for applications: lent, free", sessions)?;
+    out.gauges("client_sessions", "Pooled sockets by state: lent to an application, or free", sessions)?;
     let opened = peers.iter().map(|it| ([peer_label(it)], it.opened));
     out.counters("sessions_opened", "Sessions that applications of this host have opened", opened)?;
     let refused = status.refusals.iter().map(|(why, count)| ([("reason", why.as_str())], *count));

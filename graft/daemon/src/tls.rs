@@ -22,7 +22,7 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         verify_server_name,
     },
-    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature},
+    crypto::{CryptoProvider, ring, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
     server::{
         NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier,
@@ -292,10 +292,32 @@ struct Verifier {
     known: Arc<KnownPeers>,
 }
 
-impl Verifier {
-    fn algorithms(&self) -> &WebPkiSupportedAlgorithms {
-        &self.known.provider.signature_verification_algorithms
-    }
+/// Defines the methods that verify what a peer has signed, which are the same in both verifiers' traits.
+macro_rules! verify_signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _end: &CertificateDer<'_>,
+            _signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::General("TLS 1.2 is not supported".to_owned()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            end: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            let algorithms = &self.known.provider.signature_verification_algorithms;
+            verify_tls13_signature(message, end, signed, algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.known.provider.signature_verification_algorithms.supported_schemes()
+        }
+    };
 }
 
 /// Verifies the certificate of a called server. The server name of the call does not matter.
@@ -311,27 +333,7 @@ impl ServerCertVerifier for Verifier {
         self.known.identify(end, others, now, TlsRole::Server).map(|_| ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _end: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not supported".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        end: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, end, signed, self.algorithms())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms().supported_schemes()
-    }
+    verify_signatures!();
 }
 
 impl ClientCertVerifier for Verifier {
@@ -349,25 +351,5 @@ impl ClientCertVerifier for Verifier {
         self.known.identify(end, others, now, TlsRole::Client).map(|_| ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _end: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not supported".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        end: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, end, signed, self.algorithms())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms().supported_schemes()
-    }
+    verify_signatures!();
 }

@@ -19,7 +19,7 @@ pub struct EngineReading {
 impl EngineReading {
     /// Reads the counters of the relay with process ID `relay`, which runs in `node`.
     pub fn take(node: &LabNode, relay: u32) -> anyhow::Result<Self> {
-        let run_time = |kind| RunTime::list_functions_of_kind(relay, kind);
+        let run_time = |kind| RunTime::list_functions(relay, Some(kind));
         Ok(Self {
             run_time: run_time(ProgramKind::Tc)?,
             gate: run_time(ProgramKind::Xdp)?,

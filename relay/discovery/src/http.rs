@@ -15,7 +15,7 @@ use tokio::{
     time,
 };
 use tokio_rustls::TlsConnector;
-use url::Url;
+use url::{Position, Url};
 
 /// Longest time for connecting to the store, and for the beginning of its answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -133,13 +133,9 @@ impl HttpClient {
         let connection = OpenConnection(tokio::spawn(async move {
             let _ = connection.await; // an error is ignored: the caller sees that the answer ends
         }));
-        let path = match url.query() {
-            Some(query) => format!("{}?{query}", url.path()),
-            None => url.path().to_owned(),
-        };
         let request = Request::builder()
             .method(if body.is_some() { "POST" } else { "GET" })
-            .uri(path)
+            .uri(&url[Position::BeforePath..Position::AfterQuery])
             .header(header::HOST, host)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body.unwrap_or_default())));

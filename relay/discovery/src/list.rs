@@ -1,9 +1,10 @@
 //! A list of relays in a file or behind a URL, which is read periodically.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
+use millrace_base::file;
 use serde::Deserialize;
-use tokio::{fs::File, io::AsyncReadExt as _, sync::watch, time};
+use tokio::{sync::watch, task, time};
 use url::Url;
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
 };
 
 /// Largest size of a list in a file, in bytes.
-const MAX_LIST: u64 = 1 << 20;
+const MAX_LIST: usize = 1 << 20;
 
 /// The location of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,17 +73,10 @@ impl ListDiscovery {
             }
             ListPlace::File(path) => {
                 let name = path.display().to_string();
-                let file = |error: std::io::Error| StoreError::failed(&name, error);
-                // At most `MAX_LIST` bytes and one more are read, since the length of a device or a pipe is not known
-                // before.
-                let mut list = Vec::new();
-                let opened = File::open(path).await.map_err(file)?;
-                opened.take(MAX_LIST + 1).read_to_end(&mut list).await.map_err(file)?;
-                if list.len() as u64 > MAX_LIST {
-                    let problem = format_args!("the list has more than {MAX_LIST} bytes");
-                    return Err(StoreError::failed(&name, problem));
-                }
-                let text = String::from_utf8(list).map_err(|error| StoreError::failed(&name, error))?;
+                let path = path.clone();
+                let read =
+                    task::spawn_blocking(move || file::text(&path, MAX_LIST)).await.map_err(io::Error::other);
+                let text = read.and_then(|text| text).map_err(|error| StoreError::failed(&name, error))?;
                 (name, text)
             }
         };
@@ -168,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn endless_file_is_read_within_bounds() {
         let error = discovery("/dev/zero".into()).read().await.unwrap_err().to_string();
-        assert_eq!(error, "/dev/zero: the list has more than 1048576 bytes");
+        assert_eq!(error, "/dev/zero: the file has more than 1048576 bytes");
     }
 
     #[tokio::test]

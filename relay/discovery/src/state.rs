@@ -78,14 +78,9 @@ pub fn note_found(
 
 /// Records that the relays could not be read. The relays that were found stay.
 pub fn note_unread(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
-    let reason = error.to_string();
-    found.send_modify(|state| {
-        if state.read_error.as_ref() != Some(&reason) {
-            warn!(error = reason, "cannot read the store of relays: the relays that were found stay in use");
-        }
-        state.failures += 1;
-        state.read_error = Some(reason);
-    });
+    if is_new(found, error, |state| &mut state.read_error) {
+        warn!(%error, "cannot read the store of relays: the relays that were found stay in use");
+    }
 }
 
 /// Records that this relay's record is in the store.
@@ -99,14 +94,24 @@ pub fn note_registered(found: &watch::Sender<DiscoveryState>) {
 
 /// Records that this relay's record could not be written to the store.
 pub fn note_unregistered(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
-    let reason = error.to_string();
+    if is_new(found, error, |state| &mut state.record_error) {
+        warn!(%error, "cannot keep this relay's record in the store: trying again");
+    }
+}
+
+/// Counts and stores a failure. Returns true if its reason is not the one that was stored before.
+fn is_new(
+    found: &watch::Sender<DiscoveryState>,
+    error: &StoreError,
+    stored: fn(&mut DiscoveryState) -> &mut Option<String>,
+) -> bool {
+    let reason = Some(error.to_string());
+    let mut before = None;
     found.send_modify(|state| {
-        if state.record_error.as_ref() != Some(&reason) {
-            warn!(error = reason, "cannot keep this relay's record in the store: trying again");
-        }
         state.failures += 1;
-        state.record_error = Some(reason);
+        before = std::mem::replace(stored(state), reason.clone());
     });
+    before != reason
 }
 
 #[cfg(test)]

@@ -51,16 +51,19 @@ impl Computer {
     }
 }
 
-/// Keeps the rings filled until the engine is dropped.
+/// Keeps the rings of listed connections filled until the engine is dropped. Other connections cost nothing.
 fn work(kernel: &Weak<RelayKernel>) {
     while let Some(kernel) = kernel.upgrade() {
-        let kept = kernel
-            .connections()
-            .iter()
-            .map(|connection| keep(connection))
-            .fold(KeystreamPass::default(), KeystreamPass::or);
+        let mut all = KeystreamPass::default();
+        for connection in kernel.kept.take(|connection| &connection.is_kept) {
+            let pass = keep(&connection);
+            if pass.any {
+                kernel.kept.add(&connection, &connection.is_kept);
+            }
+            all = all.or(pass);
+        }
         // Entries that were given back can be reused only after the program runs that may have seen them.
-        if kept.short
+        if all.short
             && kernel.relay.has_retired_keystreams()
             && let Err(error) = kernel.relay.settle()
         {
@@ -68,7 +71,7 @@ fn work(kernel: &Weak<RelayKernel>) {
         }
         // The strong reference must not be kept while the thread sleeps, or the engine could not be dropped.
         drop(kernel);
-        if kept.any {
+        if all.any {
             std::thread::park_timeout(TICK);
         } else {
             std::thread::park();

@@ -71,7 +71,8 @@ impl Drop for Granted {
 /// set at most once, when the first stream of the peer may be forwarded. `is_released` is set at most once: from then
 /// on no record is granted, and the engine's thread waits for program runs and informs the owner. `inbox` contains
 /// registrations that another thread has read from the ring for this connection. `waiting` is set after each push and
-/// cleared before each drain, so a registration may be looked for in vain, but none is missed.
+/// cleared before each drain, so a registration may be looked for in vain, but none is missed. Afterwards the push lists
+/// the connection in [`RelayKernel::waiting`].
 pub(super) struct KernelConnection {
     pub downstream: bpf::DownstreamRecord,
     /// Set once a stream of the peer may be forwarded.
@@ -95,6 +96,10 @@ pub(super) struct KernelConnection {
     pub inbox: Mutex<Vec<Forwarded>>,
     /// True while the inbox may contain entries.
     pub waiting: AtomicBool,
+    /// Whether [`RelayKernel::waiting`] lists this connection.
+    pub is_listed: AtomicBool,
+    /// Whether [`RelayKernel::kept`] lists this connection.
+    pub is_kept: AtomicBool,
 }
 
 /// Ingresses that the program may bind to streams of the peer.
@@ -127,6 +132,8 @@ impl KernelConnection {
             is_released: AtomicBool::new(false),
             inbox: Mutex::default(),
             waiting: AtomicBool::new(false),
+            is_listed: AtomicBool::new(false),
+            is_kept: AtomicBool::new(false),
         }
     }
 
@@ -161,13 +168,9 @@ impl KernelConnection {
     }
 
     /// Adds a sent packet to the inbox, which [`Offload::drain`] empties.
-    pub fn put(&self, forwarded: Forwarded) {
+    pub fn put(self: &Arc<Self>, forwarded: Forwarded) {
         self.inbox.lock().push(forwarded);
-        self.waiting.store(true, Ordering::Release);
-    }
-
-    /// Reports whether the inbox has to be drained.
-    pub fn is_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Acquire)
+        self.waiting.store(true, Ordering::SeqCst);
+        self.kernel.waiting.add(self, &self.is_listed);
     }
 }

@@ -90,9 +90,13 @@ impl KernelEgress {
         if count.fetch_add(1, Ordering::Relaxed) == 0 {
             to.kernel.ticker.wake();
         }
-        // `|` and not `||`: both directions have to count the stream.
-        if to.seal.add_stream() | ingress.connection.open.add_stream() {
-            to.kernel.computer.wake();
+        let sends = to.seal.add_stream();
+        let opens = ingress.connection.open.add_stream();
+        for (connection, is_new) in [(&to, sends), (&ingress.connection, opens)] {
+            if is_new {
+                connection.kernel.kept.add(connection, &connection.is_kept);
+                connection.kernel.computer.wake();
+            }
         }
         let from = Arc::clone(&ingress.connection);
         let opened = AtomicBool::new(opened);

@@ -26,6 +26,7 @@
 //! | the outcome for a stream that began | | | `OpeningOutcome` | |
 #![deny(missing_docs)]
 
+mod attention;
 mod clock;
 mod computer;
 mod connection;
@@ -68,6 +69,7 @@ use thiserror::Error;
 use tracing::debug;
 
 use self::{
+    attention::AttentionList,
     clock::MonotonicClock,
     computer::Computer,
     connection::{Claimed, KernelConnection},
@@ -185,6 +187,10 @@ pub struct RelayKernel {
     commands: Arc<CommandQueue<KernelConnection, SetInterfaces>>,
     records: RecordClaims<Claimant>,
     computer: Computer,
+    /// Connections for which keystreams are computed.
+    kept: AttentionList<KernelConnection>,
+    /// Connections with registrations in their inbox.
+    waiting: AttentionList<KernelConnection>,
     ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
     /// Number of streams that are delegated to the kernel.
@@ -228,6 +234,8 @@ impl RelayKernel {
             commands,
             records: RecordClaims::new(limits.sessions as usize),
             computer: Computer::default(),
+            kept: AttentionList::default(),
+            waiting: AttentionList::default(),
             ticker: Ticker::default(),
             deferred: RwLock::default(),
             streams: AtomicUsize::new(0),
@@ -381,10 +389,6 @@ impl RelayKernel {
         });
     }
 
-    fn connections(&self) -> Vec<Arc<KernelConnection>> {
-        self.connections.read().iter().filter_map(Weak::upgrade).collect()
-    }
-
     /// Makes the engine's thread wait for program runs, so that retired entries can be reused.
     fn settle(&self) {
         self.commands.wake();
@@ -410,12 +414,17 @@ impl RelayKernel {
             self.settle();
         }
         self.sort();
-        let connections = self.connections();
-        let waiting: Vec<_> = connections.iter().filter(|connection| connection.is_waiting()).collect();
         let now = Instant::now();
-        let owners = waiting.iter().filter_map(|connection| connection.owner());
-        owners.for_each(|owner| owner.on_sent(now));
-        !waiting.is_empty()
+        let listed = self.waiting.take(|connection| &connection.is_listed);
+        let waiting = listed.iter().filter(|connection| connection.waiting.load(Ordering::SeqCst));
+        let waiting = waiting.inspect(|connection| {
+            connection.owner().into_iter().for_each(|owner| owner.on_sent(now));
+            // An owner that was busy is informed at the next tick.
+            if connection.waiting.load(Ordering::SeqCst) {
+                self.waiting.add(connection, &connection.is_listed);
+            }
+        });
+        waiting.count() > 0
     }
 }
 

@@ -250,7 +250,7 @@ impl Offload for KernelConnection {
         // Any connection's thread may have read registrations of this one, so the inbox is looked at even if the ring
         // was empty.
         self.kernel.sort();
-        if self.waiting.swap(false, Ordering::AcqRel) {
+        if self.waiting.swap(false, Ordering::SeqCst) {
             let forwarded = std::mem::take(&mut *self.inbox.lock());
             forwarded.iter().for_each(|one| read(self.kernel.clock.instant(one.time_ns).min(now), sent(one)));
         }

@@ -504,7 +504,7 @@ fn objects_that_hold_no_single_function_are_refused() {
     use millrace_graft_kernel::SHIPPED;
     for (name, image) in SHIPPED {
         let error = OpenedFunction::open(image).err().expect(name).to_string();
-        assert!(error.contains("is of no hook"), "{error}");
+        assert!(error.contains("belongs to no hook"), "{error}");
     }
     assert!(OpenedFunction::open(b"ELF").is_err());
 }

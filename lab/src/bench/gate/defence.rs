@@ -257,8 +257,8 @@ impl<'a> DefenceGuard<'a> {
     /// enabled.
     pub fn bpf_time(&self) -> anyhow::Result<Option<RunTime>> {
         let Some(gate) = self.process() else { return Ok(None) };
-        let mut total = RunTime::list_functions_of_kind(gate, ProgramKind::Xdp)?;
-        total += RunTime::list_functions_of_kind(gate, ProgramKind::Tc)?;
+        let mut total = RunTime::list_functions(gate, Some(ProgramKind::Xdp))?;
+        total += RunTime::list_functions(gate, Some(ProgramKind::Tc))?;
         Ok(Some(total))
     }
 }

@@ -131,7 +131,7 @@ fn nobodys_packets() -> u64 {
 
 /// Returns the number and time of all runs of this process's programs. It has loaded one.
 fn run_time() -> RunTime {
-    RunTime::list_process_functions(std::process::id()).expect("statistics")
+    RunTime::list_functions(std::process::id(), None).expect("statistics")
 }
 
 fn per_run(before: RunTime) -> u64 {

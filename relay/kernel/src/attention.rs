@@ -1,0 +1,92 @@
+//! Lists of connections that want attention, so that no task has to look at all connections.
+
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, Ordering},
+};
+
+use parking_lot::Mutex;
+
+/// Connections (`C`) that want attention, each at most once. One task takes them, any thread adds.
+///
+/// A connection has a state that says what is wanted, such as a full inbox, and a mark for each list. A thread
+/// that changes the state calls [`Self::add`] afterwards. The task takes the list, which clears the marks, and looks at
+/// the state afterwards. All four steps are sequentially consistent. So a change that comes too late for the task to
+/// see finds the mark cleared, and lists the connection again.
+pub(super) struct AttentionList<C>(Mutex<Vec<Weak<C>>>);
+
+impl<C> Default for AttentionList<C> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<C> AttentionList<C> {
+    /// Lists a connection, unless it is listed already.
+    pub fn add(&self, connection: &Arc<C>, mark: &AtomicBool) {
+        if !mark.swap(true, Ordering::SeqCst) {
+            self.0.lock().push(Arc::downgrade(connection));
+        }
+    }
+
+    /// Takes all connections out of the list. Those that are gone are left out.
+    pub fn take(&self, mark: impl Fn(&C) -> &AtomicBool) -> Vec<Arc<C>> {
+        let listed = std::mem::take(&mut *self.0.lock());
+        let connections: Vec<_> = listed.iter().filter_map(Weak::upgrade).collect();
+        connections.iter().for_each(|connection| mark(connection).store(false, Ordering::SeqCst));
+        connections
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::atomic::AtomicU64, thread};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Subject {
+        wanted: AtomicU64,
+        mark: AtomicBool,
+    }
+
+    #[test]
+    fn connection_is_listed_once_until_it_is_taken() {
+        let list = AttentionList::default();
+        let [first, second, gone] = [(); 3].map(|()| Arc::new(Subject::default()));
+        for subject in [&first, &second, &first, &gone] {
+            list.add(subject, &subject.mark);
+        }
+        drop(gone);
+        let taken = list.take(|subject| &subject.mark);
+        assert!(matches!(&taken[..], [a, b] if Arc::ptr_eq(a, &first) && Arc::ptr_eq(b, &second)));
+        assert!(list.take(|subject| &subject.mark).is_empty());
+        list.add(&second, &second.mark);
+        assert_eq!(list.take(|subject| &subject.mark).len(), 1);
+    }
+
+    #[test]
+    fn change_that_is_made_while_the_list_is_taken_is_seen() {
+        const CHANGES: u64 = 20_000;
+        let list = AttentionList::default();
+        let subject = Arc::new(Subject::default());
+        let mut seen = 0;
+        thread::scope(|scope| {
+            let changing = scope.spawn(|| {
+                for _ in 0..CHANGES {
+                    subject.wanted.fetch_add(1, Ordering::SeqCst);
+                    list.add(&subject, &subject.mark);
+                }
+            });
+            let mut serve = || {
+                let taken = list.take(|subject| &subject.mark);
+                seen += taken.iter().map(|subject| subject.wanted.swap(0, Ordering::SeqCst)).sum::<u64>();
+            };
+            while !changing.is_finished() {
+                serve();
+            }
+            serve();
+        });
+        assert_eq!(seen, CHANGES);
+    }
+}
