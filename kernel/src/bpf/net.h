@@ -151,8 +151,7 @@ static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 
 }
 
 struct net_ip {
-	const __u8 *
-		source; /* source address in the header; the pointer is valid until the next header is taken */
+	const __u8 *source; /* source address in the header, valid until the next header is taken */
 	const __u8 *destination;
 	__u32 header_bytes; /* length of the header: IPv4 with options, IPv6 without extension headers */
 	__u32 bytes;	/* the header's length field, which includes the header for IPv4 and not for IPv6 */

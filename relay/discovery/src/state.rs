@@ -55,20 +55,13 @@ pub fn note_found(
         }
         let are_new = *state.relays != *relays;
         if are_new {
-            info!(
-                relays = relays.len(),
-                before = state.relays.len(),
-                "the relays that the store names have changed"
-            );
+            info!(relays = relays.len(), before = state.relays.len(), "the store's relays have changed");
             state.relays = relays.into();
         }
         let are_others = *state.unusable != *unusable;
         if are_others {
             if let Some(first) = unusable.first() {
-                warn!(
-                    entries = unusable.len(),
-                    first, "the store has entries that cannot be used: they are ignored"
-                );
+                warn!(entries = unusable.len(), first, "ignored unusable entries of the store");
             }
             state.unusable = unusable.into();
         }
