@@ -1,11 +1,11 @@
 //! A circuit breaker for the packets that one receiver is sent (RFC 8083, section 4). It is no congestion control: it
 //! only ends traffic that does harm.
 //!
-//! The breaker judges by the receiver's reports, and by how many packets and bytes were sent to the receiver.
+//! The breaker decides from the receiver's reports, and from how many packets and bytes were sent to the receiver.
 
 use std::time::Duration;
 
-/// Settings of a circuit breaker.
+/// Settings of a receiver's circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Longest time between two reports of a receiver. RFC 3550 recommends 5 seconds.
@@ -23,9 +23,10 @@ impl Default for Settings {
 pub enum Trip {
     /// The receiver reported nothing for three intervals in which packets were sent to it.
     Silent,
-    /// Reports say that no packet arrives.
+    /// The receiver's reports say that no packet arrives.
     Nothing,
-    /// The receiver's reports showed in a row that more than ten times as much was sent as TCP would send at that loss.
+    /// Several consecutive reports showed that the receiver was sent more than ten times as much as TCP would send at
+    /// that loss.
     Congestion,
 }
 
@@ -33,7 +34,7 @@ impl Trip {
     /// Every reason, in the order of metrics.
     pub const ALL: [Self; 3] = [Self::Silent, Self::Nothing, Self::Congestion];
 
-    /// Returns the name for metrics: lower case, with underscores.
+    /// Returns the reason's name for metrics: lower case, with underscores.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silent => "silent",
@@ -46,7 +47,7 @@ impl Trip {
 /// Packets and bytes that were sent to the receiver so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverSent {
-    /// Packets: datagrams of RTP or RTCP.
+    /// Number of datagrams of RTP or RTCP.
     pub packets: u64,
     /// Bytes of UDP payload.
     pub bytes: u64,
@@ -60,24 +61,24 @@ impl std::ops::Add for ReceiverSent {
     }
 }
 
-/// One report of the receiver.
+/// One RTCP report of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverReport {
-    /// Extended highest sequence number received.
+    /// Extended highest sequence number that the receiver got.
     pub highest: u32,
-    /// Loss since the previous report, in 256ths.
+    /// Loss since the receiver's previous report, in 256ths.
     pub fraction_lost: u8,
-    /// Round trip to the receiver, if a sender report tells it.
+    /// Round trip to the receiver, if the report refers to a sender report.
     pub round_trip: Option<Duration>,
 }
 
-/// Round trip that is assumed if no sender report tells it.
+/// Round trip that is assumed if the report refers to no sender report.
 const ROUND_TRIP: Duration = Duration::from_millis(200);
-/// Time between frames of media. It only matters if reports are more frequent than frames.
+/// Assumed time between frames of media. It only matters if reports are more frequent than frames.
 const FRAMES: Duration = Duration::from_millis(40);
-/// Divisor of the interval. Two reports that are closer together than the quotient count as one.
+/// Divisor of the report interval. Two reports that are closer together than the quotient count as one.
 const SOONEST: u32 = 10;
-/// Number of intervals without a report after which a receiver is cut off.
+/// Number of report intervals without a report after which a receiver is cut off.
 const SILENT_INTERVALS: u32 = 3;
 /// Multiple of TCP's rate above which a receiver with loss is cut off (RFC 8083, section 4.3).
 const TIMES_TCP: f64 = 10.0;
@@ -89,18 +90,17 @@ const TIMES_TCP: f64 = 10.0;
 #[derive(Clone, Debug)]
 pub struct Breaker {
     settings: Settings,
-    /// Start of the time in which packets were sent and no report came; `None` if nothing was sent since the last
-    /// report.
+    /// Time since which packets were sent and no report came; `None` if nothing was sent since the last report.
     silent_since: Option<Duration>,
     last: Option<BreakerReport>,
-    /// Mean time between reports.
+    /// Mean time between the receiver's reports.
     mean: Duration,
-    /// Number of consecutive reports that no packet had arrived.
+    /// Number of consecutive reports according to which no packet had arrived.
     nothing: u32,
     congested: u32,
 }
 
-/// The latest report that counted.
+/// The latest report that counted; a report that follows too soon does not count.
 #[derive(Clone, Copy, Debug)]
 struct BreakerReport {
     at: Duration,
@@ -120,7 +120,7 @@ impl Breaker {
         SILENT_INTERVALS * self.settings.interval
     }
 
-    /// Skips a time in which nothing was sent to the receiver, so that it does not count as silence.
+    /// Skips a time in which nothing was sent to the receiver, so that this time does not count as silence.
     pub fn skip(&mut self, away: Duration) {
         self.silent_since = self.silent_since.map(|since| since + away);
         if let Some(last) = &mut self.last {
@@ -128,7 +128,7 @@ impl Breaker {
         }
     }
 
-    /// Reports whether the receiver was silent for too long. Call it a few times per interval.
+    /// Reports whether the receiver has sent no report for too long. Call it a few times per report interval.
     pub fn tick(&mut self, now: Duration, sent: ReceiverSent) -> Option<Trip> {
         let last = *self.last.get_or_insert(BreakerReport { at: now, highest: None, sent });
         if sent.packets == last.sent.packets {
@@ -139,13 +139,13 @@ impl Breaker {
         (now.saturating_sub(since) > SILENT_INTERVALS * self.settings.interval).then_some(Trip::Silent)
     }
 
-    /// Records a report that cannot be read (SRTCP): the receiver is not silent.
+    /// Records that a report arrived that cannot be read (SRTCP): the receiver is not silent.
     pub fn heard_something(&mut self, now: Duration, sent: ReceiverSent) {
         self.silent_since = None;
         self.last = Some(BreakerReport { at: now, highest: None, sent });
     }
 
-    /// Handles a report. Returns the reason to cut the receiver off, if there is one.
+    /// Handles a report. Returns the reason if the receiver must be cut off.
     pub fn on_report(&mut self, now: Duration, heard: ReceiverReport, sent: ReceiverSent) -> Option<Trip> {
         self.silent_since = None;
         let last = self.last.unwrap_or(BreakerReport { at: now, highest: None, sent });
@@ -157,7 +157,7 @@ impl Breaker {
         if past < self.settings.interval / SOONEST {
             return None;
         }
-        // The mean is exponential, with a weight of 1/8.
+        // The mean report interval is exponential, with a weight of 1/8.
         self.mean = (7 * self.mean + past) / 8;
         self.last = Some(BreakerReport { at: now, highest: Some(heard.highest), sent });
         let packets = sent.packets.saturating_sub(last.sent.packets);
@@ -213,8 +213,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const SETTINGS: Settings = Settings { interval: SECOND };
 
-    /// One receiver. It is sent the same number of packets of 1200 bytes between two reports, which are one second
-    /// apart.
+    /// A simulated receiver. It is sent the same number of packets of 1200 bytes between two reports, which are one
+    /// second apart.
     struct BreakerScene {
         breaker: Breaker,
         now: Duration,
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(trips, [None, None, None, None, Some(Trip::Silent)]);
         scene.breaker.heard_something(scene.now, scene.sent);
         assert_eq!(scene.breaker.tick(scene.now, scene.sent), None);
-        // Nothing is sent, so no report is due.
+        // Nothing is sent to the receiver, so no report is due.
         for _ in 0..10 {
             scene.second(0);
             assert_eq!(scene.breaker.tick(scene.now, scene.sent), None);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn receiver_that_gets_nothing_is_cut_off() {
+    fn receiver_that_reports_no_arrivals_is_cut_off() {
         let mut scene = BreakerScene::new();
         assert_eq!(scene.report(10, 10, 0), None);
         let trips: Vec<_> = (0..4).map(|_| scene.report(10, 0, 0)).collect();
@@ -286,7 +286,8 @@ mod tests {
 
     #[test]
     fn receiver_with_high_loss_is_cut_off_at_a_high_rate() {
-        // 1000 packets of 1200 bytes a second are 9.6 Mbit/s. At 50 ms TCP would get a tenth of that with some 5 %.
+        // 1000 packets of 1200 bytes a second are 9.6 Mbit/s. With a round trip of 50 ms and some 5 % loss, TCP would
+        // send a tenth of that.
         for (packets, fraction_lost, cut) in
             [(1000, 3, false), (1000, 64, true), (20, 64, false), (1000, 0, false), (10, 255, true)]
         {

@@ -173,7 +173,7 @@ impl Fanout {
         &self.streams
     }
 
-    /// Makes the program report on single packets until the next call; `None` stops it.
+    /// Makes the program write events about the packets that the filter selects, until the next call; `None` stops it.
     pub fn set_tracing(&self, tracing: Option<FanoutTraceSelection>) {
         self.trace.set(tracing);
     }
@@ -184,7 +184,7 @@ impl Fanout {
         self.trace.drain(read)
     }
 
-    /// Returns the numbers of packets by outcome, since the program was loaded.
+    /// Returns the counts of packets by outcome, since the program was loaded.
     pub fn counters(&self) -> Result<FanoutCounters, Error> {
         let raw = self.object().counters("outcomes")?;
         FanoutCounters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })

@@ -2,8 +2,9 @@
 //! cutting a receiver off.
 //!
 //! A relay fans out a sender's RTP ([`rtp`]) to receivers that have a lease ([`receivers`]). Receivers ask for a lease
-//! with a [`message`], and prove their address with a [`token`]. The relay judges their reports ([`rtcp`]) as a circuit
-//! breaker does ([`breaker`], RFC 8083). [`reception`] makes the reports of a receiver that is no RTP endpoint itself.
+//! with a [`message`], and prove their address with a [`token`]. Their reports ([`rtcp`]) drive a circuit breaker
+//! ([`breaker`], RFC 8083), which ends leases. [`reception`] makes the reports of a receiver that is no RTP endpoint
+//! itself.
 #![deny(missing_docs)]
 
 pub mod breaker;

@@ -25,9 +25,9 @@ pub const NAME_MAX: usize = REQUEST_BYTES - ANSWER_BYTES;
 /// A message of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiverRequest {
-    /// The requested action.
+    /// The action that the receiver requests.
     pub what: ReceiverAction,
-    /// Token of the latest answer; 0 if there was none.
+    /// Token of the latest answer to this receiver; 0 if there was none.
     pub token: ReceiverToken,
     /// A number that the client chooses. The answer repeats it.
     pub transaction: u32,
@@ -47,19 +47,19 @@ pub enum ReceiverAction {
     Unsubscribe,
 }
 
-/// The relay's answer to a request.
+/// The relay's answer to a receiver's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelayAnswer {
     /// The outcome of the request.
     pub what: RequestOutcome,
-    /// The number of the request.
+    /// The transaction number of the request.
     pub transaction: u32,
 }
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// The client has to ask again with this token.
+    /// The client has not proved its address, and has to ask again with this token.
     Prove(ReceiverToken),
     /// The lease lasts for this many seconds. The token renews it.
     Lease {
@@ -68,13 +68,13 @@ pub enum RequestOutcome {
         /// The token for the next request.
         token: ReceiverToken,
     },
-    /// The lease has ended.
+    /// The lease has ended, as the client requested.
     Ended,
     /// The request is refused. The client may ask again after this many seconds.
     Refused {
-        /// The reason.
+        /// The reason for the refusal.
         why: RequestRefusal,
-        /// Time to wait, in seconds.
+        /// Time in seconds until the client may ask again.
         seconds: u16,
     },
 }
@@ -84,9 +84,9 @@ pub enum RequestOutcome {
 pub enum RequestRefusal {
     /// There is no stream of that name at this address.
     Unknown,
-    /// The stream has as many receivers as it may have.
+    /// The stream has reached its limit of receivers.
     Full,
-    /// The address has as many receivers as it may have.
+    /// The address has reached its limit of receivers.
     FullAddress,
     /// The circuit breaker has cut the receiver off.
     Cut,
@@ -96,7 +96,7 @@ impl RequestRefusal {
     /// Every reason, in the order of metrics.
     pub const ALL: [Self; 4] = [Self::Unknown, Self::Full, Self::FullAddress, Self::Cut];
 
-    /// Returns the name for metrics: lower case, with underscores.
+    /// Returns the reason's name for metrics: lower case, with underscores.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -138,7 +138,7 @@ impl ReceiverRequest {
         bytes.starts_with(&MAGIC)
     }
 
-    /// Reads a request. Returns `None` if the datagram is none, or is shorter than its answer would be.
+    /// Reads a request. Returns `None` if the datagram is no request, or is shorter than its answer would be.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < REQUEST_BYTES {
             return None;
@@ -171,7 +171,7 @@ impl ReceiverRequest {
 }
 
 impl RelayAnswer {
-    /// Reads an answer. Returns `None` if the datagram is none.
+    /// Reads an answer. Returns `None` if the datagram is no answer.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let MessageHead { kind, more, seconds, token, transaction } =
             MessageHead::read(bytes.try_into().ok()?)?;

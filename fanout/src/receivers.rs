@@ -22,7 +22,7 @@ pub struct ReceiverLimits {
     /// Largest number of receivers of one client: an IPv4 address or an IPv6 /64. Wider networks have multiples of it
     /// ([`levels`]).
     pub per_address: usize,
-    /// Longest lease.
+    /// Longest lease that a receiver gets.
     pub lease: Duration,
     /// Time for which a receiver that was cut off has to wait.
     pub pause: Duration,
@@ -30,7 +30,7 @@ pub struct ReceiverLimits {
     pub breaker: Option<breaker::Settings>,
 }
 
-/// A change to make in the kernel. Applied in order, commands make the kernel's state equal to the table.
+/// A change to make in the kernel. Executed in order, commands make the kernel's state equal to the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Sends the stream to one more receiver.
@@ -40,7 +40,7 @@ pub enum Command {
         /// End of the lease.
         until: Duration,
     },
-    /// Changes the end of a lease.
+    /// Changes the time at which a receiver's lease ends.
     Renew {
         /// The receiver.
         who: SocketAddr,
@@ -51,7 +51,7 @@ pub enum Command {
     Remove {
         /// The receiver.
         who: SocketAddr,
-        /// The reason, for counts and logs.
+        /// The reason for the removal, for counters and logs.
         why: RemovalReason,
     },
 }
@@ -59,13 +59,13 @@ pub enum Command {
 /// Reason why a receiver is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalReason {
-    /// The receiver asked for it.
+    /// The receiver asked to be removed.
     Asked,
     /// The lease has ended.
     Expired,
     /// The operator has removed the receiver from the settings.
     Unnamed,
-    /// The circuit breaker has tripped.
+    /// The circuit breaker has cut the receiver off.
     Cut(Trip),
 }
 
@@ -112,8 +112,8 @@ pub struct StreamReceivers {
     stream: String,
     limits: ReceiverLimits,
     entries: BTreeMap<SocketAddr, ReceiverEntry>,
-    /// Receivers that left recently. A receiver that returns gets its breaker back. There are no more of these than
-    /// receivers.
+    /// Receivers that left recently. A receiver that returns gets its breaker back. Their number is at most that of the
+    /// receivers' limit.
     left: BTreeMap<SocketAddr, DepartedReceiver>,
 }
 
@@ -123,13 +123,13 @@ struct DepartedReceiver {
     since: Duration,
 }
 
-/// One receiver. It also counts against the limits while it waits, so that another port does not evade the pause.
+/// One receiver. A paused receiver also counts against the limits, so that it cannot evade the pause with another port.
 struct ReceiverEntry {
     state: LeaseState,
     /// Whether an operator has named the receiver, so that it needs no lease.
     pinned: bool,
     breaker: Option<Breaker>,
-    /// Traffic before the receiver left and returned, as the breaker counts it.
+    /// Traffic that was sent to the receiver before it left and returned, since its breaker counts that traffic too.
     sent: ReceiverSent,
 }
 
@@ -138,9 +138,9 @@ enum LeaseState {
     Paused { until: Duration },
 }
 
-/// The end of the lease of receivers that an operator has named.
+/// The time at which the lease of a receiver that the operator has named ends: never.
 pub const FOREVER: Duration = Duration::MAX;
-/// The shortest lease.
+/// The shortest lease that a receiver gets.
 const LEAST: Duration = Duration::from_secs(1);
 
 impl StreamReceivers {
@@ -149,8 +149,8 @@ impl StreamReceivers {
         Self { stream: stream.to_owned(), limits, entries: BTreeMap::new(), left: BTreeMap::new() }
     }
 
-    /// Adds a receiver that an operator has named, without a lease and beyond all limits. `breaker` tells whether its
-    /// reports are judged.
+    /// Adds a receiver that an operator has named. It needs no lease and is exempt from all limits. `breaker` tells
+    /// whether the circuit breaker applies to it.
     pub fn pin(&mut self, who: SocketAddr, breaker: bool) -> Command {
         let breaker = self.limits.breaker.filter(|_| breaker).map(Breaker::new);
         let state = LeaseState::Leased { until: FOREVER };
@@ -172,14 +172,14 @@ impl StreamReceivers {
         self.limits = limits;
     }
 
-    /// Returns the receivers that are sent the stream now, each with whether an operator has named it.
+    /// Returns the receivers that are sent the stream now. The flag is true for receivers that an operator has named.
     pub fn leased(&self) -> impl Iterator<Item = (SocketAddr, bool)> {
         let leased =
             self.entries.iter().filter(|(_, entry)| matches!(entry.state, LeaseState::Leased { .. }));
         leased.map(|(who, entry)| (*who, entry.pinned))
     }
 
-    /// Returns the receivers that were cut off, and how much longer they wait.
+    /// Returns the receivers that were cut off, and how much longer each of them is paused.
     pub fn paused(&self, now: Duration) -> impl Iterator<Item = (SocketAddr, Duration)> {
         self.entries.iter().filter_map(move |(who, entry)| match entry.state {
             LeaseState::Paused { until } => Some((*who, until.saturating_sub(now))),
@@ -222,14 +222,14 @@ impl StreamReceivers {
         }
     }
 
-    /// Takes a lease back, because the kernel has no room for the receiver.
+    /// Revokes a lease, because the kernel's table has no free entry for the receiver.
     pub fn take_back(&mut self, who: SocketAddr, answer: RelayAnswer) -> RelayAnswer {
         self.entries.remove(&who);
         let seconds = seconds(self.limits.lease);
         RelayAnswer { what: RequestOutcome::Refused { why: RequestRefusal::Full, seconds }, ..answer }
     }
 
-    /// Removes a receiver that asked for it. A receiver that was cut off keeps waiting.
+    /// Removes a receiver that asked for it. A receiver that was cut off stays paused.
     fn leave(&mut self, who: SocketAddr, sent: ReceiverSent, now: Duration) -> Option<Command> {
         let entry = self.entries.get(&who)?;
         if entry.pinned || matches!(entry.state, LeaseState::Paused { .. }) {
@@ -239,7 +239,7 @@ impl StreamReceivers {
         Some(Command::Remove { who, why: RemovalReason::Asked })
     }
 
-    /// Remembers the breaker of a receiver that leaves, if there is room.
+    /// Keeps the breaker of a receiver that leaves, unless too many breakers are kept already.
     fn part(&mut self, who: SocketAddr, sent: ReceiverSent, now: Duration) {
         let Some(entry) = self.entries.remove(&who) else { return };
         if let Some(breaker) = entry.breaker.filter(|_| self.left.len() < self.limits.receivers) {
@@ -362,7 +362,7 @@ impl StreamReceivers {
     }
 }
 
-/// Returns the receivers in one of the networks of an address.
+/// Returns the receivers whose addresses are in one of the networks of an address.
 fn count_network<T>(
     all: &BTreeMap<SocketAddr, T>,
     one: SocketAddr,

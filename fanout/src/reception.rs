@@ -8,26 +8,27 @@ use super::{
     rtp::DatagramKind,
 };
 
-/// Statistics of the source. Times are of one clock that does not go back.
+/// Statistics about the source. Times are of one clock that does not go back.
 #[derive(Clone, Debug, Default)]
 pub struct Reception {
     source: Option<RtpSource>,
-    /// The latest sender report: the middle of its NTP time, and its time of arrival.
+    /// The latest sender report: the middle 32 bits of its NTP time, and its time of arrival.
     sender: Option<(u32, Duration)>,
 }
 
 #[derive(Clone, Debug)]
 struct RtpSource {
     ssrc: u32,
-    /// Extended sequence numbers.
+    /// Extended sequence number of the first packet, and of the highest one.
     first: u32,
     highest: u32,
     received: u32,
-    /// Numbers of packets expected and received when the last report was made.
+    /// Numbers of packets that were expected and received when the last report was made.
     reported: (u32, u32),
 }
 
-/// Bound of a step ahead in sequence numbers. A step of this size or more means that the source has restarted.
+/// Jump ahead in sequence numbers that is too large for loss. A jump of this size or more means that the source has
+/// restarted.
 const JUMP_MAX: u16 = 3000;
 
 impl Reception {
@@ -74,7 +75,7 @@ impl RtpSource {
     /// Counts a packet. Returns whether it belongs to this source.
     fn take(&mut self, sequence: u16) -> bool {
         let ahead = sequence.wrapping_sub(self.highest as u16);
-        // A packet that is a little behind the highest one is late. Any other step is that of a restarted source.
+        // A packet that is a little behind the highest one is late. Any other jump means that the source has restarted.
         if ahead < JUMP_MAX {
             self.highest = self.highest.wrapping_add(ahead.into());
         } else if ahead < JUMP_MAX.wrapping_neg() {
@@ -125,7 +126,7 @@ mod tests {
         }
         let first = block(&mut reception, NOW);
         assert_eq!((first.ssrc, first.highest, first.fraction_lost), (7, 0x0001_0003, 0), "over the end");
-        // Every second one of 10 arrives, and one of them late.
+        // Five of ten packets arrive, and one of these is late.
         for sequence in [5, 9, 7, 11, 13] {
             reception.packet(media(sequence), NOW);
         }

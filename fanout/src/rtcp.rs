@@ -42,8 +42,8 @@ pub fn walk(mut bytes: &[u8], mut each: impl FnMut(Block)) -> Option<usize> {
     Some(packets)
 }
 
-/// Returns the report blocks of one packet; none if its type has none. Returns `None` if the packet is shorter than
-/// its count says.
+/// Returns the report blocks of one packet, or none if packets of its type have none. Returns `None` if the packet is
+/// shorter than its count says.
 fn blocks(kind: u8, count: usize, packet: &[u8]) -> Option<&[[u8; BLOCK_BYTES]]> {
     let first = match kind {
         SENDER_REPORT => 28,
@@ -79,7 +79,7 @@ pub fn receiver_report(from: u32, block: &Block, lost: u32) -> Vec<u8> {
     bytes.extend(from.to_be_bytes());
     bytes.extend([1, CNAME.len() as u8]);
     bytes.extend(CNAME);
-    // The item list ends with a zero, filled up to a word.
+    // The list of items ends with a zero, and is padded with zeroes to a multiple of 4 bytes.
     bytes.extend([0; 2]);
     bytes
 }

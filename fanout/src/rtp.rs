@@ -21,16 +21,16 @@ const SENDER_REPORT: u8 = 200;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatagramKind {
-    /// RTP.
+    /// An RTP packet.
     Media {
-        /// Synchronisation source.
+        /// Synchronisation source (SSRC) of the packet.
         ssrc: u32,
-        /// Sequence number.
+        /// Sequence number of the packet.
         sequence: u16,
-        /// Timestamp, in units of the payload's clock.
+        /// Timestamp of the packet, in units of the payload's clock.
         timestamp: u32,
     },
-    /// RTCP.
+    /// An RTCP packet.
     Control {
         /// Synchronisation source of the sender of the report.
         ssrc: u32,

@@ -4,20 +4,20 @@ use std::net::{IpAddr, SocketAddr};
 
 use ring::hmac;
 
-/// A token. All zeroes prove nothing.
+/// A token that proves a client's address. A token of zeroes proves nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverToken(pub [u8; 8]);
 
-/// Shortest time for which a token is good, in seconds. It is good for at most twice as long.
+/// Shortest time for which a token is valid, in seconds. A token is valid for at most twice this time.
 pub const GOOD_S: u64 = 60;
 
-/// A maker and checker of a relay's tokens. Its secret lasts for one run of the relay.
+/// Creates and checks a relay's tokens. Its secret lasts for one run of the relay.
 pub struct Mint {
     key: hmac::Key,
 }
 
 impl Mint {
-    /// Makes a mint from a random secret.
+    /// Creates a [`Mint`] from a random secret.
     pub fn new(secret: [u8; 32]) -> Self {
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, &secret) }
     }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn token_is_good_for_one_stream_address_and_time() {
+    fn token_is_valid_for_one_stream_address_and_time() {
         let mint = Mint::new([7; 32]);
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         let who = at("192.0.2.1:5000");

@@ -40,20 +40,20 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug)]
 enum CopyMethod {
-    /// One run makes all copies, however long that takes.
+    /// One run of the program makes all copies, however long that takes.
     OneRun,
-    /// Further runs of the program, on the CPU that received the packet.
+    /// Further runs of the program make the remaining copies, on the CPU that received the packet.
     FurtherRuns,
-    /// Further runs, spread over both CPUs by RPS.
+    /// Further runs of the program make the remaining copies, spread over both CPUs by RPS.
     FurtherRunsSpread,
-    /// One run, and userspace sends the rest. The receiver that comes first changes with every packet.
+    /// One run makes some copies, and userspace sends the others. The first receiver changes with every packet.
     Userspace,
 }
 
 const WAYS: [CopyMethod; 4] =
     [CopyMethod::OneRun, CopyMethod::FurtherRuns, CopyMethod::FurtherRunsSpread, CopyMethod::Userspace];
 
-/// Delays in microseconds.
+/// Delays of one way to continue a fan-out, in microseconds.
 #[derive(Default)]
 struct DelayFigures {
     /// Time from the publisher's send call until a copy was registered, or sent by userspace.
@@ -189,7 +189,7 @@ fn measure(way: CopyMethod) -> DelayFigures {
             pin(0);
             for (packet, sent) in packets.iter().zip(&sent) {
                 next.wait();
-                std::thread::sleep(PAUSE); // exact: paces the sender
+                std::thread::sleep(PAUSE); // exact: sets the sender's rate
                 sent.store(now_ns(), Ordering::SeqCst);
                 from.send(packet).expect("send");
             }
@@ -227,7 +227,7 @@ fn measure(way: CopyMethod) -> DelayFigures {
     figures
 }
 
-/// The least work that userspace has: it sends sealed packets in batches, and does not find out which are due.
+/// Does the minimum of work in userspace: it sends sealed packets in batches, and does not find out which are due.
 struct OutgoingBatches {
     socket: UdpSocket,
     remote: SocketAddr,

@@ -23,7 +23,7 @@ struct RtpScene<'a> {
     network: &'a NamespaceNetwork,
     fanout: Fanout,
     from: UdpSocket,
-    /// The relay's own socket, at the stream's address.
+    /// The relay's socket, which is bound to the stream's address.
     own: UdpSocket,
 }
 
@@ -55,13 +55,13 @@ impl<'a> RtpScene<'a> {
     fn receiver(&self, family: u8, cap: Cap) -> (ReceiverCopy, UdpSocket) {
         let socket = net::socket(&self.network.subscriber, SocketAddr::new(address(family, 2, 2), 0));
         let to = socket.local_addr().expect("an address");
-        // This makes the relay's host learn the receiver's link address.
+        // Sending a datagram makes the relay's host learn the receiver's link address.
         self.own.send_to(&[0], to).expect("send");
         assert_eq!(receive(&socket).0, [0]);
         (self.stream().add(to, cap, FAR).expect("room"), socket)
     }
 
-    /// Waits until this many packets are counted. Receivers get copies before the packet itself is counted.
+    /// Waits until the counter of packets has this value. Receivers get copies before the packet itself is counted.
     fn counted(&self, what: &str, packets: u64, count: impl Fn(&FanoutCounters) -> u64) -> FanoutCounters {
         wait_until(what, || self.fanout.counters().expect("counters"), |counters| count(counters) == packets)
     }
@@ -72,7 +72,7 @@ impl<'a> RtpScene<'a> {
 
     /// Returns the number of copies with this outcome.
     fn copies(&self, outcome: CopyOutcome) -> u64 {
-        self.fanout.counters().expect("counters").copies(outcome) // exact: its callers know that all was counted
+        self.fanout.counters().expect("counters").copies(outcome) // exact: the callers wait for the packets first
     }
 }
 
@@ -98,7 +98,7 @@ fn receive(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     }
 }
 
-/// Receives a datagram, which has to be this one.
+/// Receives a datagram, and asserts that it equals the expected one.
 fn expect(socket: &UdpSocket, want: &[u8]) {
     let (packet, from) = receive(socket);
     assert_eq!(packet, want);
@@ -132,7 +132,7 @@ fn every_receiver_gets_the_same_bytes_in_order() {
             let counters = scene.forwarded(50);
             assert_eq!(counters.copies(CopyOutcome::Sent), 400);
             assert!(receivers.iter().all(|(receiver, _)| receiver.sent().0 == 50));
-            // Userspace gets none of these packets.
+            // Userspace gets none of the sender's packets.
             scene.own.set_nonblocking(true).expect("non-blocking");
             assert!(scene.own.recv(&mut [0; 2048]).is_err());
         }
@@ -141,8 +141,8 @@ fn every_receiver_gets_the_same_bytes_in_order() {
 
 /// The test sends 300 copies of a packet, 40 in each run.
 #[test]
-fn more_receivers_than_fit_a_run_get_it_by_further_runs() {
-    if !root("more_receivers_than_fit_a_run_get_it_by_further_runs") {
+fn receivers_beyond_one_run_are_served_by_further_runs() {
+    if !root("receivers_beyond_one_run_are_served_by_further_runs") {
         return;
     }
     let network = NamespaceNetwork::new("runs");
@@ -177,7 +177,7 @@ fn receiver_over_its_cap_or_lease_is_sent_nothing() {
     }
     let network = NamespaceNetwork::new("cap");
     let scene = RtpScene::new(&network, 4, 8, Config::default());
-    // The cap has room for three packets of 1000 bytes and their headers, and then a byte each second.
+    // The rate limit allows a burst of three packets of 1000 bytes with their headers, and then a byte each second.
     let three = Cap { bits_per_s: 8, burst_bytes: 3 * 1040 };
     let (capped, capped_socket) = scene.receiver(4, three);
     let (leased, leased_socket) = scene.receiver(4, PLENTY);
@@ -215,8 +215,8 @@ fn receiver_over_its_cap_or_lease_is_sent_nothing() {
 
 /// Packets from other senders, and packets while the program is not attached, are left to userspace.
 #[test]
-fn packets_for_further_receivers_are_left_to_userspace() {
-    if !root("packets_for_further_receivers_are_left_to_userspace") {
+fn packets_that_are_not_fanned_out_reach_userspace() {
+    if !root("packets_that_are_not_fanned_out_reach_userspace") {
         return;
     }
     let network = NamespaceNetwork::new("rest");
@@ -233,7 +233,7 @@ fn packets_for_further_receivers_are_left_to_userspace() {
     assert_eq!(scene.copies(CopyOutcome::Sent), 0);
 }
 
-/// A receiver whose link address is not known, one on this host, and one behind a link that is too narrow.
+/// Covers a receiver whose link address is not known, one on this host, and one behind a link whose MTU is too small.
 #[test]
 fn copy_that_cannot_be_sent_is_counted() {
     if !root("copy_that_cannot_be_sent_is_counted") {
@@ -256,7 +256,8 @@ fn copy_that_cannot_be_sent_is_counted() {
     assert_eq!((narrow.copies(CopyOutcome::TooLarge), narrow.copies(CopyOutcome::Sent)), (1, 1));
 }
 
-/// Frames without a checksum, with a wrong one, and with a VLAN tag are sent as they are.
+/// Checks that copies of frames without a checksum, with a wrong one, and with a VLAN tag keep the checksum and lose
+/// the tag.
 #[test]
 fn copies_keep_checksums_and_lose_vlan_tags() {
     if !root("copies_keep_checksums_and_lose_vlan_tags") {

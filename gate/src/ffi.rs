@@ -1,7 +1,7 @@
 //! The C ABI, as `include/millrace_gate.h` documents it.
 //!
 //! Callers must pass pointers that are null, or point to valid objects of the type in the header for the time of the
-//! call. Strings end in zero. The comments below call this the caller's promise.
+//! call. Strings end in zero.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ use crate::{Error, Gate, Policy, Scope, policy};
 const NAME_MAX: usize = 64;
 const ID_MAX: usize = 20;
 
-/// `millrace_gate_count` of the header.
+/// The header's structure `millrace_gate_count`.
 #[repr(C)]
 pub struct FfiCount {
     scope: [c_char; NAME_MAX],
@@ -35,7 +35,7 @@ pub struct FfiCount {
     monitored: u64,
 }
 
-/// `millrace_gate_id` of the header.
+/// The header's structure `millrace_gate_id`.
 #[repr(C)]
 pub struct FfiId {
     len: u8,
@@ -104,7 +104,7 @@ fn call(work: impl FnOnce() -> Result<()>) -> c_int {
         }
     };
     let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    // This fails only while the thread ends, when nobody can ask for the error.
+    // Storing the error fails only while the thread ends, when nobody can ask for the error.
     let _ = LAST.try_with(|last| last.replace(message));
     status as c_int
 }
@@ -114,7 +114,7 @@ fn call(work: impl FnOnce() -> Result<()>) -> c_int {
 /// # Safety
 /// `it` must be null, or point to a valid `T` for as long as the result is used.
 unsafe fn valid<'a, T>(it: *const T, what: &str) -> Result<&'a T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes valid pointers, as the module's documentation requires.
     unsafe { it.as_ref() }.ok_or_else(|| FfiFailure::invalid(format!("{what} is null")))
 }
 
@@ -126,7 +126,7 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
     if text.is_null() {
         return Err(FfiFailure::invalid(format!("{what} is null")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes valid pointers, as the module's documentation requires.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|_| FfiFailure::invalid(format!("{what} is not UTF-8")))
 }
@@ -139,7 +139,7 @@ unsafe fn bytes<'a>(bytes: *const u8, len: usize, what: &str) -> Result<&'a [u8]
     match (bytes.is_null(), len) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(FfiFailure::invalid(format!("{what} is null"))),
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         (false, _) => Ok(unsafe { slice::from_raw_parts(bytes, len) }),
     }
 }
@@ -156,7 +156,7 @@ unsafe fn client(address: *const libc::sockaddr, len: libc::socklen_t) -> Result
     if (len as usize) < size_of::<libc::sockaddr_in>() {
         return Err(unknown());
     }
-    // SAFETY: the caller's promise; the family is within `len`.
+    // SAFETY: the caller passes a valid address; the family is within `len`.
     let storage = unsafe { SockaddrStorage::from_raw(address, Some(len)) }.ok_or_else(unknown)?;
     if let Some(v4) = storage.as_sockaddr_in() {
         return Ok(SocketAddr::new(v4.ip().into(), v4.port()));
@@ -182,7 +182,7 @@ unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
     if to.is_null() {
         return Err(FfiFailure::invalid(format!("{what} is null")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes valid pointers, as the module's documentation requires.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -199,7 +199,7 @@ pub extern "C" fn millrace_gate_error() -> *const c_char {
 }
 
 /// # Safety
-/// See the module; `gate` may be written to.
+/// The pointers must be valid, as the module's documentation says; `gate` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_open(
     interface: *const c_char,
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn millrace_gate_open(
     gate: *mut *mut Gate,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let (interface, policy) = unsafe { (string(interface, "interface")?, string(policy, "policy")?) };
         if gate.is_null() {
             return Err(FfiFailure::invalid("gate is null"));
@@ -216,13 +216,13 @@ pub unsafe extern "C" fn millrace_gate_open(
         let attach_mode = mode(attach_mode)?;
         let opened = Gate::new(&Policy::parse(policy)?)?;
         opened.attach(interface, attach_mode)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         unsafe { give(gate, Box::into_raw(Box::new(opened)), "gate") }
     })
 }
 
 /// # Safety
-/// See the module.
+/// The pointers must be valid, as the module's documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_attach(
     gate: *mut Gate,
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn millrace_gate_attach(
     attach_mode: c_int,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let (gate, interface) = unsafe { (valid(gate, "gate")?, string(interface, "interface")?) };
         gate.attach(interface, mode(attach_mode)?)?;
         Ok(())
@@ -238,11 +238,11 @@ pub unsafe extern "C" fn millrace_gate_attach(
 }
 
 /// # Safety
-/// See the module.
+/// The pointers must be valid, as the module's documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_set_policy(gate: *mut Gate, policy: *const c_char) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let (gate, policy) = unsafe { (valid(gate, "gate")?, string(policy, "policy")?) };
         Ok(gate.set_policy(&Policy::parse(policy)?)?)
     })
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn millrace_gate_set_policy(gate: *mut Gate, policy: *cons
 pub unsafe extern "C" fn millrace_gate_close(gate: *mut Gate) {
     call(|| {
         if !gate.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes valid pointers, as the module's documentation requires.
             drop(unsafe { Box::from_raw(gate) });
         }
         Ok(())
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn millrace_gate_close(gate: *mut Gate) {
 }
 
 /// # Safety
-/// See the module; `scope` may be written to.
+/// The pointers must be valid, as the module's documentation says; `scope` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_scope_open(
     gate: *mut Gate,
@@ -270,13 +270,13 @@ pub unsafe extern "C" fn millrace_gate_scope_open(
     scope: *mut *mut Scope,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let (gate, name) = unsafe { (valid(gate, "gate")?, string(name, "name")?) };
         if scope.is_null() {
             return Err(FfiFailure::invalid("scope is null"));
         }
         let opened = gate.scope(name)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         unsafe { give(scope, Box::into_raw(Box::new(opened)), "scope") }
     })
 }
@@ -287,7 +287,7 @@ pub unsafe extern "C" fn millrace_gate_scope_open(
 pub unsafe extern "C" fn millrace_gate_scope_close(scope: *mut Scope) {
     call(|| {
         if !scope.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes valid pointers, as the module's documentation requires.
             drop(unsafe { Box::from_raw(scope) });
         }
         Ok(())
@@ -297,7 +297,7 @@ pub unsafe extern "C" fn millrace_gate_scope_close(scope: *mut Scope) {
 /// Changes the count of a client's connections.
 ///
 /// # Safety
-/// See the module; `connections` is null or may be written to.
+/// The pointers must be valid, as the module's documentation says; `connections` must be null or valid for writes.
 unsafe fn count(
     scope: *mut Scope,
     address: *const libc::sockaddr,
@@ -306,19 +306,19 @@ unsafe fn count(
     change: impl FnOnce(&Scope, IpAddr) -> std::result::Result<u32, Error>,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let (scope, client) = unsafe { (valid(scope, "scope")?, client(address, len)?) };
         let now = change(scope, client.ip())?;
         if connections.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         unsafe { give(connections, now, "connections") }
     })
 }
 
 /// # Safety
-/// See the module; `connections` is null or may be written to.
+/// The pointers must be valid, as the module's documentation says; `connections` must be null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_inc(
     scope: *mut Scope,
@@ -326,12 +326,12 @@ pub unsafe extern "C" fn millrace_gate_inc(
     client_len: libc::socklen_t,
     connections: *mut u32,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes valid pointers, as the module's documentation requires.
     unsafe { count(scope, client, client_len, connections, Scope::inc) }
 }
 
 /// # Safety
-/// See the module; `connections` is null or may be written to.
+/// The pointers must be valid, as the module's documentation says; `connections` must be null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_dec(
     scope: *mut Scope,
@@ -339,14 +339,14 @@ pub unsafe extern "C" fn millrace_gate_dec(
     client_len: libc::socklen_t,
     connections: *mut u32,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes valid pointers, as the module's documentation requires.
     unsafe { count(scope, client, client_len, connections, Scope::dec) }
 }
 
 /// Publishes or retires a connection ID.
 ///
 /// # Safety
-/// See the module.
+/// The pointers must be valid, as the module's documentation says.
 unsafe fn id(
     scope: *mut Scope,
     id: *const u8,
@@ -354,34 +354,34 @@ unsafe fn id(
     tell: impl FnOnce(&Scope, &[u8]) -> std::result::Result<(), Error>,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let scope = unsafe { valid(scope, "scope")? };
         if !(1..=ID_MAX).contains(&len) {
             return Err(FfiFailure::invalid("a connection ID has 1 to 20 bytes"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         Ok(tell(scope, unsafe { bytes(id, len, "id")? })?)
     })
 }
 
 /// # Safety
-/// See the module.
+/// The pointers must be valid, as the module's documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_publish(scope: *mut Scope, bytes: *const u8, len: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes valid pointers, as the module's documentation requires.
     unsafe { id(scope, bytes, len, Scope::publish) }
 }
 
 /// # Safety
-/// See the module.
+/// The pointers must be valid, as the module's documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_retire(scope: *mut Scope, bytes: *const u8, len: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes valid pointers, as the module's documentation requires.
     unsafe { id(scope, bytes, len, Scope::retire) }
 }
 
 /// # Safety
-/// See the module.
+/// The pointers must be valid, as the module's documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_list(
     gate: *mut Gate,
@@ -390,11 +390,11 @@ pub unsafe extern "C" fn millrace_gate_list(
     entry: c_int,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let (gate, prefix) = unsafe { (valid(gate, "gate")?, string(prefix, "prefix")?) };
         let scope = match scope.is_null() {
             true => None,
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes valid pointers, as the module's documentation requires.
             false => Some(unsafe { string(scope, "scope")? }),
         };
         let prefix: Prefix =
@@ -410,7 +410,7 @@ pub unsafe extern "C" fn millrace_gate_list(
 }
 
 /// # Safety
-/// See the module; `original` may be written to.
+/// The pointers must be valid, as the module's documentation says; `original` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_check_token(
     scope: *const Scope,
@@ -421,9 +421,9 @@ pub unsafe extern "C" fn millrace_gate_check_token(
     original: *mut FfiId,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let (scope, client) = unsafe { (valid(scope, "scope")?, client(address, address_len)?) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let token = unsafe { bytes(token, token_len, "token")? };
         let token = scope.check_token(client, token);
         let token = token.map_err(|error| FfiFailure(Status::NotFound, format!("token: {error}")))?;
@@ -432,13 +432,14 @@ pub unsafe extern "C" fn millrace_gate_check_token(
             *to = *from;
             id.len += 1;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         unsafe { give(original, id, "original") }
     })
 }
 
 /// # Safety
-/// See the module; `counts` is null or has room for `room`, and `have` may be written to.
+/// The pointers must be valid, as the module's documentation says; `counts` must be null or have space for `room`
+/// elements, and `have` must be valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_gate_statistics(
     gate: *const Gate,
@@ -447,16 +448,16 @@ pub unsafe extern "C" fn millrace_gate_statistics(
     have: *mut usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         let gate = unsafe { valid(gate, "gate")? };
         if counts.is_null() && room > 0 {
             return Err(FfiFailure::invalid("counts is null"));
         }
         let all = all_counts(gate)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes valid pointers, as the module's documentation requires.
         unsafe { give(have, all.len(), "have")? };
         let len = all.len().min(room);
-        // SAFETY: the caller's promise; `all` has at least `len` items, and is memory of this function.
+        // SAFETY: the caller passes valid pointers; `all` has at least `len` items, and is memory of this function.
         unsafe { ptr::copy_nonoverlapping(all.as_ptr(), counts, len) };
         Ok(())
     })

@@ -28,10 +28,10 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Least time from the start of one upkeep to the start of the next. Upkeep forgets idle connections and tells the
 /// kernel the UNIX time.
 const UPKEEP: Duration = Duration::from_secs(1);
-/// The same time as a multiple of the last upkeep's duration. With hundreds of thousands of entries, upkeep takes long
-/// and becomes less frequent.
+/// Least time from the start of one upkeep to the start of the next, as a multiple of the last upkeep's duration. With
+/// hundreds of thousands of entries, upkeep takes long and becomes less frequent.
 const REST: u32 = 20;
-/// Longest such time, however long the last upkeep took.
+/// Longest time from the start of one upkeep to the start of the next, however long the last upkeep took.
 const REST_MAX: Duration = Duration::from_secs(10);
 
 /// A loaded gate. Until it is dropped, it decides about the packets of the interfaces that it is
@@ -195,8 +195,8 @@ impl Gate {
         Ok(self.inner.kernel.trace(what)?)
     }
 
-    /// Returns the error of the last upkeep, if it failed. Idle connections are then not forgotten, and the times in
-    /// tokens may be wrong.
+    /// Returns the error of the last upkeep, or `None` if it succeeded. After an error, idle connections are not
+    /// forgotten, and the times in tokens may be wrong.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.inner.trouble).clone()
     }
@@ -224,7 +224,7 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
     let started = start();
     if let Ok(before) = before {
-        let _ = before.thread_set_mask(); // This fails only for an invalid pointer.
+        let _ = before.thread_set_mask(); // Setting the mask fails only for an invalid pointer.
     }
     started
 }

@@ -48,7 +48,7 @@ use millrace_kernel::{stack, xdp};
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
-/// One client may have at most this part of the tracked connections: one sixteenth.
+/// One client may have at most the table's size divided by this number as tracked connections: one sixteenth.
 const IDS_PER_CLIENT: u32 = 16;
 /// New clients with full buckets may take at most this part of the table of rates (one quarter) within one fill time,
 /// or twice as much after a quiet time. An entry that they evict had been unused for longer, so its buckets were full.
@@ -108,7 +108,7 @@ impl Default for Config {
     }
 }
 
-/// A packet that a rule refused, or would have.
+/// A packet that a rule refused, or would have refused in mode "enforce".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedPacket {
     /// Time of `CLOCK_MONOTONIC` in ns.
@@ -133,7 +133,7 @@ pub struct RefusedPacket {
     pub id: Vec<u8>,
 }
 
-/// Counts of packets.
+/// Numbers of packets and bytes that were counted for one reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacketCounter {
     /// Number of packets.
@@ -155,10 +155,10 @@ pub enum FrameAction {
     Answer(Vec<u8>),
 }
 
-/// Totals since the gate was loaded.
+/// Totals of all scopes since the gate was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GateTotals {
-    /// The scopes; the first is "interface".
+    /// The scopes' counters; the first scope is "interface".
     pub scopes: Vec<ScopeStatistics>,
     events: [u64; Event::ALL.len()],
 }
@@ -199,7 +199,7 @@ impl ScopeStatistics {
 /// An entry of a list: its scope (`None` for all scopes), its prefix, and whether it blocks or allows.
 pub type Listing = (Option<String>, Prefix, ListEntry);
 
-/// The fill level of a table that can be full.
+/// The number of entries of a table that can be full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFill {
     /// Name of the table: `connections`, `paths`, `clients` or `prefixes`, or one of those that forget old entries when
@@ -272,8 +272,8 @@ impl LoadedGate {
     }
 
     /// Attaches the gate to an interface of the calling thread's network namespace. Returns the mode, which is never
-    /// [`xdp::XdpMode::Auto`]. The kernel allows one XDP program for each interface. The gate shares that place with
-    /// grafts; if it is taken by another program or another gate, this is an error. Joining existing grafts needs
+    /// [`xdp::XdpMode::Auto`]. The kernel allows one XDP program for each interface. The gate shares that program with
+    /// grafts; if another program or another gate is attached, this is an error. Joining existing grafts needs
     /// CAP_SYS_ADMIN. Interfaces without an Ethernet header (tun, WireGuard, PPP) are supported. Interfaces whose
     /// tunnel may have merged packets are an error.
     pub fn attach(&self, ifindex: i32, mode: xdp::XdpMode) -> Result<xdp::XdpMode, Error> {
@@ -496,7 +496,7 @@ impl LoadedGate {
         self.scope(scope)?.clients()
     }
 
-    /// Reads the samples that are waiting.
+    /// Reads the samples that wait in the ring buffer for the log.
     pub fn drain_samples(&self) -> Result<Vec<RefusedPacket>, Error> {
         let names = lock(&self.settings).names();
         let mut object = lock(&self.object);

@@ -20,7 +20,7 @@ const RECENT: usize = 256;
 pub struct Status {
     /// Version of the program.
     pub version: String,
-    /// Seconds since the start.
+    /// Seconds since the gate was started.
     pub uptime_s: f64,
     /// True if all rules only count packets and refuse none.
     pub dry_run: bool,
@@ -30,7 +30,7 @@ pub struct Status {
     pub interfaces: Vec<GateInterfaceStatus>,
     /// Faults that keep the gate from working, or from applying the newest policy; empty if there are none.
     pub trouble: Vec<String>,
-    /// The last reload; `None` if there is no policy file.
+    /// The outcome of the last reload of the policy; `None` if there is no policy file.
     #[serde(default)]
     pub reload: Option<Reload>,
     /// Sizes of clients and of the wider networks that contain them.
@@ -43,9 +43,9 @@ pub struct Status {
     /// Fill levels of the tables.
     #[serde(default)]
     pub tables: Vec<TableStatus>,
-    /// Entries that `block` and `allow` added.
+    /// List entries that the commands `block` and `allow` added.
     pub listed: Vec<ListedStatus>,
-    /// Number of log lines that were not written.
+    /// Number of the daemon's log lines that were dropped instead of written.
     #[serde(default)]
     pub log_lines_dropped: u64,
     /// The latest samples of packets that were refused, or would have been; oldest first.
@@ -122,9 +122,9 @@ pub struct PassCount {
 /// An entry that was added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedStatus {
-    /// The scope; `None` for all.
+    /// The scope that the entry applies to; `None` for all scopes.
     pub scope: Option<String>,
-    /// The prefix.
+    /// The address prefix that is blocked or allowed.
     pub prefix: String,
     /// `block` or `allow`.
     pub entry: String,
@@ -138,9 +138,9 @@ pub struct ListedStatus {
 pub struct TableStatus {
     /// The table's name.
     pub name: String,
-    /// Number of entries.
+    /// Number of entries that the table has at present.
     pub entries: u64,
-    /// Largest number of entries.
+    /// Largest number of entries that the table can have.
     pub room: u64,
 }
 
@@ -182,12 +182,12 @@ impl RefusalStatus {
     }
 }
 
-/// The latest samples.
+/// The latest samples of refused packets, at most a fixed number.
 #[derive(Debug, Default)]
 pub struct Recent(VecDeque<RefusalStatus>);
 
 impl Recent {
-    /// Adds a sample. If there is no room, the oldest sample is removed.
+    /// Adds a sample. If the list is full, the oldest sample is removed.
     pub fn push(&mut self, refusal: RefusalStatus) {
         if self.0.len() == RECENT {
             self.0.pop_front();

@@ -152,12 +152,12 @@ fn token_keys_are_in_the_slots_of_the_file() {
     let scope = gate.scope("web").unwrap();
     for next in [
         keys([1, 2], 0),
-        keys([1, 3], 1), // a rotation
-        keys([4, 3], 0), // another
-        keys([4, 3], 1), // back
+        keys([1, 3], 1), // the key in slot 1 changes and is used
+        keys([4, 3], 0), // the key in slot 0 changes and is used
+        keys([4, 3], 1), // the earlier key in slot 1 is used again
         keys([3, 3], 0),
-        keys([5, 6], 0), // both at once
-        keys([6, 5], 0), // exchanged
+        keys([5, 6], 0), // both keys change
+        keys([6, 5], 0), // the keys change slots
     ] {
         gate.set_policy(&policy(next.clone())).unwrap();
         for (slot, key) in next.slots.iter().enumerate() {

@@ -1,5 +1,6 @@
 //! Tests with connections of unmodified quinn that the gate tracks, while rules on unknown packets are enforced. A
-//! second sender floods with unknown packets from the clients' address. Exactly the flood must be judged as unknown.
+//! second sender floods with unknown packets from the clients' address. Exactly the packets of the flood must count as
+//! unknown.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -76,7 +77,7 @@ impl TrackedScene {
         client
     }
 
-    /// Returns the number of packets with short headers that were judged as unknown, passed or not.
+    /// Returns the number of packets with short headers that counted as unknown, passed or not.
     fn strange(&self) -> u64 {
         let web = self.web();
         let rules = [Rule::ClientPackets, Rule::UnknownPackets].map(|rule| web.rule(rule).packets);
@@ -93,7 +94,7 @@ impl TrackedScene {
         clients.iter().map(|client| client.connections).sum()
     }
 
-    /// Sends more unknown packets than the address's rates allow, and waits until all of them have been judged.
+    /// Sends more unknown packets than the address's rates allow, and waits until the gate has counted all of them.
     fn flood(&mut self) {
         for n in 0..50u64 {
             let packet = [&[0x40][..], &(self.junk + n).to_be_bytes(), &[0xee; 60]].concat();
@@ -103,7 +104,7 @@ impl TrackedScene {
         wait_until("the end of the junk", || self.strange(), |count| *count >= self.junk);
     }
 
-    /// Checks that only the flood was judged as unknown, and nothing else was refused.
+    /// Checks that only the packets of the flood counted as unknown, and that no other packet was refused.
     fn assert_unhurt(&self) {
         let passed = self.web().pass(Pass::Unknown).packets;
         assert_eq!((self.strange(), self.refused() + passed), (self.junk, self.junk));
@@ -145,7 +146,7 @@ fn serve(site: &GateSite, endpoint: EndpointConfig) -> Endpoint {
     server
 }
 
-/// A NAT between one client and the server. On request it continues from another port.
+/// A NAT between one client and the server. On request, the NAT sends the client's packets from another port.
 struct TrackedNat {
     front: SocketAddr,
     rebind: Sender<tokio::net::UdpSocket>,
@@ -213,7 +214,7 @@ async fn connect(endpoint: &Endpoint, there: SocketAddr) -> Connection {
 /// Opens two connections on one socket, while another client at the same address uses up the rate of unknown packets.
 /// Key updates and new addresses lose no packet.
 #[tokio::test(flavor = "multi_thread")]
-async fn key_updates_and_new_addresses_cost_no_rate() {
+async fn key_updates_and_new_addresses_use_up_no_rate() {
     if !is_root() {
         return;
     }
@@ -240,7 +241,7 @@ async fn key_updates_and_new_addresses_cost_no_rate() {
 
 /// Keeps the connections idle, except for keep-alives, for longer than the gate's idle time.
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connection_with_keep_alives_costs_no_rate() {
+async fn idle_connection_with_keep_alives_uses_up_no_rate() {
     if !is_root() {
         return;
     }
@@ -248,7 +249,7 @@ async fn idle_connection_with_keep_alives_costs_no_rate() {
     let client = scene.lively(LONG);
     let connection = connect(&client, (SERVER, PORT).into()).await;
     scene.flood();
-    tokio::time::sleep(2 * IDLE).await; // exact: for longer than IDLE, which is under test
+    tokio::time::sleep(2 * IDLE).await; // exact: waits for longer than IDLE, which is under test
     scene.flood();
     hello(&connection).await;
     assert_eq!(scene.connections(), 1);
@@ -257,7 +258,7 @@ async fn idle_connection_with_keep_alives_costs_no_rate() {
 
 /// Lets the server retire its IDs all the time. The client continues with new IDs, from the same address and port.
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_connection_ids_cost_no_rate() {
+async fn changed_connection_ids_use_up_no_rate() {
     if !is_root() {
         return;
     }
@@ -272,7 +273,7 @@ async fn changed_connection_ids_cost_no_rate() {
         scene.flood();
         connection.force_key_update();
         hello(&connection).await;
-        tokio::time::sleep(IDLE / 10).await; // exact: paces the questions
+        tokio::time::sleep(IDLE / 10).await; // exact: sets the rate of requests
     }
     assert!(by_path(&scene) > 10, "{} packets with other IDs", by_path(&scene));
     scene.assert_unhurt();

@@ -10,10 +10,10 @@ use crate::Error;
 use crate::intf::generated::{BARRIER_HAS_RUN as HAS_RUN, BARRIER_RUNS as RUNS};
 use crate::object::{LoadedObject, write};
 
-/// The packet of a test run: an Ethernet header, the least that a program at TC accepts.
+/// The packet of a test run: an Ethernet header, which is the shortest packet that a program at TC accepts.
 const FRAME: [u8; 14] = [0; 14];
 
-/// Waits for the runs of programs. All threads of a process share one barrier.
+/// Lets userspace wait until the runs of BPF programs have ended. All threads of a process share one barrier.
 ///
 /// A thread unlinks an entry of a map and then calls [`Self::now`]. It may reuse the entry once [`Self::is_over`] is
 /// true for that moment, or after [`Self::wait_since`] has returned. Waits are numbered when they begin. A wait that
@@ -54,7 +54,8 @@ impl Barrier {
     /// Waits until every program run that has begun before has ended. An update of a map of maps waits for them
     /// (`maybe_wait_bpf_programs` in the kernel).
     pub fn wait_for_runs(&self) -> Result<(), Error> {
-        // The number is taken before the wait begins, so that moments taken during the wait are not covered by it.
+        // The number of the wait is taken before the wait begins, so that moments taken during the wait are not covered
+        // by it.
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let fd = self.nothing.as_fd().as_raw_fd();
         write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())?;

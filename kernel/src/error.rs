@@ -77,7 +77,8 @@ pub enum Error {
     Prepare { what: &'static str, r#source: std::io::Error },
     #[error("the kernel's table has no room for more {what}")]
     Full { what: &'static str },
-    /// `RelayProgram::settle` of `millrace-relay-kernel` makes room, once program runs have ended.
+    /// The table is full. `RelayProgram::settle` of `millrace-relay-kernel` frees entries, once program runs have
+    /// ended.
     #[error("no room for more {what} before program runs have ended")]
     Unsettled { what: &'static str },
     #[error("{0}")]

@@ -18,7 +18,7 @@ pub struct Mapping {
 
 // SAFETY: memory belongs to no thread. Users of a mapping either guard the data or use atomics.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: memory belongs to no thread. Users of a mapping either guard the data or use atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -84,7 +84,7 @@ pub struct MappedArray<T> {
 
 // SAFETY: parts of a `Shared` type that are not atomic are only written by the one owner of the entry.
 unsafe impl<T: Shared> Send for MappedArray<T> {}
-// SAFETY: as above.
+// SAFETY: parts of a `Shared` type that are not atomic are only written by the one owner of the entry.
 unsafe impl<T: Shared> Sync for MappedArray<T> {}
 
 impl<T: Shared> MappedArray<T> {
@@ -171,7 +171,7 @@ impl RingReader {
             // SAFETY: records are inside the data and aligned to 8 bytes, and the length in their header is only used
             // atomically.
             let record = unsafe { self.producer.start.add(offset) };
-            // SAFETY: as above.
+            // SAFETY: the length in a record's header is only used atomically, and records are aligned to 8 bytes.
             let length = settled(unsafe { record.cast::<AtomicU32>().as_ref() });
             if length & BUSY != 0 {
                 break;

@@ -59,7 +59,7 @@ pub struct Chain {
     pub table: String,
     /// The chain's name.
     pub name: String,
-    /// The chain's hook, NF_INET_* or NF_NETDEV_*. `None` if only other chains jump to it.
+    /// The chain's hook, NF_INET_* or NF_NETDEV_*. `None` for a chain that is used only if other chains jump to it.
     pub hook: Option<u32>,
 }
 
@@ -173,13 +173,14 @@ enum LoadedValue {
 struct RuleReader {
     looks: Vec<RuleProperty>,
     loaded: Option<(u32, LoadedValue)>,
-    /// First port of a range whose last port the next comparison may set.
+    /// First port of a range of ports, whose last port comes with the next comparison.
     first_port: Option<u16>,
 }
 
 impl RuleReader {
     fn read(&mut self, name: &str, data: &[u8]) {
-        // Other expressions may load another value into the register, so a later comparison is not with a port.
+        // An expression of another kind may load another value into the register, so a later comparison is not with a
+        // port.
         if !matches!(name, "cmp" | "range" | "bitwise" | "lookup") {
             (self.loaded, self.first_port) = (None, None);
         }

@@ -10,7 +10,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_REQUEST_ACK: u16 = 0x5;
-/// Flags of a request that creates an object, and fails if the object exists.
+/// Flags of a request that creates an object, and that fails if the object exists.
 pub const CREATE: u16 = 0x600;
 /// Flags of a request that creates or replaces the object.
 pub const REPLACE: u16 = 0x500;
@@ -134,7 +134,7 @@ pub fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     Some((kind, body))
 }
 
-/// Returns an iterator over types and values of attributes. It ends at an attribute that is cut off.
+/// Returns an iterator over types and values of attributes. The iterator ends at an attribute that is cut off.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     // The upper two bits of an attribute's type are flags.
     const TYPE: u16 = 0x3fff;

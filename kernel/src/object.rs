@@ -195,7 +195,7 @@ impl LoadedObject {
     }
 }
 
-/// Writes an entry of a map. Errors call the map `what`.
+/// Writes an entry of a map. Error messages call the map `what`.
 pub fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
     map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
 }

@@ -11,10 +11,10 @@ macro_rules! outcomes {
         pub enum $kind { $($(#[$doc])* $variant),* }
 
         impl $kind {
-            /// The values, in the program's order.
+            /// All values of the enumeration, in the BPF program's order.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
-            /// Returns its name in metrics: lower case, with underscores.
+            /// Returns the outcome's name in metrics: lower case, with underscores.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }

@@ -30,9 +30,9 @@ pub struct ProgramFigures {
     pub name: String,
     /// Type of the program: `tracing`, `sched_cls`, `xdp`, ...
     pub kind: String,
-    /// Time in the program, in nanoseconds.
+    /// Total time that the program has run, in nanoseconds.
     pub run_ns: u64,
-    /// Number of runs.
+    /// Number of the program's runs.
     pub runs: u64,
     /// Number of runs that were skipped because the program was already running on that CPU.
     pub skipped: u64,
@@ -82,9 +82,9 @@ impl ProgramKind {
 /// Totals of some programs since they were loaded. The kernel counts only while statistics are enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunTime {
-    /// Number of runs.
+    /// Number of runs of the programs.
     pub runs: u64,
-    /// Time in the programs, in nanoseconds.
+    /// Total time that the programs have run, in nanoseconds.
     pub ns: u64,
 }
 
@@ -141,9 +141,9 @@ fn field(info: &str, name: &str) -> Option<u64> {
 /// A compiled function of a BPF program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramFunction {
-    /// Address of its first byte.
+    /// Address of the function's first byte.
     pub start: u64,
-    /// Length of the code in bytes.
+    /// Length of the function's code in bytes.
     pub bytes: u32,
     /// The complete name, which `/proc/kallsyms` shows after the program's tag. For a program without a name it is the
     /// tag.

@@ -12,9 +12,9 @@ const ROOT: u32 = 0xffff_ffff;
 const INGRESS: u32 = 0xffff_fff1;
 const TCMSG: usize = 20;
 
-/// The discipline that obeys time stamps of the monotonic clock.
+/// The queueing discipline that sends packets at the time in their time stamps (monotonic clock).
 const FQ: &str = "fq";
-/// Disciplines with a child discipline for each queue of the interface.
+/// Queueing disciplines with a child discipline for each queue of the interface.
 const OF_QUEUES: [&str; 2] = ["mq", "mqprio"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn only_fq_queueing_sends_at_the_requested_time() {
-        /// Parents and kinds of disciplines, and the expected discipline that ignores time stamps.
+        /// Parents and kinds of queueing disciplines, and the expected one that ignores time stamps.
         type Case = (&'static [(u32, &'static str)], Option<&'static str>);
         let table: [Case; 8] = [
             (&[], Some("none")),

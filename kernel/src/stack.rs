@@ -156,7 +156,7 @@ fn strips_tags(ifindex: i32) -> io::Result<bool> {
     }
     let name = if_indextoname(ifindex.cast_unsigned())?;
     let mut flags = EthtoolValue { command: ETHTOOL_GFLAGS, value: 0 };
-    // SAFETY: all zeroes are an empty request.
+    // SAFETY: an `ifreq` of zeroes is a valid, empty request.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.to_bytes()).take(libc::IFNAMSIZ - 1) {
         *to = *from as libc::c_char;

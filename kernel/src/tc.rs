@@ -21,9 +21,9 @@ pub use crate::hook::{KernelHook, Mechanism};
 /// The position of a program among the programs of one hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TcPosition {
-    /// The first place, before the programs of others.
+    /// The program runs before the programs of others.
     First,
-    /// The last place, after the programs of others.
+    /// The program runs after the programs of others.
     Last,
 }
 
@@ -110,7 +110,7 @@ pub fn count(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
 pub fn detach_all(ifindex: i32, hook: KernelHook) -> io::Result<usize> {
     let links = links(ifindex, hook)?;
     for id in &links {
-        // SAFETY: no pointers are passed; the call makes the descriptor.
+        // SAFETY: the call takes no pointers, and creates the descriptor that it returns.
         raw::detach(unsafe { raw::owned(libbpf_sys::bpf_link_get_fd_by_id(*id)) }?)?;
     }
     Ok(links.len())
@@ -130,7 +130,7 @@ fn links(ifindex: i32, hook: KernelHook) -> io::Result<Vec<u32>> {
     options.__bindgen_anon_1.count = MOST as u32;
     // SAFETY: both arrays have as many elements as `count` says and outlive the call.
     check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind(hook), &raw mut options) })?;
-    // SAFETY: all members of the union are the same number.
+    // SAFETY: all members of the union have the same number.
     let count = unsafe { options.__bindgen_anon_1.count } as usize;
     Ok(links.into_iter().take(count).collect())
 }

@@ -1,6 +1,6 @@
 //! Attaches programs to an interface at XDP, by a link. The kernel detaches a program when the link's last descriptor
-//! is closed, also if this process is killed. The kernel allows one program per interface, a place that [`root`] shares
-//! between processes.
+//! is closed, also if this process is killed. The kernel allows one program per interface; [`root`] is such a program,
+//! which several processes share.
 
 #![allow(unsafe_code)]
 
@@ -30,7 +30,7 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     };
     let links: Vec<u32> = LinkInfoIter::default().filter(is_there).map(|info| info.id).collect();
     for id in &links {
-        // SAFETY: no pointers are passed; the call makes the descriptor.
+        // SAFETY: the call takes no pointers, and creates the descriptor that it returns.
         detach(unsafe { owned(libbpf_sys::bpf_link_get_fd_by_id(*id)) }?)?;
     }
     Ok(links.len())

@@ -32,14 +32,14 @@ pub struct StreamSection {
     /// Address and port of this host that the sender sends to. Copies leave from there, so receivers are of
     /// the same address family.
     pub listen: SocketAddr,
-    /// Port that the sender's RTCP arrives at, if it is another one. Receivers get RTP and RTCP from and on
-    /// one port (RFC 5761).
+    /// Port of this host that the sender's RTCP arrives at, if it differs from the port for RTP. Receivers get RTP and
+    /// RTCP on one port (RFC 5761).
     pub listen_rtcp_port: Option<u16>,
     /// Address and port of the sender. No other packets are fanned out.
     pub sender: SocketAddr,
     /// Source port of the sender's RTCP, which receivers' reports are sent to. Default: the port of `sender`.
     pub sender_rtcp_port: Option<u16>,
-    /// SSRC of the sender that is forwarded: a number, `"first"` for the first that arrives (and again after 5 s of
+    /// SSRC whose packets are forwarded: a number, `"first"` for the first that arrives (and again after 5 s of
     /// silence), or `"any"`, the default.
     #[serde(default)]
     ssrc: NumberOrRule,
@@ -50,14 +50,14 @@ pub struct StreamSection {
     /// at most 65,536.
     #[serde(default = "StreamSection::default_receivers")]
     max_receivers: u32,
-    /// Receivers with one IPv4 address or IPv6 /64, 8 by default. A /24 or a /56 has 8 times as many, a /48
-    /// 64 times.
+    /// Largest number of receivers with one IPv4 address or IPv6 /64, 8 by default. A /24 or a /56 may have 8 times as
+    /// many, a /48 64 times.
     #[serde(default = "StreamSection::default_per_address")]
     max_per_address: u32,
-    /// Cap of each receiver in kbit/s, headers from IP on included; 20,000 by default.
+    /// Rate limit of each receiver in kbit/s, headers from IP on included; 20,000 by default.
     #[serde(default = "StreamSection::default_kbit")]
     max_kbit_per_s: u64,
-    /// Most data that is sent at once, in KiB: at least 64, and 256 by default.
+    /// Largest burst to one receiver, in KiB: at least 64, and 256 by default.
     #[serde(default = "StreamSection::default_burst")]
     burst_kib: u64,
     /// Longest lease in seconds, 30 by default. Receivers may ask for less.
@@ -78,7 +78,7 @@ pub struct StreamSection {
     pub receiver: Vec<Pinned>,
 }
 
-/// A number, or a word that stands for a rule.
+/// An SSRC as a number, or the word `first` or `any`, which selects SSRCs by a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "is \"any\", \"first\" or a number of 32 bits")]
 enum NumberOrRule {
@@ -105,8 +105,8 @@ impl Default for NumberOrRule {
 pub struct Pinned {
     /// Address and port of the receiver.
     pub address: SocketAddr,
-    /// Whether the receiver's reports are judged, so that it is cut off for loss, or if reports stop.
-    /// Default: true.
+    /// Whether the circuit breaker applies to the receiver: it cuts the receiver off for heavy loss, or if reports
+    /// stop. Default: true.
     #[serde(default = "yes")]
     pub breaker: bool,
 }
@@ -119,7 +119,8 @@ fn yes() -> bool {
 pub const RECEIVERS_MAX: u32 = 1 << 16;
 /// Largest number of streams.
 pub const STREAMS_MAX: usize = 256;
-/// Smallest burst in KiB: the largest datagram, with headers. A smaller bucket would let no such datagram through.
+/// Smallest allowed burst in KiB: the largest datagram, with headers. A smaller token bucket would never let such a
+/// datagram through.
 const BURST_KIB_MIN: u64 = 64;
 
 impl Settings {
@@ -132,7 +133,7 @@ impl Settings {
     /// Parses `text`, which was read from `file`.
     ///
     /// # Errors
-    /// Returns everything that is wrong with `text`.
+    /// The error lists every mistake in `text`.
     pub fn parse(text: &str, file: &str) -> Result<Self, Problems> {
         SettingsReader::file(text, "the settings are", file, |reader, settings: Self| {
             reader.read_each("stream", settings.stream.iter().collect(), |stream| {
@@ -274,13 +275,13 @@ impl StreamSection {
         SocketAddr::new(self.sender.ip(), self.sender_rtcp_port.unwrap_or(self.sender.port()))
     }
 
-    /// Reports whether two settings are of the same stream: they differ only in receivers and limits.
+    /// Reports whether two settings describe the same stream: they differ only in receivers and limits.
     pub fn is_same_stream(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.name.clone(), it.kernel().without_room(), it.encrypted);
         key(self) == key(other)
     }
 
-    /// Returns the number of receivers that the stream has room for, named ones included.
+    /// Returns the largest number of receivers of the stream, including those that the settings name.
     pub fn receivers(&self) -> u32 {
         self.max_receivers.saturating_add(u32::try_from(self.receiver.len()).unwrap_or(u32::MAX))
     }

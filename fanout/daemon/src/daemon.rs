@@ -34,13 +34,13 @@ use super::{
 const WHO: &str = "fan-out";
 /// Time between two checks of leases, silent receivers and interfaces.
 const TICK: Duration = Duration::from_millis(250);
-/// Datagrams read from one socket in a row, before other sockets have their turn.
+/// Largest number of datagrams read from one socket in a row, so that other sockets are served too.
 const BATCH: usize = 64;
 const DATAGRAM_MAX: usize = 65_536;
 
 /// Arguments of the daemon.
 pub struct FanoutSetup {
-    /// The settings file.
+    /// Path of the settings file.
     pub config: PathBuf,
     /// The control socket and HTTP address that the daemon answers on.
     pub front: DaemonFront,
@@ -52,11 +52,12 @@ pub struct FanoutSetup {
 pub enum FanoutRequest {
     /// Asks for the status.
     Status,
-    /// Reads the settings again.
+    /// Reads the settings file again and applies it.
     Reload,
-    /// Returns the events since the previous such request. It has to be repeated within two seconds.
+    /// Returns the traced events since the previous `Trace` request. The trace ends if no such request follows within
+    /// two seconds.
     Trace(FanoutTraceFilter),
-    /// Ends the tracing with this filter.
+    /// Ends the trace that was started with this filter.
     Untrace(FanoutTraceFilter),
 }
 
@@ -64,13 +65,13 @@ pub enum FanoutRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FanoutAnswer {
-    /// The status.
+    /// The status of the fan-out.
     Status(Status),
-    /// Events of packets.
+    /// Traced events of packets.
     Traced(TraceEvents),
 }
 
-/// Sends one request to a running daemon.
+/// Sends one request to a running fan-out daemon, and returns the answer.
 pub fn ask(socket: &Path, request: &FanoutRequest) -> anyhow::Result<Option<FanoutAnswer>> {
     socket::ask(socket, WHO, request)
 }
@@ -96,13 +97,13 @@ struct FanoutDaemon {
     since: Instant,
 }
 
-/// The parts of a daemon that a reload changes.
+/// The parts of a daemon that a reload of the settings changes.
 struct RunningFanout {
     settings: Settings,
     streams: Vec<ServedStream>,
 }
 
-/// A stream, and the tasks that read its sockets. The tasks end when this value is dropped.
+/// A stream, and the tasks that read its sockets. Dropping this value aborts the tasks.
 struct ServedStream {
     stream: Arc<ServedRtpStream>,
     tasks: Vec<JoinHandle<Infallible>>,
@@ -118,7 +119,7 @@ struct InterfaceAnswer {
     name: String,
     mechanism: String,
     reattached: u64,
-    /// Reason why the program is not attached to the interface.
+    /// The reason why the program is not attached to the interface.
     trouble: Option<String>,
 }
 
@@ -127,7 +128,7 @@ impl FanoutDaemon {
     fn start(config: PathBuf) -> anyhow::Result<Self> {
         let settings = Settings::read(&config)?;
         let room = kernel::Config {
-            // Streams that a reload closes release their entries only after the new ones are open.
+            // A reload opens the new streams before it closes the old ones, so the kernel's table has entries for both.
             streams_max: 2 * STREAMS_MAX as u32,
             receivers_max: RECEIVERS_MAX,
             ..kernel::Config::default()
@@ -151,7 +152,8 @@ impl FanoutDaemon {
         Ok(Self { config, fanout, running, mint, interfaces, watch: Mutex::default(), reloads, since })
     }
 
-    /// Replaces streams and receivers. Either all changes apply or none, since the steps that can fail come first.
+    /// Replaces streams and receivers by those of the new settings. Either all changes apply or none, since the steps
+    /// that can fail come first.
     fn apply(&self, running: &mut RunningFanout, settings: Settings) -> anyhow::Result<()> {
         ensure!(
             settings.interface == running.settings.interface,
@@ -170,7 +172,8 @@ impl FanoutDaemon {
                     served.push(made);
                 }
                 Err(error) => {
-                    // Streams opened so far are closed, and packets at their addresses go to the old streams again.
+                    // After an error, the streams that were opened so far are closed, and the kernel directs packets to
+                    // the old streams again.
                     opened.iter().for_each(|stream| stream.close(&self.fanout));
                     before.iter().for_each(|stream| stream.place(&self.fanout));
                     return Err(error);
@@ -359,7 +362,7 @@ async fn receive(
                     stream.receive(&mint, datagram, from, kind);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error of a receiver's host, where no program reads the copies any more.
+                // An ICMP error is ignored. It says that no program on a receiver's host reads the copies any more.
                 Err(_) => {}
             }
         }

@@ -52,19 +52,19 @@ pub struct ReceiverSetup {
     pub to: SocketAddr,
     /// The player's address for RTCP, if it has another port.
     pub to_rtcp: Option<SocketAddr>,
-    /// Length of the lease to ask for.
+    /// Length of the lease that the receiver requests.
     pub lease: Duration,
-    /// Time after which the receiver ends. `None`: it receives until it is stopped.
+    /// Time after which the receiver ends by itself. `None`: it receives until it is stopped.
     pub duration: Option<Duration>,
 }
 
 const REPORT: Duration = Duration::from_secs(1);
 const RECEIVE_BYTES: usize = 4 << 20;
 const DATAGRAM_MAX: usize = 65_536;
-/// Datagrams read in a row, before the time is checked.
+/// Largest number of datagrams that are read in a row before timers are checked.
 const BATCH: usize = 64;
 
-/// Receives until `stop` is readable, or until the time is over.
+/// Receives the stream until `stop` is readable, or until the configured time is over.
 pub fn run(setup: &ReceiverSetup, stop: &impl AsFd) -> anyhow::Result<()> {
     let mut receiver = FanoutPlayer::open(setup)?;
     let end = setup.duration.and_then(|time| receiver.begin.checked_add(time));
@@ -116,7 +116,7 @@ impl<'a> FanoutPlayer<'a> {
         let relay = UdpSocket::bind(any)?;
         relay.connect(at).with_context(|| format!("cannot reach {at}"))?;
         relay.set_nonblocking(true)?;
-        // The system may grant less.
+        // The kernel may grant a smaller receive buffer.
         let _ = SockRef::from(&relay).set_recv_buffer_size(RECEIVE_BYTES);
         let any = if setup.to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let seconds = u16::try_from(setup.lease.as_secs()).unwrap_or(u16::MAX).max(1);
@@ -134,11 +134,11 @@ impl<'a> FanoutPlayer<'a> {
         })
     }
 
-    /// Does the work that is due: requests and reports.
+    /// Sends the requests and reports that are due.
     fn work(&mut self) -> anyhow::Result<()> {
         let now = self.begin.elapsed();
         if let Some(request) = self.asker.ask(now)? {
-            // A lost request shows when no answer arrives.
+            // An error is ignored: a request that is lost is repeated when no answer arrives.
             let _ = self.relay.send(&request.encode());
         }
         if self.report_at <= now {
@@ -150,7 +150,7 @@ impl<'a> FanoutPlayer<'a> {
         Ok(())
     }
 
-    /// Returns the time until more work is due.
+    /// Returns the time until the next request or report is due.
     fn wait(&self) -> Duration {
         self.asker.next.min(self.report_at).saturating_sub(self.begin.elapsed())
     }
@@ -160,7 +160,8 @@ impl<'a> FanoutPlayer<'a> {
             match self.relay.recv(buffer) {
                 Ok(len) => self.take(buffer.get(..len).unwrap_or_default())?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // An ICMP error: no program listens at the relay's address. Missing answers show that, too.
+                // An ICMP error is ignored. It says that no program listens at the relay's address, which missing
+                // answers also show.
                 Err(_) => {}
             }
         }
@@ -178,14 +179,14 @@ impl<'a> FanoutPlayer<'a> {
         let Some(packet) = DatagramKind::read(datagram) else { return Ok(()) };
         self.reception.packet(packet, now);
         let to = match packet {
-            // An empty report of the relay, which only makes the hosts find each other's link addresses.
+            // An empty report of the relay is ignored. It only makes the two hosts find each other's link addresses.
             DatagramKind::Control { ssrc: 0, .. } => return Ok(()),
             DatagramKind::Control { .. } => self.setup.to_rtcp.unwrap_or(self.setup.to),
             DatagramKind::Media { .. } => self.setup.to,
         };
         self.packets += 1;
         self.bytes += datagram.len() as u64;
-        // The player may start later, or have ended.
+        // An error is ignored: the player may not be running yet, or may have ended.
         let _ = self.player.send_to(datagram, to);
         Ok(())
     }
@@ -203,9 +204,9 @@ fn random() -> anyhow::Result<u32> {
     Ok(u32::from_be_bytes(number.expose()).max(1))
 }
 
-/// Time without an answer after which a request is repeated.
+/// Time without an answer from the relay after which a request is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Time without any answer after which the receiver gives up.
+/// Time without any answer from the relay after which the receiver gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The requests of a receiver: it asks for a lease, and renews the lease after a third of its time. Times count from
@@ -253,7 +254,7 @@ impl Asker {
         Ok(Some(self.request(ReceiverAction::Subscribe { seconds: self.seconds })))
     }
 
-    /// Takes an answer, and returns a message for the user if there is news.
+    /// Handles an answer of the relay. Returns a message for the user if the lease has begun or has been refused.
     ///
     /// # Errors
     /// Fails if the relay refuses the stream for good.
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn asker_proves_its_address_and_renews() {
+    fn receive_client_proves_its_address_and_renews_its_lease() {
         let mut asker = Asker::new("live", 30, 1);
         let first = asker.ask(Duration::ZERO).unwrap().unwrap();
         assert_eq!(
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_asker_waits_or_gives_up() {
+    fn refused_receive_client_waits_or_gives_up() {
         let mut asker = Asker::new("live", 30, 1);
         asker.ask(Duration::ZERO).unwrap();
         let cut = RequestOutcome::Refused { why: RequestRefusal::Cut, seconds: 40 };

@@ -1,6 +1,6 @@
 //! A limit for reports of receivers that are passed on to the sender.
 
-/// Number of reports that were passed on in the latest second with a report, of one receiver or of all.
+/// Counts the reports, of one receiver or of all, that were passed on to the sender in one second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reports {
     second: u64,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use millrace_base::Reload;
 use serde::{Deserialize, Serialize};
 
-/// Numbers by the name of the counter.
+/// Counts, by the name of the counter.
 pub type CounterStatus = BTreeMap<String, u64>;
 
 /// Status of the daemon.
@@ -17,11 +17,11 @@ pub struct Status {
     pub interfaces: Vec<FanoutInterfaceStatus>,
     /// The streams.
     pub streams: Vec<StreamStatus>,
-    /// Packets on these interfaces, by their outcome in the kernel.
+    /// Packets that arrived on the attached interfaces, by their outcome in the kernel.
     pub packets: CounterStatus,
-    /// Copies, by their outcome.
+    /// Copies for receivers, by their outcome in the kernel.
     pub copies: CounterStatus,
-    /// Runs of the program after a packet's first, by their outcome.
+    /// Further runs of the BPF program for a packet that one run could not copy to all receivers, by outcome.
     pub runs: CounterStatus,
     /// Faults, in words.
     pub trouble: Vec<String>,
@@ -52,19 +52,19 @@ pub struct StreamStatus {
     pub listen: String,
     /// The sender's address and port.
     pub sender: String,
-    /// SSRC that is forwarded, hexadecimal, if it is a single one.
+    /// The forwarded SSRC in hexadecimal, if only one SSRC is forwarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssrc: Option<String>,
     /// Packets of the sender that were fanned out.
     pub packets: u64,
-    /// Bytes of UDP payload.
+    /// Bytes of UDP payload of the packets that were fanned out.
     pub bytes: u64,
     /// Time since the latest packet, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_s: Option<f64>,
     /// Receivers that have a lease, and those that the operator has named.
     pub receivers: Vec<ReceiverStatus>,
-    /// Receivers that were cut off and have to wait.
+    /// Receivers that were cut off and may not ask for the stream yet.
     pub paused: Vec<Paused>,
     /// Requests, answers, reports, packets that userspace has sent, and receivers that were cut off.
     pub events: CounterStatus,
@@ -79,23 +79,23 @@ pub struct ReceiverStatus {
     pub pinned: bool,
     /// Number of packets that were sent to the receiver.
     pub packets: u64,
-    /// Bytes of UDP payload.
+    /// Bytes of UDP payload that were sent to the receiver.
     pub bytes: u64,
-    /// Loss that the latest report shows, in percent.
+    /// Loss in percent according to the receiver's latest report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_percent: Option<f64>,
-    /// Round-trip time in milliseconds, if a sender report tells it.
+    /// Round-trip time in milliseconds, if the receiver's report refers to a sender report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
-    /// Numbers of copies that were not sent, by the reason.
+    /// Counts of copies that were not sent, by the reason.
     pub dropped: CounterStatus,
 }
 
-/// A receiver that was cut off, and the seconds that it has to wait.
+/// A receiver that was cut off, and the seconds until it may ask for the stream again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paused {
     /// The receiver's address and port.
     pub address: SocketAddr,
-    /// Seconds that it still waits.
+    /// Seconds until the receiver may ask for the stream again.
     pub seconds: u64,
 }

@@ -29,8 +29,8 @@ use super::{
     status::{self, CounterStatus},
 };
 
-/// Length of the lease in the kernel of receivers that an operator has named. This process renews the lease, which ends
-/// soon after the process, even if the program outlives it.
+/// Length of the lease in the kernel for receivers that an operator has named. This process renews the lease. If the
+/// process ends, copies stop when the lease does, even if the BPF program stays attached.
 const PINNED: Duration = Duration::from_secs(10);
 /// Time without packets after which another SSRC may become the one that is forwarded.
 const FORGOTTEN: Duration = Duration::from_secs(5);
@@ -46,31 +46,32 @@ pub struct ServedRtpStream {
     pub settings: Settings,
     kernel: Arc<kernel::SenderStream>,
     socket: UdpSocket,
-    /// The socket for RTCP, if it has a port of its own.
+    /// The socket for RTCP, if the sender's RTCP arrives at a port of its own.
     rtcp: Option<UdpSocket>,
     state: Mutex<StreamState>,
 }
 
 struct StreamState {
-    /// Settings that may change while the stream runs. [`ServedRtpStream::settings`] has those that identify it, too.
+    /// Settings that may change while the stream runs. [`ServedRtpStream::settings`] also has the settings that
+    /// identify the stream.
     settings: Settings,
     receivers: StreamReceivers,
     /// Receivers that have a lease.
     reached: HashMap<SocketAddr, ReachedReceiver>,
     events: BTreeMap<&'static str, u64>,
-    /// Reports of all receivers that were passed on.
+    /// Count of reports of all receivers that were passed on to the sender.
     reports: Reports,
 }
 
 /// A receiver and its state.
 struct ReachedReceiver {
     receiver: ReceiverCopy,
-    /// The SSRC that the receiver's reports are judged by.
+    /// SSRC of the source whose report blocks drive the receiver's circuit breaker.
     judged: Option<u32>,
     heard: Option<ReceiverReport>,
-    /// Reports of this receiver that were passed on.
+    /// Count of this receiver's reports that were passed on to the sender.
     reports: Reports,
-    /// Number of copies without a link address when the receiver was last checked.
+    /// Number of copies that found no link address for the receiver, when it was last checked.
     no_neighbour: u64,
 }
 
@@ -82,8 +83,8 @@ pub enum SocketKind {
 }
 
 impl ServedRtpStream {
-    /// Opens a stream. It takes over the sockets that one of `before` has at the same address, so that packets waiting
-    /// in them are not lost.
+    /// Opens a stream. If one of `before` has the same address, the new stream takes over its sockets, so that packets
+    /// waiting in them are not lost.
     pub fn open(settings: Settings, fanout: &kernel::Fanout, before: &[Arc<Self>]) -> anyhow::Result<Self> {
         let bind = |at: SocketAddr| match before.iter().find_map(|stream| stream.socket_at(at)) {
             Some(socket) => Ok(socket.try_clone()?),
@@ -121,12 +122,12 @@ impl ServedRtpStream {
         }
     }
 
-    /// Reports whether the stream can change to these settings.
+    /// Reports whether the stream can change to `settings` without being closed.
     pub fn may_become(&self, settings: &Settings) -> bool {
         self.settings.is_same_stream(settings) && settings.receivers() as usize <= self.kernel.receivers_max()
     }
 
-    /// Changes to other settings of the same stream. Receivers that stay miss nothing.
+    /// Changes to other settings of the same stream. Receivers that stay lose no packets.
     pub fn change(&self, settings: &Settings) {
         let state = &mut self.state.lock();
         if state.settings == *settings {
@@ -148,7 +149,7 @@ impl ServedRtpStream {
         info!(stream = settings.name, "changed the settings of a stream");
     }
 
-    /// Directs packets to this stream again, after others at its address were closed.
+    /// Directs packets for the stream's address to this stream again, after another stream at this address was closed.
     pub fn place(&self, fanout: &kernel::Fanout) {
         if let Err(error) = fanout.place(&self.kernel) {
             warn!(
@@ -158,7 +159,7 @@ impl ServedRtpStream {
         }
     }
 
-    /// Stops the stream: nothing more is sent or decided.
+    /// Stops the stream: its receivers are removed and the kernel's entry is closed.
     pub fn close(&self, fanout: &kernel::Fanout) {
         self.state.lock().reached.clear();
         if let Err(error) = fanout.close(&self.kernel) {
@@ -166,12 +167,12 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns the stream's number in the kernel's events.
+    /// Returns the number that the kernel's events have for the stream.
     pub fn number(&self) -> u32 {
         self.kernel.number()
     }
 
-    /// Returns the socket of this kind, or `None` if RTCP has no port of its own.
+    /// Returns the stream's socket for RTP or RTCP, or `None` if RTCP has no port of its own.
     pub fn socket(&self, kind: SocketKind) -> Option<&UdpSocket> {
         match kind {
             SocketKind::Media => Some(&self.socket),
@@ -179,13 +180,13 @@ impl ServedRtpStream {
         }
     }
 
-    /// Returns the address of the receiver with this number in the kernel's events.
+    /// Returns the address of the receiver that has this number in the kernel's events.
     pub fn receiver(&self, number: u32) -> Option<SocketAddr> {
         let state = self.state.lock();
         state.reached.iter().find(|(_, it)| it.receiver.number() == number).map(|(who, _)| *who)
     }
 
-    /// Returns the receiver's number in the kernel's events.
+    /// Returns the number that the kernel's events have for the receiver.
     pub fn receiver_number(&self, who: SocketAddr) -> Option<u32> {
         self.state.lock().reached.get(&who).map(|it| it.receiver.number())
     }
@@ -238,7 +239,7 @@ impl ServedRtpStream {
         let now = Duration::from_nanos(now_ns);
         let sent = state.reached.get(&from).map_or(ReceiverSent::default(), ReachedReceiver::sent);
         let (mut answer, command) = state.receivers.ask(mint, &request, from, sent, now);
-        // If the kernel has no room for the receiver, its lease is taken back.
+        // If the kernel's table has no free entry for the receiver, its lease is revoked.
         if command.is_some_and(|command| !self.apply(state, command)) {
             answer = state.receivers.take_back(from, answer);
         }
@@ -253,7 +254,8 @@ impl ServedRtpStream {
         }
     }
 
-    /// Handles RTCP of a receiver: its reports are judged, and the datagram is passed on to the sender unchanged.
+    /// Handles RTCP of a receiver: its reports drive the circuit breaker, and the datagram is passed on to the sender
+    /// unchanged.
     fn on_datagram(
         &self,
         state: &mut StreamState,
@@ -283,8 +285,8 @@ impl ServedRtpStream {
         self.pass_on(state, datagram, from, now_ns, kind);
     }
 
-    /// Returns the receiver's report about the source that it is judged by. `None` means that the datagram is no RTCP,
-    /// and `Some(None)` that it has no such report.
+    /// Returns the report block about the source that drives the receiver's circuit breaker. `None` means that the
+    /// datagram is no RTCP, and `Some(None)` that it has no such block.
     fn read(
         &self,
         reached: &mut ReachedReceiver,
@@ -313,7 +315,7 @@ impl ServedRtpStream {
         Some(round_trip(block, report.passed_us, (now_ns / 1000) as u32))
     }
 
-    /// Passes a datagram on to the sender, unless the reports of this second are used up.
+    /// Passes a datagram on to the sender, unless the limit of reports per second is reached.
     fn pass_on(
         &self,
         state: &mut StreamState,
@@ -332,8 +334,8 @@ impl ServedRtpStream {
         }
     }
 
-    /// Ends leases, cuts off silent receivers, and makes the host find link addresses that are not known. Call it a few
-    /// times a second.
+    /// Ends expired leases, cuts off silent receivers, and makes the host find link addresses that are not known. Call
+    /// it a few times a second.
     pub fn tick(&self) {
         let now_ns = monotonic_ns();
         let now = Duration::from_nanos(now_ns);
@@ -363,8 +365,8 @@ impl ServedRtpStream {
         }
     }
 
-    /// Applies a decision to the kernel's state, which no other function changes. Returns false if the kernel has no
-    /// room.
+    /// Applies a command of the receivers' table to the kernel's state, which no other function changes. Returns false
+    /// if the kernel's table is full.
     fn apply(&self, state: &mut StreamState, command: Command) -> bool {
         let name = &self.settings.name;
         match command {
@@ -516,7 +518,7 @@ impl ReachedReceiver {
 fn bind(at: SocketAddr, stream: &str) -> anyhow::Result<UdpSocket> {
     let socket = UdpSocket::bind(at).with_context(|| format!("stream {stream:?}: cannot listen on {at}"))?;
     socket.set_nonblocking(true)?;
-    // The system may grant less.
+    // The kernel may grant a smaller receive buffer.
     let _ = SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BYTES);
     Ok(socket)
 }

@@ -8,7 +8,7 @@ use millrace_daemon::render::{
 
 use super::status::{CounterStatus, ReceiverStatus, Status};
 
-/// Most receivers shown of each stream: those with the most copies that were not sent.
+/// Largest number of receivers that are shown of a stream: those with the most copies that were not sent.
 const RECEIVERS_SHOWN: usize = 20;
 
 /// Returns the status as text, at most `width` columns wide.

@@ -15,21 +15,21 @@ use serde::{Deserialize, Serialize};
 
 use super::stream::ServedRtpStream;
 
-/// A filter for packets.
+/// A filter for the packets and copies to trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FanoutTraceFilter {
-    /// The stream. `None`: every stream.
+    /// The stream to trace. `None`: every stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<String>,
-    /// The receiver. `None`: every receiver.
+    /// The receiver whose copies are traced. `None`: every receiver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receiver: Option<SocketAddr>,
-    /// Selects packets whose sequence number is a multiple of this number.
+    /// Selects packets whose RTP sequence number is a multiple of this number. `None`: every packet.
     pub every: Option<NonZero<u32>>,
 }
 
-/// Events since the previous request.
+/// Traced events since the previous request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceEvents {
     /// Events of packets and of their copies.
@@ -38,19 +38,19 @@ pub struct TraceEvents {
     pub lost: u64,
 }
 
-/// One event, as `millrace fanout trace` prints it.
+/// One traced event, as `millrace fanout trace` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FanoutTraceLine {
-    /// Microseconds since 1970.
+    /// Time of the event, in microseconds since 1970.
     pub time_us: u64,
-    /// Time since the packet arrived, in nanoseconds.
+    /// Time from the packet's arrival to the event, in nanoseconds.
     pub after_ns: u64,
     /// Name of the stream.
     pub stream: String,
     /// Receiver of a copy; `None`: the event is about the packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receiver: Option<String>,
-    /// SSRC, hexadecimal.
+    /// SSRC of the packet, hexadecimal.
     pub ssrc: String,
     /// RTP sequence number.
     pub sequence: u16,
@@ -64,17 +64,17 @@ pub struct FanoutTraceLine {
     pub outcome: String,
 }
 
-/// The filter of the viewer that is being served, and the time when the viewer counts as gone.
+/// The filter of the one viewer that is served, and the time from which the viewer counts as gone.
 #[derive(Default)]
 pub struct FanoutTraceWatch(Option<(FanoutTraceFilter, Instant)>);
 
-/// Time without a request after which a viewer is gone. Viewers ask four times a second.
+/// Time without a request after which a viewer's trace ends. Viewers ask four times a second.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Largest number of events in one answer.
 const PACKETS_MAX: usize = 20_000;
 
 impl FanoutTraceWatch {
-    /// Returns the events since the previous request with the same filter. Begins to trace if there was none.
+    /// Returns the events since the previous request with the same filter. Starts the trace if it does not run yet.
     pub fn look(
         &mut self,
         fanout: &Fanout,
@@ -103,7 +103,7 @@ impl FanoutTraceWatch {
         }
     }
 
-    /// Stops tracing if the viewer has stopped asking.
+    /// Stops tracing if the viewer has sent no request for too long.
     pub fn expire(&mut self, fanout: &Fanout) {
         if self.0.take_if(|(_, until)| *until <= Instant::now()).is_some() {
             fanout.set_tracing(None);
@@ -171,7 +171,7 @@ impl FanoutTraceLine {
         }
     }
 
-    /// The heading of the lines that describe packets.
+    /// The heading above the lines that describe packets.
     pub const HEAD: &str = "TIME, UTC        AFTER us  STREAM    RECEIVER               SSRC      SEQUENCE  TYPE  BYTES  OUTCOME";
 }
 

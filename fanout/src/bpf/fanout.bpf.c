@@ -79,7 +79,7 @@ static __always_inline enum fanout_outcome fan_out(struct __sk_buff *skb, struct
 	return put_back(skb, work) ? FANOUT_OVER_BUDGET : FANOUT_CONTINUED;
 }
 
-/* Returns how a run after the first one is counted. */
+/* Returns the counter of a further run of the program for the same packet. */
 static __noinline enum fanout_further_run further_run(enum fanout_outcome outcome)
 {
 	return outcome == FANOUT_FORWARDED   ? FANOUT_RUN_LAST
@@ -87,7 +87,7 @@ static __noinline enum fanout_further_run further_run(enum fanout_outcome outcom
 					     : FANOUT_RUN_LEFT;
 }
 
-/* Counts the outcome. Runs after a packet's first are counted by enum fanout_further_run. */
+/* Counts the outcome of a run. Further runs for the same packet are counted by enum fanout_further_run. */
 static __always_inline void count(const struct fanout_work *work, enum fanout_outcome outcome)
 {
 	__u32 index =
@@ -115,7 +115,9 @@ static __always_inline int run(struct __sk_buff *skb, struct fanout_work *work)
 	return verdict_of(outcome);
 }
 
-/* Not inlined, so that it has a stack frame of its own. */
+/* Passes a packet to userspace, because an interrupted run on this CPU uses the work area. Not inlined, so
+ * that it has a stack frame of its own.
+ */
 static __noinline int pass_by(struct __sk_buff *skb)
 {
 	struct cursor_entry cursor;
@@ -140,7 +142,7 @@ int fanout_ingress(struct __sk_buff *skb)
 	if (__sync_lock_test_and_set(&work->busy, 1))
 		return pass_by(skb);
 	verdict = run(skb, work);
-	/* Only runs on the same CPU read this word. */
+	/* A plain store is enough, since only runs on this CPU read `busy`. */
 	WRITE_ONCE(work->busy, 0);
 	return verdict;
 }

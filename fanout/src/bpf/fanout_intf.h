@@ -10,7 +10,7 @@
 #include "shared.h"
 #include <linux/types.h>
 
-#define FANOUT_REPORTS 8 /* sender reports that are remembered, a power of two */
+#define FANOUT_REPORTS 8 /* number of latest sender reports that are stored, a power of two */
 
 /* Load-time configuration. */
 struct fanout_config {
@@ -33,17 +33,17 @@ struct fanout_stream {
 	__u8 sender[16];  /* the sender's address, of the same family as the stream's */
 	__be16 port;	  /* source port of the sender's RTP, and of its RTCP if `rtcp_port` is 0 */
 	__be16 rtcp_port; /* source port of the sender's RTCP; 0: `port` */
-	__u32 one_ssrc;	  /* not 0: only `ssrc` is forwarded; until it is known, the next packet sets it */
+	__u32 one_ssrc;	  /* not 0: only `ssrc` is forwarded; while it is unknown, the next packet sets it */
 	__u64 ssrc;
-	__u32 first;	 /* index of its first receiver: the receivers of a stream are consecutive */
-	__u32 receivers; /* number of receivers that may be in use */
+	__u32 first;	 /* index of the stream's first receiver: the receivers of a stream are consecutive */
+	__u32 receivers; /* number of the stream's receiver entries that may be in use */
 	__u64 packets;	 /* packets that were fanned out; `bytes` counts their UDP payload */
 	__u64 bytes;
-	__u64 last_ns; /* arrival of the latest packet, CLOCK_MONOTONIC */
-	__u64 sent;    /* number of sender reports so far; the latest are in `reports` */
-	/* High half: the middle 32 bits of a report's NTP time. Low half: when the report passed, in
-	 * microseconds of CLOCK_MONOTONIC modulo 2^32. A receiver repeats the NTP time, so the round trip
-	 * follows (RFC 3550, section 6.4.1).
+	__u64 last_ns; /* arrival time of the latest packet, CLOCK_MONOTONIC */
+	__u64 sent;    /* number of sender reports so far; `reports` has the latest ones */
+	/* High half: the middle 32 bits of a report's NTP time. Low half: the time when the report passed
+	 * this host, in microseconds of CLOCK_MONOTONIC modulo 2^32. A receiver repeats the NTP time, so the
+	 * round trip follows (RFC 3550, section 6.4.1).
 	 */
 	__u64 reports[FANOUT_REPORTS];
 	__u32 number; /* identifies the stream in events */
@@ -67,11 +67,11 @@ enum fanout_copy_outcome {
  * another epoch. A reader that finds the same epoch before and after has read consistent fields.
  */
 struct fanout_receiver {
-	__u32 epoch;		 /* 0: not in use */
+	__u32 epoch;		 /* 0: the entry is not in use */
 	__u32 number;		 /* identifies the receiver in events */
 	__u64 until_ns;		 /* end of the lease, CLOCK_MONOTONIC: nothing is sent from then on */
-	__u64 full_at;		 /* state of its bucket, in ticks: bucket.h */
-	struct bucket_rate rate; /* rate of bytes, all headers from IP on included */
+	__u64 full_at;		 /* state of the receiver's token bucket, in ticks: bucket.h */
+	struct bucket_rate rate; /* limit of bytes per time, all headers from IP on included */
 	struct net_path path;
 	__u32 pad;
 	__u64 packets; /* packets that were sent; `bytes` counts their UDP payload */
@@ -84,37 +84,37 @@ struct fanout_receiver {
  * are dropped after the copies were sent. All others go up the stack unchanged.
  */
 enum fanout_outcome {
-	FANOUT_FORWARDED = 0, /* every copy was tried */
-	FANOUT_CONTINUED,     /* some copies were tried, the others are left to further runs */
-	FANOUT_OVER_BUDGET,   /* some copies were tried; the others are lost: no further run is left */
-	FANOUT_NOT_RESTORED,  /* some copies were tried; the others are lost for want of memory */
-	FANOUT_OTHER_SSRC,    /* from the sender, but not of the SSRC that is forwarded */
-	FANOUT_NOT_RTP,	      /* from the sender, but neither RTP nor RTCP */
+	FANOUT_FORWARDED = 0, /* sending was attempted for every copy */
+	FANOUT_CONTINUED,     /* one run made some copies; further runs for the same packet make the others */
+	FANOUT_OVER_BUDGET,  /* some copies were made; the others are lost, since no further run is allowed */
+	FANOUT_NOT_RESTORED, /* some copies were made; the others are lost for want of memory */
+	FANOUT_OTHER_SSRC,   /* the packet is from the sender, but does not have the SSRC that is forwarded */
+	FANOUT_NOT_RTP,	     /* the packet is from the sender, but is neither RTP nor RTCP */
 	FANOUT_NOT_UDP,
 	FANOUT_FRAGMENT,
 	FANOUT_MALFORMED, /* a link, IP or UDP header is malformed */
-	FANOUT_OTHER,	  /* not addressed to a stream */
-	FANOUT_NOT_SENDER, /* to a stream, but not from its sender: a receiver's request or report, or forged */
+	FANOUT_OTHER,	  /* the packet is not addressed to a stream */
+	FANOUT_NOT_SENDER, /* not from the stream's sender: a receiver's request or report, or a forged packet */
 	FANOUT_SUPER_PACKET, /* merged by GRO, or sent with GSO by a local process: userspace fans out its segments */
-	FANOUT_ODD_HEADERS, /* IPv4 options, IPv6 extension headers, stacked VLAN tags: userspace fans it out */
+	FANOUT_ODD_HEADERS, /* has IPv4 options, IPv6 extension headers or stacked VLAN tags: userspace fans it out */
 	FANOUT_BUSY, /* this run interrupted another one on its CPU and has no work area: userspace fans the packet out */
 	FANOUT_OUTCOMES,
 };
-#define FANOUT_TAKEN FANOUT_NOT_RTP /* the last outcome that ends a packet here */
+#define FANOUT_TAKEN FANOUT_NOT_RTP /* the last outcome after which the packet is dropped */
 
-/* The outcome of a packet in a run after its first. */
+/* The outcome of a further run of the program for the same packet. */
 enum fanout_further_run {
-	FANOUT_RUN_LAST = 0, /* every copy has been tried */
+	FANOUT_RUN_LAST = 0, /* sending was attempted for every remaining copy */
 	FANOUT_RUN_CONTINUED,
-	FANOUT_RUN_LEFT, /* the other copies are lost */
+	FANOUT_RUN_LEFT, /* the remaining copies are lost */
 	FANOUT_FURTHER_RUNS,
 };
 
 /* Selects the packets that become events. Userspace changes it while the program runs. */
 struct fanout_tracing {
-	__u32 every;	/* packets whose sequence number is a multiple of this; 0: none */
-	__u32 stream;	/* only of this stream; 0: any */
-	__u32 receiver; /* only copies for this receiver; 0: any */
+	__u32 every;	/* trace packets whose RTP sequence number is a multiple of this; 0: trace none */
+	__u32 stream;	/* trace only the stream with this number; 0: any stream */
+	__u32 receiver; /* trace only copies for the receiver with this number; 0: any receiver */
 	__u32 pad;
 	__u64 lost; /* events that were lost because the ring was full */
 } SHARED;
@@ -122,9 +122,9 @@ struct fanout_tracing {
 /* An event in the ring buffer `events`: the outcome of a copy, or of a sender's packet that was not copied. */
 struct fanout_event {
 	__u64 arrived_ns; /* CLOCK_MONOTONIC */
-	__u64 time_ns;	  /* when the copy or the packet was finished */
+	__u64 time_ns;	  /* time when the copy or the packet was finished */
 	__u32 stream;
-	__u32 receiver; /* 0: the event is about the packet itself */
+	__u32 receiver; /* number of the receiver; 0: the event is about the packet itself */
 	__u32 ssrc;
 	__u32 timestamp; /* RTP timestamp; 0 for RTCP */
 	__u16 sequence;	 /* RTP sequence number; 0 for RTCP */

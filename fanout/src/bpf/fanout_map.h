@@ -31,7 +31,7 @@ static __always_inline int is_from_sender(const struct fanout_stream *stream, co
 		(stream->rtcp_port && packet->source_port == stream->rtcp_port));
 }
 
-/* A global function, which the verifier checks once. */
+/* A global function, so that the verifier checks it only once. */
 enum fanout_outcome find_stream(struct __sk_buff *skb, struct fanout_work *work)
 {
 	struct udp_packet packet = {};
@@ -70,7 +70,7 @@ enum fanout_outcome find_stream(struct __sk_buff *skb, struct fanout_work *work)
 	return outcome_of(fan_find(skb, &packet, &work->frame));
 }
 
-/* Loads the headers as they arrived, and the fields that copies take from them. */
+/* Loads the received headers, and the header fields that all copies are made from. */
 static __always_inline int load_head(struct __sk_buff *skb, struct fanout_work *work)
 {
 	const __u8 *ip = work->head + ETHERNET_BYTES;
@@ -103,8 +103,8 @@ static __always_inline int load_payload(struct __sk_buff *skb, struct fanout_wor
 	return 0;
 }
 
-/* Returns whether packets of this SSRC are forwarded. If the stream takes the first SSRC that
- * arrives, this packet may set it.
+/* Returns whether packets of this SSRC are forwarded. If the stream forwards the first SSRC that arrives,
+ * this packet may set the SSRC.
  */
 static __always_inline int is_its_ssrc(struct fanout_stream *stream, __u32 ssrc)
 {
@@ -119,7 +119,9 @@ static __always_inline int is_its_ssrc(struct fanout_stream *stream, __u32 ssrc)
 	return !now || now == known;
 }
 
-/* Records when a sender report passed, from which userspace computes the receivers' round trips. */
+/* Records when a sender report passed this host. Userspace computes the receivers' round trips from this
+ * time.
+ */
 static __always_inline void note_report(struct fanout_stream *stream, const struct rtp_packet *rtp,
 					__u64 now_ns)
 {

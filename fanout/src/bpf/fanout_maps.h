@@ -9,18 +9,18 @@
 #include "fanout_intf.h"
 #include "rtp.h"
 
-/* State of a packet between its runs. */
+/* State of a packet that is kept from one run of the program to the packet's next run. */
 struct cursor_kept {
-	__u64 traced_ns; /* as in struct fanout_work */
+	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 };
 
-#define CURSOR_ID 0x4d460000U /* high half of an entry's ID */
+#define CURSOR_ID 0x4d460000U /* high half of the ID of a cursor entry */
 #include "fan_runs.h"
 
-#define HEAD_ROOM    64 /* for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, rounded up */
+#define HEAD_ROOM    64 /* room for the longest headers, ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES, rounded up */
 #define UDP_AT	     (ETHERNET_BYTES + IPV6_BYTES)
 #define HEADS_END    (UDP_AT + UDP_BYTES)
-#define PAYLOAD_ROOM 32 /* at least RTCP_REPORT_BYTES */
+#define PAYLOAD_ROOM 32 /* bytes of payload that are loaded, at least RTCP_REPORT_BYTES */
 
 SEC(".rodata.config")
 const volatile struct fanout_config config = {};
@@ -67,13 +67,13 @@ struct {
 	__uint(max_entries, 1 << 12);
 } events SEC(".maps");
 
-/* Work area of a run, which is too large for the stack. With PREEMPT_RT a run may begin on a CPU
- * while another one is in the middle of its own there. The second run finds `busy` set.
+/* Work area of a run, which is too large for the stack. With PREEMPT_RT a run may interrupt another run that
+ * uses the area of the same CPU. The interrupting run finds `busy` set.
  */
 struct fanout_work {
 	__u64 busy; /* 0: no run uses this area */
 	__u64 now_ns;
-	__u64 traced_ns; /* when the packet arrived; 0: the packet is not traced */
+	__u64 traced_ns; /* time when the packet arrived; 0: the packet is not traced */
 	struct fan_frame frame;
 	__u32 stream;
 	__u32 receiver;	 /* index of the next receiver, counted from the stream's first */
@@ -83,9 +83,9 @@ struct fanout_work {
 	__u16 check; /* UDP checksum as received */
 	__u16 pad2;
 	struct rtp_packet rtp;
-	struct net_path came;	    /* from the sender (`local`) to the stream (`remote`) */
-	struct net_path path;	    /* path of the copy */
-	__u8 head[HEAD_ROOM];	    /* headers as they arrived */
+	struct net_path came;	    /* of the received packet: `local` is the sender, `remote` the stream */
+	struct net_path path;	    /* addresses and ports of the copy */
+	__u8 head[HEAD_ROOM];	    /* headers as received */
 	__u8 out[HEAD_ROOM];	    /* headers of the copy, which end at HEADS_END */
 	__u8 payload[PAYLOAD_ROOM]; /* the beginning of the UDP payload */
 	struct cursor_entry cursor;

@@ -9,11 +9,11 @@
 #include "bucket.h"
 
 #define ADDRESSES_BYTES 32
-#define TUPLE_BYTES	36 /* addresses and ports, as struct net_path begins */
+#define TUPLE_BYTES	36 /* bytes of addresses and ports, the first fields of struct net_path */
 
-/* Returns the UDP checksum for the copy's addresses and ports, from the received checksum. With
- * CHECKSUM_PARTIAL the field holds the sum of the pseudo header, and the interface adds the rest,
- * ports included.
+/* Returns the UDP checksum for the copy's addresses and ports, computed from the received checksum. With
+ * CHECKSUM_PARTIAL the field holds the sum of the pseudo header, and the interface adds the rest, ports
+ * included.
  */
 static __always_inline __u16 checksum(struct fanout_work *work)
 {
@@ -78,7 +78,7 @@ int send_copy(struct __sk_buff *skb, struct fanout_work *work)
 	return bpf_clone_redirect(skb, work->route.ifindex, 0);
 }
 
-/* Restores the headers as they arrived. */
+/* Restores the received headers of the packet. */
 int restore(struct __sk_buff *skb, struct fanout_work *work)
 {
 	if (!work)

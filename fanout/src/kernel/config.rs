@@ -9,23 +9,22 @@ use millrace_kernel::tc::Mechanism;
 /// Size of the event ring, in bytes. It has room for some 10,000 events: 20 ms at 500,000 events per second.
 pub(super) const EVENTS_BYTES: u32 = 1 << 19;
 
-/// Sizes and limits. The program takes the memory for them when it is loaded.
+/// Sizes and limits of the program's tables. Their memory is allocated when the program is loaded.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Streams that are open from the beginning.
     pub streams: Vec<StreamConfig>,
-    /// Number of streams, and of receivers below, that the tables have room for even if `streams` has fewer. It
-    /// leaves room for [`Fanout::open`](super::Fanout::open).
+    /// Number of entries in the table of streams, if `streams` has fewer. The free entries are for
+    /// [`Fanout::open`](super::Fanout::open).
     pub streams_max: u32,
-    /// Number of receivers, of all streams, that the tables have room for.
+    /// Number of entries in the table of receivers, for all streams together.
     pub receivers_max: u32,
     /// Largest number of copies that one run of the program makes of a received packet. A copy takes some half a
-    /// microsecond. If there are more to make, the packet goes back into the queue of packets that wait for the stack,
-    /// for another run.
+    /// microsecond. If copies remain, the packet is queued on the CPU's backlog again, and a further run makes them.
     pub max_copies_per_run: u32,
-    /// Largest number of runs for one received packet. Copies that are left then are lost.
+    /// Largest number of runs for one received packet. Copies that remain after the last run are lost.
     pub max_runs: u32,
-    /// Hook to attach to. `None` takes TCX if the kernel has it.
+    /// Hook to attach to. `None` uses TCX if the kernel has it.
     pub mechanism: Option<Mechanism>,
 }
 
@@ -47,11 +46,11 @@ impl Default for Config {
 pub struct StreamConfig {
     /// Address of this host that the stream's packets arrive at. Copies have it as their source.
     pub listen: SocketAddr,
-    /// Port that the sender's RTCP arrives at, if it is another one.
+    /// Port that the sender's RTCP arrives at, if it differs from the port for RTP.
     pub listen_rtcp_port: Option<u16>,
     /// Address and port of the sender. Only its packets are fanned out.
     pub sender: SocketAddr,
-    /// Source port of the sender's RTCP, if it is another one.
+    /// Source port of the sender's RTCP, if it differs from that of RTP.
     pub sender_rtcp_port: Option<u16>,
     /// The SSRC whose packets are forwarded, or the rule that selects it.
     pub ssrc: Ssrc,
@@ -62,16 +61,16 @@ pub struct StreamConfig {
 /// The synchronisation source of a sender that is forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ssrc {
-    /// Every source.
+    /// Packets of every SSRC are forwarded.
     Any,
-    /// The first one that arrives.
+    /// The SSRC of the first packet that arrives is forwarded.
     First,
-    /// The source with this SSRC.
+    /// Only packets with this SSRC are forwarded.
     Is(u32),
 }
 
 impl Config {
-    /// Checks that addresses and sizes go together, which the program cannot check.
+    /// Checks that addresses and sizes are consistent, which the program cannot check.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.streams.iter().try_for_each(StreamConfig::check)
     }

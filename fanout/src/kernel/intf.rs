@@ -12,7 +12,7 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 
-/// Number of sender reports that are remembered.
+/// Number of latest sender reports that the program stores for each stream.
 pub(super) const REPORTS: usize = generated::FANOUT_REPORTS as usize;
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests {
     use crate::kernel::outcome::{CopyOutcome, FurtherRun, Outcome};
 
     #[test]
-    fn outcomes_have_the_programs_names_and_order() {
+    fn outcomes_match_names_and_order_of_the_bpf_program() {
         let names = |kind: &str, prefix: &str| enum_names(env!("OUT_DIR"), "fanout.bpf.o", kind, prefix);
         assert_eq!(names("fanout_outcome", "fanout_"), Outcome::ALL.map(Outcome::name));
         assert_eq!(names("fanout_copy_outcome", "fanout_copy_"), CopyOutcome::ALL.map(CopyOutcome::name));

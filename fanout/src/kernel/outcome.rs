@@ -5,13 +5,13 @@ use millrace_kernel::outcomes;
 outcomes! {
     /// The outcome of a received packet.
     Outcome {
-        /// Every copy was tried, each with a [`CopyOutcome`] of its own.
+        /// Sending was attempted for every copy, each with a [`CopyOutcome`] of its own.
         Forwarded = "forwarded",
         /// One run made as many copies as it may. The packet's next runs are counted by [`FurtherRun`].
         Continued = "continued",
-        /// Some copies were tried. The others are lost, because the packet gets no further run.
+        /// Sending was attempted for some copies. The others are lost, because the packet gets no further run.
         OverBudget = "over_budget",
-        /// Some copies were tried. The others are lost for want of memory.
+        /// Sending was attempted for some copies. The others are lost for want of memory.
         NotRestored = "not_restored",
         /// The packet is from the sender but not of the SSRC that is forwarded: dropped.
         OtherSsrc = "other_ssrc",
@@ -59,18 +59,18 @@ outcomes! {
 }
 
 outcomes! {
-    /// The outcome of a packet in a run after its first.
+    /// The outcome of a further run of the program for the same packet.
     FurtherRun {
-        /// Every copy has been tried.
+        /// Sending was attempted for every remaining copy.
         Last = "last",
-        /// The packet gets one more run.
+        /// Copies remain, and the packet gets one more run.
         Continued = "continued",
-        /// The other copies are lost, because the packet gets no further run.
+        /// The remaining copies are lost, because the packet gets no further run.
         Left = "left",
     }
 }
 
-/// Numbers of packets since the program was loaded.
+/// Counts of packets, copies and further runs by outcome, since the program was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FanoutCounters {
     packets: [u64; Outcome::ALL.len()],
@@ -79,7 +79,7 @@ pub struct FanoutCounters {
 }
 
 impl FanoutCounters {
-    /// Returns `None` unless there is one counter for each outcome.
+    /// Splits the counters of the program's map. Returns `None` unless there is one counter for each outcome.
     pub(super) fn new(raw: &[u64]) -> Option<Self> {
         let (packets, rest) = raw.split_first_chunk()?;
         let (copies, rest) = rest.split_first_chunk()?;

@@ -1,8 +1,8 @@
-//! An allocator for the tables of streams and receivers. A row that was given back is reused only after a second.
+//! An allocator for the tables of streams and receivers. A row that was freed is reused only after a second.
 
 use std::time::Duration;
 
-/// Time before a row is reused. It is longer than any run of the program, so no run still reads the row.
+/// Time before a freed row is reused. It is longer than any run of the program, so no run still reads the row.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A stream's entry, and the range of its receivers' entries.
@@ -19,7 +19,7 @@ pub struct StreamRows {
     streams: u32,
     receivers: u32,
     used: Vec<StreamRow>,
-    /// Rows that were given back, and when.
+    /// Rows that were freed, each with the time when it was freed.
     given_back: Vec<(StreamRow, Duration)>,
 }
 
@@ -29,10 +29,10 @@ impl StreamRows {
         Self { streams, receivers, used: Vec::new(), given_back: Vec::new() }
     }
 
-    /// Takes the lowest free entry, and the lowest range with this number of free entries in a row.
+    /// Allocates the lowest free entry, and the lowest range with this number of free entries in a row.
     ///
     /// # Errors
-    /// Fails if nothing is free, with the time until something may be, or `None` if nothing ever will be.
+    /// Fails if nothing is free. The error has the time until something may be free, or `None` if nothing ever will be.
     pub fn take(&mut self, receivers: u32, now: Duration) -> Result<StreamRow, Option<Duration>> {
         self.given_back.retain(|(_, since)| now < *since + LINGER);
         match self.find(receivers) {
@@ -50,7 +50,7 @@ impl StreamRows {
 
     fn find(&self, receivers: u32) -> Option<StreamRow> {
         let index = (0..self.streams).find(|index| self.taken().all(|row| row.index != *index))?;
-        // The lowest free range begins at 0, or where a taken one ends.
+        // The lowest free range begins at 0, or at the end of a used range.
         let ends = self.taken().map(|row| row.first + row.receivers);
         let is_free = |first: &u32| {
             let end = first.saturating_add(receivers);
@@ -61,7 +61,7 @@ impl StreamRows {
         Some(StreamRow { index, first, receivers })
     }
 
-    /// Gives a row back. It is reused only after a second.
+    /// Frees a row, which is reused only after a second.
     pub fn give_back(&mut self, index: u32, now: Duration) {
         if let Some(at) = self.used.iter().position(|row| row.index == index) {
             self.given_back.push((self.used.swap_remove(at), now));

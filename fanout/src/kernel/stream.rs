@@ -15,7 +15,7 @@ use super::intf::{self, REPORTS, SSRC_KNOWN};
 use super::outcome::CopyOutcome;
 use super::rows::StreamRow;
 
-/// Ticks of a bucket per nanosecond.
+/// Ticks of a token bucket per nanosecond.
 const TICKS: u64 = intf::BUCKET_TICKS as u64;
 const SLACK: u64 = 1_000_000_000 * TICKS;
 const ATTEMPTS: usize = 8;
@@ -23,9 +23,10 @@ const ATTEMPTS: usize = 8;
 // SAFETY: fields that the kernel changes are atomic. Other fields are written by one owner, either before the program
 // can reach the entry, or while the program does not use it (an epoch of 0).
 unsafe impl Shared for intf::Stream {}
-// SAFETY: the same as above.
+// SAFETY: fields that the kernel changes are atomic. Other fields are written by one owner, while the program does not
+// use the entry.
 unsafe impl Shared for intf::Receiver {}
-// SAFETY: all fields are atomic.
+// SAFETY: all fields of the type are atomic.
 unsafe impl Shared for intf::Tracing {}
 
 pub(super) struct Tables {
@@ -39,20 +40,20 @@ pub struct SenderStream {
     index: u32,
     listen: SocketAddr,
     places: Vec<SocketAddr>,
-    /// Whether each receiver is in use, from the stream's first on.
+    /// Whether each receiver entry of the stream is in use; index 0 is the stream's first.
     used: Mutex<Vec<bool>>,
 }
 
 /// Packets of a stream that were fanned out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FanoutMedia {
-    /// Packets of the sender, with or without copies.
+    /// Number of packets that the sender sent, with or without copies.
     pub packets: u64,
-    /// Bytes of UDP payload.
+    /// Bytes of UDP payload of these packets from the sender.
     pub bytes: u64,
-    /// Arrival of the latest packet, `CLOCK_MONOTONIC`; 0 if there was none.
+    /// Arrival time of the latest packet, `CLOCK_MONOTONIC`; 0 if no packet has arrived.
     pub last_ns: u64,
-    /// The SSRC that is forwarded, if it is a single one and known.
+    /// The SSRC that is forwarded, if it is a single one and is known already.
     pub ssrc: Option<u32>,
 }
 
@@ -71,7 +72,7 @@ pub struct SenderReport {
 pub struct Cap {
     /// Bits per second, all headers from IP on included; at least 1.
     pub bits_per_s: u64,
-    /// Bytes that may be sent at once.
+    /// Largest burst in bytes.
     pub burst_bytes: u64,
 }
 
@@ -87,8 +88,8 @@ impl SenderStream {
     pub(super) fn new(tables: Arc<Tables>, row: StreamRow, config: &StreamConfig) -> Self {
         let StreamRow { index, first, .. } = row;
         let entry = tables.streams.get(index);
-        // SAFETY: the program cannot reach the entry yet: no place leads to it, nor did one a moment ago
-        // (`StreamRows`).
+        // SAFETY: the program cannot reach the entry yet: no address is mapped to it, nor was one within the last
+        // second (`StreamRows`).
         unsafe {
             *entry.sender.get() = fan::bytes(config.sender.ip()).1;
             *entry.port.get() = config.sender.port().to_be_bytes();
@@ -114,7 +115,7 @@ impl SenderStream {
         &self.places
     }
 
-    /// Returns the number of receivers that the stream has room for.
+    /// Returns the largest number of receivers of the stream.
     pub fn receivers_max(&self) -> usize {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -128,7 +129,7 @@ impl SenderStream {
         self.index + 1
     }
 
-    /// Returns the numbers of packets that were fanned out.
+    /// Returns the counts of packets that were fanned out.
     pub fn media(&self) -> FanoutMedia {
         let entry = self.entry();
         let ssrc = entry.ssrc.load(Ordering::Relaxed);
@@ -148,8 +149,8 @@ impl SenderStream {
         entry.last_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// Reports whether packets of this SSRC are forwarded. If the stream takes the first SSRC that arrives, this call
-    /// may set it.
+    /// Reports whether packets of this SSRC are forwarded. If the stream forwards the first SSRC that arrives, this
+    /// call may set the SSRC.
     pub fn takes(&self, ssrc: u32) -> bool {
         let entry = self.entry();
         let known = SSRC_KNOWN | u64::from(ssrc);
@@ -192,7 +193,7 @@ impl SenderStream {
     ///
     /// # Errors
     ///
-    /// Fails if there is no room, or this host has no address of the receiver's family for the stream.
+    /// Fails if no entry is free, or if this host has no address of the receiver's family for the stream.
     pub fn add(self: &Arc<Self>, to: SocketAddr, cap: Cap, until_ns: u64) -> Result<ReceiverCopy, Error> {
         let path = NetPath::new(self.listen, to)
             .ok_or(Error::Config("a receiver has an address of the stream's family"))?;
@@ -202,7 +203,7 @@ impl SenderStream {
         Ok(receiver)
     }
 
-    /// Takes the lowest free entry. The program only looks at entries up to the highest one in use.
+    /// Allocates the lowest free entry. The program only looks at entries up to the highest one in use.
     fn take(&self) -> Result<u32, Error> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let at = used.iter().position(|used| !used).ok_or(Error::Full { what: "receivers" })?;
@@ -244,7 +245,7 @@ impl ReceiverCopy {
     fn set(&self, path: NetPath, cap: Cap, until_ns: u64) {
         let entry = self.entry();
         let (cost, burst) = cap.ticks();
-        // SAFETY: the epoch is 0, so no reader uses the field, and this handle is the only one of the entry.
+        // SAFETY: the epoch is 0, so no reader uses the field, and the entry has no other handle.
         unsafe { *entry.path.get() = path };
         entry.rate.cost.store(cost, Ordering::Relaxed);
         entry.rate.burst.store(burst, Ordering::Relaxed);
@@ -286,8 +287,8 @@ impl ReceiverCopy {
         self.entry().outcomes.get(outcome as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Charges a packet of `bytes`, headers from IP on included, to the cap and lease that the program's copies have
-    /// too. Returns whether userspace may send it. The packet is counted either way.
+    /// Charges a packet of `bytes`, headers from IP on included, to the receiver, whose rate limit and lease also apply
+    /// to the program's copies. Returns whether userspace may send it. The packet is counted either way.
     pub fn admit(&self, bytes: usize, payload: usize, now_ns: u64) -> CopyOutcome {
         let entry = self.entry();
         let outcome = if now_ns >= entry.until_ns.load(Ordering::Relaxed) {
@@ -327,7 +328,7 @@ impl ReceiverCopy {
                 return true;
             }
         }
-        // After so many collisions with other CPUs, the packet is sent without a charge.
+        // After `ATTEMPTS` collisions with other CPUs, the packet is sent without a charge.
         true
     }
 }

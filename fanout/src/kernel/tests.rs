@@ -203,7 +203,7 @@ fn first_ssrc_is_the_one_that_is_forwarded() {
 }
 
 #[test]
-fn sender_reports_are_remembered() {
+fn latest_sender_reports_are_stored() {
     if !is_root() {
         return;
     }
@@ -218,7 +218,7 @@ fn sender_reports_are_remembered() {
     assert_eq!(middles, [10, 9, 8, 7, 6, 5, 4, 3]);
 }
 
-/// The frame finds no route, because there is no interface. The tests in namespaces have routes.
+/// The copies find no route, because there is no interface. The tests in network namespaces have routes.
 #[test]
 fn receivers_are_added_and_removed_in_the_kernel() {
     if !is_root() {
@@ -254,12 +254,12 @@ fn receivers_are_added_and_removed_in_the_kernel() {
 }
 
 #[test]
-fn userspace_fan_out_keeps_to_the_same_rate_cap() {
+fn userspace_fan_out_is_limited_to_the_same_rate() {
     if !is_root() {
         return;
     }
     let fanout = with_ssrc(Ssrc::Any);
-    // A byte takes a microsecond.
+    // At this rate a byte takes a microsecond.
     let cap = Cap { bits_per_s: 8_000_000, burst_bytes: 3000 };
     let receiver = fanout.streams()[0].add(at("203.0.113.1:1"), cap, 5_000_000_000).expect("room");
     let mut now = 1_000_000_000;

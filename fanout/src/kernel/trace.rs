@@ -28,7 +28,7 @@ pub struct FanoutTraceSelection {
 /// An event of a sender's packet, or of one of its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyEvent {
-    /// Arrival of the packet, `CLOCK_MONOTONIC`.
+    /// Arrival time of the packet, `CLOCK_MONOTONIC`.
     pub arrived_ns: u64,
     /// Time when the packet or the copy was finished, `CLOCK_MONOTONIC`.
     pub time_ns: u64,
@@ -42,18 +42,18 @@ pub struct CopyEvent {
     pub sequence: u16,
     /// Second byte of the packet: RTP marker and payload type, or RTCP packet type.
     pub kind: u8,
-    /// Bytes of UDP payload.
+    /// Bytes of UDP payload of the packet.
     pub size: u16,
-    /// The outcome, of the packet or of one copy.
+    /// The outcome of the packet or of one copy.
     pub what: CopyEventKind,
 }
 
-/// The subject of an event, and its outcome.
+/// The packet or copy that an event is about, and its outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyEventKind {
-    /// A packet that was not copied, or not to all receivers.
+    /// The event is about a packet that was not copied, or not to all receivers.
     Packet(Outcome),
-    /// A copy for the receiver with this number.
+    /// The event is about the copy for the receiver with this number.
     Copy(u32, CopyOutcome),
 }
 
@@ -96,7 +96,7 @@ impl FanoutTraceRing {
         entry.every.store(tracing.every.get(), Ordering::Release);
     }
 
-    /// Passes the waiting events to `read`. Returns how many were lost since the last call.
+    /// Passes the waiting events to `read`. Returns how many events were lost since the last call.
     pub fn drain(&self, mut read: impl FnMut(CopyEvent)) -> u64 {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).drain(|bytes| {
             if let Some(event) = intf::Event::from_bytes(bytes).and_then(|raw| CopyEvent::new(&raw)) {

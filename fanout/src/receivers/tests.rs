@@ -21,7 +21,7 @@ fn at(text: &str) -> SocketAddr {
 struct ReceiverScene {
     mint: Mint,
     all: StreamReceivers,
-    /// Traffic to every receiver that asks.
+    /// Traffic that is reported for every receiver that sends a request.
     sent: ReceiverSent,
 }
 
@@ -47,7 +47,8 @@ impl ReceiverScene {
         (answer.what, command)
     }
 
-    /// Asks twice, as a receiver does that gets the answers at its address.
+    /// Sends a request twice, the second time with the token from the first answer, as a receiver with a genuine
+    /// address does.
     fn subscribe(
         &mut self,
         who: SocketAddr,
@@ -126,7 +127,7 @@ fn unsubscribed_receiver_is_removed() {
 }
 
 #[test]
-fn receivers_are_bounded() {
+fn number_of_receivers_is_limited() {
     let mut scene = ReceiverScene::new();
     let refused = |why| (RequestOutcome::Refused { why, seconds: 30 }, None);
     for who in ["192.0.2.1:1", "192.0.2.1:65535", "192.0.2.2:1"] {
@@ -152,9 +153,9 @@ fn receivers_are_bounded() {
     assert_eq!(answer.what, RequestOutcome::Refused { why: RequestRefusal::Unknown, seconds: 0 });
 }
 
-/// A client with many addresses of one network gets a multiple of one client's limit, and not every place.
+/// Clients from many addresses of one network share a multiple of one client's limit, which is less than the stream's.
 #[test]
-fn receivers_of_one_network_are_bounded() {
+fn number_of_receivers_in_one_network_is_limited() {
     let addresses = |text: &str, count: u32| -> Vec<SocketAddr> {
         (0..count).map(|n| at(&text.replace("N", &format!("{n:x}")))).collect()
     };
@@ -212,7 +213,7 @@ fn receiver_that_was_cut_off_waits_before_it_may_return() {
 }
 
 #[test]
-fn loss_cuts_off_and_reports_of_others_do_not() {
+fn receiver_is_cut_off_by_its_own_reports_only() {
     let mut scene = ReceiverScene::new();
     let who = at("192.0.2.1:5000");
     scene.subscribe(who, 30, NOW);
@@ -245,15 +246,15 @@ fn pinned_receiver_needs_no_lease() {
     assert_eq!(commands, [Command::Remove { who: judged, why: RemovalReason::Cut(Trip::Silent) }]);
     let again = scene.all.tick(now + 60 * SECOND, |_| ReceiverSent::default());
     assert_eq!(again, [Command::Add { who: judged, until: FOREVER }], "it cannot prove itself");
-    // A named receiver may ask, and gets its lease as an answer.
+    // A receiver that the operator has named may ask for the stream, and its lease is the answer.
     assert!(matches!(scene.subscribe(plain, 10, now), (RequestOutcome::Lease { .. }, None)));
     let token = scene.mint.token("live", plain, now.as_secs());
     assert_eq!(scene.ask(ReceiverAction::Unsubscribe, token, plain, now), (RequestOutcome::Ended, None));
     assert!(scene.all.is_leased(plain));
 }
 
-/// A receiver that reports nothing, and leaves and comes again before three intervals are over, is cut off as if it
-/// had stayed. Its time away does not count as silence.
+/// A receiver that sends no report, leaves, and returns before three intervals are over is cut off as if it had stayed.
+/// Its time away does not count as silence.
 #[test]
 fn returning_receiver_keeps_its_breaker() {
     for leaves in [true, false] {
@@ -265,7 +266,7 @@ fn returning_receiver_keeps_its_breaker() {
         let mut commands = Vec::new();
         let mut stayed = 0;
         while commands.is_empty() {
-            // The receiver stays for half a second and is away for one, or its lease ends.
+            // The receiver has a lease for half a second and leaves for one second, or its lease ends by itself.
             let packets = |part: u64| ReceiverSent { packets: 10 * part, bytes: 12_000 * part };
             for part in 1..=2 {
                 (now, stayed) = (now + SECOND / 4, stayed + 1);
@@ -288,8 +289,8 @@ fn returning_receiver_keeps_its_breaker() {
             assert!(matches!((say, command), (RequestOutcome::Lease { .. }, Some(Command::Add { .. }))));
         }
         assert_eq!(commands, [cut]);
-        // The first tick begins the count, and more than three seconds with a lease trip the breaker. It takes one
-        // second more per lease if the lease ends by itself.
+        // Silence counts from the first tick, and more than three seconds with a lease trip the breaker. Each lease
+        // that ends by itself adds one second of silence.
         let wanted = if leaves { 15..=16 } else { 7..=8 };
         assert!(wanted.contains(&stayed), "after {stayed} quarters of a second there");
     }
@@ -307,9 +308,10 @@ fn receiver_away_for_long_is_forgotten() {
     assert_eq!(scene.all.left.len(), 0);
 }
 
-/// Remembered receivers are bounded, by address and in all, and take no place of others.
+/// The number of receivers that left and are remembered is limited, per address and in total. They do not reduce the
+/// number of present receivers.
 #[test]
-fn remembered_receivers_are_bounded_per_address() {
+fn number_of_remembered_receivers_is_limited() {
     let mut scene = ReceiverScene::new();
     for port in [1, 2] {
         let who = at(&format!("192.0.2.1:{port}"));
@@ -332,7 +334,7 @@ fn remembered_receivers_are_bounded_per_address() {
     }
 }
 
-/// Changed settings: present receivers stay, and receivers are named or no longer named.
+/// Changes the settings at run time: present receivers stay, and receivers become named or are no longer named.
 #[test]
 fn stream_limits_and_receivers_may_change_at_run_time() {
     let mut scene = ReceiverScene::new();
@@ -352,7 +354,7 @@ fn stream_limits_and_receivers_may_change_at_run_time() {
 }
 
 #[test]
-fn receiver_without_room_in_the_kernel_gets_no_lease() {
+fn receiver_gets_no_lease_if_the_kernel_table_is_full() {
     let mut scene = ReceiverScene::new();
     let who = at("192.0.2.1:5000");
     let (say, Some(Command::Add { .. })) = scene.subscribe(who, 10, NOW) else { panic!() };

@@ -79,13 +79,13 @@ pub enum GateRequest {
     Block(PrefixList),
     /// Allows prefixes.
     Allow(PrefixList),
-    /// Removes entries of `Block` and `Allow`.
+    /// Removes entries that `Block` or `Allow` added.
     Unlist(PrefixList),
     /// Asks for the status.
     Status,
     /// Asks for the text of the policy.
     Policy,
-    /// Reads the policy again.
+    /// Reads the policy file again and applies it.
     Reload,
     /// Starts a trace on this connection: refused packets are kept from now on, for [`Traced`](Self::Traced).
     Trace(GateTraceFilter),
@@ -99,7 +99,7 @@ pub enum GateRequest {
 pub struct PrefixList {
     /// The prefixes.
     pub prefix: Prefixes,
-    /// The scope; `None` for all.
+    /// The scope of the list; `None` for the list of all scopes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<String>,
     /// Seconds after which the entry is removed.
@@ -206,7 +206,7 @@ struct CountedClient {
 impl Drop for CountedClient {
     fn drop(&mut self) {
         for _ in 0..self.count {
-            // This fails only if the kernel's map is gone, or has no entry of the client.
+            // Removing the count fails only if the kernel's map is gone, or has no entry of the client.
             let _ = self.scope.dec(self.client);
         }
     }

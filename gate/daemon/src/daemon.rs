@@ -64,9 +64,9 @@ pub struct GateDaemon {
     pub dry_run: bool,
     /// The text of the policy in force.
     text: Mutex<String>,
-    /// Counts of reloads.
+    /// Numbers of successful and failed reloads of the policy.
     pub reloads: Reloads,
-    /// Entries that were added at run time.
+    /// List entries that were added at run time.
     pub lists: Lists,
     watch: Mutex<GateWatch>,
     /// Slots for client addresses whose connections are counted, shared by all connections to the socket. A connection

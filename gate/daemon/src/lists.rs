@@ -69,8 +69,8 @@ impl Lists {
         let mut over = Vec::new();
         self.0.lock().retain(|key, end| {
             let (scope, prefix) = key;
-            // This fails if the policy no longer has the scope. The entry stays, because the scope may return with its
-            // list.
+            // Removing the entry fails if the policy no longer has the scope. The entry then stays, because the scope
+            // may return with its list.
             let ends = *end <= now && gate.unlist(scope.as_deref(), *prefix).is_ok();
             over.extend(ends.then(|| key.clone()));
             !ends
@@ -78,7 +78,7 @@ impl Lists {
         over
     }
 
-    /// Sets the remaining time of listed entries, in whole seconds.
+    /// Sets the remaining time of each listed entry, in whole seconds.
     pub fn tell_ends(&self, listed: &mut [ListedStatus], now: Instant) {
         let ends = self.0.lock();
         for it in listed {

@@ -37,8 +37,8 @@ pub fn status(status: &Status, width: usize) -> String {
 /// Formats rates since `before`, and the clients that are refused. The busiest rules and clients are within the first
 /// `rows` lines.
 pub fn top(status: &Status, before: &Status, width: usize, rows: usize) -> String {
-    /// Lines of two tables that are not rows: an empty line and a heading each, and one with the number of rows left
-    /// out.
+    /// Number of lines of the two tables that are not rows: an empty line and a heading for each table, and one line
+    /// with the number of omitted rows.
     const FRAME: usize = 2 + 2 + 1;
     const SOURCES_LEAST: usize = 4;
     let mut out = String::new();
@@ -59,7 +59,7 @@ pub fn top(status: &Status, before: &Status, width: usize, rows: usize) -> Strin
     out
 }
 
-/// Formats other counters, how full the tables are, and the listed entries.
+/// Formats the other counters, the fill levels of the tables, and the listed entries.
 fn write_others(out: &mut String, status: &Status, width: usize) {
     let events = status.events.iter().filter(|(_, count)| **count > 0);
     let events: Vec<_> = events.map(|(event, count)| vec![event.clone(), count.to_string()]).collect();
@@ -126,7 +126,7 @@ fn networks(status: &Status) -> String {
 /// A row of the table of verdicts.
 struct VerdictRow {
     cells: Vec<String>,
-    /// Sort key: refused (or monitored) packets, then all packets.
+    /// Sort key of the row: number of refused (or monitored) packets, then of all packets.
     busy: (u64, u64),
 }
 

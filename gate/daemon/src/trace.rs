@@ -1,4 +1,5 @@
-//! Requests and results of `millrace gate trace`: packets that were refused, or would have been.
+//! Requests and results of `millrace gate trace`, which shows packets that were refused, or would have been in mode
+//! `enforce`.
 
 use std::{fmt, net::SocketAddr};
 
@@ -8,20 +9,20 @@ use millrace_gate::{GateReason, GateTrace, Kind, RefusedPacket, Rule, Traced, he
 use millrace_kernel::clock;
 use serde::{Deserialize, Serialize};
 
-/// Selects the packets to follow.
+/// A filter for the packets to follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GateTraceFilter {
-    /// An address or a prefix; `None` follows all clients.
+    /// Address or prefix of the clients to follow; `None` follows all clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// Scopes; empty follows all.
+    /// Names of the scopes to follow; empty follows all scopes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scope: Vec<String>,
-    /// Rules; empty follows all.
+    /// Names of the rules to follow; empty follows all rules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule: Vec<String>,
-    /// Largest number of packets per second.
+    /// Largest number of packets per second that the trace reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_second: Option<u32>,
 }
@@ -45,10 +46,10 @@ impl GateTraceFilter {
     }
 }
 
-/// New packets since the last request, and totals since the beginning of the trace.
+/// New packets of a trace since the last request, and totals since the trace began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceUpdate {
-    /// The packets, oldest first.
+    /// The new packets, oldest first.
     pub packets: Vec<GateTraceLine>,
     /// Number of packets that match the trace.
     pub matched: u64,
@@ -68,10 +69,10 @@ impl TraceUpdate {
     }
 }
 
-/// A packet that was refused, or would have been.
+/// A packet that was refused, or would have been in mode `enforce`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateTraceLine {
-    /// Microseconds since 1970, with the resolution of the kernel's tick (some milliseconds).
+    /// Time of the packet in microseconds since 1970, with the resolution of the kernel's tick (some milliseconds).
     pub time_us: u64,
     /// The sender's address.
     pub client: SocketAddr,

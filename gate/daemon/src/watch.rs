@@ -7,10 +7,10 @@ use tracing::{error, info, warn};
 
 use millrace_gate::status::RefusalStatus;
 
-/// Time between two updates of the log.
+/// Time between two updates of the gate's log.
 pub const TICK: Duration = Duration::from_millis(250);
 
-/// The state that was logged last.
+/// The state of the gate that was logged last.
 #[derive(Default)]
 pub struct GateWatch {
     interfaces: Vec<Interface>,

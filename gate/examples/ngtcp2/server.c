@@ -46,7 +46,7 @@ struct connection {
 	size_t id_count;
 	int64_t streams[STREAMS_MAX];
 	size_t stream_count;
-	size_t sent;			/* bytes that were sent of the last stream's answer */
+	size_t sent;			/* bytes of the last stream's answer that were sent so far */
 	struct sockaddr_storage client; /* address whose connections the gate counts */
 	socklen_t client_len;
 	int is_counted;
@@ -406,7 +406,7 @@ static int handle_timers(struct timespec *wait)
 	for (struct connection *c = server.connections; c; c = c->next) {
 		if (ngtcp2_conn_get_expiry(c->quic) <= time) {
 			if (ngtcp2_conn_handle_expiry(c->quic, time))
-				c->is_over = 1; /* usually the idle time-out */
+				c->is_over = 1; /* the error is usually the idle time-out */
 			send_all(c);
 		}
 		if (!c->is_over && ngtcp2_conn_get_expiry(c->quic) < next)

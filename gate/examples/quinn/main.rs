@@ -60,7 +60,7 @@ async fn serve(incoming: Incoming, scope: Scope) {
     // The connection counts until `counted` is dropped. If counting fails, the server serves the client anyway.
     let counted = scope.connection(client).inspect_err(|error| eprintln!("gate: {error}"));
     while let Ok((mut send, mut recv)) = connection.accept_bi().await {
-        // An error means that the client is gone, which ends the loop.
+        // An error means that the client is gone: the next `accept_bi` then ends the loop.
         let _ = recv.read_to_end(64 * 1024).await;
         let _ = send.write_all(b"hello\n").await;
         let _ = send.finish();

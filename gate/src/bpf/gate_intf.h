@@ -30,7 +30,7 @@ struct gate_address {
 /* A size of networks, and their limit. */
 struct gate_level {
 	struct gate_address mask; /* has a one for each bit of the prefix */
-	__u64 times;		  /* limit as a multiple of one client's limit; 0: the level is not used */
+	__u64 times; /* the network's limit as a multiple of one client's limit; 0: the level is not used */
 };
 
 /* Sizes of networks, from narrow to wide. The first is a client. */
@@ -113,7 +113,7 @@ enum gate_rate_index {
 
 /* An entry of the map `policies`. The entry of scope s in half h is at h * GATE_SCOPES + s. */
 struct gate_policy {
-	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the index is enum gate_rule */
+	__u8 modes[GATE_MODES]; /* enum gate_mode of each rule; the array index is enum gate_rule */
 	__u32 flags;		/* GATE_TRACK, GATE_COUNT */
 	__u32 id_bytes;	     /* length of the server's connection IDs; 0: learned from the server's packets */
 	__u32 quota;	     /* most connections per client */
@@ -145,14 +145,16 @@ struct gate_scope_key {
  */
 struct gate_prefix_key {
 	__u32 prefix_bits; /* includes 32 for the fields in front of the address */
-	__be16 table;	   /* the half in use, plus GATE_TABLE_V6 for IPv6 */
+	__be16 table;	   /* half of the rules in use, plus GATE_TABLE_V6 for IPv6 */
 	__be16 scope;
 	struct gate_address address;
 };
 
 #define GATE_TABLE_V6 2 /* keeps IPv6 apart, so that ::/0 does not match IPv4-mapped addresses */
 
-/* The two low bits of a rank. The others are `prefix_bits`, so that the longest prefix has the highest rank. */
+/* The two low bits of an entry's rank. The other bits are `prefix_bits`, so that the longest prefix has the
+ * highest rank.
+ */
 enum gate_entry {
 	GATE_ENTRY_ALLOW = 1,
 	GATE_ENTRY_BLOCK = 2,
@@ -179,11 +181,13 @@ struct gate_count {
 	0xffffffULL /* mask of 24 bits: connections for the quota, counted by the gate or the application */
 #define GATE_TRACKED_BIT   24
 #define GATE_LINGERING_BIT 44
-#define GATE_TRACKED	   (1LL << GATE_TRACKED_BIT) /* adds one in 20 bits: connections whose ID is in use */
-#define GATE_LINGERING	   (1LL << GATE_LINGERING_BIT) /* the same: connections whose path alone is in use */
-#define GATE_KEPT	   0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
-#define GATE_KEPT_MAX	   0x3ffff    /* largest value of each field of 20 bits */
-#define GATE_COUNT_GONE	   (~0ULL)
+/* One in the counter (20 bits) of connections whose ID is in use. */
+#define GATE_TRACKED (1LL << GATE_TRACKED_BIT)
+/* One in the counter (20 bits) of connections of which only the path is in use. */
+#define GATE_LINGERING	(1LL << GATE_LINGERING_BIT)
+#define GATE_KEPT	0xfffffULL /* mask of a field of 20 bits, after a shift to bit 0 */
+#define GATE_KEPT_MAX	0x3ffff	   /* largest value of each field of 20 bits */
+#define GATE_COUNT_GONE (~0ULL)
 
 /* A connection ID, padded with zeroes. */
 struct gate_id {
@@ -201,7 +205,7 @@ struct gate_path {
 
 /* The state of a connection; gate_track.h describes the transitions. */
 enum gate_phase {
-	GATE_PUBLISHED = 0, /* the application published the ID, and will retire it */
+	GATE_PUBLISHED = 0, /* the application has published the ID, and retires it itself */
 	GATE_OPENING,	    /* the client has used the server's ID, only in long headers so far */
 	GATE_ESTABLISHED,   /* the client has used the server's ID in a short header */
 	GATE_OUTLIVED,	    /* the ID is no longer seen, but other IDs are used on the connection's path */
@@ -210,8 +214,8 @@ enum gate_phase {
 
 /* The strength of a connection's claim to a path. The greater claim prevails. */
 enum gate_claim {
-	GATE_CLAIM_FAR = 0, /* its ID came from this path, which a client can forge */
-	GATE_CLAIM_NEAR,    /* its ID came from this path, which has the client's address */
+	GATE_CLAIM_FAR = 0, /* a packet with its ID came from this path, which a client can forge */
+	GATE_CLAIM_NEAR,    /* a packet with its ID came from this path, which has the client's address */
 	GATE_CLAIM_PROVED,  /* the server's handshake packets went to this path, and arrived */
 };
 
@@ -243,12 +247,12 @@ struct gate_opening {
 	__u16 repeated; /* `openings`: repetitions of the Initial; `handshakes`: 1 if it became a live connection */
 };
 
-/* The kind of packets that take from a set of buckets. */
+/* The kind of packets that are charged to one set of token buckets. */
 enum gate_bucket {
 	GATE_BUCKET_STRANGER = 0, /* packets of no live connection, without a valid token */
 	GATE_BUCKET_LIVE,   /* packets with the ID of one of the client's connections, from any address */
 	GATE_BUCKET_PATH,   /* packets with another ID on a connection's path, which anybody can forge */
-	GATE_BUCKET_ID,	    /* packets with a published ID; the hash of the ID takes the client's place */
+	GATE_BUCKET_ID,	    /* packets with a published ID; the key is the ID's hash instead of the client */
 	GATE_BUCKET_PROVED, /* Initials with a valid token, which nobody can forge */
 };
 
@@ -273,9 +277,9 @@ struct gate_marks {
 /* Entry of the map `states`: the state of a scope that packets change. Times are those when a bucket is full, in ticks.
  */
 struct gate_state {
-	__u64 retry_above_at; /* bucket of new connections without a token, for gate_policy.retry_above */
-	__u64 sample_at;      /* bucket of samples for the log */
-	struct gate_buckets unknown; /* buckets that all unknown clients share */
+	__u64 retry_above_at; /* token bucket of new connections without a token, for gate_policy.retry_above */
+	__u64 sample_at;      /* token bucket of samples for the log */
+	struct gate_buckets unknown; /* token buckets that all unknown clients share */
 	__u64 id_lens; /* lengths of connection IDs that servers use: a byte each, then zeroes */
 	__u64 fresh_at; /* bucket of new entries in `buckets` that begin full; only scope 0's is used, for all scopes */
 };
@@ -283,7 +287,7 @@ struct gate_state {
 /* Entry of the map `counters`, for each scope and reason. */
 struct gate_counter {
 	__u64 packets;
-	__u64 bytes;	 /* bytes of UDP payload; bytes of the frame if the payload is unknown */
+	__u64 bytes;	 /* bytes of UDP payload, or of the whole frame if the payload is unknown */
 	__u64 monitored; /* packets that the rule would have refused in mode enforce */
 };
 
@@ -303,11 +307,11 @@ enum gate_event {
 
 /* A packet that a rule refused, or would have refused; an item of the ring buffers `samples` and `traces`. */
 struct gate_sample {
-	__u64 time_ns; /* CLOCK_MONOTONIC */
+	__u64 time_ns; /* time of the packet, CLOCK_MONOTONIC */
 	__u16 scope;
 	__u8 reason;	 /* the verdict: enum gate_rule or enum gate_pass */
 	__u8 first;	 /* first byte of the QUIC packet */
-	__u32 monitored; /* rules that would have refused it: one bit each */
+	__u32 monitored; /* rules in mode "monitor" that would have refused the packet: one bit each */
 	struct gate_address source;
 	struct gate_address destination;
 	__be16 source_port;
@@ -327,11 +331,11 @@ _Static_assert(GATE_TRACERS <= 8, "a bit for each tracer");
  */
 struct gate_tracer {
 	struct gate_address mask;
-	struct gate_address address; /* the sender's address must equal this under the mask */
+	struct gate_address address; /* prefix that the sender must have; see `mask` */
 	struct bucket_rate rate;
 	__u64 full_at;
-	__u64 scopes; /* scopes to follow: one bit each */
-	__u32 rules;  /* rules to follow, which refused the packet or would have: one bit each */
+	__u64 scopes; /* scopes whose packets the trace follows: one bit each */
+	__u32 rules;  /* the trace follows packets that these rules refused, or would have: one bit each */
 	__u32 family; /* 4 or 6, so that ::/0 does not match IPv4-mapped addresses; 0: either */
 };
 _Static_assert(GATE_SCOPES <= 64 && GATE_RULES <= 32, "a bit for each scope and rule");
@@ -376,7 +380,7 @@ struct gate_active {
 	__u32 turn; /* number of rule changes; the lowest bit is the half of policies, scopes and prefixes in use */
 	__u32 lookups;	    /* look-ups that can find something: GATE_LOOKUP_... */
 	__u32 token_key;    /* index of the key that new tokens are made with */
-	__u32 age;	    /* age that new marks get: 0 or 1 */
+	__u32 age;	    /* age (0 or 1) of the marks that are set from now on: gate_marks.h */
 	__s64 unix_seconds; /* UNIX time minus CLOCK_MONOTONIC */
 	__u64 since_ns; /* CLOCK_MONOTONIC_COARSE since when the gate has seen the packets of all its interfaces */
 	__u64 fill_ticks; /* time in which a client's slowest bucket fills; 0: clients have no rates */
@@ -387,7 +391,7 @@ struct gate_active {
 #define GATE_LOOKUP_BOTH     1 /* scopes by address and port */
 #define GATE_LOOKUP_ADDRESS  2 /* scopes by address */
 #define GATE_LOOKUP_PORT     4 /* scopes by port */
-#define GATE_LOOKUP_PREFIXES 8 /* block and allow lists */
+#define GATE_LOOKUP_PREFIXES 8 /* block and allow lists of prefixes */
 
 /* Entry of the map `retry_keys`: values derived from the constant key of Retry's integrity tag, for QUIC version 1 or
  * 2.

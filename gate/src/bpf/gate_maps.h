@@ -43,7 +43,7 @@ struct gate_work {
 	struct gate_active active;
 	struct gate_place place; /* destination of the last packet in a scope, kept between runs as a cache */
 	__u64 now_ns;		 /* CLOCK_MONOTONIC_COARSE, with the resolution of the kernel's tick */
-	__u64 exact_ns;		 /* CLOCK_MONOTONIC; 0: not read yet */
+	__u64 exact_ns;		 /* CLOCK_MONOTONIC, read at most once in a run; 0: not read yet */
 	__u32 scope;
 	__u32 monitored; /* rules that would have refused the packet: one bit each */
 	__u32 takers;	 /* traces that get the packet: one bit each */

@@ -13,11 +13,12 @@
 
 #define GATE_EXTENSIONS_MAX 8	/* most IPv6 extension headers that are followed */
 #define NEAR_BYTES	    128 /* bytes of the frame that the first attempt reads: see is_cut() */
-/* Largest offset of UDP with which HEAD_BYTES hold a QUIC header, except a long token. */
-#define UDP_AT_MAX	   160
-#define NEAR_UDP_AT_MAX	   62	/* the same for NEAR_BYTES: two tags and IPv6 without extension headers */
+/* Largest offset of UDP for which HEAD_BYTES hold a whole QUIC header, except a long token. */
+#define UDP_AT_MAX 160
+/* Largest offset of UDP for which NEAR_BYTES hold a QUIC header: two VLAN tags, IPv6 without extensions. */
+#define NEAR_UDP_AT_MAX	   62
 #define INITIAL_DATAGRAM   1200 /* least UDP payload of an Initial (RFC 9000, section 14.1) */
-#define QUIC_LONG_MIN	   7	/* bytes of first byte, version and two lengths (RFC 8999) */
+#define QUIC_LONG_MIN	   7	/* bytes of a long header's first byte, version and two lengths (RFC 8999) */
 #define QUIC_PROTECTED_MIN 20	/* bytes of packet number and sample (RFC 9001, section 5.4.2) */
 /* Bytes of the shortest packet with a short header, including the first byte. A packet with a connection ID is longer
  * by that ID. A stateless reset, which clients send too, has no ID and may be as short as this (RFC 9000, section
@@ -204,7 +205,7 @@ static __always_inline __u64 take_varint(const struct net_head *head, __u32 *at)
 	__u32 bytes = 1 << (word >> 62);
 
 	*at += bytes;
-	/* Drops the two bits of the length, and the bytes after the integer. */
+	/* Removes the two bits that encode the length, and the bytes after the integer. */
 	return word << 2 >> (66 - 8 * bytes);
 }
 

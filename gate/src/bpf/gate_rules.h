@@ -38,8 +38,8 @@ static __always_inline __u32 quic_bytes(const struct gate_work *work)
 	return work->packet.end - work->packet.quic_at;
 }
 
-/* Takes one packet and its bytes from two buckets. Returns the rule that refuses the packet, or GATE_RULES. In every
- * group the rule for bytes has the number after the rule for packets.
+/* Charges one packet and its bytes to two buckets. Returns the rule that refuses the packet, or GATE_RULES.
+ * In every group the rule for bytes has the number after the rule for packets.
  */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct bucket_rate *rates,
@@ -83,7 +83,7 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 
 	if (found)
 		return found;
-	/* If another CPU was faster, its entry stays and both take from it. */
+	/* If another CPU has added an entry first, both CPUs use that entry. */
 	bpf_map_update_elem(&buckets, key, &full, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&buckets, key);
 }
@@ -152,7 +152,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	return 0;
 }
 
-/* Reports whether some rule needs to know which Initials were admitted before. */
+/* Reports whether a rule is on that needs to know which Initials were admitted before. */
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->id.len &&
@@ -318,8 +318,8 @@ static __always_inline __u64 level_price(const struct gate_work *work, const str
 	return price_of(&policy->client[rate], rate == GATE_RATE_BYTES ? quic_bytes(work) : 1, times);
 }
 
-/* Returns the rule that refuses the packet because a network's buckets have too little, or GATE_RULES. The network may
- * have `times` the rates of a client. Takes the packet's price from the buckets only if `takes` is not 0.
+/* Returns the rule that refuses the packet because a network's buckets hold too little, or GATE_RULES. The
+ * network may have `times` the rates of a client. Charges the packet to the buckets only if `takes` is not 0.
  */
 __noinline int check_level(struct gate_work *work, const struct gate_policy *policy, struct gate_buckets *at,
 			   __u64 times, int takes)

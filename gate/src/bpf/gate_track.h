@@ -91,8 +91,8 @@ static __always_inline __u64 grows_beyond(__u64 old, __u64 next, __u64 most, __u
 /* Argument of try_count(): see change_count(). */
 struct count_change {
 	struct gate_client client;
-	__s32 connections; /* change of the connections for the quota */
-	__s64 kept;	   /* change of the two other fields of gate_count.all */
+	__s32 connections; /* number of connections to add to the count for the quota; negative: to remove */
+	__s64 kept;	   /* number to add to the two other fields of gate_count.all; negative: to remove */
 	__u64 most;	   /* limit of each field */
 	__s64 result;	   /* the new number of connections, or enum count_error */
 };
@@ -107,10 +107,10 @@ static long try_count(__u32 attempt, struct count_change *change)
 	__u64 old, next;
 
 	change->result = 0;
-	/* There is nothing to take away. */
+	/* The entry has no connection to remove. */
 	if (!count && change->connections <= 0 && change->kept <= 0)
 		return 1;
-	/* The result if all attempts fail. */
+	/* COUNT_FULL is the result if all attempts fail. */
 	change->result = COUNT_FULL;
 	old = count ? READ_ONCE(count->all) : 0;
 	if (old == GATE_COUNT_GONE)
@@ -127,7 +127,9 @@ static long try_count(__u32 attempt, struct count_change *change)
 	    grows_beyond(old, next, change->most, GATE_KEPT, GATE_LINGERING_BIT))
 		return 1;
 	if (count) {
-		/* The time comes before the zero, so that expire_client() never sees a zero with an old time. */
+		/* The time is written before the count becomes zero, so that expire_client() never sees a
+		 * zero with an old time.
+		 */
 		if (!next)
 			count->zero_ns = bpf_ktime_get_ns();
 		if (__sync_val_compare_and_swap(&count->all, old, next) != old)
@@ -462,7 +464,7 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 		if (count_rule(count) != GATE_RULES)
 			return count_rule(count);
 	} else if (bpf_map_lookup_elem(&connections, &work->id)) {
-		return is_short ? GATE_LIVE : GATE_HANDSHAKE; /* another CPU was faster */
+		return is_short ? GATE_LIVE : GATE_HANDSHAKE; /* another CPU has added the connection first */
 	}
 	if (is_short)
 		count_event(GATE_CONNECTIONS_FULL);

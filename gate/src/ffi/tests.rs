@@ -1,7 +1,7 @@
 use super::*;
 
 fn last() -> String {
-    // SAFETY: the pointer is never null, and the string ends in zero.
+    // SAFETY: `millrace_gate_error` never returns null, and its string ends in zero.
     unsafe { CStr::from_ptr(millrace_gate_error()) }.to_string_lossy().into_owned()
 }
 
@@ -18,7 +18,7 @@ fn invalid_arguments_are_refused_with_a_message() {
     let nothing = ptr::null();
     let no_gate = ptr::null_mut::<Gate>();
     let no_scope = ptr::null_mut::<Scope>();
-    // SAFETY: null is allowed everywhere, and everything else is valid.
+    // SAFETY: every pointer may be null, and each of the others is valid.
     unsafe {
         refused(millrace_gate_open(nothing, empty, 0, &raw mut gate), "interface is null");
         refused(millrace_gate_open(c"\xff".as_ptr(), empty, 0, &raw mut gate), "interface is not UTF-8");
@@ -43,7 +43,7 @@ fn invalid_arguments_are_refused_with_a_message() {
 fn invalid_policy_is_reported_with_its_place() {
     let mut gate = ptr::null_mut();
     let policy = c"[[scope]]\nname = \"web\"\nprot = 443\n";
-    // SAFETY: strings end in zero, and the result may be written to.
+    // SAFETY: the strings end in zero, and the pointer to the result is valid for writes.
     let status = unsafe { millrace_gate_open(c"lo".as_ptr(), policy.as_ptr(), 0, &raw mut gate) };
     assert_eq!(status, Status::Policy as c_int);
     assert!(last().contains("policy:3: scope[0].prot: unknown key; did you mean `port`?"), "{}", last());
@@ -71,7 +71,7 @@ fn socket_addresses_of_both_families_are_read() {
     assert_eq!(read(&UnixAddr::new("/nowhere").unwrap()), None);
     let v4 = SockaddrIn::from(v4);
     for len in [0, 1, 2, 8] {
-        // SAFETY: the address is longer.
+        // SAFETY: the address has more than `len` bytes.
         assert!(unsafe { client(v4.as_ptr(), len) }.is_err(), "cut to {len} bytes");
     }
 }

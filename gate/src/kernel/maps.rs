@@ -41,7 +41,7 @@ pub(super) struct GateMaps {
     /// Number of entries of each map in [`intf::WALKED`] at the latest walk.
     walked: [AtomicU64; intf::WALKED.len()],
     /// Number of times that each scope index was given to another scope. Read-locked during every operation on a scope,
-    /// and write-locked while an index changes hands.
+    /// and write-locked while an index is given to another scope.
     turns: RwLock<[u32; intf::SCOPES as usize]>,
     pub barrier: Barrier,
     count: OwnedFd,
@@ -324,7 +324,7 @@ impl GateMaps {
                 entries.store(call.at.into(), Ordering::Relaxed);
                 return Ok(expired);
             }
-            // Later entries have moved forward by the number of removed ones.
+            // Removing entries has moved the later ones forward by as many positions.
             from = to - call.removed;
         }
     }

@@ -6,54 +6,54 @@ outcomes! {
     /// The rules, in the order of evaluation.
     #[derive(PartialOrd, Ord)]
     Rule {
-        /// IP fragments.
+        /// Refuses IP fragments.
         Fragment = "fragment",
-        /// IP and UDP lengths that contradict each other, or too many headers.
+        /// Refuses packets whose IP and UDP lengths contradict each other, or that have too many headers.
         Headers = "headers",
-        /// IPv4 options, IPv6 extension headers.
+        /// Refuses packets with IPv4 options or IPv6 extension headers.
         Options = "options",
-        /// A source on the block list.
+        /// Refuses packets from a source on the block list.
         Block = "block",
-        /// A packet too short for QUIC.
+        /// Refuses packets that are too short for QUIC.
         Short = "short",
-        /// A long header that no client sends.
+        /// Refuses packets with a long header that no client sends.
         Malformed = "malformed",
-        /// A version that the server does not support.
+        /// Refuses packets of a version that the server does not support.
         Version = "version",
-        /// An Initial in a datagram under 1200 bytes.
+        /// Refuses an Initial in a datagram under 1200 bytes.
         InitialSize = "initial_size",
-        /// Packets of live connections, per client or published ID.
+        /// Limits packets of live connections, per client or published ID.
         LivePackets = "live_packets",
-        /// Bytes of live connections, per client or published ID.
+        /// Limits bytes of live connections, per client or published ID.
         LiveBytes = "live_bytes",
-        /// A source port of 0, or one that reflectors answer from.
+        /// Refuses packets from source port 0, or from a port that reflectors answer from.
         SourcePort = "source_port",
-        /// A short header or a Handshake packet whose ID was not published.
+        /// Refuses a short header or a Handshake packet whose ID was not published.
         UnknownId = "unknown_id",
-        /// A new connection of a client that is at its quota. Also a handshake of a client that reached its quota after
-        /// the handshake began.
+        /// Refuses a new connection of a client that is at its quota. Also refuses a handshake of a client that reached
+        /// its quota after the handshake began.
         Quota = "quota",
-        /// A new connection or a handshake, as for `quota`, of a wider network that is at its quota.
+        /// Refuses a new connection or a handshake, as `quota` does, of a wider network that is at its quota.
         NetworkQuota = "network_quota",
-        /// A new connection without a token, under load; or another packet of an unknown connection.
+        /// Refuses, under load, a new connection without a token, and other packets of an unknown connection.
         Retry = "retry",
-        /// New connections of all unknown clients together.
+        /// Limits new connections of all unknown clients together.
         UnknownInitials = "unknown_initials",
-        /// Packets of all unknown clients together.
+        /// Limits packets of all unknown clients together.
         UnknownPackets = "unknown_packets",
-        /// Bytes of all unknown clients together.
+        /// Limits bytes of all unknown clients together.
         UnknownBytes = "unknown_bytes",
-        /// New connections of one client.
+        /// Limits new connections of one client.
         ClientInitials = "client_initials",
-        /// Packets of one client, without those of live connections.
+        /// Limits packets of one client, without those of live connections.
         ClientPackets = "client_packets",
-        /// Bytes of one client, without those of live connections.
+        /// Limits bytes of one client, without those of live connections.
         ClientBytes = "client_bytes",
-        /// New connections of a wider network that the client is in.
+        /// Limits new connections of a wider network that the client is in.
         NetworkInitials = "network_initials",
-        /// Packets of a wider network, without those of live connections.
+        /// Limits packets of a wider network, without those of live connections.
         NetworkPackets = "network_packets",
-        /// Bytes of a wider network, without those of live connections.
+        /// Limits bytes of a wider network, without those of live connections.
         NetworkBytes = "network_bytes",
     }
 }
@@ -75,24 +75,24 @@ impl Rule {
 outcomes! {
     /// The reasons why packets pass.
     Pass {
-        /// A UDP packet whose destination is in no scope; counted for scope "interface".
+        /// The packet is UDP, and its destination is in no scope; counted for scope "interface".
         Other = "other",
         /// The packet has a live connection's ID.
         Live = "live",
         /// The packet comes from a live connection's address and port, with another ID.
         LivePath = "live_path",
-        /// The packet has the ID that the server chose in its handshake packet, and comes from the address that this
-        /// went to.
+        /// The packet has the ID that the server chose in its handshake packet, and comes from the address that the
+        /// handshake packet went to.
         Handshake = "handshake",
-        /// A source on the allow list.
+        /// The packet's source is on the allow list.
         Allowed = "allowed",
-        /// A new connection with a valid token.
+        /// The packet begins a connection and has a valid token.
         Proved = "proved",
-        /// A new connection.
+        /// The packet begins a connection.
         New = "new",
-        /// A packet that is none of these, and that no rule refuses.
+        /// None of the other reasons applies, and no rule refuses the packet.
         Unknown = "unknown",
-        /// A packet that is not UDP over IP; counted for scope "interface".
+        /// The packet is not UDP over IP; counted for scope "interface".
         NotUdp = "not_udp",
     }
 }
@@ -117,8 +117,8 @@ outcomes! {
         SamplesLost = "samples_lost",
         /// A packet passed unchecked, because it interrupted another run on its CPU (on kernels with PREEMPT_RT).
         Busy = "busy",
-        /// A new client's rates began with room for two packets only. More clients came than the table can remember for
-        /// the time that rates take to fill.
+        /// A new client's rates began with room for two packets only. In the time in which a client's rates fill up,
+        /// more new clients came than the table can remember.
         RatesCrowded = "rates_crowded",
     }
 }
@@ -136,7 +136,7 @@ outcomes! {
         Handshake = "handshake",
         /// A packet of an unknown version. Only the invariant fields of RFC 8999 are read.
         OtherVersion = "other_version",
-        /// A long header that no client sends.
+        /// A packet with a long header that no client sends.
         Impossible = "impossible",
     }
 }

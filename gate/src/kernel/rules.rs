@@ -41,38 +41,39 @@ pub struct ScopeRules {
     pub places: Vec<RulePlace>,
     /// The rules of the scope.
     pub policy: PolicyRules,
-    /// The lists of the scope.
+    /// The block and allow lists of the scope.
     pub prefixes: Vec<(Prefix, ListEntry)>,
 }
 
-/// An application's address, port or both. If several places match, one with both wins over one with an address, and
-/// this over one with a port.
+/// An application's address, port or both. If several match a packet, one with both wins over one with an address,
+/// which wins over one with a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RulePlace {
-    /// The address; `None` for any.
+    /// The destination address; `None` for any.
     pub address: Option<IpAddr>,
-    /// The port; `None` for any.
+    /// The destination port; `None` for any.
     pub port: Option<u16>,
 }
 
 impl RulePlace {
-    /// Makes a place of one port at any address.
+    /// Creates a [`RulePlace`] that matches one port at any address.
     pub const fn port(port: u16) -> Self {
         Self { address: None, port: Some(port) }
     }
 }
 
-/// An entry of a list.
+/// An entry of a block or allow list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum ListEntry {
-    /// Packets pass, except those that no server accepts.
+    /// Packets from this prefix pass, except those that no server accepts.
     Allow = 1,
-    /// Packets are refused. The value is the greater one, because a block decides if a prefix is in both lists.
+    /// Packets from this prefix are refused. The value is the greater one, because a block decides if a prefix is in
+    /// both lists.
     Block = 2,
 }
 
-/// The action of a rule on packets that violate it.
+/// The effect of a rule on packets that violate it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -171,7 +172,7 @@ pub struct RuleRate {
     pub amount: u64,
     /// The interval.
     pub per: Duration,
-    /// Largest number of units at once.
+    /// Largest burst, in units.
     pub burst: u64,
 }
 
@@ -198,11 +199,12 @@ pub struct Rates {
 pub struct PolicyRules {
     /// The mode of each rule.
     pub modes: Modes,
-    /// The source of knowledge of live connections.
+    /// How the gate knows which connections are live.
     pub live: LiveRule,
-    /// The party that counts connections.
+    /// The party that counts the connections of clients: the application or the gate.
     pub counting: Counting,
-    /// Largest number of connections of a client, for [`Rule::Quota`]. [`Rule::NetworkQuota`] uses multiples of it.
+    /// Largest number of connections of a client, for [`Rule::Quota`]. [`Rule::NetworkQuota`] uses multiples of this
+    /// number.
     pub quota: Option<u32>,
     /// Rate of new connections without a valid token above which they get a Retry ([`Rule::Retry`]). With `None` all of
     /// them get one.
@@ -292,7 +294,7 @@ pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
 pub const VERSIONS_MAX: usize = intf::VERSIONS;
 /// Largest number of reflectors' ports in a policy.
 pub const REFLECTORS_MAX: usize = intf::PORTS;
-/// Largest number of places of all scopes together.
+/// Largest number of [`RulePlace`]s of all scopes together.
 pub const MAX_PLACES: usize = 256;
 /// Name of the scope that belongs to no application, for packets whose scope is unknown.
 pub const INTERFACE: &str = "interface";
@@ -349,7 +351,7 @@ impl RulePlace {
         }
     }
 
-    /// Returns the kind of look-up by which the program finds this place.
+    /// Returns the kind of look-up by which the program finds this address, port or both.
     pub(super) fn lookup(&self) -> u32 {
         match (self.address, self.port) {
             (Some(_), Some(_)) => intf::LOOKUP_BOTH,

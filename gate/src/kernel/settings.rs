@@ -16,12 +16,11 @@ use super::token;
 /// Userspace's copy of the maps' contents, from which the maps are written.
 pub(super) struct Settings {
     rules: GateRules,
-    /// Names of scopes by index. A name keeps its index while no scope has this name, until another name needs the
-    /// index.
+    /// Names of scopes by index. A name that no scope has any more keeps its index until another name needs the index.
     names: Vec<String>,
     listed: BTreeMap<(Option<String>, Prefix), ListEntry>,
     active: intf::Active,
-    /// UNIX time minus CLOCK_MONOTONIC in ns, when the program last got it.
+    /// UNIX time minus CLOCK_MONOTONIC in ns, as userspace last passed it to the program.
     clock_ns: i64,
     /// Number of walks since the age of new marks changed. Each walk marks all live entries.
     walks: u32,
@@ -87,7 +86,8 @@ impl Settings {
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
-        // Runs that began before the previous switch may still use the other half, and scopes that are gone since.
+        // Program runs that began before the previous switch may still use the half that is not in use, and scopes that
+        // were removed since.
         maps.barrier.wait_for_runs()?;
         reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));

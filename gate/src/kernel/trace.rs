@@ -68,13 +68,13 @@ impl GateTrace {
 /// New samples of a trace since the last call, and totals since the trace began.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traced {
-    /// The packets, oldest first.
+    /// The new samples, oldest first.
     pub samples: Vec<RefusedPacket>,
-    /// Number of packets that match. Each is in a sample, or in one of the two counts below.
+    /// Number of packets that match the trace. Each of these packets is in a sample, or in one of the two counts below.
     pub matched: u64,
-    /// Number of packets that were left out because of [`GateTrace::per_second`].
+    /// Number of matching packets that were left out because of [`GateTrace::per_second`].
     pub left_out: u64,
-    /// Number of packets that were not read in time.
+    /// Number of matching packets that were lost, because they were not read in time.
     pub lost: u64,
 }
 

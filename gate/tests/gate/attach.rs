@@ -123,7 +123,7 @@ fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
-/// Attaches the program until the link is dropped, or returns the error.
+/// Attaches the program by a link, and returns the link. Dropping the link detaches the program.
 fn bare_link(program: &OwnedFd, ifindex: i32, to: u32) -> Result<OwnedFd, i32> {
     // SAFETY: a null pointer means no options.
     let link = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, to, std::ptr::null()) };

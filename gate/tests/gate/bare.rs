@@ -73,7 +73,8 @@ fn packet_without_an_ethernet_header_gets_the_same_verdict() {
     assert_eq!(answers, 2, "a Retry of each family");
 }
 
-/// Checks that two Retry packets for the same question differ only in their random fields.
+/// Checks that the Retry for a frame without an Ethernet header equals that for the same frame with one, except random
+/// fields.
 fn check_answer(question: &TestFrame, with: &[u8], without: &[u8]) {
     let framed =
         [&question.bytes()[6..12], &question.bytes()[..6], &question.bytes()[12..14], without].concat();
@@ -95,7 +96,8 @@ fn non_ip_packet_passes_without_an_ethernet_header() {
         packet[0] = first << 4 | 5;
         assert_eq!(gate.run(&packet).expect("a run"), FrameAction::Pass, "version {first}");
     }
-    // On this interface an Ethernet frame does not begin with an IP header.
+    // On this interface the gate expects frames to begin with an IP header. It passes an Ethernet frame, because that
+    // does not.
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Pass);
     gate.set_bare(LOOPBACK, false).expect("set");
     assert_eq!(gate.run(&to_server(V4, short(&[], 20)).bytes()).expect("a run"), FrameAction::Drop);
@@ -112,7 +114,7 @@ impl Tun {
         const IFF_NO_PI: i16 = 0x1000;
         let file = inside(namespace, || {
             let open = OpenOptions::new().read(true).write(true).open("/dev/net/tun").expect("/dev/net/tun");
-            // SAFETY: all zeroes are an empty request.
+            // SAFETY: an `ifreq` of zeroes is a valid, empty request.
             let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
             for (to, from) in request.ifr_name.iter_mut().zip(b"tun7") {
                 *to = *from as libc::c_char;
@@ -141,7 +143,7 @@ impl Tun {
         assert_eq!(self.0.write(&packet).expect("written"), packet.len());
     }
 
-    /// Returns the payload of the next datagram that leaves, skipping other packets.
+    /// Returns the payload of the next datagram that leaves by the tun device, skipping other packets.
     fn receive(&mut self) -> Vec<u8> {
         let mut packet = [0; 2048];
         loop {
@@ -181,7 +183,7 @@ fn tun_devices_are_guarded() {
         let mut buffer = [0; 2048];
         assert_eq!(socket.recv(&mut buffer).expect("the one that passes"), 1200);
         assert_eq!(counted(&gate, Rule::Short), 20);
-        // The gate sees the server's answer, and then knows the client that continues.
+        // The gate reads the server's answer, and then accepts the client's next packets as those of a live connection.
         let answer = long(LongPacketType::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
         socket.send_to(&answer, client).expect("sent");
         assert_eq!(tun.receive(), answer);
@@ -191,7 +193,7 @@ fn tun_devices_are_guarded() {
         assert_eq!(socket.recv(&mut buffer).expect("a short header"), 50);
         let statistics = gate.statistics().expect("statistics");
         assert_eq!(statistics.scope("web").expect("web").pass(Pass::Live).packets, 1);
-        // The gate sends an answer of its own.
+        // The gate answers the packet itself.
         apply(&gate, PolicyRules { modes: enforce(&[Rule::Retry]), ..PolicyRules::default() });
         tun.send(client, server, initial(1, &[8; 8], &[2; 4], &[]));
         assert_eq!(tun.receive()[0] & 0xf0, 0xf0, "a Retry");
@@ -202,7 +204,7 @@ fn counted(gate: &LoadedGate, rule: Rule) -> u64 {
     gate.statistics().expect("statistics").scope("web").expect("web").rule(rule).packets
 }
 
-/// Adds an interface of this kind. Reports whether the kernel supports it.
+/// Adds an interface of the given kind. Reports whether the kernel supports that kind.
 fn add(namespace: &str, kind: &str, test: &str) -> bool {
     let name = kind.split(' ').next().expect("a word");
     let arguments = format!("-n {namespace} link add {name}7 type {kind}");

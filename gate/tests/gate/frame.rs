@@ -78,7 +78,7 @@ pub struct TestFrame {
     /// Fragment offset in units of 8 bytes, and the bit "more fragments".
     pub fragment: Option<(u16, bool)>,
     pub protocol: u8,
-    /// Difference from the right length.
+    /// Difference of a length field from the right length.
     pub wrong_udp_len: i32,
     pub wrong_ip_len: i32,
     /// Number of bytes after the IP packet.

@@ -155,8 +155,8 @@ fn rates(rule: Rule, size: u64) -> PolicyRules {
     PolicyRules { modes: enforce(&[rule]), client_rates: all, ..published() }
 }
 
-/// The start of a test. Buckets fill during the test: by one unit in 1000 s for a client, and by a multiple for a
-/// network.
+/// The time at which each test starts. Buckets fill during the test: by one unit in 1000 s for a client, and by a
+/// multiple for a network.
 struct BucketStart(Instant);
 
 impl BucketStart {
@@ -183,7 +183,7 @@ fn each_network_has_its_own_rate_limits() {
         let greedy: Vec<_> = (0..200).map(|n| send(of_site(0), n)).collect();
         assert_eq!(greedy.iter().filter(|it| **it == NEW).count(), 3, "{of_client:?}");
         assert_eq!(greedy.last(), Some(&refused(of_client)));
-        // The /56 has 8 times 3 and has used 3; then the /48 has 64 times 3.
+        // The /56 allows 8 times 3 and has used 3; after it, the /48 allows 64 times 3.
         let siblings = (1..0x100).filter(|n| send(of_site(*n), *n) == NEW).count();
         assert!(begin.is_about(siblings, 21, 8), "{of_client:?}: {siblings}");
         let others: Vec<_> = (1..400).map(|n| send(of_site(n * 157), n)).collect();

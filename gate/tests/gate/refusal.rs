@@ -54,8 +54,8 @@ fn assert_refusal(gate: &LoadedGate, asked: &TestFrame, rule: Rule, id: &[u8], f
 }
 
 #[test]
-fn refusals_are_answered() {
-    if !root("refusals_are_answered") {
+fn refused_initials_get_version_negotiation() {
+    if !root("refused_initials_get_version_negotiation") {
         return;
     }
     for rule in REFUSING {
@@ -88,8 +88,8 @@ fn refusals_are_answered() {
 /// Checks that there is no answer if the policy does not ask for one, and none in mode "monitor". Packets other than
 /// Initials, and packets that are too small or have IP options, get none either.
 #[test]
-fn other_packets_get_no_answer() {
-    if !root("other_packets_get_no_answer") {
+fn packet_without_a_configured_answer_is_not_answered() {
+    if !root("packet_without_a_configured_answer_is_not_answered") {
         return;
     }
     let asked = to_server(V4, initial(1, &[1; 8], &[2; 8], &[]));

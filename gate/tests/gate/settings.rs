@@ -335,7 +335,7 @@ fn unused_scope_name_gives_its_index_to_a_new_name() {
 }
 
 /// Changes the rules a thousand times while packets of a live connection and of a blocked client arrive. Each packet
-/// must be judged by one set of rules, not by parts of two.
+/// must be checked against one set of rules, not against parts of two.
 #[test]
 fn rules_change_atomically_under_load() {
     if !root("rules_change_atomically_under_load") {
@@ -352,7 +352,8 @@ fn rules_change_atomically_under_load() {
             ..PolicyRules::default()
         };
         let mut web = scope("web", 443, policy);
-        // The two sets of rules find the scope by address or by port, and block the client alone or with all others.
+        // The two sets of rules differ: one finds the scope by address, the other by port; one blocks the client alone,
+        // the other all clients.
         let address = [None, Some("198.51.100.1".parse().expect("an address"))];
         web.places = vec![RulePlace { address: address[n as usize % 2], port: Some(443) }];
         let blocked = ["203.0.113.0/24", "203.0.113.5"];

@@ -291,8 +291,8 @@ fn handshake_marks_expire_and_connections_do_not() {
 /// Checks that a client's packets alone validate no address, and that a server's short headers, Retry and Version
 /// Negotiation do not either.
 #[test]
-fn unanswered_packets_validate_nothing() {
-    if !root("unanswered_packets_validate_nothing") {
+fn client_packets_alone_validate_no_address() {
+    if !root("client_packets_alone_validate_no_address") {
         return;
     }
     let gate = gate(tracked(&[]));
@@ -414,7 +414,7 @@ fn initials_of_one_connection_are_counted_once() {
                 }
             }
         }
-        // The same Initial from another address is another connection.
+        // The same Initial from another address begins another connection.
         let elsewhere = if rule == Rule::ClientInitials { "192.0.2.7:40001" } else { "192.0.2.99:40000" };
         assert_eq!(reason(&gate, &open(elsewhere, 0)), refused(rule), "{rule:?}");
     }
@@ -427,10 +427,11 @@ fn initials_of_one_connection_are_counted_once() {
     }
 }
 
-/// Repeats an Initial more often than is free. Every further group of repetitions counts as a new connection.
+/// Repeats an Initial more often than one connection may. Every further group of repetitions counts as a new
+/// connection.
 #[test]
-fn initial_that_is_repeated_endlessly_is_counted_again() {
-    if !root("initial_that_is_repeated_endlessly_is_counted_again") {
+fn initial_repeated_endlessly_counts_as_new_connections() {
+    if !root("initial_repeated_endlessly_counts_as_new_connections") {
         return;
     }
     let client_rates = Rates { initials: burst(2), ..Rates::default() };
@@ -471,8 +472,8 @@ fn early_data_and_handshakes_without_connection_count_as_new() {
 
 /// Checks that 0-RTT packets of a connection whose Initial was admitted do not count as another connection.
 #[test]
-fn early_data_is_judged_with_its_initial() {
-    if !root("early_data_is_judged_with_its_initial") {
+fn early_data_belongs_to_the_connection_of_its_initial() {
+    if !root("early_data_belongs_to_the_connection_of_its_initial") {
         return;
     }
     let rates = Rates { initials: burst(2), ..Rates::default() };
@@ -491,8 +492,8 @@ fn early_data_is_judged_with_its_initial() {
 /// Checks that short headers from a reflector's port pass while they may belong to connections from before the gate,
 /// which may have any port that a NAT gave them. A new connection from such a port is refused.
 #[test]
-fn reflector_port_of_earlier_connection_passes() {
-    if !root("reflector_port_of_earlier_connection_passes") {
+fn reflector_port_of_an_earlier_connection_passes() {
+    if !root("reflector_port_of_an_earlier_connection_passes") {
         return;
     }
     const PORTS: [&str; 2] = ["192.0.2.7:1900", "[2001:db8::7]:1900"];
@@ -515,13 +516,14 @@ fn reflector_port_of_earlier_connection_passes() {
         }
     }
 
-    // The gate knows all live connections after the idle time.
+    // The gate knows all live connections once it has been attached for the idle time.
     let idle = Duration::from_millis(100);
     let begin = std::time::Instant::now();
     let gate = gate(tracked(idle));
     wait_until("a refusal", || reason(&gate, &stray(PORTS[0])), |reason| *reason != UNKNOWN);
     assert!(begin.elapsed() >= idle);
-    // A change of other rules does not restart this time. A change of how connections are tracked does.
+    // A change of other rules does not restart the idle time that the gate waits for. A change of how connections are
+    // tracked does.
     apply(&gate, PolicyRules { modes: enforce(&[Rule::Options]), ..tracked(idle) });
     assert_eq!(reason(&gate, &stray(PORTS[0])), reflected);
     let mut web = scope("web", 444, tracked(Duration::from_secs(3600)));
@@ -574,7 +576,7 @@ fn rate_buckets_refill_over_time() {
     while begin.elapsed() < Duration::from_millis(300) {
         passed += u128::from(passes());
     }
-    // On a busy machine, one packet or none may have been sent until now.
+    // On a busy machine, the previous loop may have sent only one packet, or none.
     let go_on = || {
         passed += u128::from(passes());
         passed
@@ -680,8 +682,8 @@ fn flood_evicts_no_live_connection() {
 
 /// Connects more clients than the tables have room for. The first stay, and the others pass without being counted.
 #[test]
-fn connections_over_the_table_pass_uncounted() {
-    if !root("connections_over_the_table_pass_uncounted") {
+fn connections_beyond_a_full_table_pass_uncounted() {
+    if !root("connections_beyond_a_full_table_pass_uncounted") {
         return;
     }
     let gate = gate(tracked(&[]));

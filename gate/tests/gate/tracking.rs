@@ -78,7 +78,7 @@ impl<'a> Steady<'a> {
             if self.last.elapsed() >= self.idle / 2 {
                 return None;
             }
-            std::thread::sleep(Duration::from_millis(50)); // exact: paces the sender
+            std::thread::sleep(Duration::from_millis(50)); // exact: sets the sender's rate
         }
         Some(expired)
     }
@@ -296,7 +296,7 @@ fn monitored_quota_keeps_counting() {
     }
     assert_eq!(connections(&gate, V4), 3);
     let statistics = gate.statistics().expect("statistics");
-    // Two Initials and two validated handshakes were over the quota.
+    // Two Initials and two validated handshakes exceeded the quota.
     assert_eq!(statistics.scope("web").expect("a scope").rule(Rule::Quota).monitored, 4);
 }
 

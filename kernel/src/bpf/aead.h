@@ -42,7 +42,7 @@ struct quic_buf {
 	struct chacha20_block mask; /* the mask of header protection */
 };
 
-/* The place of a packet in its buffer: header, text and tag follow each other without gaps. */
+/* The position of a packet in its buffer: header, text and tag follow each other without gaps. */
 struct quic_extent {
 	__u32 header_at;    /* offset of the header in the packet's buffer, at most QUIC_AT_MAX */
 	__u32 header_bytes; /* length of the header, at most QUIC_HEADER_MAX */

@@ -23,13 +23,13 @@ struct fan_frame {
 	__u32 packet_at;     /* offset of the UDP payload in the frame */
 	__u32 packet_bytes;  /* bytes of UDP payload; of a super-packet: of all its segments */
 	__u32 segment_bytes; /* bytes of each segment of a super-packet except the last; 0 for other packets */
-	__u16 vlan_tci;	     /* tag of the frame that arrived */
+	__u16 vlan_tci;	     /* VLAN tag of the frame that arrived */
 	__be16 vlan_protocol; /* 0 if the frame arrived without a tag */
 	__u8 family;	      /* IP version of the frame that arrived: 4 or 6 */
 	__u8 family_now;      /* IP version of the frame at present */
 	__u8 summed;	      /* enum ip_summed */
 	__u8 changed;	      /* 1 after fan_begin() */
-	__u8 untagged;	      /* 1 after the tag was removed */
+	__u8 untagged;	      /* 1 after the VLAN tag was removed */
 	__u8 pad[3];
 };
 

@@ -14,18 +14,18 @@
 
 #include "util.h"
 
-#define CURSORS	     4096		  /* most packets that wait for a further run at the same time */
-#define CURSOR_LOW   0xffffU		  /* mask of the bits of a mark that count up */
-#define CURSOR_BUSY  1U			  /* stands in place of an ID while the entry is being written */
-#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits for longer was lost with its interface */
+#define CURSORS	     4096		  /* most packets that may wait for a further run at the same time */
+#define CURSOR_LOW   0xffffU		  /* mask of the bits of a mark that count up with each packet */
+#define CURSOR_BUSY  1U			  /* ID of an entry while a run writes the entry */
+#define CURSOR_NS    (10 * 1000000000ULL) /* a packet that waits for longer counts as lost */
 #define GOLDEN_RATIO 0x9e3779b9U /* 2^32 divided by the golden ratio; its multiples are spread evenly */
 
 /* The state of a fan-out that continues in the next run of its packet.
  *
- * `id` names the owner of the entry, and changes only by atomic exchange. 0 means that the entry is free, CURSOR_BUSY
- * that a run writes it; any other value is the mark of the packet that owns it. free_cursor() and queue_again() give
- * the entry to a packet, and take_cursor() frees it when the packet arrives. If the packet never arrives, the entry can
- * be taken after CURSOR_NS.
+ * `id` names the owner of the entry, and changes only by atomic exchange. 0 means that the entry is free,
+ * CURSOR_BUSY that a run writes it; any other value is the mark of the packet that owns it. free_cursor() and
+ * queue_again() give the entry to a packet, and take_cursor() frees it when the packet arrives. If the packet
+ * never arrives, another packet can get the entry after CURSOR_NS.
  */
 struct cursor_entry {
 	__u32 id;	/* the packet's mark while the packet waits; 0 if the entry is free */
@@ -44,7 +44,7 @@ struct {
 	__uint(max_entries, CURSORS);
 } cursors SEC(".maps");
 
-/* Number of cursors that were given out. Its low bits are the index of the next one. */
+/* Number of cursors that were allocated. Its low bits are the index of the next one. */
 __u32 cursors_used = 0;
 
 /* If the packet's mark is the ID of an entry, copies and frees the entry and restores the packet's own mark. Returns 1
@@ -73,7 +73,9 @@ static __noinline int take_cursor(struct __sk_buff *skb, struct cursor_entry *cu
 	return 1;
 }
 
-/* Takes an entry and sets its ID to CURSOR_BUSY until it is written. Returns NULL if the entry's packet still waits. */
+/* Allocates an entry and sets its ID to CURSOR_BUSY until it is written. Returns NULL if the entry's packet
+ * still waits.
+ */
 static __always_inline struct cursor_entry *free_cursor(__u32 key, __u64 now_ns)
 {
 	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);

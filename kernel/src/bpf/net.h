@@ -22,12 +22,12 @@
 #define IPV6_BYTES     ((__u32)sizeof(struct ipv6hdr))
 #define UDP_BYTES      ((__u32)sizeof(struct udphdr))
 
-#define VLAN_TAGS_MAX 2	     /* as with IEEE 802.1ad (QinQ) */
-#define VLAN_ID	      0x0fff /* bits of the ID in a tag */
+#define VLAN_TAGS_MAX 2	     /* most VLAN tags of a frame, as with IEEE 802.1ad (QinQ) */
+#define VLAN_ID	      0x0fff /* bits of the VLAN ID in a tag */
 
 /* Bits of the field `frag_off` of IPv4. */
 #define IPV4_DONT_FRAGMENT   0x4000
-#define IPV4_FRAGMENT	     0x3fff /* the bit "more fragments", or an offset */
+#define IPV4_FRAGMENT	     0x3fff /* the bit "more fragments", and the bits of the offset */
 #define IPV4_FRAGMENT_OFFSET 0x1fff
 
 #define IPV6_FRAGMENT_OFFSET 0xfff8 /* bits of the offset in the field `frag_off` of a fragment header */
@@ -76,7 +76,7 @@ static __always_inline const __u8 *head_at(const struct net_head *head, __u32 at
 	return head->bytes + (at & (HEAD_BYTES - 1));
 }
 
-/* Reports whether the copy has these bytes. */
+/* Reports whether the `bytes` bytes at offset `at` of the frame were copied. */
 static __always_inline int head_has(const struct net_head *head, __u32 at, __u32 bytes)
 {
 	return at + bytes <= head->have;
@@ -151,7 +151,7 @@ static __always_inline enum net_step take_link(struct net_cursor *cursor, __u32 
 }
 
 struct net_ip {
-	const __u8 *source; /* address inside the header, valid until the next header is taken */
+	const __u8 *source; /* source address in the header, valid until the next header is taken */
 	const __u8 *destination;
 	__u32 header_bytes; /* length of the header: IPv4 with options, IPv6 without extension headers */
 	__u32 bytes;	/* the header's length field, which includes the header for IPv4 and not for IPv6 */
@@ -307,7 +307,8 @@ static __always_inline void put_mac(__u8 *to, const __u8 *from)
 	store16(to + 4, load16(from + 4));
 }
 
-/* Writes both addresses of an Ethernet header. Returns the place of the EtherType or of the first VLAN tag. */
+/* Writes both addresses of an Ethernet header. Returns the address of the EtherType or of the first VLAN tag.
+ */
 static __always_inline __u8 *put_macs(__u8 *to, const __u8 *destination, const __u8 *source)
 {
 	put_mac(to, destination);

@@ -5,9 +5,10 @@
  *   root_xdp -> root_slots[gate] = root_turn -> mine[0] = gate_xdp -> (what passes) root_rest
  *            -> root_slots[graft] = root_turn -> mine[0] = packet_rx
  *
- * Every process loads its own root_turn, with a map `mine`. No other process has a descriptor of it. When the process
- * ends, also if it is killed, the kernel empties the map, and packets go on to the next turn. All processes have
- * descriptors of `root_slots` and of the link of root_xdp, so these exist until the last process ends.
+ * Every process loads its own root_turn, with a map `mine`. No other process has a descriptor of it. When the
+ * process ends, also if it is killed, the kernel empties the map, and packets go on to the program of the
+ * next slot. All processes have descriptors of `root_slots` and of the link of root_xdp, so these exist until
+ * the last process ends.
  */
 #include "util.h"
 #include "root_intf.h"

@@ -23,7 +23,7 @@ struct udp_packet {
 	__be16 source_port;
 	__be16 destination_port;
 	__u32 payload_offset; /* offset of the UDP payload in the frame */
-	__u32 payload_bytes;  /* bytes from there to the end of the frame */
+	__u32 payload_bytes;  /* bytes from the UDP payload's offset to the end of the frame */
 	__u16 udp_bytes;      /* the UDP header's length field, which includes the header */
 	__u16 vlan;	      /* outermost VLAN ID; 0 if there is no tag */
 	__u8 family;	      /* 4 or 6 */
@@ -31,8 +31,8 @@ struct udp_packet {
 
 #define IPPROTO_EXPERIMENT 253 /* protocol number for experiments (RFC 3692) */
 
-/* The payload of IP, and the place of its protocol number, for programs that also accept protocol 253. Other programs
- * pass NULL.
+/* The payload of IP, and the offset of its protocol number, for programs that also accept protocol 253. Other
+ * programs pass NULL.
  */
 struct ip_carried {
 	__u32 end;	   /* offset of the payload's end in the frame */

@@ -2,8 +2,8 @@
 //!
 //! The first process makes the root. Later processes get descriptors of the root's link and slots by the kernel's IDs,
 //! which needs CAP_SYS_ADMIN. No single process owns the root: the kernel detaches it when the last descriptor is
-//! closed. A turn ends with its process, because the kernel empties a program array when no process has a descriptor of
-//! it. So nothing is pinned, and the end of one process does not affect the other.
+//! closed. When a process ends, its program is called no more, because the kernel empties a program array when no
+//! process has a descriptor of it. So nothing is pinned, and the end of one process does not affect the other.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -26,15 +26,15 @@ use crate::stack::{self, FrameStart};
 const ROOT: &str = "root_xdp";
 const SLOTS: &str = "root_slots";
 const MINE: &str = "mine";
-/// Slot that a process fills while it is about to detach the root.
+/// Slot that a process fills while it is about to detach the root, so that no other process joins.
 const LEAVING: u32 = generated::ROOT_LEAVING;
 
 /// Longest wait for the program of an earlier process: the kernel empties the map of a killed process with a delay.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time between two attempts.
+/// Time between two attempts to attach.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The product that has a turn in the root.
+/// The product whose program the root calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RootProduct {
     /// The gate, which gets all packets.
@@ -54,26 +54,26 @@ impl RootProduct {
     }
 }
 
-/// A program with a turn in the root of an interface. Dropping this value ends the turn, and detaches the root if no
-/// other turn is left.
+/// A program that the root of an interface calls. Dropping this value removes the program from the root, and detaches
+/// the root if it has no other program.
 pub struct XdpTurn {
-    /// Declared before the descriptors that they keep from children, so that they are dropped first.
+    /// Declared before the descriptors that are kept from forked children, so that these two are dropped first.
     _kept: [ForkSafeLink; 2],
     link: OwnedFd,
     _mine: MapHandle,
     slots: MapHandle,
     rest: OwnedFd,
     turn: RootProduct,
-    /// ID of this value's program in the slot. If the slot has another ID, another process has taken the turn.
+    /// ID of this value's program in the slot. If the slot has another ID, another process has replaced the program.
     id: u32,
     mode: XdpMode,
 }
 
 /// The reason why an attempt to attach failed.
 enum Hindrance {
-    /// Another attempt may succeed. If none does, this is the error.
+    /// Another attempt to attach may succeed. If every attempt fails, this error is returned.
     Passing(Error),
-    /// Another attempt would fail too.
+    /// Another attempt to attach would fail too, so this error is returned at once.
     Lasting(Error),
 }
 
@@ -105,8 +105,8 @@ impl XdpTurn {
         self.mode
     }
 
-    /// Reports whether the program still has its turn. Another process may have detached the root, or the interface may
-    /// be gone.
+    /// Reports whether the root still calls the program. Another process may have detached the root, or the interface
+    /// may be gone.
     pub fn is_in_place(&self) -> bool {
         is_attached(&self.link) && self.has_slot()
     }
@@ -115,16 +115,16 @@ impl XdpTurn {
         shared::entry(&self.slots, self.turn as u32) == Some(self.id)
     }
 
-    /// Reports whether no product has a turn.
+    /// Reports whether the root calls no program.
     fn is_abandoned(&self) -> bool {
         RootProduct::ALL.iter().all(|turn| shared::entry(&self.slots, *turn as u32).is_none())
     }
 }
 
 impl Drop for XdpTurn {
-    /// Ends the turn. If it was the last one, detaches the root, instead of relying on descriptors that children may
-    /// hold for a moment. A process that joins at the same time either sees `LEAVING`, or its slot is seen here,
-    /// because both processes write before they read.
+    /// Removes the program from its slot. If no slot has a program now, detaches the root, instead of relying on
+    /// descriptors that children may hold for a moment. A process that joins at the same time either sees `LEAVING`, or
+    /// its slot is seen here, because both processes write before they read.
     fn drop(&mut self) {
         let slot = (self.turn as u32).to_ne_bytes();
         if self.has_slot() {
@@ -144,7 +144,7 @@ impl Drop for XdpTurn {
     }
 }
 
-/// The program to attach, and the interface and turn that it gets.
+/// The program to attach, and the interface and product that it is for.
 struct RootProgram<'a, Before> {
     program: &'a ProgramMut<'a>,
     turn: RootProduct,
@@ -172,7 +172,7 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         }
     }
 
-    /// Attaches a new root, in which no program has a turn yet.
+    /// Attaches a new root, whose slots have no program yet.
     fn make(&self, mode: XdpMode) -> Result<XdpRoot, Error> {
         let ifindex = self.ifindex;
         let error = |source| Error::Xdp { ifindex, mode, source };
@@ -187,7 +187,7 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
         Ok(XdpRoot { link, mode, parts: RootParts::new(&mut object)? })
     }
 
-    /// Takes a turn in the existing root. `taken` is the error if the root cannot be joined.
+    /// Puts the program into its slot of the existing root. `taken` is the error if the root cannot be joined.
     fn join(&self, mode: XdpMode, taken: Error) -> Result<XdpTurn, Hindrance> {
         let Self { turn, ifindex, .. } = *self;
         let failed = |source| Hindrance::Lasting(Error::Join { ifindex, source });
@@ -213,7 +213,7 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
     fn take(&self, root: XdpRoot) -> Result<XdpTurn, Hindrance> {
         let attachment = root.take(self).map_err(Hindrance::Lasting)?;
         let is_leaving = shared::entry(&attachment.slots, LEAVING).is_some();
-        // If this is false, another process has taken the slot at the same time, or the root was detached.
+        // If the slot has another program, another process has written it at the same time, or the root was detached.
         match attachment.is_in_place() && !is_leaving {
             true => Ok(attachment),
             false => Err(Hindrance::Passing(Error::Turn { ifindex: self.ifindex, noun: self.turn.name() })),
@@ -221,7 +221,7 @@ impl<Before: Fn(BorrowedFd<'_>) -> Result<(), Error>> RootProgram<'_, Before> {
     }
 }
 
-/// A root on an interface, with the descriptors that a turn in it needs.
+/// A root on an interface, with the descriptors that a process needs to put its program into a slot.
 struct XdpRoot {
     link: OwnedFd,
     mode: XdpMode,
@@ -247,7 +247,7 @@ impl RootParts {
 }
 
 impl XdpRoot {
-    /// Takes the turn. The last write is that of the slot, since packets arrive from then on.
+    /// Puts the program into its slot. The slot is written last, since packets arrive from then on.
     fn take<Before>(self, start: &RootProgram<'_, Before>) -> Result<XdpTurn, Error>
     where
         Before: Fn(BorrowedFd<'_>) -> Result<(), Error>,
@@ -263,8 +263,8 @@ impl XdpRoot {
     }
 }
 
-/// Refuses an interface whose frames begin with a header that programs with this turn cannot read, because they would
-/// find no packets there.
+/// Refuses an interface whose frames begin with a header that this product's program cannot read, because it would find
+/// no packets there.
 fn check_begin(turn: RootProduct, ifindex: i32) -> Result<(), Error> {
     let failed = |source: io::Error| Error::Read { what: "the interfaces", source: source.into() };
     match (stack::begin(ifindex).map_err(failed)?, turn) {

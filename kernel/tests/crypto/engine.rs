@@ -6,7 +6,7 @@ use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use millrace_kernel::crypto::{QuicKeys, TAG_LEN, TEXT_MAX};
 use std::time::Duration;
 
-/// `enum crypto_operation`.
+/// The numbers of `enum crypto_operation` in C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
@@ -25,7 +25,7 @@ pub const BUF_LEN: usize = 4096;
 pub const HEADER_MAX: usize = 528;
 pub const AT_MAX: usize = 2047;
 
-/// `struct quic_buf`.
+/// The layout of `struct quic_buf` in C.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Buf {
@@ -35,7 +35,7 @@ pub struct Buf {
     scratch: [u64; 25],
 }
 
-/// `struct quic_extent`.
+/// The layout of `struct quic_extent` in C.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CryptoExtent {
@@ -45,7 +45,7 @@ pub struct CryptoExtent {
     pub text_bytes: u32,
 }
 
-/// `struct quic_short`.
+/// The layout of `struct quic_short` in C.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CryptoShort {
@@ -55,7 +55,7 @@ pub struct CryptoShort {
     pub number: u32,
 }
 
-/// `struct crypto_case`.
+/// The layout of `struct crypto_case` in C.
 #[repr(C)]
 #[derive(Clone)]
 pub struct CryptoCase {
@@ -94,7 +94,7 @@ impl CryptoCase {
         })
     }
 
-    /// Places header and text for sealing, at random offsets.
+    /// Writes header and text for sealing to the case, at random offsets.
     pub fn to_seal(keys: &QuicKeys, number: u64, header: &[u8], text: &[u8]) -> Box<Self> {
         let mut case = Self::new(keys);
         case.number = number;
@@ -104,7 +104,7 @@ impl CryptoCase {
         case
     }
 
-    /// Places a sealed packet for opening.
+    /// Writes a sealed packet for opening to the case.
     pub fn to_open(keys: &QuicKeys, number: u64, header: &[u8], sealed: &[u8]) -> Box<Self> {
         let mut case = Self::new(keys);
         case.number = number;
@@ -141,7 +141,7 @@ impl CryptoCase {
     }
 
     fn as_bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and every bit pattern is a valid value.
+        // SAFETY: the type is `repr(C)` with integers and without padding, and every bit pattern is a valid value.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(self).cast(), size_of::<Self>()) }
     }
 }

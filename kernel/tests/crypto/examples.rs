@@ -29,7 +29,7 @@ fn chacha20_short_header_packet_matches_rfc_9001() {
         assert_eq!(engine.run(Operation::Protect, &mut case), 0);
         assert_eq!(case.packet.bytes[at..at + 21], wire);
 
-        case.extent.text_bytes = 21; // the length of the whole packet, which Unprotect expects
+        case.extent.text_bytes = 21; // length of the whole packet, which the operation Unprotect expects
         assert_eq!(engine.run(Operation::Unprotect, &mut case), 0);
         assert_eq!(case.header, CryptoShort { first: 0x42, number_bytes: 3, pad: 0, number: 0xbff4 });
         case.number = number - 1000;

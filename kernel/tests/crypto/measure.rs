@@ -11,7 +11,7 @@ const REPEAT: u32 = 20_000;
 const ROUNDS: usize = 7;
 
 const OPERATIONS: [Operation; 6] = [
-    Operation::Number, // does almost nothing, so it shows the overhead of a run
+    Operation::Number, // This operation does almost nothing, so it shows the overhead of a run
     Operation::Seal,
     Operation::SealWith,
     Operation::OpenWith,

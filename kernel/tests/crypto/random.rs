@@ -21,7 +21,7 @@ fn some_bytes(len: usize) -> Vec<u8> {
     (0..len).map(|_| fastrand::u8(..)).collect()
 }
 
-/// The same keys for the code under test and for ring.
+/// The same keys twice: for the code under test and for the library ring.
 struct RandomKeys {
     keys: QuicKeys,
     iv: [u8; 12],

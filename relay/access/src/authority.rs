@@ -69,7 +69,7 @@ mod tests {
             ("[2001:db8::1]:443", "[2001:DB8::1]", true),
             ("[2001:db8::1]:443", "[2001:db8::1]:4443", false),
             ("192.0.2.1", "192.0.2.1:1", true),
-            // A client may name anything, also texts that are not authorities.
+            // A client may send any text, even one that is no authority.
             ("relay.example", "", false),
             ("relay.example", "relay.example:x", false),
             ("relay.example", "[relay.example", false),

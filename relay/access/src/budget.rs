@@ -18,12 +18,12 @@ use super::{refusal::AccessRefusal, unproven};
 pub struct Budget {
     /// Largest number of requests per second, and largest burst of requests.
     pub requests_per_second: u64,
-    /// Largest number of tracks that requests hold at the same time.
+    /// Largest number of tracks that open requests use at the same time.
     pub tracks: u64,
 }
 
-/// The part of a second's requests that waiting messages leave free. Requests need it, because they are refused instead
-/// of waiting.
+/// The part of a second's requests that delayed messages do not use up. It remains for requests, which are refused
+/// instead of delayed.
 const LEFT: Duration = Duration::from_millis(500);
 
 /// One client's share of the resources that all clients share.
@@ -48,7 +48,8 @@ impl ClientShare {
         kernel_streams: u64::MAX,
     };
 
-    /// Returns an unused share of the cache with this limit. It lies `within` the share of a wider network.
+    /// Returns an unused share of the cache with this limit. It also counts against `within`, the share of a wider
+    /// network.
     pub fn cache_share(&self, within: Option<Arc<account::CacheShare>>) -> account::CacheShare {
         account::CacheShare::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX), within)
     }
@@ -83,7 +84,7 @@ pub struct BudgetLimits {
     pub same_track: u64,
     /// One client's share of the resources that all clients share.
     pub share: ClientShare,
-    /// The largest share of a network with many clients. If one client's share is larger, that applies.
+    /// The largest share of a network with many clients. If one client's share is larger, the network has that share.
     pub network: ClientShare,
     /// Largest number of bytes of a session's registered tokens (MAX_AUTH_TOKEN_CACHE_SIZE).
     pub token_cache: u64,
@@ -117,7 +118,7 @@ impl BudgetLimits {
     }
 }
 
-/// A budget, and how much of it is used.
+/// A budget, and how much of it is used up.
 #[derive(Debug)]
 pub struct BudgetUsage {
     budget: Budget,
@@ -135,7 +136,7 @@ struct BudgetBucket {
     full_at: Option<Instant>,
 }
 
-/// A track's place in one or several budgets. Dropping it frees the place.
+/// A track that counts against one or several budgets. Dropping this value stops counting the track.
 #[derive(Debug, Default)]
 pub struct BudgetPlace(Vec<Arc<BudgetUsage>>);
 
@@ -159,7 +160,7 @@ impl BudgetUsage {
         })
     }
 
-    /// Takes a request from the budget, which counts as `cost` requests.
+    /// Charges a request to the budget as `cost` requests.
     ///
     /// # Errors
     /// Fails if there were too many requests.
@@ -170,16 +171,16 @@ impl BudgetUsage {
         taken.then_some(()).ok_or(AccessRefusal::Rate)
     }
 
-    /// Takes a message from the budget, which counts as `cost` requests, also if the budget is used up. Returns the
-    /// time when the message may be processed.
+    /// Charges a message to the budget as `cost` requests, even if the budget is used up. Returns the time when the
+    /// message may be processed.
     pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
         self.requests.lock().reserve(now, self.budget.requests_per_second, cost)
     }
 
-    /// Takes a place for a track in every budget of `usages`.
+    /// Counts a track against every budget of `usages`.
     ///
     /// # Errors
-    /// Fails if one of the budgets has no place left. Dropping `place` frees the places that the others gave.
+    /// Fails if one of the budgets is used up. Dropping `place` stops counting the track against the other budgets.
     pub fn track<'a>(
         place: &mut BudgetPlace,
         usages: impl IntoIterator<Item = &'a Arc<Self>>,
@@ -196,7 +197,7 @@ impl BudgetUsage {
         Ok(())
     }
 
-    /// Returns the number of tracks that requests hold at present.
+    /// Returns the number of tracks that open requests use at present.
     pub fn tracks(&self) -> u64 {
         self.tracks.load(Relaxed)
     }
@@ -213,8 +214,8 @@ impl BudgetUsage {
 }
 
 impl BudgetBucket {
-    /// Takes `cost` requests if the bucket has at least one left. The bucket may go below zero, so that a request that
-    /// costs more than the bucket holds can pass at all.
+    /// Charges `cost` requests if the bucket has at least one left. The bucket may go below zero, so that a request
+    /// that costs more than the bucket holds can pass at all.
     fn take(&mut self, now: Instant, rate: u64, cost: u64) -> bool {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         let fits =
@@ -225,8 +226,7 @@ impl BudgetBucket {
         fits
     }
 
-    /// Takes `cost` requests, and returns the time when the bucket has paid for the requests before, with [`LEFT`] to
-    /// spare.
+    /// Charges `cost` requests. Returns the time from which the earlier charges leave at least [`LEFT`] in the bucket.
     fn reserve(&mut self, now: Instant, rate: u64, cost: u64) -> Instant {
         let full_at = self.full_at.map_or(now, |at| at.max(now));
         self.full_at = Some(full_at + time_for_cost(cost, rate));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn track_takes_a_place_in_both_budgets_or_none() {
+    fn track_counts_against_both_budgets_or_none() {
         let of = |tracks| BudgetUsage::new(Budget { requests_per_second: 1, tracks });
         let session = of(2);
         let client = of(1);

@@ -30,7 +30,7 @@ const CTI: i64 = 7;
 const MOQT: i64 = 327;
 const MOQT_REVAL: i64 = 328;
 
-/// CBOR tag of a CWT (RFC 8392), which stands in front of the COSE tag.
+/// CBOR tag of a CWT (RFC 8392), which precedes the COSE tag.
 const CWT_TAG: u64 = 61;
 /// Number of the algorithm "HMAC-SHA256" in the compact form of the draft's test vectors.
 const VECTORS_HMAC: i64 = -4;

@@ -7,7 +7,7 @@ use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude
 
 use super::rules::{CertificateName, ClientCertificate, NameKind};
 
-/// Most names that are read from one certificate.
+/// Largest number of names that are read from one certificate.
 const MAX_NAMES: usize = 64;
 
 /// Reads the names of a verified certificate, and the time at which it expires.

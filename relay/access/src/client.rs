@@ -28,19 +28,19 @@ pub struct AccessClient {
     /// The client's share of the streams that engine `kernel` forwards.
     pub kernel_streams: Arc<transport::WindowShare>,
     fetch: FetchBucket,
-    /// Budget, as a multiple of one client's. It is 1 for a client, and more for a network.
+    /// Multiple of one client's budget that this client or network has: 1 for a client, and more for a network.
     times: u64,
     /// The next wider network that the client is in.
     within: Option<Arc<AccessClient>>,
 }
 
-/// A token bucket for the bytes of FETCH responses. It holds what the rate allows in one second.
+/// A token bucket for the bytes of FETCH responses. A full bucket has what the rate allows in one second.
 #[derive(Debug)]
 struct FetchBucket {
     bytes_per_second: u64,
     /// The time at which the bucket is full again. `None`: nothing was taken yet.
     full_at: Mutex<Option<Instant>>,
-    /// Bytes that were taken in all.
+    /// Total number of bytes that were charged.
     bytes: AtomicU64,
 }
 
@@ -91,7 +91,7 @@ impl AccessClient {
         self.levels().skip(1)
     }
 
-    /// Takes a request that counts as `cost` from the budgets of the client and of its networks. If the client's own
+    /// Charges a request as `cost` requests to the budgets of the client and of its networks. If the client's own
     /// budget is used up, nothing is taken from its networks' budgets.
     ///
     /// # Errors
@@ -102,13 +102,13 @@ impl AccessClient {
         of_networks.map_err(|_| AccessRefusal::NetworkRate)
     }
 
-    /// Takes a message that counts as `cost` requests from the budgets of the client and of its networks. Returns the
-    /// time at which all of them have room for the message.
+    /// Charges a message as `cost` requests to the budgets of the client and of its networks. Returns the time at which
+    /// all of these budgets allow the message.
     pub fn reserve(&self, now: Instant, cost: u64) -> Instant {
         self.levels().map(|level| level.usage.reserve(now, cost)).max().unwrap_or(now)
     }
 
-    /// Takes a place for a track in the budgets of the session, the client and the client's networks.
+    /// Counts a track against the budgets of the session, the client and the client's networks.
     ///
     /// # Errors
     /// One of these budgets has no place left.
@@ -125,7 +125,7 @@ impl AccessClient {
         self.levels().for_each(|level| level.fetch.take(now, bytes));
     }
 
-    /// Returns the time until which the client's FETCH responses have to wait, if they have to.
+    /// Returns the time until which the client's FETCH responses have to wait, or `None` if they may be sent now.
     pub fn fetch_waits(&self, now: Instant) -> Option<Instant> {
         self.levels().filter_map(|level| level.fetch.waits(now)).max()
     }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn network_share_is_limited_but_at_least_one_clients() {
+    fn network_share_is_limited_but_at_least_that_of_one_client() {
         let share = ClientShare {
             cache_bytes: 100,
             fetch_bytes_per_second: 7,

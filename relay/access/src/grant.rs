@@ -97,7 +97,7 @@ impl fmt::Display for Actions {
     }
 }
 
-/// The object of an action: a track, or a namespace or prefix.
+/// The track, or the namespace or prefix, that an action applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
     /// The namespace or prefix.

@@ -19,7 +19,7 @@ use super::{
 
 /// The shortest HMAC secret that is accepted, in bytes (RFC 7518, section 3.2, for the shortest hash).
 const MIN_SECRET: usize = 32;
-/// Most keys of one file.
+/// Largest number of keys that are read from one file.
 const MAX_KEYS: usize = 64;
 
 /// Signature algorithms of tokens.
@@ -70,7 +70,7 @@ pub enum KeyError {
 #[derive(Clone)]
 pub struct AccessKey {
     id: Option<String>,
-    /// The only algorithm that the key may be used with. `None`: all that its kind has.
+    /// The only algorithm that the key may be used with. `None`: all algorithms of keys of its kind.
     algorithm: Option<TokenAlgorithm>,
     /// The only issuer whose tokens the key verifies. `None`: all issuers that have no key of their own.
     issuer: Option<Arc<str>>,
@@ -401,9 +401,9 @@ pub fn signers<'a>(
 
 /// A key that tokens are signed with.
 pub struct Signer {
-    /// The key's ID (`kid`), which tokens name.
+    /// The key's ID (`kid`), which goes into the header of tokens.
     pub id: Option<String>,
-    /// The algorithm.
+    /// The signature algorithm of the key.
     pub algorithm: TokenAlgorithm,
     key: Private,
 }

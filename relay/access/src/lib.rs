@@ -63,7 +63,7 @@ pub struct Access {
     /// Clients and networks that are in use, by address.
     clients: Mutex<AccessClients>,
     unproven: Arc<Unproven>,
-    /// Streams of engine `kernel` that all clients share, beyond each client's own share.
+    /// Budget for streams of engine `kernel` that all clients share, beyond each client's own share.
     kernel_streams: Arc<transport::WindowShare>,
     /// The settings whose files could not be read the last time.
     unread: Mutex<Vec<UnreadSetting>>,
@@ -96,7 +96,7 @@ pub struct ClientUse {
     pub requests: u64,
     /// Requests that were refused because a budget was used up.
     pub refused: u64,
-    /// Tracks that requests hold at present.
+    /// Tracks that open requests use at present.
     pub tracks: u64,
     /// Bytes in the cache.
     pub cache_bytes: u64,
@@ -160,7 +160,7 @@ impl Access {
         BudgetUsage::new(self.limits.session)
     }
 
-    /// Returns the client with this address, and makes the client and its networks if they have no sessions yet.
+    /// Returns the client with this address. Creates the client and its networks if they have no sessions yet.
     fn client(&self, address: IpAddr) -> Arc<AccessClient> {
         let levels: Vec<_> = networks::levels(address).collect();
         let clients = &mut *self.clients.lock();
@@ -168,10 +168,10 @@ impl Access {
             Some(self.client_at(clients, *network, *times as u64, wider))
         };
         let client = levels.iter().rev().fold(None, of_level);
-        client.unwrap_or_else(AccessClient::unlimited) // an address has levels
+        client.unwrap_or_else(AccessClient::unlimited) // never missing: every address has at least one level
     }
 
-    /// Returns the client or network with this prefix, and makes it within the wider network if it is not in use yet.
+    /// Returns the client or network with this prefix. Creates it within the wider network if it is not in use yet.
     fn client_at(
         &self,
         AccessClients { present, cache }: &mut AccessClients,
@@ -206,8 +206,8 @@ impl Access {
         (sorted(clients.into_iter()), sorted(crowded))
     }
 
-    /// Returns a place among the sessions that have shown no right yet. Returns `None` if the policy is open, since no
-    /// session needs a right then.
+    /// Registers a session that has shown no right yet. Returns `None` if the policy is open, since no session needs a
+    /// right then.
     pub fn place(&self, client: IpAddr) -> Option<unproven::UnprovenPlace> {
         (!self.policy().is_open()).then(|| self.unproven.enter(client))
     }

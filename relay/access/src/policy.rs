@@ -19,7 +19,7 @@ use super::{
     token::{self, Requirements},
 };
 
-/// Most tokens of one SETUP or request. It is small, since each token costs the check of a signature.
+/// Most tokens of one SETUP or request. The limit is small, since each token costs the check of a signature.
 const MAX_TOKENS: usize = 8;
 
 /// Rules and requirements that decide about requests.
@@ -30,8 +30,8 @@ pub struct AccessPolicy {
     pub tokens: Requirements,
     /// True if the roots of clients' certificates cannot be read. No certificate gives a right then.
     pub doubts_certificates: bool,
-    /// Number of the policy, which tells the relay's policies apart. A token is opened again under a policy of another
-    /// number.
+    /// Number of the policy, which tells the relay's policies apart. A token whose signature was checked under one
+    /// policy is opened again under another.
     pub(super) version: u64,
 }
 
@@ -123,7 +123,7 @@ pub enum SessionStanding {
     Unproven,
 }
 
-/// A token as a peer has sent it, and its content under the policy that it was last opened for.
+/// A token as a peer has sent it, and its content under the policy that it was last opened under.
 #[derive(Debug)]
 pub struct Presented {
     credential: Credential,
@@ -327,7 +327,7 @@ impl AccessPolicy {
         }
     }
 
-    /// Returns the basis by the token that allows the action for longest.
+    /// Returns the basis of the right from the token that allows the action for longest.
     fn token_basis(
         &self,
         peer: &SessionPeer,

@@ -44,7 +44,7 @@ pub struct SessionSubject {
     client: Arc<AccessClient>,
     /// Number of requests whose tokens were not valid.
     bad_tokens: AtomicU32,
-    /// Number of rights in use, of requests and of whatever was derived from them.
+    /// Number of rights in use: those of requests, and those that were derived from them.
     held: AtomicUsize,
     /// The right that lasts longest among those that requests have shown.
     proof: watch::Sender<Option<Proof>>,
@@ -152,8 +152,8 @@ impl SessionSubject {
     }
 
     /// Admits a request with its tokens. The returned rights allow nothing until [`Rights::ask`] is called. `cost` is
-    /// the number of requests that this one counts as. `holds_track` is true if the request makes a track, which takes
-    /// a place in the budgets.
+    /// the number of requests that this one counts as. `holds_track` is true if the request uses a track, which counts
+    /// against the budgets.
     ///
     /// # Errors
     /// A budget for requests or tracks is used up, or a token is not valid.
@@ -190,10 +190,10 @@ impl SessionSubject {
         }
     }
 
-    /// Waits until the session must be closed because it has had no right for too long, or because another session
-    /// needs its place. `place` is the place that the session has while it has no right. The place is given back when a
-    /// right comes, and taken again when the last right has ended. Calls `proven` once, when the session has shown its
-    /// first right.
+    /// Waits until the session must be closed: it has had no right for too long, or a new session without a right
+    /// displaced it. `place` is the session's entry in the register of sessions without a right. The entry is removed
+    /// when a right comes, and made again when the last right has ended. Calls `proven` once, when the session has
+    /// shown its first right.
     pub async fn without_right(
         &self,
         mut place: Option<unproven::UnprovenPlace>,
@@ -205,7 +205,8 @@ impl SessionSubject {
         let mut deadline = None;
         let mut is_proven = false;
         loop {
-            // Marked as seen before the decision, so that a change during the decision wakes the loop again.
+            // The present state is marked as seen before the decision, so that a change during the decision wakes the
+            // loop again.
             versions.borrow_and_update();
             proofs.borrow_and_update();
             let until_next = match self.standing() {
@@ -228,7 +229,7 @@ impl SessionSubject {
                     Ok(()) => continue,
                     Err(_) => std::future::pending().await,
                 },
-                _ = proofs.changed() => continue, // the sender is in `self`
+                _ = proofs.changed() => continue, // never an error, since `self` has the sender
                 () = sleep_until(deadline.unwrap_or_else(Clock::now)), if deadline.is_some() => AccessRefusal::Unproven,
                 refusal = unproven::displaced(place.as_ref()) => refusal,
             };
@@ -237,7 +238,7 @@ impl SessionSubject {
         }
     }
 
-    /// Returns the time until which the session surely has a right, or `None` if the right does not end by itself.
+    /// Returns the time until which the session certainly has a right, or `None` if the right does not end by itself.
     ///
     /// # Errors
     /// The session has no right now.
@@ -254,7 +255,7 @@ impl SessionSubject {
             Some(proof) => self.decide(&policy, &proof.tokens, &proof.asked).map(|basis| basis.until),
             None => Err(AccessRefusal::NotAllowed),
         };
-        // Requests with a right are still in use, and each of them ends on its own. So the session is looked at again
+        // Requests with a right are still in use, and each of them ends on its own. So the session is checked again
         // later.
         if shown.is_err() && self.held.load(Relaxed) > 0 {
             return Ok(Some(now + self.access.unproven.patience()));
@@ -301,8 +302,8 @@ impl SessionSubject {
         }
     }
 
-    /// Takes `cost` requests from the budgets of the session, of its client and of its networks. Returns the time at
-    /// which all of them have room for these requests.
+    /// Charges `cost` requests to the budgets of the session, of its client and of its networks. Returns the time at
+    /// which all of these budgets allow the requests.
     pub fn reserve(&self, cost: u64) -> Instant {
         let now = Instant::now();
         match self.trusted {
@@ -354,7 +355,7 @@ impl Rights {
         Ok(())
     }
 
-    /// Changes the resource of the right, for a request that moves to another namespace or track.
+    /// Changes the resource of the right, for a request that changes to another namespace or track.
     ///
     /// # Errors
     /// The action is not allowed on the new resource. The right to the previous resource stays.
@@ -421,7 +422,7 @@ impl Rights {
 
     /// Ends the right now, for the given reason.
     pub fn end(&self, refusal: AccessRefusal) {
-        let _ = self.over.set(refusal); // the reason stays if the right has ended before
+        let _ = self.over.set(refusal); // no effect if the right has ended before: the first reason stays
         self.changed.send_replace(());
     }
 
@@ -446,7 +447,8 @@ impl Rights {
         let mut renewed = self.bearer.renewed.subscribe();
         let mut changed = self.changed.subscribe();
         loop {
-            // Marked as seen before the decision, so that a change during the decision wakes the loop again.
+            // The present state is marked as seen before the decision, so that a change during the decision wakes the
+            // loop again.
             versions.borrow_and_update();
             renewed.borrow_and_update();
             changed.borrow_and_update();
@@ -466,7 +468,7 @@ impl Rights {
                 changed = versions.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
                 },
-                // The senders of both are in `self`.
+                // Neither channel is closed, since `self` has both senders.
                 _ = renewed.changed() => {}
                 _ = changed.changed() => {}
             }
@@ -491,7 +493,8 @@ impl Drop for Rights {
     }
 }
 
-/// Waits for a time of the wall clock, but at most [`LONGEST_TIMER`]. The caller decides again and waits further.
+/// Waits until a time of the wall clock, but at most for [`LONGEST_TIMER`]. The caller then decides again, and waits
+/// again if needed.
 async fn wait_until(time: Option<SystemTime>) {
     match time {
         Some(time) => {

@@ -34,13 +34,13 @@ pub struct ClientCertificate {
 /// may check names of one kind only, and let clients choose the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateName {
-    /// The place of the name in the certificate.
+    /// The field of the certificate that has the name.
     pub kind: NameKind,
     /// The name.
     pub text: String,
 }
 
-/// The place that a name has in a certificate.
+/// The field of a certificate that has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameKind {
     /// An alternative name that is a host.

@@ -28,14 +28,14 @@ pub const KIND_CAT: u64 = 1;
 pub struct Requirements {
     /// Keys that tokens' signatures are checked with.
     pub keys: Vec<AccessKey>,
-    /// True if the settings name keys, also if none of them could be read.
+    /// True if the settings name keys, even if none of them could be read.
     pub wants_keys: bool,
     /// Audiences that tokens may be for. If empty, only tokens without an audience are accepted.
     pub audience: Vec<String>,
     /// Issuers whose tokens may be signed by keys that are bound to no issuer. If empty, these are all issuers except
     /// those in `bound`.
     pub issuers: Vec<String>,
-    /// Issuers whose tokens must be signed by a key that is bound to them, also if none of these keys could be read.
+    /// Issuers whose tokens must be signed by a key that is bound to them, even if none of these keys could be read.
     pub bound: HashSet<String>,
     /// IDs of revoked tokens of any issuer.
     pub revoked: HashSet<String>,

@@ -1,9 +1,9 @@
 //! Sessions that have shown no right yet: how many there may be, and which one is closed if there are too many.
 //!
 //! A client may send a token with a later request, so sessions without a right are accepted at first. Their number is
-//! limited: a client has few places, and no network has more than half of them. A new session always gets a place. If
-//! the table or a network is full, the oldest session of that network loses its place, or of the network with the
-//! greatest load. So a client that sends a token at once is served, however many sessions without a right there are.
+//! limited: a client may have few, and no network more than half of them. A new session is always accepted. If a
+//! network is full, its oldest session is closed; if the table is full, the oldest of the network with the greatest
+//! load. So a client that sends a token at once is served, however many sessions without a right there are.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +46,7 @@ pub struct Unproven {
 #[derive(Debug)]
 struct UnprovenSessions {
     next: u64,
-    /// The sessions by a number that counts up, so that the oldest session comes first.
+    /// The sessions by a number that counts up, so that the oldest session has the lowest number.
     sessions: BTreeMap<u64, UnprovenSession>,
     places: NetworkPlaces,
 }
@@ -57,14 +57,14 @@ struct UnprovenSession {
     displaced: Arc<Displaced>,
 }
 
-/// A notification to a session that it has lost its place.
+/// A notification to a session that it was displaced, and must close.
 #[derive(Debug, Default)]
 struct Displaced {
     why: OnceLock<AccessRefusal>,
     told: Notify,
 }
 
-/// A place among the sessions without a right. Dropping it frees the place.
+/// The entry of a session in the table of sessions without a right. Dropping this value removes the entry.
 #[derive(Debug)]
 pub struct UnprovenPlace {
     of: Arc<Unproven>,
@@ -90,10 +90,10 @@ impl Unproven {
         self.waiting.lock().sessions.len()
     }
 
-    /// Gives a place to a session from this address. If there is none left, another session loses its place.
+    /// Adds a session from this address to the table. If the table or a network is full, another session is displaced.
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> UnprovenPlace {
         let mut waiting = self.waiting.lock();
-        // Each round frees one place of the full network, so the loop ends.
+        // Each round removes one session of the full network, so the loop ends.
         while let Err(full) = waiting.places.enter(address) {
             waiting.make_room(full);
         }
@@ -121,12 +121,12 @@ impl UnprovenSessions {
         self.displace(why, |_, address| network.contains(address));
     }
 
-    /// Takes the place from the oldest session that `of` accepts, and notifies this session.
+    /// Displaces the oldest session that `of` accepts: removes its entry, and notifies the session.
     fn displace(&mut self, why: AccessRefusal, of: impl Fn(&NetworkPlaces, IpAddr) -> bool) {
         let oldest = self.sessions.iter().find(|(_, session)| of(&self.places, session.address));
         let Some(number) = oldest.map(|(number, _)| *number) else { return };
         if let Some(UnprovenSession { displaced, .. }) = self.leave(number) {
-            let _ = displaced.why.set(why); // never set before, since a session leaves only once
+            let _ = displaced.why.set(why); // never set before, since a session is removed only once
             displaced.told.notify_one();
         }
     }
@@ -139,14 +139,14 @@ impl UnprovenSessions {
 }
 
 impl UnprovenPlace {
-    /// Waits until the place is taken away, and returns the reason.
+    /// Waits until the session is displaced, and returns the reason.
     pub async fn displaced(&self) -> AccessRefusal {
         self.displaced.told.notified().await;
         self.displaced.why.get().copied().unwrap_or(AccessRefusal::Displaced)
     }
 }
 
-/// Waits until a session's place is taken away, and returns the reason. Waits for ever if the session has no place.
+/// Waits until a session is displaced, and returns the reason. Waits for ever if the session has no entry.
 pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
     match place {
         Some(place) => place.displaced().await,
@@ -156,7 +156,7 @@ pub async fn displaced(place: Option<&UnprovenPlace>) -> AccessRefusal {
 
 impl Drop for UnprovenPlace {
     fn drop(&mut self) {
-        self.of.waiting.lock().leave(self.number); // has no effect if the place was taken away before
+        self.of.waiting.lock().leave(self.number); // has no effect if the session was displaced before
     }
 }
 

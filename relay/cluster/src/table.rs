@@ -8,12 +8,12 @@ use std::{
 
 use millrace_moq::{HopId, HopPath, Namespace};
 
-/// How long a route must have existed before a track leaves a working route for it.
+/// Time for which a route must have existed before a track changes from a working route to this route.
 const HOLD: Duration = Duration::from_secs(5);
-/// How long a track that has lost its route waits before it uses another route through a relay that has just
-/// disappeared. Withdrawals of such routes are probably on their way.
+/// Time that a track without a route waits before it uses a route through a relay that has just disappeared. A
+/// withdrawal of such a route is probably on its way.
 const HUNT: Duration = Duration::from_millis(500);
-/// The most relays that are remembered as having disappeared.
+/// Largest number of disappeared relays that are remembered.
 const MAX_GONE: usize = 16;
 
 /// The ID of a session with a peer.
@@ -62,14 +62,15 @@ pub struct NamespaceRoute {
     pub cost: u64,
     /// True if the publisher has its session with this relay.
     pub is_local: bool,
-    /// The time at which the session began to announce the namespace with a path of this length.
+    /// The time since which the session has announced the namespace with a path of this length.
     pub since: Instant,
     /// Grows with each announcement. The newer one of two equal routes is preferred.
     serial: u64,
 }
 
 impl NamespaceRoute {
-    /// Reports whether the route may serve `neighbour`: it must neither come from its session nor pass its hop.
+    /// Reports whether the route may serve `neighbour`: the route must neither come from the neighbour's session nor
+    /// contain the neighbour's hop.
     fn is_for(&self, neighbour: Neighbour) -> bool {
         self.key.link != neighbour.link && !self.path.passes(neighbour.hop)
     }
@@ -78,17 +79,17 @@ impl NamespaceRoute {
 /// Limits of what peers may announce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteLimits {
-    /// The most announcements of one session.
+    /// Largest number of announcements of one session.
     pub per_link: usize,
 }
 
-/// Why an announcement is refused.
+/// The reason why an announcement is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnnouncementRefusal {
     /// The path of the announcement contains this relay.
     #[error("the path passes this relay")]
     Loop,
-    /// The session has announced as many namespaces as it may.
+    /// The session has reached its limit of announced namespaces.
     #[error("the peer announces too many namespaces")]
     TooMany,
 }
@@ -98,9 +99,9 @@ pub enum AnnouncementRefusal {
 pub enum NextSource {
     /// The track stays at its session.
     Stay,
-    /// The relay should subscribe to the track at this session, and leave the present ones.
+    /// The relay should subscribe to the track at this session, and unsubscribe at the present sessions.
     Move(ClusterLink),
-    /// The track stays for now, and the decision is due again at this time.
+    /// The track stays at its session for now, and the decision is due again at this time.
     Later(Instant),
     /// There is no route to the track any more.
     Lost,
@@ -119,8 +120,8 @@ pub struct RouteTable {
     /// The sessions from which tracks are received, by the namespace that was announced.
     carried: BTreeMap<Namespace, BTreeSet<ClusterLink>>,
     changes: BTreeSet<Namespace>,
-    /// Relays that have recently withdrawn their last announcement here, and when. Routes of other peers through them
-    /// are probably outdated, with a withdrawal on its way.
+    /// Relays that have recently withdrawn their last announcement here, each with the time of the withdrawal. Routes
+    /// of other peers through such a relay are probably outdated.
     gone: VecDeque<(HopId, Instant)>,
     serial: u64,
 }
@@ -205,7 +206,8 @@ impl RouteTable {
     ) {
         self.serial += 1;
         let serial = self.serial;
-        // A relay that announces again has returned, and old entries have expired.
+        // A relay that sends an announcement is present again, so its entry is removed. So are entries older than
+        // `HUNT`.
         self.gone.retain(|(hop, at)| *hop != path.sender() && now < *at + HUNT);
         let routes = self.routes.entry(namespace.clone()).or_default();
         match routes.iter_mut().find(|route| route.key == key) {
@@ -223,7 +225,7 @@ impl RouteTable {
         self.changes.insert(namespace.clone());
     }
 
-    /// Withdraws an announcement. Does nothing if it does not exist.
+    /// Withdraws an announcement. An announcement that does not exist is ignored.
     pub fn withdraw(&mut self, key: AnnouncementKey, namespace: &Namespace, now: Instant) {
         let Some(routes) = self.routes.get_mut(namespace) else { return };
         let Some(place) = routes.iter().position(|route| route.key == key) else { return };
@@ -236,7 +238,7 @@ impl RouteTable {
             if *count == 0 {
                 self.counts.remove(&key.link);
                 self.suspects.remove(&key.link);
-                // The session's last announcement is gone, so the peer itself has probably disappeared.
+                // This was the session's last announcement, so the peer itself has probably disappeared.
                 if !route.is_local && route.path.sender().is_named() {
                     self.gone.truncate(MAX_GONE - 1);
                     self.gone.push_front((route.path.sender(), now));
@@ -302,7 +304,7 @@ impl RouteTable {
         (self.suspects.contains(&route.key.link), !route.is_local, !is_used, self.merit(namespace, route))
     }
 
-    /// Returns when a relay on the route disappeared, if one has.
+    /// Returns the time when a relay on the route disappeared, or `None` if none has.
     fn ghost(&self, route: &NamespaceRoute) -> Option<Instant> {
         self.gone.iter().find(|(hop, _)| route.path.passes(*hop)).map(|(_, at)| *at)
     }

@@ -30,31 +30,31 @@ use crate::{
     state::{DiscoveryState, note_found, note_registered, note_unread, note_unregistered},
 };
 
-/// How long an observation lasts before all records are read again, even if no change was reported: the connection may be dead.
+/// Longest wait for a change before all records are read again, since the connection to etcd may be dead.
 const OBSERVATION: Duration = Duration::from_secs(30);
-/// Changes that come within this time are read together.
+/// Time after a reported change in which further changes are awaited, so that they are read together.
 const GATHER: Duration = Duration::from_millis(100);
-/// The pause after a failure. It doubles up to the longest.
+/// The first pause after a failure. It doubles with each further failure, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// The addresses of etcd, and how this relay uses it.
+/// The addresses of etcd, and the settings of this relay's record in it.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
     /// The members' client URLs, such as `https://etcd-1.example:2379`.
     pub endpoints: Vec<Url>,
     /// The beginning of the records' keys, such as `/millrace/relays/`.
     pub prefix: String,
-    /// How long the record outlives this relay.
+    /// Length of the record's lease: the record remains for this long after this relay has died.
     pub lease: Duration,
 }
 
-/// Keeps this relay's record in etcd, and follows those of others.
+/// Keeps this relay's record in etcd, and follows the records of other relays.
 #[derive(Debug)]
 pub struct EtcdDiscovery {
     store: EtcdStore,
     lease: Duration,
-    /// This relay's record, as it should be; with `None` there is none.
+    /// The record that this relay should have in etcd; `None` if it should have none.
     own: watch::Receiver<Option<RelayRecord>>,
 }
 
@@ -62,12 +62,12 @@ pub struct EtcdDiscovery {
 struct EtcdStore {
     client: HttpClient,
     endpoints: Vec<Url>,
-    /// The endpoint that answered last.
+    /// Index of the endpoint that answered last.
     current: AtomicUsize,
     prefix: String,
 }
 
-/// A number of etcd, which its gateway writes as a string.
+/// A number in etcd's JSON, which the gateway writes as a string.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct EtcdNumber(String);
 
@@ -82,7 +82,7 @@ struct Granted {
     id: EtcdNumber,
 }
 
-/// Answers of streaming calls are wrapped.
+/// The object that wraps each answer of a streaming call.
 #[derive(Deserialize)]
 struct Streamed<T> {
     result: T,
@@ -90,7 +90,7 @@ struct Streamed<T> {
 
 #[derive(Deserialize)]
 struct KeptAlive {
-    /// The seconds that are left; without, the lease is over.
+    /// Seconds that are left of the lease. The field is missing if the lease has ended.
     #[serde(rename = "TTL")]
     ttl: Option<EtcdNumber>,
 }
@@ -113,8 +113,8 @@ struct KeyValue {
 struct Done {}
 
 impl EtcdStore {
-    /// Asks one endpoint after the other, beginning with the one that answered last. Returns the first answer. An endpoint that
-    /// answers with an error of the request is not asked again elsewhere.
+    /// Asks one endpoint after the other, beginning with the one that answered last. Returns the first answer. If an
+    /// endpoint refuses the request as faulty, no other endpoint is asked.
     async fn send(&self, path: &str, body: &impl Serialize) -> Result<StreamedAnswer, StoreError> {
         let body = serde_json::to_vec(body).unwrap_or_default();
         let mut failure = None;
@@ -170,7 +170,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// Returns all keys behind the prefix with their values, and the revision that they are of.
+    /// Returns all keys that begin with the prefix with their values, and the revision of etcd at which they were read.
     async fn list(&self) -> Result<(BTreeMap<String, Vec<u8>>, u64), StoreError> {
         let answer = self.send("/v3/kv/range", &self.range()).await?;
         let host = answer.host().to_owned();
@@ -187,7 +187,7 @@ impl EtcdStore {
     }
 
     fn range(&self) -> serde_json::Value {
-        // The end of the range is the prefix with its last byte plus one.
+        // etcd's ranges exclude their end, which is the prefix with its last byte plus one.
         let mut end = self.prefix.clone().into_bytes();
         if let Some(last) = end.last_mut() {
             *last += 1;
@@ -195,7 +195,7 @@ impl EtcdStore {
         json!({ "key": BASE64.encode(&self.prefix), "range_end": BASE64.encode(end) })
     }
 
-    /// Waits until a record changes after `revision`.
+    /// Waits until a record changes in a revision of etcd after `revision`.
     async fn until_change(&self, revision: u64) -> Result<(), StoreError> {
         let mut request = self.range();
         request["start_revision"] = json!((revision + 1).to_string());
@@ -215,13 +215,13 @@ impl EtcdStore {
 }
 
 impl EtcdDiscovery {
-    /// Creates a discovery that keeps `own` in etcd.
+    /// Creates an [`EtcdDiscovery`] that keeps `own` in etcd.
     pub fn new(client: HttpClient, config: EtcdConfig, own: watch::Receiver<Option<RelayRecord>>) -> Self {
         let EtcdConfig { endpoints, prefix, lease } = config;
         Self { store: EtcdStore { client, endpoints, current: AtomicUsize::new(0), prefix }, lease, own }
     }
 
-    /// Keeps `found` up to date until it has no receivers.
+    /// Keeps `found` up to date until all its receivers are dropped.
     pub async fn run(self, found: &watch::Sender<DiscoveryState>) {
         tokio::join!(self.register(found), self.observe(found));
     }
@@ -244,7 +244,7 @@ impl EtcdDiscovery {
             match self.hold(record, &mut own, found, &mut pause).await {
                 Ok(()) => {
                     found.send_if_modified(|state| std::mem::take(&mut state.is_registered));
-                    // Without its sender, the record stays as it was last.
+                    // If the sender of `own` is dropped, the record stays as it was last.
                     if own.has_changed().is_err() {
                         return;
                     }
@@ -271,11 +271,12 @@ impl EtcdDiscovery {
     ) -> Result<(), StoreError> {
         let lease = self.store.grant(self.lease).await?;
         self.store.put(&record, &lease).await?;
-        info!(key = record.key(), lease_s = self.lease.as_secs(), "this relay's record is in etcd");
+        info!(key = record.key(), lease_s = self.lease.as_secs(), "wrote this relay's record to etcd");
         note_registered(found);
         *pause = FIRST_PAUSE;
         let mut looks = time::interval(self.lease / 3);
-        // While etcd is away, the lease may go on: it is lost only if etcd says so, or once its time is over.
+        // While etcd does not answer, the lease may still be valid: it is lost only if etcd says so, or once its time
+        // is over.
         let mut alive = time::Instant::now();
         loop {
             let changed = tokio::select! {
@@ -303,7 +304,7 @@ impl EtcdDiscovery {
                 Some(record) => self.store.put(&record, &lease).await?,
                 None => {
                     self.store.revoke(&lease).await?;
-                    info!("this relay's record is withdrawn from etcd");
+                    info!("removed this relay's record from etcd");
                     return Ok(());
                 }
             }
@@ -319,7 +320,7 @@ impl EtcdDiscovery {
                 let is_registered = found.borrow().is_registered;
                 let (relays, unusable) = self.usable(records, is_registered);
                 note_found(found, relays, unusable);
-                // Too late is no failure: all is read again.
+                // A timeout is no failure: all records are read again.
                 time::timeout(OBSERVATION, self.store.until_change(revision)).await.unwrap_or(Ok(()))
             };
             let waited = tokio::select! {
@@ -343,8 +344,9 @@ impl EtcdDiscovery {
         }
     }
 
-    /// Returns the relays of the records that can be used, without this one, and why other records cannot. `is_registered`:
-    /// this relay has written its record, so a record of another run under its key was written later.
+    /// Returns the relays whose records can be used, without this relay, and the reasons why other records cannot be
+    /// used. If `is_registered` is true, this relay has written its record, so a record of another run under its key
+    /// was written later.
     fn usable(
         &self,
         records: BTreeMap<String, Vec<u8>>,

@@ -17,38 +17,38 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use url::{Position, Url};
 
-/// How long the store has to take the connection, and to begin its answer.
+/// Longest time for connecting to the store, and for the beginning of its answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Bytes of an answer that are read.
+/// Largest number of bytes of an answer that are read.
 const MAX_ANSWER: usize = 8 << 20;
-/// Bytes of an answer's text that are shown in an error.
+/// Largest number of bytes of an answer's text that an error message shows.
 const SHOWN: usize = 200;
 
-/// Why a store has given no answer that can be used.
+/// The reason why a store gave no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Nothing came that can be used.
+    /// The connection failed, or the answer could not be read.
     #[error("{place}: {problem}")]
     Failed {
-        /// Host and port, or the path of a file.
+        /// Host and port of the store, or the path of a file.
         place: String,
-        /// The fault.
+        /// The fault, for the operator.
         problem: String,
     },
-    /// No answer came in time.
+    /// The store with this host and port did not answer in time.
     #[error("{0} did not answer within {s} s", s = TIMEOUT.as_secs())]
     Late(String),
-    /// The store refuses.
+    /// The store answered with an HTTP status that is no success.
     #[error("{host} answers {status}: {text}")]
     Status {
-        /// Host and port.
+        /// Host and port of the store.
         host: String,
-        /// The status code.
+        /// The HTTP status code.
         status: StatusCode,
-        /// The beginning of its text.
+        /// The beginning of the answer's text.
         text: String,
     },
-    /// The lease ended while the store was away, and the record with it.
+    /// The lease of this relay's record ended while the store did not answer, so the record was removed.
     #[error("the lease of this relay's record is over: a new one is asked for")]
     LeaseOver,
 }
@@ -120,7 +120,7 @@ impl HttpClient {
         let name = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let port = url.port_or_known_default().unwrap_or(443);
         let tcp = TcpStream::connect((name, port)).await.map_err(io)?;
-        let _ = tcp.set_nodelay(true); // it only saves time
+        let _ = tcp.set_nodelay(true); // an error is ignored: the option only saves time
         let stream: Box<dyn ByteStream> = match url.scheme() {
             "https" => {
                 let server =
@@ -131,7 +131,7 @@ impl HttpClient {
         };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         let connection = OpenConnection(tokio::spawn(async move {
-            let _ = connection.await; // the caller sees the end of the answer
+            let _ = connection.await; // an error is ignored: the caller sees that the answer ends
         }));
         let request = Request::builder()
             .method(if body.is_some() { "POST" } else { "GET" })
@@ -162,7 +162,8 @@ impl StreamedAnswer {
             .map_err(|error| StoreError::failed(&host, format_args!("not the JSON of an answer: {error}")))
     }
 
-    /// Waits for the next piece of the answer's body; `None`: it is over. A piece may hold several lines, or a part of one.
+    /// Waits for the next piece of the answer's body. Returns `None` at its end. A piece may have several lines, or a
+    /// part of one.
     pub async fn piece(&mut self) -> Result<Option<Bytes>, StoreError> {
         loop {
             match self.response.body_mut().frame().await {
@@ -177,7 +178,7 @@ impl StreamedAnswer {
         }
     }
 
-    /// Returns the host and port that answer.
+    /// Returns the host and port that the answer comes from.
     pub fn host(&self) -> &str {
         &self.host
     }
@@ -206,8 +207,8 @@ mod tests {
         let url = format!("http://{}/list", listener.local_addr().unwrap()).parse().unwrap();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let _ = stream.read(&mut [0; 1024]).await; // the request
-            let _ = stream.write_all(&answer).await; // the client may have had enough
+            let _ = stream.read(&mut [0; 1024]).await; // reads the request
+            let _ = stream.write_all(&answer).await; // an error is ignored: the client may have closed the connection
         });
         client().send(&url, None).await?.text().await
     }

@@ -1,10 +1,10 @@
 //! Finds the relays of a cluster: by records in etcd, or by a list in a file or behind a URL.
 //!
-//! [`Discovery::run`] keeps a [`DiscoveryState`] up to date for ever. It keeps what it has found while the store does not answer,
-//! since a store that is away says nothing about the relays.
+//! [`Discovery::run`] keeps a [`DiscoveryState`] up to date for ever. While the store does not answer, the relays that
+//! were found stay, since an outage of the store says nothing about the relays.
 //!
-//! A record is a hint. Whoever can write the store can make relays connect somewhere, or keep them apart. The relay that a record
-//! names must still show a certificate for the name in its URL.
+//! A record is a hint. Whoever can write to the store can make relays connect to any address, or keep them from
+//! connecting to each other. The relay that a record names must still show a certificate for the name in its URL.
 #![deny(missing_docs)]
 
 mod etcd;
@@ -23,17 +23,17 @@ pub use self::{
     state::DiscoveryState,
 };
 
-/// A place where relays are found.
+/// The source from which the relays of a cluster are found.
 #[derive(Debug)]
 pub enum Discovery {
-    /// Records in etcd. This relay keeps one of its own there.
+    /// Records in etcd, where this relay also keeps its own record.
     Etcd(EtcdDiscovery),
-    /// A list that somebody else keeps.
+    /// A list of relays that another party maintains.
     List(ListDiscovery),
 }
 
 impl Discovery {
-    /// Keeps `found` up to date. It ends with the receivers of `found`, and withdraws this relay's own record before.
+    /// Keeps `found` up to date until all its receivers are dropped, and then removes this relay's own record.
     pub async fn run(self, found: watch::Sender<DiscoveryState>) {
         match self {
             Self::Etcd(etcd) => etcd.run(&found).await,

@@ -1,4 +1,4 @@
-//! A list of relays in a file or behind a URL, read again and again.
+//! A list of relays in a file or behind a URL, which is read periodically.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -13,28 +13,28 @@ use crate::{
     state::{DiscoveryState, note_found, note_unread},
 };
 
-/// Bytes of a list in a file.
+/// Largest size of a list in a file, in bytes.
 const MAX_LIST: usize = 1 << 20;
 
-/// The place of a list.
+/// The location of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListPlace {
-    /// A file.
+    /// The list is in this file.
     File(PathBuf),
-    /// An `http://` or `https://` URL.
+    /// The list is behind this `http://` or `https://` URL.
     Url(Url),
 }
 
-/// A list of relays that is read again once in `interval`.
+/// A list of relays that is read once per `interval`.
 #[derive(Debug)]
 pub struct ListDiscovery {
-    /// The place of the list.
+    /// The location of the list.
     pub place: ListPlace,
     /// The time from one reading to the next.
     pub interval: Duration,
-    /// Fetches the list, if it is behind a URL.
+    /// The HTTP client that fetches the list, if it is behind a URL.
     pub client: HttpClient,
-    /// This relay's own URL, which the list may have as well.
+    /// This relay's own URL, which is ignored if the list has it.
     pub own: Option<Url>,
 }
 
@@ -47,7 +47,7 @@ enum ListEntry {
 }
 
 impl ListDiscovery {
-    /// Keeps `found` up to date until it has no receivers.
+    /// Keeps `found` up to date until all its receivers are dropped.
     pub async fn run(self, found: &watch::Sender<DiscoveryState>) {
         let mut looks = time::interval(self.interval);
         loop {
@@ -65,7 +65,7 @@ impl ListDiscovery {
         }
     }
 
-    /// Returns the relays of the list, and why other entries cannot be used.
+    /// Returns the relays of the list, and the reasons why other entries cannot be used.
     async fn read(&self) -> Result<(Vec<RelayRecord>, Vec<String>), StoreError> {
         let (name, text) = match &self.place {
             ListPlace::Url(url) => {
@@ -84,8 +84,8 @@ impl ListDiscovery {
     }
 }
 
-/// Reads a list: a JSON array of URLs or records, or a URL a line with comments behind `#`. Returns its relays, and why
-/// other entries cannot be used.
+/// Parses a list: a JSON array of URLs or records, or one URL per line with comments after `#`. Returns its relays, and
+/// the reasons why other entries cannot be used.
 fn parse(text: &str) -> Result<(Vec<RelayRecord>, Vec<String>), String> {
     let entries: Vec<ListEntry> = if text.trim_start().starts_with('[') {
         serde_json::from_str(text).map_err(|error| format!("not a list of relays: {error}"))?
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits for what must come.
+    /// Waits for a result that must come within 30 s.
     async fn soon<T>(work: impl Future<Output = T>) -> T {
         time::timeout(Duration::from_secs(30), work).await.expect("within 30 s")
     }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changed_list_is_read_and_missing_one_changes_nothing() {
+    async fn changed_list_is_read_and_missing_list_keeps_the_relays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("relays");
         std::fs::write(&path, "moqt://a:1\nmoqt://own:1\n").unwrap();

@@ -1,15 +1,15 @@
-//! The record of a relay, as it stands in a store.
+//! The record of a relay, in the form in which a store keeps it.
 
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-/// Relays that are taken from a store.
+/// Largest number of relays that are used from a store.
 pub const MAX_RELAYS: usize = 1000;
-/// Bytes of a record. A relay's own is smaller.
+/// Largest size of a record that is accepted, in bytes. The records that this relay writes are smaller.
 const MAX_RECORD: usize = 4096;
 const MAX_REGION: usize = 64;
 
-/// A relay, as a store names it.
+/// A relay that a store names.
 ///
 /// ```
 /// use millrace_relay_discovery::RelayRecord;
@@ -23,13 +23,14 @@ const MAX_REGION: usize = 64;
 pub struct RelayRecord {
     /// The address for other relays: `moqt://HOST:PORT`, or `https://` for WebTransport.
     pub url: Url,
-    /// The site that the relay stands in. Receiving from a relay of another site costs more.
+    /// The region of the relay. Receiving from a relay of another region costs more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// A number that each run of the relay draws, so that it can tell its own record from that of another relay.
+    /// A random number that each run of a relay chooses, so that it can tell its own record from that of another run or
+    /// relay.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub run: u64,
-    /// True once the relay is going away. Nobody connects to it any more.
+    /// True once the relay is shutting down. Other relays do not connect to it any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
 }
@@ -39,46 +40,46 @@ fn is_zero(run: &u64) -> bool {
     *run == 0
 }
 
-/// Why a record cannot be used.
+/// The reason why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The record is no JSON of a relay.
+    /// The record is not a relay's record in JSON.
     #[error("not a relay's record: {0}")]
     Json(#[from] serde_json::Error),
-    /// The URL leads to no relay.
+    /// The URL in the record cannot lead to a relay.
     #[error(transparent)]
     Url(#[from] RelayUrlError),
     /// The record has too many bytes.
     #[error("a record has {0} bytes, and may have {MAX_RECORD}")]
     TooLong(usize),
-    /// The name of its region has too many bytes.
+    /// The name of the relay's region has too many bytes.
     #[error("the region's name has {0} bytes, and may have {MAX_REGION}")]
     LongRegion(usize),
-    /// The record stands under the key of another relay.
+    /// The record is under a key that belongs to another relay's URL.
     #[error("the record of {url} stands under the key {key}, which is another relay's")]
     WrongKey {
         /// The URL in the record.
         url: Url,
-        /// The key that it was found under.
+        /// The key under which the record was found.
         key: String,
     },
 }
 
-/// Why a URL does not lead to a relay.
+/// The reason why a URL cannot lead to a relay.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayUrlError {
-    /// Another scheme.
+    /// The URL's scheme is neither `moqt` nor `https`.
     #[error("{0} is no relay's URL: it begins with moqt:// or https://")]
     Scheme(Url),
-    /// No host.
+    /// The URL has no host.
     #[error("{0} has no host")]
     Host(Url),
-    /// A user name, password, query or fragment, which may hold a secret.
+    /// The URL has a user name, password, query or fragment, which may be secret.
     #[error("{0} has more than a host, a port and a path")]
     Parts(String),
 }
 
-/// Checks that a URL can lead to a relay, and holds no secret.
+/// Checks that a URL can lead to a relay, and contains no secret.
 ///
 /// # Errors
 /// See [`RelayUrlError`].
@@ -109,7 +110,7 @@ impl RelayRecord {
         record.checked()
     }
 
-    /// Returns a relay that only its URL is known of.
+    /// Returns the record of a relay of which only the URL is known.
     ///
     /// # Errors
     /// The URL leads to no relay.
@@ -125,13 +126,14 @@ impl RelayRecord {
         }
     }
 
-    /// Returns the last part of the record's key: host and port. A role in etcd can so be limited to the record of one relay.
+    /// Returns the last part of the record's key: host and port. So a role in etcd can be limited to the record of one
+    /// relay.
     pub fn key(&self) -> String {
         self.url.authority().to_owned()
     }
 
-    /// Reports whether this relay is the one of the two that connects, so that there is one session. The later URL in
-    /// alphabetical order connects. Without a URL of its own, a relay connects to all.
+    /// Reports whether this relay is the one that connects, so that two relays have one session between them. The relay
+    /// whose URL is later in alphabetical order connects. A relay without a URL of its own connects to all others.
     pub fn is_dialed_by(&self, own: Option<&Url>) -> bool {
         !self.draining && own.is_none_or(|own| own.as_str() > self.url.as_str())
     }
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn record_written_is_read_again() {
+    fn written_record_can_be_read() {
         let own = RelayRecord { region: Some("eu".into()), run: u64::MAX, ..record("moqt://relay-a:4443") };
         let json = serde_json::to_vec(&own).unwrap();
         assert_eq!(RelayRecord::from_json(&json).unwrap(), own);
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_two_relays_connects() {
+    fn exactly_one_of_two_relays_connects() {
         let a = record("moqt://a:1");
         let b = record("moqt://b:1");
         assert!(a.is_dialed_by(Some(&b.url)) && !b.is_dialed_by(Some(&a.url)));

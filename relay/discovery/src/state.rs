@@ -1,4 +1,4 @@
-//! The state of a discovery, and how it changes.
+//! The state of a discovery: the relays that were found, and the failures of the store.
 
 use std::sync::Arc;
 
@@ -10,31 +10,31 @@ use crate::{
     record::{MAX_RELAYS, RelayRecord},
 };
 
-/// The relays that were found, and how the store does.
+/// The relays that were found, and whether the store works.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiscoveryState {
     /// The relays of the last answer, at most [`MAX_RELAYS`], sorted by URL. This relay's own record is not among them.
     pub relays: Arc<[RelayRecord]>,
-    /// Why the last reading of the relays failed; `None` if it did not.
+    /// The reason why the last reading of the relays failed; `None` if it succeeded.
     pub read_error: Option<String>,
-    /// Why this relay's record could not be kept; `None` if it could.
+    /// The reason why this relay's record could not be written to the store; `None` if it could.
     pub record_error: Option<String>,
-    /// Why entries of the last answer are not used, each with its reason, sorted.
+    /// The entries of the last answer that are not used, each with the reason, sorted.
     pub unusable: Arc<[String]>,
-    /// Whether the store has this relay's record, as far as is known.
+    /// True if the store has this relay's record, as far as this relay knows.
     pub is_registered: bool,
-    /// Attempts that failed since the start.
+    /// Number of failed attempts to read the relays or to write the record, since the start.
     pub failures: u64,
 }
 
 impl DiscoveryState {
-    /// Returns the reason of the present failure.
+    /// Returns the reason of the present failure to read the relays, or else to write the record.
     pub fn error(&self) -> Option<&str> {
         self.read_error.as_deref().or(self.record_error.as_deref())
     }
 }
 
-/// Notes an answer of the store: its relays, and why other entries of it are not used.
+/// Records an answer of the store: its relays, and the reasons why other entries are not used.
 pub fn note_found(
     found: &watch::Sender<DiscoveryState>,
     mut relays: Vec<RelayRecord>,
@@ -55,13 +55,13 @@ pub fn note_found(
         }
         let are_new = *state.relays != *relays;
         if are_new {
-            info!(relays = relays.len(), before = state.relays.len(), "the store names other relays");
+            info!(relays = relays.len(), before = state.relays.len(), "the store's relays have changed");
             state.relays = relays.into();
         }
         let are_others = *state.unusable != *unusable;
         if are_others {
             if let Some(first) = unusable.first() {
-                warn!(entries = unusable.len(), first, "the store has entries that are not used");
+                warn!(entries = unusable.len(), first, "ignored unusable entries of the store");
             }
             state.unusable = unusable.into();
         }
@@ -69,14 +69,14 @@ pub fn note_found(
     });
 }
 
-/// Notes that the relays could not be read. Those that were found stay.
+/// Records that the relays could not be read. The relays that were found stay.
 pub fn note_unread(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
     if is_new(found, error, |state| &mut state.read_error) {
         warn!(%error, "cannot read the store of relays: the relays that were found stay in use");
     }
 }
 
-/// Notes that this relay's record is in the store.
+/// Records that this relay's record is in the store.
 pub fn note_registered(found: &watch::Sender<DiscoveryState>) {
     found.send_if_modified(|state| {
         let recovered = state.record_error.take().is_some();
@@ -85,7 +85,7 @@ pub fn note_registered(found: &watch::Sender<DiscoveryState>) {
     });
 }
 
-/// Notes that this relay's record could not be kept in the store.
+/// Records that this relay's record could not be written to the store.
 pub fn note_unregistered(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
     if is_new(found, error, |state| &mut state.record_error) {
         warn!(%error, "cannot keep this relay's record in the store: trying again");
@@ -116,7 +116,7 @@ mod tests {
         let named =
             |number: usize| RelayRecord::from_url(format!("moqt://a:{number}").parse().unwrap()).unwrap();
         let found = watch::Sender::new(DiscoveryState::default());
-        // One relay is named twice.
+        // One relay is in the list twice.
         note_found(&found, (1..MAX_RELAYS + 9).chain([1]).map(named).collect(), Vec::new());
         assert_eq!(found.borrow().relays.len(), MAX_RELAYS);
         assert!(found.borrow().relays.is_sorted());
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_to_reading_keeps_the_failure_of_the_own_record() {
+    fn successful_reading_keeps_the_failure_to_write_the_record() {
         let found = watch::Sender::new(DiscoveryState::default());
         note_unregistered(&found, &StoreError::LeaseOver);
         note_unread(&found, &StoreError::Late("store".into()));

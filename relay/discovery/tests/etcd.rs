@@ -1,4 +1,4 @@
-//! Discovery by a real etcd, which each test starts and ends.
+//! Tests discovery with a real etcd, which each test starts and ends.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ const LEASE: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Etcd {
-    /// Starts a relay's discovery with this etcd. An endpoint where nobody answers comes first.
+    /// Starts a relay's discovery with this etcd. The first endpoint in its settings does not answer.
     fn discover(&self, record: RelayRecord) -> Running {
         self.discover_by(HttpClient::new(Arc::new(client(RootCertStore::empty()))), record)
     }
@@ -36,7 +36,7 @@ impl Etcd {
         Running { own, found, task: tokio::spawn(discovery.run(sender)) }
     }
 
-    /// Sends a request to the gateway.
+    /// Sends a request to etcd's JSON gateway.
     async fn call(&self, path: &str, body: serde_json::Value) -> serde_json::Value {
         let client = HttpClient::new(Arc::new(client(RootCertStore::empty())));
         let url = self.endpoint.join(path).unwrap();
@@ -79,7 +79,7 @@ fn found(state: &DiscoveryState) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn relays_find_each_other_and_forget_the_dead() {
+async fn relays_find_each_other_and_forget_relays_that_died() {
     let Some(etcd) = Etcd::start() else { return };
     let mut a = etcd.discover(record("a", 1));
     a.until("a is registered", |state| state.is_registered).await;
@@ -90,7 +90,7 @@ async fn relays_find_each_other_and_forget_the_dead() {
     let seen = b.until_found(&["a", "c"]).await;
     assert_eq!(seen.relays[0].region.as_deref(), Some("eu"));
 
-    // A relay that drains says so, and removes its record at the end.
+    // A relay that shuts down marks its record as draining, and removes the record at the end.
     c.until("c is registered", |state| state.is_registered).await;
     c.own.send(Some(RelayRecord { draining: true, ..record("c", 3) })).unwrap();
     a.until("c drains", |state| state.relays.iter().any(|relay| relay.draining)).await;
@@ -98,13 +98,13 @@ async fn relays_find_each_other_and_forget_the_dead() {
     c.until("its record is withdrawn", |state| !state.is_registered).await;
     a.until_found(&["b"]).await;
 
-    // A relay that is gone without a word is forgotten when its lease is over.
+    // A relay that dies without removing its record is forgotten when its lease ends.
     b.task.abort();
     a.until_found(&[]).await;
 }
 
 #[tokio::test]
-async fn relays_found_stay_while_etcd_is_away() {
+async fn found_relays_stay_while_etcd_does_not_answer() {
     let Some(etcd) = Etcd::start() else { return };
     let mut a = etcd.discover(record("a", 1));
     let mut b = etcd.discover(record("b", 2));
@@ -115,14 +115,14 @@ async fn relays_found_stay_while_etcd_is_away() {
     assert_eq!(found(&away), ["b"]);
     assert!(away.failures > 0);
     etcd.signal(Signal::SIGCONT);
-    // Its clock has gone on: the leases may be over, and are taken again.
+    // etcd's clock went on while it was stopped, so the leases may have ended. The relays then take new leases.
     a.until("etcd answers again", |state| state.error().is_none() && state.is_registered).await;
     b.until("b is registered again", |state| state.error().is_none() && state.is_registered).await;
     a.until_found(&["b"]).await;
 }
 
 #[tokio::test]
-async fn lost_lease_is_taken_again() {
+async fn lost_lease_is_replaced_by_a_new_one() {
     let Some(etcd) = Etcd::start() else { return };
     let mut a = etcd.discover(record("a", 1));
     let mut b = etcd.discover(record("b", 2));
@@ -138,7 +138,7 @@ async fn lost_lease_is_taken_again() {
 }
 
 #[tokio::test]
-async fn records_that_cannot_be_are_not_used() {
+async fn invalid_records_are_not_used() {
     use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
     let Some(etcd) = Etcd::start() else { return };
     let mut a = etcd.discover(record("a", 1));
@@ -150,7 +150,7 @@ async fn records_that_cannot_be_are_not_used() {
         ("d:4443", r#"{"url":"file:///etc/passwd"}"#.to_owned()),
         ("e:4443", format!("{}{}", good("e"), " ".repeat(5000))),
         ("", good("f")),
-        // Somebody else writes this relay's record: it is not used either.
+        // Another process writes this relay's record, which is not used either.
         ("a:4443", good("a")),
         ("z:4443", good("z")),
     ];
@@ -165,7 +165,7 @@ async fn records_that_cannot_be_are_not_used() {
 }
 
 #[tokio::test]
-async fn etcd_is_asked_over_mutual_tls() {
+async fn etcd_is_reached_over_mutual_tls() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let key = || KeyPair::generate().unwrap();
@@ -204,7 +204,7 @@ async fn etcd_is_asked_over_mutual_tls() {
     let mut unknown = etcd.discover_by(HttpClient::new(Arc::new(client(roots))), record("b", 1));
     unknown.until("it is refused", |state| state.error().is_some()).await;
     assert!(!unknown.found.borrow().is_registered);
-    // A server whose certificate is not trusted is asked nothing.
+    // No request is sent to a server whose certificate is not trusted.
     let stranger = HttpClient::new(Arc::new(client(RootCertStore::empty())));
     let mut stranger = etcd.discover_by(stranger, record("c", 1));
     let refused = stranger.until("the server is not trusted", |state| state.error().is_some()).await;

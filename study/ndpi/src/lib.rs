@@ -50,7 +50,7 @@ pub enum Error {
     NotReady,
 }
 
-/// Names as nDPI has them.
+/// The names that nDPI gives to a connection's protocol and category.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NdpiFound {
     /// Name of the protocol, such as `TLS`.
@@ -73,7 +73,7 @@ type Process = unsafe extern "C" fn(*mut c_void, *mut c_void, *const u8, u16, u6
 type ProtocolName = unsafe extern "C" fn(*mut c_void, u16) -> *const c_char;
 type CategoryName = unsafe extern "C" fn(*mut c_void, u32) -> *const c_char;
 
-/// The initialised library. It must stay in one thread, since it holds raw pointers.
+/// The initialised library. The value must stay in one thread, since it has raw pointers.
 pub struct Ndpi {
     module: NonNull<c_void>,
     process: Process,
@@ -82,7 +82,7 @@ pub struct Ndpi {
     free_flow_data: unsafe extern "C" fn(*mut c_void),
     exit: unsafe extern "C" fn(*mut c_void),
     flow_bytes: usize,
-    // Dropped last, since the function pointers above point into the library.
+    // Dropped after the function pointers above, which point into the library.
     _library: Library,
 }
 
@@ -102,7 +102,7 @@ impl Ndpi {
     pub fn load() -> Result<Self, Error> {
         // SAFETY: Debian's library has no constructors that affect this process.
         let library = unsafe { Library::new(LIBRARY) }.map_err(Error::Absent)?;
-        // SAFETY: ndpi_api.h declares the function so in all versions.
+        // SAFETY: ndpi_api.h of every version declares the function with this type.
         let revision: unsafe extern "C" fn() -> *const c_char = unsafe { get(&library, "ndpi_revision") }?;
         // SAFETY: the function returns a constant string.
         let version = text(unsafe { revision() });
@@ -145,8 +145,8 @@ impl Ndpi {
     }
 
     /// Returns the protocol of a connection to `port`, or `None` if the library does not recognise it. `segments` are
-    /// the connection's first ones in order, each with whether the client sent it. At most [`SEGMENT_MAX`] bytes of
-    /// each are used.
+    /// the connection's first segments in order; the flag is true if the client sent the segment. At most
+    /// [`SEGMENT_MAX`] bytes of each are used.
     pub fn look<'a>(
         &self,
         port: u16,
@@ -265,7 +265,7 @@ impl NdpiPackets {
         let mut packet = Vec::with_capacity(usize::from(length));
         packet.extend([0x45, 0]);
         packet.extend(length.to_be_bytes());
-        // These are identification, \"do not fragment\", 64 hops, TCP, and no checksum.
+        // These bytes are: identification, \"do not fragment\", 64 hops, TCP, and no checksum.
         packet.extend([0, 1, 0x40, 0, 64, 6, 0, 0]);
         packet.extend(from.0.to_be_bytes());
         packet.extend(to.0.to_be_bytes());
@@ -273,7 +273,7 @@ impl NdpiPackets {
         packet.extend(to.1.to_be_bytes());
         packet.extend(self.next[own].to_be_bytes());
         packet.extend((if flags == NdpiFlags::Syn { 0 } else { self.next[other] }).to_be_bytes());
-        // These are a header of five words, the window, no checksum, and no urgent data.
+        // These bytes are: a header of five words, the window, no checksum, and no urgent data.
         packet.extend([0x50, flags as u8, 0xff, 0xff, 0, 0, 0, 0]);
         packet.extend(payload);
         let syn = u32::from(matches!(flags, NdpiFlags::Syn | NdpiFlags::SynAck));

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn special_names_count_before_general_ones() {
+    fn specific_names_take_precedence_over_general_ones() {
         assert_eq!(profile(&found_names("SSH", None, "Web")), Some(TrafficProfile::Time));
         assert_eq!(
             profile(&found_names("Wikipedia", Some("TLS"), "Email")),

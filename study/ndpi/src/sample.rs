@@ -25,7 +25,7 @@ impl NdpiSample {
         Self { record: port.to_be_bytes().to_vec(), segments: 0, bytes: 0 }
     }
 
-    /// Appends bytes of one side as far as there is room. Returns whether the record is full.
+    /// Appends bytes of one side until the record is full. Returns whether it is full.
     pub fn take(&mut self, by_client: bool, bytes: &[u8]) -> bool {
         for piece in bytes.chunks(SEGMENT_MAX) {
             let room = BYTES_MAX - self.bytes;
@@ -52,7 +52,7 @@ impl NdpiSample {
     }
 }
 
-/// Segments of a record, each with whether the client sent it.
+/// Segments of a record. The flag is true if the client sent the segment.
 type Segments<'a> = Vec<(bool, &'a [u8])>;
 
 /// Returns the port and the segments of a record; `None` if it is malformed.
@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parsed_record_has_the_taken_segments(pieces in prop::collection::vec((any::<bool>(), 1_usize..5000), 0..20)) {
+        fn parsed_record_has_the_appended_segments(pieces in prop::collection::vec((any::<bool>(), 1_usize..5000), 0..20)) {
             let mut sample = NdpiSample::new(443);
             let mut taken = Vec::new();
             for (by_client, length) in pieces {

@@ -18,7 +18,7 @@ const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: archive.example\r\nUser-Agent: curl
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nyes";
 const SSH: &[u8] = b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n";
 
-/// Segments in their order, each with whether the client sends it.
+/// Segments in their order. The flag is true if the client sends the segment.
 type SpokenSegments = &'static [(bool, &'static [u8])];
 
 /// Sends `bytes` over a connection, and adds the received bytes to the sample.

@@ -34,22 +34,22 @@ pub enum Error {
 /// The BPF programs attached to a cgroup. Until this is dropped, they enter sockets of the cgroup that connect to the
 /// broker, and the broker's own.
 pub struct Bypass {
-    // Links and maps are dropped before the programs that they refer to.
+    // Declared before the programs, so that links and maps are dropped before the programs that they refer to.
     _link: Link,
     taken: MapHandle,
     verdicts: MapHandle,
     _object: Object,
 }
 
-/// How the broker is recognised, and its limits.
+/// The broker's port, and the limits of passed bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Port of the broker on 127.0.0.1 and ::1.
     pub port: u16,
     /// Number of bytes that may be passed to the broker before it has read them.
     pub window_bytes: u64,
-    /// Whether bytes from the broker to applications are passed, too. Before Linux 6.13 it is not known how many of
-    /// them are unread.
+    /// Whether bytes from the broker to applications are passed, too. Before Linux 6.13 the programs cannot know how
+    /// many of these bytes are unread.
     pub both_ways: bool,
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structures_are_as_in_c() {
+    fn structures_match_those_in_c() {
         let config = Config { port: 0x0102, window_bytes: 3, both_ways: true };
         assert_eq!((config.bytes().len(), &config.bytes()[..8]), (16, &3_u64.to_ne_bytes()[..]));
         let v4 = end("192.0.2.1:258".parse().expect("an address"));

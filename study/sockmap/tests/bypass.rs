@@ -114,8 +114,8 @@ fn slow_broker_makes_application_use_tcp() {
 }
 
 #[test]
-fn splice_misses_data_that_is_available() {
-    if !is_there("splice_misses_data_that_is_available") {
+fn splice_misses_data_that_was_passed() {
+    if !is_there("splice_misses_data_that_was_passed") {
         return;
     }
     const LENGTH: usize = 5000;

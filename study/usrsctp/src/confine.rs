@@ -98,9 +98,9 @@ pub struct Confined {
 /// CPU time of all threads of a child: its use, and its limit.
 struct CpuTime {
     clock: ClockId,
-    /// CPU time that a child may use beyond what it has earned.
+    /// CPU time that a child may use beyond what it has earned by its work.
     idle: Duration,
-    /// Largest total CPU time that the child may use until now.
+    /// Largest total CPU time that the child may use up to the present.
     granted: Mutex<Duration>,
 }
 
@@ -328,7 +328,7 @@ fn confine(bounds: ChildLimits, without: &mut Vec<String>) -> anyhow::Result<()>
     apply_filter_all_threads(&program).context("the list of system calls")
 }
 
-/// Enters namespaces of its own. The network has only a loopback interface, which is down.
+/// Enters new namespaces. The network namespace has only a loopback interface, which is down.
 fn own_namespaces() -> nix::Result<()> {
     let all = CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWNS
@@ -347,8 +347,8 @@ fn empty_file_system() -> nix::Result<()> {
     chdir("/")
 }
 
-/// Changes to a user of its own. Without root the user stays the same. Other processes of that user are then protected
-/// by the filter of system calls, and this one cannot be traced.
+/// Changes to a user that no other process has. Without root the user stays the same. Other processes of that user are
+/// then protected by the filter of system calls, and this one cannot be traced.
 fn own_user() -> nix::Result<()> {
     if !geteuid().is_root() {
         return Err(nix::Error::EPERM);

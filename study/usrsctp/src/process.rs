@@ -26,9 +26,9 @@ use crate::{
 const BOUNDS: ChildLimits = ChildLimits { memory: 64 << 20, descriptors: 16 };
 /// Size of a buffer that any datagram of a session fits into, bytes.
 const DATAGRAM_MAX: usize = 2048;
-/// Largest number of datagrams that are read from one socket before the others have their turn.
+/// Largest number of datagrams that are read from one socket before the other sockets are served.
 const TURN: usize = 64;
-/// Intervals at which timers are run: while there is work (`BUSY`), and after `IDLE_AFTER` without any (`IDLE`).
+/// Intervals between two runs of the timers: while there is work (`BUSY`), and after `IDLE_AFTER` without any (`IDLE`).
 const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(1);
@@ -94,17 +94,17 @@ fn served(control: &ControlEnd) -> anyhow::Result<Option<(ServeMessage, OwnedFd,
     }
 }
 
-/// One session. The process holds at most one message per direction. If that cannot be passed on, sockets and
-/// association fill up, and the sender has to wait.
+/// One session. The process holds at most one message per direction. If that message cannot be passed on, the buffers
+/// of sockets and association fill up, and the sender has to wait.
 struct ProcessSession {
     association: Connected,
     wire: OwnedFd,
     application: OwnedFd,
-    /// A message from the application for which the association has no room yet.
+    /// A message from the application for which the association's buffer has no space yet.
     outgoing: Option<Vec<u8>>,
-    /// A message for the application whose socket has no room yet.
+    /// A message for the application whose socket has no buffer space yet.
     incoming: Option<Vec<u8>>,
-    /// Whether the application sends no more messages.
+    /// True if the application sends no more messages.
     is_left: bool,
     has_finished: bool,
     ticked: Instant,
@@ -167,7 +167,7 @@ impl ProcessSession {
             }
             if self.told.elapsed() >= ALIVE {
                 self.told = Instant::now();
-                // An error is ignored: there is no room while the daemon does not read.
+                // An error is ignored: the socket is full while the daemon does not read.
                 let _ = say(control, &ProcessMessage::Alive);
             }
             if self.wait(control)? {
@@ -207,7 +207,7 @@ impl ProcessSession {
         Ok(())
     }
 
-    /// Passes the application's messages to the association while that has room.
+    /// Passes the application's messages to the association while its buffer has space.
     fn give_to_association(&mut self) -> io::Result<()> {
         for _ in 0..TURN {
             if self.association.events() & WRITE == 0 {
@@ -248,8 +248,8 @@ impl ProcessSession {
                     self.is_left = true;
                     return Ok(None);
                 }
-                // The application closed its socket with unread messages. The messages that it sent before are still in
-                // the socket.
+                // The application closed its socket with unread messages. The messages that the application sent before
+                // are still in the socket.
                 Err(Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -78,7 +78,7 @@ struct Init {
     timeout_ms: u16,
 }
 
-/// `struct sctp_paddrparams`: the address is a `sockaddr_storage`.
+/// The layout of `struct sctp_paddrparams`: the address is a `sockaddr_storage`.
 #[repr(C)]
 struct PathParameters {
     address: libc::sockaddr_storage,
@@ -144,7 +144,7 @@ pub struct Association {
     pub is_ordered: bool,
     /// Number of streams that messages take in turn. Messages on different streams do not wait for each other.
     pub streams: u16,
-    /// Retransmission time-out, ms: the initial one, and the smallest one.
+    /// Initial and smallest retransmission time-out, in milliseconds.
     pub rto_initial_ms: u32,
     pub rto_min_ms: u32,
 }
@@ -327,7 +327,7 @@ impl Connected {
         unsafe { (self.library.0.handle_timers)(ms) }
     }
 
-    /// Sends a message. Returns whether there was room for it.
+    /// Sends a message. Returns false if the buffer had no space for it.
     ///
     /// # Errors
     ///
@@ -401,13 +401,13 @@ impl Connected {
         }
     }
 
-    /// Sends no more messages. Messages sent before are still delivered.
+    /// Tells the association that no more messages follow. Messages sent before are still delivered.
     pub fn finish(&self) {
         // SAFETY: the socket is the library's and open. Without an association the call does nothing.
         unsafe { (self.library.0.shutdown)(self.socket, libc::SHUT_WR) };
     }
 
-    /// Returns the number of packets that could not be sent.
+    /// Returns the number of packets that could not be sent to the peer.
     pub fn unsent() -> u64 {
         UNSENT.load(Ordering::Relaxed)
     }

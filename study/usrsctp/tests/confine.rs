@@ -1,5 +1,4 @@
-//! A confined process that really tries to get out. This program is its own child.
-//! Harness: its own.
+//! Tests a confined process that tries to escape from its confinement. This program is its own child. Harness: its own.
 //!
 //! Tier: test-all, since it is no part of the product.
 
@@ -38,15 +37,15 @@ const LONG: Duration = Duration::from_secs(60);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 enum ChildOrder {
-    /// Tries to escape. A UDP socket is sent along. `at` is the address of a listener, `parent` and `witness` are
-    /// processes to attack.
+    /// Makes the child try to escape. A UDP socket is sent along with the order. `at` is the address of a listener,
+    /// `parent` and `witness` are processes to attack.
     Escape {
         at: String,
         parent: i32,
         witness: i32,
     },
     Abort,
-    /// Uses this much CPU time, and reports when it is done.
+    /// Makes the child use this much CPU time, and report when it is done.
     Work {
         ms: u64,
     },
@@ -214,7 +213,7 @@ fn confined_process_has_only_what_it_was_given() {
     rustix::io::fcntl_setfd(&leaked, rustix::io::FdFlags::empty()).expect("set");
     let (child, control) = Confined::start(["confined-child"], CPU_IDLE).expect("started");
     let without = greeted(&control);
-    // exact: the child has sent its hello, and changes nothing afterwards
+    // exact: the child has sent its `Hello`, and changes nothing afterwards
     let of = |what: &str| format!("/proc/{}/{what}", child.pid());
     let status = fs::read_to_string(of("status")).expect("a status");
     let has = |line: &str| {
@@ -240,7 +239,7 @@ fn confined_process_has_only_what_it_was_given() {
     let users: Vec<&str> = users.split_whitespace().collect();
     assert!(users.iter().all(|user| *user == (0x6d00_0000 + child.pid()).to_string()), "{users:?}");
     assert_eq!(has("Groups:"), "");
-    // exact: the child has sent its hello
+    // exact: the child has sent its `Hello`
     assert_ne!(fs::read_link(of("ns/net")).ok(), fs::read_link("/proc/self/ns/net").ok());
     assert_eq!(fs::read_dir(of("root")).expect("its root").count(), 0);
 }
@@ -254,7 +253,7 @@ fn preparation_error_is_reported() {
 }
 
 fn confined_process_dies_with_its_parent() {
-    let mut parent = Command::new("/proc/self/exe") // exact: this program
+    let mut parent = Command::new("/proc/self/exe") // exact: path of this test program
         .arg("parent-to-be-killed")
         .stdout(Stdio::piped())
         .spawn()
@@ -325,7 +324,7 @@ fn started() -> (Confined, ControlEnd) {
     (child, control)
 }
 
-/// Waits for the child's hello. Returns the layers that are missing.
+/// Waits for the child's `Hello`. Returns the layers that are missing.
 fn greeted(control: &ControlEnd) -> Vec<String> {
     wait(control);
     match hello(control).expect("a word") {

@@ -117,7 +117,7 @@ fn arbitrary_packets_end_no_sctp_process() {
             while !is_over.load(Ordering::Relaxed) {
                 let passed = [pass(&near_end, &far_end, &mut random), pass(&far_end, &near_end, &mut random)];
                 if passed == [false; 2] {
-                    thread::sleep(std::time::Duration::from_micros(200)); // exact: the gap between two looks at the wire
+                    thread::sleep(std::time::Duration::from_micros(200)); // exact: paces the checks of the wire
                 }
             }
         });
@@ -143,7 +143,7 @@ fn arbitrary_packets_end_no_sctp_process() {
     });
     for process in &mut both {
         assert!(matches!(process.child.try_wait(), Ok(None)));
-        // The process must have sent nothing but messages that it still works.
+        // The process must have sent nothing but its periodic messages that it still works.
         loop {
             match process.control.receive::<serde_json::Value>() {
                 control::ControlReceived::Record(word, _) => {

@@ -174,10 +174,10 @@ fn client_without_any_possible_right_gets_no_session() {
     let good = token(&jwt::JwtClaims { exp: Some(2000.0), ..putting("a") });
     let (basis, standing) = with_tokens.decide_session(&peer(), &[Arc::clone(&good)], at(1000)).unwrap();
     assert_eq!((basis.until, standing), (Some(at(2000)), SessionStanding::Proven));
-    // The token that the session relied on has expired.
+    // The session gets an error, because the token that it relied on has expired.
     let late = with_tokens.decide_session(&peer(), &[good], at(2000));
     assert_eq!(late, Err(AccessRefusal::Token(TokenError::Expired)));
-    // A session without tokens is let in, since its requests may bring some.
+    // A session without tokens is accepted, since its requests may bring some.
     let (_, standing) = with_tokens.decide_session(&peer(), &[], at(1000)).unwrap();
     assert_eq!(standing, SessionStanding::Unproven);
     let lan = AccessPolicy::new(vec![rule("**", &[], &["cidr:10.0.0.0/8"])], Requirements::default(), false);
@@ -360,13 +360,13 @@ async fn derived_right_ends_without_the_right_of_its_request() {
     request.update(vec![may(Action::Subscribe, "s2")]).unwrap();
     access.set_policy(revoking(&["f", "s"]));
     assert_eq!([is_over(&request), is_over(&low)], [false, false]);
-    // An update of the derived right does not change the right of the request.
+    // An update of the derived right leaves the right of the request as it was.
     low.update(vec![may(Action::Subscribe, "low")]).unwrap();
     access.set_policy(revoking(&["s2"]));
     assert_eq!([is_over(&request), is_over(&low)], [true, false]);
 }
 
-/// Checks that a move to a resource that is not allowed leaves the right on its previous resource.
+/// Checks that a right keeps its resource when a change to a resource that is not allowed is refused.
 #[tokio::test]
 async fn refused_move_leaves_the_right_unchanged() {
     let policy = AccessPolicy::new(vec![rule("a/**", &[], &["anyone"])], Requirements::default(), false);

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::*;
 use crate::{jwt, keys::KeyError};
 
-/// A name of the case, the content of a file, and the number of its keys or the beginning of the error.
+/// Test case: its name, the content of a key file, and the expected number of keys or the beginning of the error.
 type KeyFileRow = (&'static str, Vec<u8>, Result<usize, &'static str>);
 
 fn oct() -> serde_json::Value {

@@ -4,7 +4,7 @@ use serde_json::json;
 use super::*;
 use crate::cat;
 
-/// Returns a signed JWT with any claims, also such as [`crate::jwt::JwtClaims`] cannot express.
+/// Returns a signed JWT with any claims, including those that [`crate::jwt::JwtClaims`] cannot express.
 fn jwt(claims: &serde_json::Value) -> Credential {
     jwt_with(&json!({ "alg": "HS256" }), claims)
 }
@@ -169,7 +169,7 @@ mod vectors {
         }
         let wrong = [keys::read_secret(&[0xff; 32]).unwrap()];
         assert_eq!(token::open(&token::credential_from_text(VALID), &wrong), Err(TokenError::Signature));
-        // A verifier that has only the public key cannot verify an HMAC.
+        // A verifier that has only a public key cannot verify an HMAC.
         let public = vector_keys().split_off(1);
         assert_eq!(token::open(&token::credential_from_text(VALID), &public), Err(TokenError::Signature));
     }
@@ -278,7 +278,7 @@ fn repeated_claim_is_refused() {
 }
 
 #[test]
-fn made_token_is_good_in_every_form_unless_it_is_changed() {
+fn token_is_valid_in_every_form_unless_it_is_changed() {
     let private = rcgen::KeyPair::generate().unwrap();
     let pairs = [
         (signer(), keys()),

@@ -37,7 +37,7 @@ fn best(table: &RouteTable) -> Option<ClusterLink> {
 }
 
 #[test]
-fn cheapest_route_wins_and_the_next_one_stands_by() {
+fn cheapest_route_is_used_and_the_next_one_replaces_it() {
     let now = Instant::now();
     let live = namespace("live");
     let mut table = table(9);
@@ -62,7 +62,7 @@ fn cheapest_route_wins_and_the_next_one_stands_by() {
 }
 
 #[test]
-fn equal_routes_are_preferred_alike_whatever_their_order() {
+fn preference_among_equal_routes_does_not_depend_on_their_order() {
     let now = Instant::now();
     let mut one = table(9);
     let mut other = table(10);
@@ -77,7 +77,7 @@ fn equal_routes_are_preferred_alike_whatever_their_order() {
 }
 
 #[test]
-fn announcement_that_came_back_is_refused_and_withdraws_the_earlier_one() {
+fn looping_announcement_is_refused_and_withdraws_the_earlier_one() {
     let now = Instant::now();
     let mut table = table(9);
     announce(&mut table, 1, &[100, 1], 0, now).unwrap();
@@ -86,7 +86,7 @@ fn announcement_that_came_back_is_refused_and_withdraws_the_earlier_one() {
 }
 
 #[test]
-fn peer_announces_no_more_namespaces_than_it_may() {
+fn announcements_of_a_peer_are_limited() {
     let now = Instant::now();
     let mut table = RouteTable::new(HopId(9), RouteLimits { per_link: 3 });
     let mut taken = 0;
@@ -133,7 +133,7 @@ fn route_through_a_neighbour_is_not_announced_to_it() {
 }
 
 #[test]
-fn longest_namespace_is_asked_first() {
+fn route_to_the_longest_namespace_is_preferred() {
     let now = Instant::now();
     let mut table = table(9);
     let mut put = |link, at: &str, hops: &[u64]| {
@@ -153,7 +153,7 @@ fn longest_namespace_is_asked_first() {
 }
 
 #[test]
-fn track_leaves_a_route_that_works_only_for_a_shorter_one_that_lasts_and_costs_no_more() {
+fn track_leaves_a_working_route_only_for_a_shorter_one_that_lasts_and_costs_no_more() {
     let now = Instant::now();
     let live = namespace("live");
     let later = now + HOLD;
@@ -184,7 +184,7 @@ fn track_leaves_a_route_that_works_only_for_a_shorter_one_that_lasts_and_costs_n
 struct Mesh {
     tables: Vec<RouteTable>,
     links: Vec<BTreeMap<usize, u64>>,
-    /// The announcements that each relay has sent to each other one.
+    /// The announcements that each relay has sent to each of its neighbours.
     told: BTreeMap<(usize, usize), Announcement>,
     way: VecDeque<(usize, usize, Option<Announcement>)>,
     seed: u64,
@@ -284,8 +284,8 @@ impl Mesh {
         seen.contains(&to)
     }
 
-    /// Follows the best routes from every relay. They must lead to the publisher's relay without a loop, unless it
-    /// cannot be reached.
+    /// Follows the best routes from every relay. The routes must lead to the publisher's relay without a loop, unless
+    /// it cannot be reached.
     fn check(&self, origin: usize) {
         let live = namespace("live");
         for start in 0..self.tables.len() {
@@ -305,7 +305,7 @@ impl Mesh {
 }
 
 #[test]
-fn random_meshes_converge_without_loops_and_find_every_route_left() {
+fn random_meshes_converge_without_loops_and_find_every_remaining_route() {
     let now = Instant::now();
     for seed in 0..60 {
         let mut mesh = Mesh::random(seed, 3 + seed as usize % 12);
@@ -361,7 +361,7 @@ fn meshes_with_copies_in_use_converge() {
 
 /// The other peers of a relay that has disappeared withdraw their routes through it a moment later.
 #[test]
-fn route_by_way_of_a_relay_that_is_gone_comes_last_and_after_a_moment() {
+fn route_through_a_relay_that_disappeared_comes_last_and_after_a_delay() {
     let now = Instant::now();
     let live = namespace("live");
     let mut table = table(9);

@@ -14,13 +14,13 @@ use nix::{
 use tempfile::TempDir;
 use url::Url;
 
-/// Number of those that this process has started.
+/// Number of etcd processes that this test process has started.
 static STARTED: AtomicU16 = AtomicU16::new(0);
 
-/// A running etcd of one member, which ends when this is dropped.
+/// A running etcd with one member. Dropping this value ends it.
 pub struct Etcd {
     process: Child,
-    /// The URL for clients.
+    /// etcd's URL for clients.
     pub endpoint: Url,
     _folder: TempDir,
 }
@@ -28,18 +28,18 @@ pub struct Etcd {
 impl Drop for Etcd {
     fn drop(&mut self) {
         self.signal(Signal::SIGCONT);
-        let _ = self.process.kill(); // it may be over
+        let _ = self.process.kill(); // an error is ignored: the process may have ended
         let _ = self.process.wait();
     }
 }
 
 impl Etcd {
-    /// Starts it, unless it is not installed.
+    /// Starts etcd. Returns `None` if it is not installed.
     pub fn start() -> Option<Self> {
         Self::with("http", &[])
     }
 
-    /// Starts it with further options. Clients reach it at an address of this scheme.
+    /// Starts etcd with further options. Clients reach it at an address of the given scheme.
     pub fn with(scheme: &str, options: &[&str]) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         let port = 2 * STARTED.fetch_add(1, Relaxed);
@@ -65,13 +65,13 @@ impl Etcd {
         Some(Self { process, endpoint: client.parse().expect("a URL"), _folder: folder })
     }
 
-    /// An address of the loopback interface that no other process of a test uses.
+    /// Returns an address of the loopback interface that no other test process uses.
     pub fn address() -> Ipv4Addr {
         let [_, a, b, c] = std::process::id().to_be_bytes();
         Ipv4Addr::new(127, a | 64, b, c)
     }
 
     pub fn signal(&self, signal: Signal) {
-        let _ = kill(Pid::from_raw(self.process.id().cast_signed()), signal); // it may be over
+        let _ = kill(Pid::from_raw(self.process.id().cast_signed()), signal); // the process may have ended
     }
 }

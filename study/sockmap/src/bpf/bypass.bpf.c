@@ -27,7 +27,7 @@ struct tcp_sock {
 
 const volatile struct bypass_config config SEC(".rodata.config");
 
-/* The sockets of all connections that are entered. The kernel removes a socket when it is closed. */
+/* The sockets that this program may bypass TCP for. The kernel removes a socket when it is closed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
 	__type(key, struct bypass_key);
@@ -51,7 +51,7 @@ struct {
 	__uint(max_entries, BYPASS_SOCKETS);
 } taken SEC(".maps");
 
-/* enum bypass_verdict -> number of times. */
+/* enum bypass_verdict -> number of send calls or sockets with this verdict. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -110,7 +110,7 @@ static __always_inline bool is_broker(const struct bypass_end *end)
 
 enum part { NO_PART, APPLICATION, BROKER };
 
-/* Returns the owner of a socket in a connection between an application and the broker. */
+/* Returns which side of a connection between an application and the broker owns a socket. */
 static __always_inline enum part part_of(const struct bypass_key *key)
 {
 	if (is_broker(&key->far))
@@ -128,7 +128,7 @@ static __noinline int count(enum bypass_verdict verdict)
 	return 0;
 }
 
-/* Enters a socket when its connection is established, before it has sent any data. */
+/* Adds a socket to the map `sockets` when its connection is established, before it has sent any data. */
 static __always_inline void enter(struct bpf_sock_ops *ctx)
 {
 	struct bypass_key key = {};
@@ -139,8 +139,9 @@ static __always_inline void enter(struct bpf_sock_ops *ctx)
 	part = part_of(&key);
 	if (part == NO_PART)
 		return;
-	/* The SYN counts as one acknowledged byte. Data sent with it could not be told from later data, so such a socket is
-	 * not entered. */
+	/* The SYN counts as one acknowledged byte. Data sent with the SYN could not be told from later data,
+	 * so such a socket is not added to the map `sockets`.
+	 */
 	if (ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ctx->bytes_acked > 1) {
 		count(BYPASS_EARLY);
 		return;
@@ -204,7 +205,9 @@ static __always_inline enum bypass_verdict judge(struct sk_msg_md *msg, const st
 	return BYPASS_PASSED_ON;
 }
 
-/* Decides for each send whether its bytes are passed or go by TCP. This is the only place where bytes are counted. */
+/* Decides for each send whether its bytes are passed to the opposite socket directly or go by TCP. No other
+ * function counts bytes.
+ */
 SEC("sk_msg")
 int bypass_send(struct sk_msg_md *msg)
 {

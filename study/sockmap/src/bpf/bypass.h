@@ -6,7 +6,7 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 
-/* Largest number of sockets: two for each of a broker's connections. Further ones are not entered and use TCP. */
+/* Largest number of sockets: two for each of a broker's connections. Further sockets use TCP. */
 #define BYPASS_SOCKETS 131072
 
 struct bypass_config {
@@ -37,22 +37,22 @@ _Static_assert(sizeof(struct bypass_key) == 40, "as lib.rs writes it");
 struct bypass_sent {
 	__u64 passed_on; /* bytes that were passed to the opposite socket */
 	__u64 by_tcp;
-	__u64 mark;	 /* stream offset after the last byte sent by TCP; 0: none was */
-	__u32 last;	 /* TCP sequence number of the next byte */
+	__u64 mark;	 /* stream offset after the last byte sent by TCP; 0: no byte was */
+	__u32 last;	 /* TCP sequence number of the next byte to send */
 	__u32 is_broker; /* 1: the socket is the broker's */
 };
 
 /* Outcome of each send call, and of each attempt to enter a socket. */
 enum bypass_verdict {
 	BYPASS_PASSED_ON, /* bytes were passed to the opposite socket's queue */
-	BYPASS_FULL,	  /* by TCP: the window is full of bytes that the broker has not read */
-	BYPASS_BEHIND, /* by TCP: bytes sent by TCP before are unread, and passed bytes would overtake them */
-	BYPASS_ALONE,  /* by TCP: the opposite socket is not entered */
-	BYPASS_ONE_WAY, /* by TCP: the broker is sending, and both_ways is 0 */
-	BYPASS_UNKNOWN, /* by TCP: the state of the socket was evicted, or the socket is not TCP */
-	BYPASS_ENTERED, /* sockets that were entered when they were connected */
-	BYPASS_NO_ROOM, /* sockets that were not entered because a map was full */
-	BYPASS_EARLY,	/* sockets that were not entered because they sent bytes with their SYN */
+	BYPASS_FULL,	  /* the bytes go by TCP: the window is full of bytes that the broker has not read */
+	BYPASS_BEHIND, /* the bytes go by TCP: earlier bytes sent by TCP are unread, and passed bytes would overtake them */
+	BYPASS_ALONE,	/* the bytes go by TCP: the opposite socket is not in the map */
+	BYPASS_ONE_WAY, /* the bytes go by TCP: the broker is sending, and both_ways is 0 */
+	BYPASS_UNKNOWN, /* the bytes go by TCP: the socket's state was evicted, or the socket is not TCP */
+	BYPASS_ENTERED, /* number of sockets that were added to the map when they were connected */
+	BYPASS_NO_ROOM, /* number of sockets that were not added to the map because a map was full */
+	BYPASS_EARLY, /* number of sockets that were not added to the map because they sent bytes with their SYN */
 	BYPASS_VERDICTS,
 };
 

@@ -13,7 +13,7 @@ pub fn cgroup() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let mount = fields.find(|fields| fields.get(2) == Some(&"cgroup2"))?.get(1)?.to_string();
-    // exact: no other process moves this one
+    // exact: no other process moves this process to another cgroup
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     nix::unistd::geteuid().is_root().then(|| PathBuf::from(mount).join(path))
