@@ -1,6 +1,6 @@
 //! A list of relays in a file or behind a URL, which is read periodically.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use millrace_base::file;
 use serde::Deserialize;
@@ -74,9 +74,9 @@ impl ListDiscovery {
             ListPlace::File(path) => {
                 let name = path.display().to_string();
                 let path = path.clone();
-                let read =
-                    task::spawn_blocking(move || file::text(&path, MAX_LIST)).await.map_err(io::Error::other);
-                let text = read.and_then(|text| text).map_err(|error| StoreError::failed(&name, error))?;
+                let read = task::spawn_blocking(move || file::text(&path, MAX_LIST)).await;
+                let text = read.unwrap_or_else(|error| Err(error.into()));
+                let text = text.map_err(|error| StoreError::failed(&name, error))?;
                 (name, text)
             }
         };
