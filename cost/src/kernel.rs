@@ -99,7 +99,8 @@ impl CostPrograms {
             }
         }
         let refused = refused.unwrap_or(Error::Config("no method to time calls"));
-        // Tells lockdown mode from missing privileges: there, programs on system calls load.
+        // Distinguishes lockdown mode from missing privileges: in lockdown mode, programs on system calls can still be
+        // loaded.
         let only_functions = config.method == Some(TimingMethod::Functions)
             && refused.is_denied()
             && Self::load_with(config, Some(TimingMethod::SystemCalls), &kernel).is_ok();

@@ -60,7 +60,7 @@ pub struct LogOutput {
     /// The log's writer; `None` when finished.
     writer: Option<ReportWriter>,
     losses: Arc<ReportLosses>,
-    /// Skipped reports of the writer that are already counted as losses.
+    /// Number of reports that the writer skipped and that `losses` already counts.
     skipped: u64,
 }
 

@@ -44,7 +44,7 @@ int cost_sys_enter(__u64 *ctx)
 	cpu = this_cpu();
 	if (!call.direction || !cpu)
 		return 0;
-	/* System calls do not nest: if the word is still open, the end of the last call was lost. */
+	/* System calls do not nest: if the task's word still has a call, the end of that call was not seen. */
 	if (POINT(cpu->task))
 		cpu->task = 0;
 	return begin(SYSTEM_CALL, call.direction, is_local(call.file));
@@ -153,7 +153,7 @@ static __always_inline int is_napi_thread(const struct task_struct *task)
 	       !__builtin_memcmp(task->comm, "backlog_napi/", 13);
 }
 
-/* Returns the low bits of the word of a thread whose whole time is one event, or 0 for other threads. */
+/* Returns the event of a thread whose whole time counts for one event, or 0 for other threads. */
 static __always_inline __u64 base_of(const struct task_struct *task)
 {
 	if (task->flags & PF_IO_WORKER)
@@ -163,7 +163,7 @@ static __always_inline __u64 base_of(const struct task_struct *task)
 	return 0;
 }
 
-/* Saves in which call a task is when it leaves the CPU. */
+/* Saves the call that a task is in when the task leaves the CPU. */
 static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task, __u64 began)
 {
 	__u64 *place;
@@ -193,7 +193,8 @@ static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct 
 	if (!kept)
 		return cpu->base;
 	*place = 0;
-	/* A place saved before the programs were last detached is void: the call may have ended unseen. */
+	/* A call that was saved before the programs were last detached is ignored: it may have ended while they were
+	 * detached. */
 	return kept >> TIME_SHIFT == cpu->epoch ? kept & LOW_BITS : cpu->base;
 }
 

@@ -181,11 +181,11 @@ struct DashboardShared {
     live: bool,
     /// True if requests must have a token. Only then are command lines shown, since they may contain secrets.
     arguments: bool,
-    /// Reports that the server was too slow for.
+    /// Number of reports that were skipped because the server's queue was full.
     skipped_reports: AtomicU64,
     losses: Arc<ReportLosses>,
     state: Mutex<DashboardState>,
-    /// Permits to compute sums of reports.
+    /// Limits how many sums of reports are computed at the same time.
     sums: Arc<Semaphore>,
 }
 
