@@ -34,7 +34,7 @@ enum SessionsVerb {
     Swap {
         /// Name of the session
         session: String,
-        /// Name of the graft that it changes to
+        /// Name of the graft that the session changes to
         graft: String,
         /// Restart the session with new packet numbers and without the functions' state, and report how many datagrams
         /// were lost

@@ -35,7 +35,7 @@ pub struct RelayTraceArgs {
     /// Trace only packets from or to this session, by its number in `millrace status`
     #[arg(long, value_name = "ID")]
     session: Option<NonZero<u32>>,
-    /// Trace only packets whose number is a multiple of N
+    /// Trace only packets whose packet number is a multiple of N
     #[arg(long, value_name = "N", default_value = "1")]
     sample: NonZero<u32>,
     /// Stop after this number of traced events

@@ -27,12 +27,12 @@ pub struct WhyArgs {
     /// Address of a peer, or a connection as LOCAL:PORT-REMOTE:PORT; optional with --what-if
     #[arg(required_unless_present = "what_if", value_name = "PEER|CONNECTION")]
     about: Option<About>,
-    /// Remote end of the connection, if both ends are given as two words, as `ss` prints them
+    /// Remote end of the connection, if its two ends are given as separate arguments, as `ss` prints them
     #[arg(value_name = "REMOTE:PORT", conflicts_with = "what_if")]
     other: Option<SocketEnd>,
     /// Ask what a model would choose under these conditions: rtt (ms), rate (Mbit/s), loss (%), burstiness, reordering
-    /// (%), queue (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, the other conditions are those that the
-    /// daemon has measured
+    /// (%), queue (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, conditions not given here are those
+    /// that the daemon has measured
     #[arg(long, value_name = "NAME=VALUE,...", requires = "model")]
     what_if: Option<Features>,
     /// File with the model that `millrace-lab train` has made

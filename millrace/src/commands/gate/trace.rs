@@ -41,7 +41,7 @@ pub(super) struct GateTraceArgs {
     /// Trace only packets that this rule refuses, or would refuse, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(Rule::ALL.map(Rule::name)))]
     rule: Vec<String>,
-    /// Limit of traced packets per second; the number of others is printed each second and at the end
+    /// Limit of traced packets per second; the number of packets beyond it is printed each second and at the end
     #[arg(
         long,
         value_name = "N",
