@@ -73,7 +73,8 @@ fn received(cost: &mut CostPrograms) -> (u64, u64) {
     let left = || getrusage(UsageWho::RUSAGE_THREAD).expect("usage").voluntary_context_switches();
     let before = left();
     wait_until("this thread to leave its CPU", left, |now| *now > before);
-    let mut processes = cost.processes().expect("processes"); // exact: this thread has left its CPU
+    // exact: this thread has left its CPU, so its calls so far are charged
+    let mut processes = cost.processes().expect("processes");
     processes.retain(|process| process.id.pid == std::process::id());
     processes.iter().fold((0, 0), |sum, process| {
         (sum.0 + process.ns(KernelEvent::Receive), sum.1 + process.calls(KernelEvent::Receive))
@@ -149,7 +150,8 @@ fn preempted_calls_count_only_their_threads_time() {
         }
         let networking = |cost: &CostPrograms| -> Vec<u64> {
             let sum = |totals: &CpuSums| KernelEvent::ALL.iter().map(|event| totals.ns(*event)).sum();
-            cost.totals().iter().map(sum).collect() // exact: between two readings of the clock
+            // exact: the test reads the clock before and after these sums
+            cost.totals().iter().map(sum).collect()
         };
         let alone = CallStretch::run(cost, length);
         let start = Instant::now();

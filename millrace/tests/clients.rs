@@ -153,7 +153,7 @@ fn killed_relay_is_found_again_at_once() {
     for client in [&publisher, &subscriber] {
         client.wait_for("the relay was restarted");
     }
-    let before = subscriber.delivered(); // exact: any later value works, too
+    let before = subscriber.delivered(); // exact: the test waits until more objects than this have arrived
     wait_for("media again", || (subscriber.delivered() > before + 50).then_some(()));
 }
 
@@ -352,7 +352,7 @@ fn relay_is_trusted_by_file_or_fingerprint() {
     let publish = ["publish", "--name=live", "--generate", "--rate-hz=50", "--reconnect=false", &url];
     let publisher = FileClient::start(&[&publish[..], &[&root]].concat());
     publisher.wait_for("publishing");
-    let shown = relay.get("/certificate.sha256"); // exact: fixed at start-up
+    let shown = relay.get("/certificate.sha256"); // exact: the certificate is made when the relay starts
     let subscribe = ["subscribe", "--name=live", "--track=objects", "--stats", &url];
     let by = |fingerprint: &str| {
         FileClient::start(&[&subscribe[..], &["--tls-fingerprint", fingerprint]].concat())

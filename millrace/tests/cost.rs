@@ -398,7 +398,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
     };
     // The observer and its log continue while the reader is stopped.
-    let before = logged(); // exact: the number only has to grow from here
+    let before = logged(); // exact: the test only checks that the number grows from here
     wait_until("more reports in the log", logged, |count| *count >= before + 20);
     let mut sequences = sequences(stdout);
     assert_eq!(sequences.next(), Some(0));
@@ -600,7 +600,7 @@ fn replay_is_served_without_any_right() {
         |answer| answer.as_ref().is_ok_and(|(code, _)| *code == 200),
     )
     .unwrap();
-    // exact: the server has answered, so it has reduced its rights before
+    // exact: the server has answered, and it reduces its rights before that
     for (field, want) in [("CapEff", "0000000000000000"), ("Uid", NOBODY), ("Seccomp", "2")] {
         assert!(status(child.id(), field).iter().all(|has| has == want), "{field}");
     }

@@ -71,7 +71,7 @@ struct Make {
     /// Subject of the token: publishers with the same subject may publish the same track
     #[arg(long)]
     subject: Option<String>,
-    /// Issuer of the token; a relay whose settings name issuers accepts only tokens of these
+    /// Issuer of the token; a relay with token-issuer accepts only tokens from the issuers named there
     #[arg(long)]
     issuer: Option<String>,
     /// Audience of the token, repeatable; a relay accepts the token if its token-audience has one of them

@@ -250,7 +250,8 @@ fn silent_or_lossy_receiver_is_cut_off() {
         }
         lossy.send(&receiver_report(1, &block(sequence.into(), 128), 0));
         well.send(&receiver_report(2, &block(sequence.into(), 0), 0));
-        std::thread::sleep(Duration::from_millis(100)); // exact: paces the sender, and reports
+        // exact: this pause sets the rate of packets and reports
+        std::thread::sleep(Duration::from_millis(100));
         let status = fanout.status();
         if status.streams[0].paused.len() == 2 { Ok(status) } else { Err(status) }
     });
@@ -321,7 +322,7 @@ fn reload_loses_no_packet() {
         named.drain() > 0
     });
     client.drain();
-    let status = fanout.status(); // exact: the reload was answered
+    let status = fanout.status(); // exact: the reload has been answered, so it is complete
     assert_eq!((status.streams.len(), status.streams[0].receivers.len()), (2, 2));
     // The second of two new streams is invalid, so the first is removed again.
     let bad = [
@@ -347,9 +348,11 @@ fn reload_loses_no_packet() {
         let error = fanout.fail(&["reload"]);
         assert!(error.contains(said), "{error}");
         pass(&client);
-        assert_eq!(fanout.status().streams.len(), 2); // exact: the reload was answered
+        // exact: the reload has been answered, so it is complete
+        assert_eq!(fanout.status().streams.len(), 2);
         assert!(fanout.succeed(&["status"]).contains("the latest reload failed"));
-        assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned())); // exact: the reload was answered
+        // exact: the reload has been answered, so it is complete
+        assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned()));
     }
     // The settings are reloaded by a signal; no receiver is named any more, and the other stream is gone.
     fanout.write(&scene.config(""));
@@ -392,7 +395,8 @@ fn receiver_named_in_the_settings_needs_no_request() {
         scene.send(&packet);
         client.drain() > 0
     });
-    assert!(fanout.status().streams[0].receivers[0].pinned); // exact: the settings say so
+    // exact: the receiver is named in the settings from the start
+    assert!(fanout.status().streams[0].receivers[0].pinned);
 }
 
 /// While the program is detached, userspace sends to the same receivers. Each packet is sent either by the kernel or by
@@ -509,7 +513,7 @@ fn receive_command_passes_the_stream_to_a_player() {
         scene.send(&packet);
         let len = player.recv(&mut buffer).unwrap();
         assert_eq!(buffer[..len], packet);
-        std::thread::sleep(Duration::from_millis(50)); // exact: paces the sender
+        std::thread::sleep(Duration::from_millis(50)); // exact: this pause sets the sender's rate
         let status = fanout.status();
         let events = &status.streams[0].events;
         if events["reports"] >= 10 && events["leases"] > 3 { Ok(status) } else { Err(status) }

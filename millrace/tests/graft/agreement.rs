@@ -64,7 +64,7 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
-    // exact: callers read this in a wait, or expect that nothing changes
+    // exact: callers repeat this read until it is as expected, or expect no change
     daemon.status().peers.remove(0)
 }
 
@@ -206,7 +206,8 @@ fn both_daemons_may_open_the_agreement_connection() {
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
     let agreed = |daemon: &GraftProcess<'_>| {
-        let counts = daemon.status().negotiations; // exact: both have agreed, and no change follows
+        // exact: both daemons have agreed, so the counts no longer change
+        let counts = daemon.status().negotiations;
         counts.get("agreed").copied().unwrap_or_default()
     };
     let before = [agreed(&near), agreed(&far)];
@@ -393,7 +394,7 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     site.configure_on(0, &fetches(&signer, &identity));
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(!near.status().rules[0].waits); // exact: a missing graft is fetched before an agreement
+    assert!(!near.status().rules[0].waits); // exact: daemons fetch missing grafts before they agree
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
     assert_eq!(congestion(&one), "mr_hybla");
@@ -410,7 +411,7 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     fs::create_dir(site.path("fetched")).unwrap();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(near.status().rules[0].waits); // exact: no peer gives the graft
+    assert!(near.status().rules[0].waits); // exact: no peer offers the graft
     let (one, other) = site.connect(&listener);
     assert_ne!(congestion(&one), "mr_hybla");
     transfer(one, other);

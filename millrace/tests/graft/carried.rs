@@ -50,7 +50,7 @@ pub fn rule(side: &str, port: u16) -> String {
 }
 
 pub fn carry(daemon: &GraftProcess<'_>) -> CarryStatus {
-    // exact: callers read this in a wait, or expect that nothing changes
+    // exact: callers repeat this read until it is as expected, or expect no change
     daemon.status().carry.unwrap()
 }
 
@@ -552,7 +552,7 @@ pub fn fill(to: &mut TcpStream, bytes: &[u8], is_full: impl Fn() -> bool) -> usi
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
         assert!(begin.elapsed() < LONG, "{written} bytes have gone, and it is not full");
-        thread::sleep(Duration::from_millis(1)); // exact: the gap between two attempts to write
+        thread::sleep(Duration::from_millis(1)); // exact: a pause between two attempts to write
     }
     to.set_nonblocking(false).unwrap();
     written
@@ -688,7 +688,8 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
+            // exact: connections are cut at random times
+            thread::sleep(Duration::from_millis(random.u64(1..60)));
             let side = random.usize(..2);
             let resumed = carry(&near).resumed;
             // The entry must differ from the one before, or the reload keeps the carrier.

@@ -43,7 +43,7 @@ fn rule(tier: &str) -> String {
 }
 
 fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
-    // exact: callers read this in a wait, or expect that nothing changes
+    // exact: callers repeat this read until it is as expected, or expect no change
     daemon.status().selection.unwrap()
 }
 
@@ -174,10 +174,10 @@ fn learned_results_outlast_the_daemon() {
     let is_all = |it: &SelectionStatus| it.outcomes.values().sum::<u64>() == sent;
     wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
-    let kinds = daemon.status().purposes; // exact: all connections are over, and each has an outcome
+    let kinds = daemon.status().purposes; // exact: every connection has ended, so its outcome is counted
     daemon.end();
     let daemon = GraftProcess::start(&site);
-    assert_eq!(daemon.status().purposes, kinds); // exact: read at start-up
+    assert_eq!(daemon.status().purposes, kinds); // exact: the daemon reads the learned results when it starts
     send(&site, &listener, 10);
     let after = wait_for("a choice", || selection(&daemon).paths.pop());
     assert_eq!((&after.arm, &after.why), (&before.arm, &before.why));
@@ -185,7 +185,8 @@ fn learned_results_outlast_the_daemon() {
     daemon.end();
     fs::write(site.path("learned.json"), "no JSON").unwrap();
     let daemon = GraftProcess::start(&site);
-    let trouble = daemon.status().trouble.join("\n"); // exact: read at start-up
+    // exact: the daemon reads the learned results when it starts
+    let trouble = daemon.status().trouble.join("\n");
     assert!(
         trouble.contains("the learned state cannot be read") && trouble.contains("learned.json.unreadable"),
         "{trouble}"
@@ -251,7 +252,7 @@ fn unread_events_are_lost_and_counted() {
     }
     daemon.go_on();
     let numbers = || {
-        let status = daemon.status(); // exact: the result is waited for below
+        let status = daemon.status(); // exact: the test waits for the final result below
         (status.outcomes["untold"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
     };
     let is_all = |(untold, begun): &(u64, u64)| begun + untold >= CROWD;

@@ -158,7 +158,7 @@ fn table(hook: &str, rules: &str, port: u16) -> String {
 /// Returns the line with the number of packets that the table's counter has counted.
 fn seen(site: &GraftSite, host: usize) -> String {
     let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
-    // exact: the caller has an answer that came through the counted rule
+    // exact: the caller has received an answer that passed the counted rule
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
 
@@ -299,7 +299,8 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
     let listener = site.listen_on(at(SERVER, port));
     firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
     assert!(hears(&site, true, PASSES, &listener));
-    let there = carry(&far).firewall.unwrap(); // exact: the connection has an answer that passed the rule
+    // exact: the client has received an answer that passed the firewall rule
+    let there = carry(&far).firewall.unwrap();
     assert_eq!(there.openings["rule"], 1, "{there:?}");
     assert!(there.rules.iter().any(|rule| rule.ends_with(": quota")), "{there:?}");
 }
@@ -347,7 +348,8 @@ fn first_packets_reach_only_the_firewall() {
     for (host, daemon) in [(0, &near), (1, &far)] {
         let counted = seen(&site, host);
         assert!(counted.contains("packets 1 "), "host {host}: {counted}");
-        let packets = carry(daemon).firewall.unwrap().packets; // exact: the connection was made
+        // exact: the connection is established, so its packets were counted
+        let packets = carry(daemon).firewall.unwrap().packets;
         assert_eq!((packets["out"], packets["in"]), (1, 1), "{packets:?}");
     }
 }

@@ -188,7 +188,7 @@ fn hosts_without_software_exchange_all_bytes_through_gateways() {
     assert!(why.contains(&format!("{SERVER_HOST}: carried by far")), "{why}");
     let status = near.succeed(&["status"]);
     assert!(status.contains("gateway of 10.97.0.0/24, fd97::/64 behind lan0: 0 wait"), "{status}");
-    assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections are over
+    assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections have ended
 }
 
 /// Connections that were open before the gateway started, and connections that no rule names, are forwarded.
@@ -519,7 +519,7 @@ fn gateway_serves_a_recreated_interface() {
 
 /// Returns the processes whose parent is the daemon.
 fn children(daemon: &GraftProcess<'_>) -> Vec<i32> {
-    // exact: callers read this in a wait
+    // exact: callers repeat this read until it is as expected
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let text =
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());

@@ -112,7 +112,7 @@ fn a_reload_is_all_or_nothing() {
         assert!(error.contains(wanted), "{error}");
         assert_eq!(ours(), ["mr_hybla"], "{wanted}");
         assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla", "{wanted}");
-        let trouble = daemon.status().trouble; // exact: the reload was answered
+        let trouble = daemon.status().trouble; // exact: the reload has been answered, so it is complete
         assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
     }
     // The reloaded settings have another parameter for the same graft, which replaces the loaded one.
@@ -121,7 +121,7 @@ fn a_reload_is_all_or_nothing() {
         rule("hybla")
     ));
     assert_eq!(daemon.succeed(&["reload"]), "the settings were read again\n");
-    // exact: the reload was answered after the change
+    // exact: the reload has been answered, so the change is complete
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 30_000);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
     // The reloaded settings have another graft.
@@ -129,7 +129,8 @@ fn a_reload_is_all_or_nothing() {
     daemon.succeed(&["reload"]);
     assert_eq!(ours(), ["mr_westwood"]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_westwood");
-    assert_eq!(daemon.status().trouble, Vec::<String>::new()); // exact: the reload was answered
+    // exact: the reload has been answered, so it is complete
+    assert_eq!(daemon.status().trouble, Vec::<String>::new());
     let second = Command::new(env!("CARGO_BIN_EXE_millrace"))
         .args(["graft", "run", "--http=off", "--config"])
         .arg(site.path("graft0.toml"))
@@ -207,7 +208,7 @@ fn own_graft_is_built_and_loaded_as_documented() {
     write_manifest(&site);
     let swapped = daemon.succeed(&["swap", "mine", "mine"]);
     assert!(swapped.starts_with("1 live connections changed"), "{swapped}");
-    // exact: the swap was answered after the change
+    // exact: the swap has been answered, so the change is complete
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 26_000);
     transfer(near, far);
 }
@@ -355,7 +356,8 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     // A killed daemon leaves its programs, too. The next daemon has other settings.
     site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
     let next = GraftProcess::start_with(&site, 0, &keep);
-    assert_eq!(next.status().loaded.len(), 2); // exact: fixed at start-up
+    // exact: grafts are loaded before the daemon's start is complete
+    assert_eq!(next.status().loaded.len(), 2);
     next.kill();
     assert_eq!(
         (ours(), is_used()),

@@ -104,7 +104,7 @@ impl<'a> MessageHost<'a> {
     }
 
     pub fn lent(&self) -> usize {
-        self.status().peers[0].lent // exact: callers wait for the value
+        self.status().peers[0].lent // exact: callers repeat this read until the value is as expected
     }
 
     /// Returns the process ID of the daemon's part for sessions.
@@ -307,7 +307,7 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
             match near.event().unwrap() {
                 Some(SessionEvent::Changed { graft, by, .. }) => break (graft, by),
                 Some(other) => panic!("{other:?}"),
-                None => thread::sleep(Duration::from_millis(1)), // exact: paces the sender
+                None => thread::sleep(Duration::from_millis(1)), // exact: this pause sets the sender's rate
             }
             assert!(before.elapsed() < LONG);
         };
@@ -437,7 +437,8 @@ fn garbage_messages_do_nothing() {
         let _ = connect(&one, &address);
         one
     }));
-    let trouble = || near.status().trouble; // exact: there is no trouble, neither now nor when all records were read
+    // exact: the status reports no trouble, before or after the daemon has read all records
+    let trouble = || near.status().trouble;
     assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);
     let listener = asks(&site, 1, "test").listen().unwrap();
@@ -713,7 +714,7 @@ fn violation_is_reported_and_another_graft_follows() {
         let _ = near.send(&[7; 1000]);
         let _ = far.receive();
         seen.extend(near.event().unwrap());
-        thread::sleep(Duration::from_millis(1)); // exact: paces the sender
+        thread::sleep(Duration::from_millis(1)); // exact: this pause sets the sender's rate
         assert!(begin.elapsed() < LONG, "{seen:?}");
     }
     let violated = |event: &SessionEvent| matches!(event, SessionEvent::Violated(it) if it.what == "max_loss" && it.measured > 1.0);

@@ -116,7 +116,7 @@ fn start<'a>(site: &'a GraftSite, side: usize, family: PathFamily, more: &str) -
 /// Returns the paths of the busiest session.
 fn paths(host: &MessageHost<'_>) -> Vec<PathStatus> {
     let busiest = |session: &SessionStatus| session.paths.iter().map(|path| path.sent).sum::<u64>();
-    // exact: callers read this in a wait, or know what has arrived
+    // exact: callers repeat this read until it is as expected, or know what has arrived
     host.status().sessions.into_iter().max_by_key(busiest).unwrap().paths
 }
 

@@ -101,7 +101,7 @@ fn parts_serve_on_one_socket_and_one_page() {
     exchange([&sockets[0], &sockets[1]]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
 
-    let status = status(&near); // exact: the connection was counted before it was opened
+    let status = status(&near); // exact: the daemon counts a connection before it is established
     assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
@@ -228,7 +228,8 @@ fn hanging_part_is_named_and_delays_nobody() {
     pause(stopped);
     wait_until("the hang in the status", || state(&near, "sessions"), |state| state == "not-answering");
     near.end();
-    assert!(!fs::exists(format!("/proc/{stopped}")).unwrap()); // exact: the daemon waits for its parts when it ends
+    // exact: the daemon ends only after its parts have ended
+    assert!(!fs::exists(format!("/proc/{stopped}")).unwrap());
 }
 
 /// The kernel ends the parts of a killed daemon, whether they run or are stopped. The next daemon waits until they have

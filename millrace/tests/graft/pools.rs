@@ -214,7 +214,8 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
+            // exact: connections are cut at random times
+            thread::sleep(Duration::from_millis(random.u64(1..60)));
             let before = carry(&near).resumed;
             // All pooled connections are killed, at one of the hosts.
             let killed =

@@ -65,7 +65,7 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
     assert!(is_led(&site, &near, &listener));
     be("copie");
     assert!(!is_led(&site, &near, &listener), "a connection without a rule was tunnelled");
-    let status = near.status(); // exact: the cgroup was not created yet
+    let status = near.status(); // exact: the cgroup does not exist yet
     let below = status.rules.iter().find(|rule| rule.name == "below").unwrap();
     assert!(below.missing && below.who == format!("cgroup {}", nested.display()), "{below:?}");
     assert!(near.succeed(&["status"]).contains("command copier"));
@@ -108,7 +108,7 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
 }
 
 fn purpose(daemon: &GraftProcess<'_>, command: &str) -> Option<PurposeStatus> {
-    // exact: callers read this in a wait
+    // exact: callers repeat this read until it is as expected
     daemon.status().purposes.into_iter().find(|it| it.port == PORT && it.command == command)
 }
 

@@ -304,11 +304,11 @@ pub fn pause(process: u32) {
 /// in a container without an init process nobody reaps it.
 pub fn has_ended(process: u32) -> bool {
     let is_over = |task: std::io::Result<fs::DirEntry>| {
-        // exact: callers wait for the result
+        // exact: callers repeat this check until it is as expected
         let stat = task.and_then(|task| fs::read_to_string(task.path().join("stat"))).unwrap_or_default();
         stat.is_empty() || stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
     };
-    // exact: callers wait for the result
+    // exact: callers repeat this check until it is as expected
     let tasks = format!("/proc/{process}/task");
     fs::read_dir(tasks).map_or_else(|error| error.kind() == ErrorKind::NotFound, |mut all| all.all(is_over))
 }

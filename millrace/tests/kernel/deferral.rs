@@ -79,9 +79,11 @@ fn detached_program_defers_no_packet() {
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            assert!(net.status().engine.deferred > 0); // exact: ten groups have arrived
+            // exact: ten groups have arrived, so packets were deferred
+            assert!(net.status().engine.deferred > 0);
         }
-        11 => deferred.set(net.status().engine.deferred), // exact: a group has arrived since then
+        // exact: a group has arrived since the program was detached
+        11 => deferred.set(net.status().engine.deferred),
         20 => {
             assert_eq!(net.status().engine.deferred, deferred.get()); // exact: the detached program counts nothing
             net.server.change_engine(&net.config).unwrap();

@@ -91,7 +91,8 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
 fn default_gate_refuses_only_packets_that_no_client_sends() {
     needs_root!(default_gate_refuses_only_packets_that_no_client_sends);
     let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
+    // exact: the gate attaches before the relay's start is complete
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
 
     let client = net.lab.node("sub1").unwrap();
     let socket = client.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
@@ -156,7 +157,7 @@ fn client_at_its_session_limit_gets_no_further_session() {
         net.relay().enter(|| net.server.change_gate(&config)).unwrap().unwrap();
     };
     change(GateChoice::Off);
-    assert!(!net.status().gate.on); // exact: the call that changes it has returned
+    assert!(!net.status().gate.on); // exact: the call that switches the gate off has returned
     assert!(is_turned_away(&net, "sub1"));
     net.until("the relay counts it", |status| status.drops["client_session_limit"] > 0);
 
@@ -218,7 +219,7 @@ fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
 fn recreated_interface_is_guarded_again() {
     needs_root!(recreated_interface_is_guarded_again);
     let net = gated(1);
-    let before = net.status().gate; // exact: attached at start-up
+    let before = net.status().gate; // exact: the gate attaches before the relay's start is complete
     assert!(before.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{before:?}");
     sh(net.relay(), "ip link del to-sub1 2>/dev/null");
     let is_missed =
@@ -260,7 +261,8 @@ fn guarded(status: &Status) -> Vec<&str> {
 fn interface_is_guarded_while_it_has_an_address() {
     needs_root!(interface_is_guarded_while_it_has_an_address);
     let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
+    // exact: the gate attaches before the relay's start is complete
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
     let client = net.lab.node("sub1").unwrap();
     let far = client.netns().name();
     sh(net.relay(), &format!("ip link add late up type veth peer name early netns {far}"));
@@ -280,7 +282,7 @@ fn interface_is_guarded_while_it_has_an_address() {
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
     until("the interface to be guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
-    assert_eq!(net.status().gate.refused["short"], 20); // exact: no more were sent
+    assert_eq!(net.status().gate.refused["short"], 20); // exact: the test has sent no more of these packets
     drop(net.peer("sub1"));
 }
 

@@ -78,7 +78,8 @@ async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, inboxes: &mut [Subsc
     let mut object = 0;
     // exact: the condition is checked again after each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status()); // exact: only for the message
+        // exact: the status is printed only if the test fails
+        assert!(object < 10_000, "{:#?}", net.status());
         publish(publisher, 0, object).await;
         for inbox in inboxes.iter_mut() {
             inbox.expect(1).await;

@@ -67,7 +67,7 @@ fn kernel_continues_after_a_hole_in_a_stream() {
                 id += 1;
                 arrived.wait(id.saturating_sub(AHEAD)).await;
                 time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
-                holes.look(&net.status()); // exact: checked again after each object
+                holes.look(&net.status()); // exact: this check is repeated after each object
             }
             subgroup.finish();
             id
@@ -75,7 +75,8 @@ fn kernel_continues_after_a_hole_in_a_stream() {
         let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
         let both = net.run(async {
             let both = async { tokio::join!(publishing, receiving) };
-            time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: only for the message
+            // exact: the status is printed only if the test fails
+            time::timeout(BOUND, both).await.map_err(|_| net.status())
         });
         let (objects, received) = both.unwrap_or_else(|status| panic!("{impairment}: {:#?}", status.engine));
         assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));
@@ -148,7 +149,7 @@ fn connection_ids_that_peers_retire_are_followed() {
             id += 1;
             arrived.wait(id.saturating_sub(AHEAD)).await;
             time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
-            let status = net.status(); // exact: checked again after each object
+            let status = net.status(); // exact: this check is repeated after each object
             let packets = sum(&status, |session| session.kernel.packets);
             if retired() > seen {
                 (seen, before) = (retired(), packets);
@@ -162,7 +163,8 @@ fn connection_ids_that_peers_retire_are_followed() {
     let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
     let both = net.run(async {
         let both = async { tokio::join!(publishing, receiving) };
-        time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: only for the message
+        // exact: the status is printed only if the test fails
+        time::timeout(BOUND, both).await.map_err(|_| net.status())
     });
     let (objects, received) = both.unwrap_or_else(|status| panic!("{} retired: {status:#?}", retired()));
     assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));

@@ -103,7 +103,8 @@ fn ports_that_never_answer_change_nothing_in_the_kernel() {
     StrangerClient::new(&net).while_changing(hop, |stranger| {
         stranger.wait_for_changes();
         // The commands are for keys and the first path. quinn also returns to the first path if the client had to wait.
-        let commands = net.status().engine.commands; // exact: an upper bound of the commands so far
+        // exact: the value is only an upper bound of the commands so far
+        let commands = net.status().engine.commands;
         assert!(commands < CHANGES / 4, "{commands} commands");
         a_newcomer_is_served(&net);
     });

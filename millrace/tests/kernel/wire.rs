@@ -137,7 +137,8 @@ fn kernel_follows_peers_to_new_addresses() {
     let cast = cast(&net, &["sub1", "sub2"]);
     let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
     let addresses = || {
-        let sessions = net.status().relay.sessions; // exact: no peer has moved yet, and later `until` reads it again
+        // exact: no peer has moved yet, and `until` reads the sessions again later
+        let sessions = net.status().relay.sessions;
         sessions.iter().map(|one| (one.id, one.remote)).collect::<BTreeMap<_, _>>()
     };
     let before = addresses();

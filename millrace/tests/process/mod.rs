@@ -103,7 +103,7 @@ impl RunningRelay {
 
     /// Returns the address that it listens on.
     pub fn listen(&self) -> SocketAddr {
-        self.status().listen[0] // exact: fixed at start-up
+        self.status().listen[0] // exact: the listen address is fixed when the relay starts
     }
 
     /// Returns the URL for clients.

@@ -174,7 +174,7 @@ async fn slow_subscriber_gets_lower_rendition_from_next_group() {
     }
     scene.subscriber.expect_no_stream().await;
     scene.relay.assert_forwarded();
-    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
+    let totals = scene.relay.status().totals; // exact: the relay made each choice before the groups arrived
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -298,7 +298,7 @@ async fn subscription_update_keeps_the_rendition() {
         scene.publish(group).await;
         assert_eq!(scene.next().await, (group, LOW));
     }
-    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
+    let totals = scene.relay.status().totals; // exact: the relay made each choice before the groups arrived
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 

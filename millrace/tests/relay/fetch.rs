@@ -87,7 +87,7 @@ pub async fn publish_groups(
     subscriber: &mut TestPeer,
     groups: std::ops::Range<u64>,
 ) {
-    // exact: earlier objects have been waited for
+    // exact: the test has waited for earlier objects
     let wanted = relay.status().totals.objects_received + 3 * (groups.end - groups.start);
     for group in groups {
         let mut subgroup = publisher.subgroup(header(1, group)).await;

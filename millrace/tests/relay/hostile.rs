@@ -176,7 +176,7 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
                 && Handle::current().metrics().num_alive_tasks() == tasks
         })
         .await;
-    relay.status().drops.clone() // exact: no task is left that could count
+    relay.status().drops.clone() // exact: no task is left that could change the counters
 }
 
 /// Runs `work` with a hostile client, on a thread of its own.
@@ -330,7 +330,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
             drop(publisher);
         }
-        let status = relay.status(); // exact: the bystander was let in before
+        let status = relay.status(); // exact: the bystander has connected before
         assert!(status.sessions.iter().any(|session| session.subscriber || session.publisher), "{status:#?}");
     }
     relay.assert_forwarded();

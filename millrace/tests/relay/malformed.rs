@@ -166,7 +166,7 @@ async fn a_group_may_end_in_several_subgroups() {
     next.finish();
     assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     relay.until_largest(at(1, 0)).await;
-    assert_eq!(relay.status().drops["malformed_track"], 0); // exact: a later object is cached
+    assert_eq!(relay.status().drops["malformed_track"], 0); // exact: a later object has reached the cache
 }
 
 #[tokio::test]

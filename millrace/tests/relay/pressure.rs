@@ -128,7 +128,7 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     subgroup.object(0, 4_000_000).await;
     subgroup.finish();
     let received = subscriber.next_subgroup().await;
-    // exact: longer than the delivery timeout, which is under test
+    // exact: this is longer than the delivery timeout, which the test checks
     tokio::time::sleep(Duration::from_millis(510)).await;
     // Reading gives credit, but by now the delivery timeout has passed.
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Reset));
@@ -152,8 +152,9 @@ async fn late_group_is_dropped_once_the_next_begins() {
             status.sessions.iter().any(|session| session.pending > 1_000_000)
         })
         .await;
-    tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
-    assert_eq!(relay.status().drops["late"], 0); // exact: nothing else is to come
+    // exact: this is longer than the longest delay, which the test checks
+    tokio::time::sleep(4 * max_delay).await;
+    assert_eq!(relay.status().drops["late"], 0); // exact: no further object will arrive
     publish(&publisher, 1..2, 100).await;
     relay.until("it goes", |status| status.drops["late"] == 1).await;
     let second = subscriber.next_subgroup().await;
@@ -180,10 +181,11 @@ async fn requested_earlier_objects_are_not_late() {
     publish(&publisher, 1..2, 100).await;
     let one = late.next_subgroup().await;
     let other = late.next_subgroup().await;
-    tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
+    // exact: this is longer than the longest delay, which the test checks
+    tokio::time::sleep(4 * max_delay).await;
     let whole = || (vec![0], PeerStreamEnd::Fin);
     assert_eq!(tokio::join!(one.all(), other.all()), (whole(), whole()));
-    assert_eq!(relay.status().drops["late"], 0); // exact: both streams have come whole
+    assert_eq!(relay.status().drops["late"], 0); // exact: both streams have arrived completely
 }
 
 #[tokio::test]
@@ -255,7 +257,7 @@ async fn longest_delay_can_be_changed() {
     relay.until_largest(at(2, 0)).await;
     let settings = Settings { max_delay: Some("0.05".parse().unwrap()), ..Settings::default() };
     relay.server.set_delays(&Config::new(settings, None).unwrap());
-    // exact: no task has run since
+    // exact: no task has run since the limit was changed
     assert_eq!(relay.status().drops["late"], 0, "nothing was late before");
     publish(&publisher, 3..6, 2_000_000).await;
     relay.until("late groups", |status| status.drops["late"] > 0).await;

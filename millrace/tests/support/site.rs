@@ -80,7 +80,8 @@ impl RelaySite {
     }
 
     fn new() -> Self {
-        let home = File::open("/proc/thread-self/ns/net").unwrap(); // exact: this thread's own
+        // exact: a thread's own namespace does not change by itself
+        let home = File::open("/proc/thread-self/ns/net").unwrap();
         let lab = wants_kernel().then(lab).flatten();
         if let Some(lab) = &lab {
             let peers = File::open(lab.node(PEERS).unwrap().netns().path()).unwrap();
