@@ -203,9 +203,9 @@ mod tests {
 
     /// Checks with `go tool pprof`, the format's own tool, that profiles are valid.
     #[test]
-    fn go_tool_pprof_reads_it() {
+    fn go_tool_pprof_reads_exported_profile() {
         if Command::new("go").arg("version").output().is_err() {
-            println!("SKIP go_tool_pprof_reads_it: no go");
+            println!("SKIP go_tool_pprof_reads_exported_profile: no go");
             return;
         }
         let file = tempfile::NamedTempFile::new().expect("a file");

@@ -475,7 +475,7 @@ mod tests {
 
     /// Wherever a file is cut off, all reports that were flushed before that byte can be read.
     #[test]
-    fn abrupt_end_loses_the_last_report_at_most() {
+    fn truncated_log_loses_at_most_its_last_report() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
         let mut writer = ReportWriter::create(&path, BIG).expect("a log");
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_are_renamed() {
+    fn log_rotation_renames_only_regular_files() {
         let dir = tempfile::tempdir().expect("a directory");
         let create = |path: &Path| ReportWriter::create(path, BIG);
         let inside = dir.path().join("inside");
@@ -643,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_version_is_refused() {
+    fn log_of_an_unknown_version_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let refused = |text: String| {
             fs::write(file.path(), text).expect("written");

@@ -252,7 +252,7 @@ impl Taxonomy {
         let event = match event {
             _ if frames == 0 => None,
             _ if conditional && !networking => Some(Event::Kernel),
-            // Devices, io_uring and networking softirqs keep their work even if it is for a local socket.
+            // Work of the events `Devices`, `IoUring` and the softirqs counts for these events even on a local socket.
             Event::Send | Event::Receive | Event::Sockets | Event::Poll | Event::Workers if local => {
                 Some(Event::Local)
             }

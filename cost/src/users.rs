@@ -63,7 +63,7 @@ impl Users {
         let known = processes.entry(pid).or_default();
         if !std::mem::replace(&mut known.checked, true) {
             let memory = memory(pid);
-            // The cached names of a process that has exited are still right.
+            // If the process has exited, its cached names are still valid for its samples.
             if memory.is_some() && memory != known.memory {
                 *addresses -= known.names.len();
                 known.names.clear();

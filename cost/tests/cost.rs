@@ -149,7 +149,7 @@ fn netlink_calls_count_as_local() {
     });
 }
 
-/// Returns how often a program of the observer ran so far.
+/// Returns how often the observer's program `name` has run since it was loaded.
 fn runs(cost: &CostPrograms, statistics: &Statistics, name: &str) -> u64 {
     let own = cost.program_ids();
     let programs = statistics.read();

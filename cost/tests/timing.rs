@@ -81,7 +81,7 @@ fn received(cost: &mut CostPrograms) -> (u64, u64) {
     })
 }
 
-/// The figures of a stretch of calls without pause.
+/// The times and the number of consecutive calls, as the thread and the observer have counted them.
 #[derive(Debug)]
 struct CallStretch {
     on_cpu_ns: f64,
@@ -168,7 +168,7 @@ fn preempted_calls_count_only_their_threads_time() {
             preempted.calls
         );
         for stretch in [&alone, &preempted] {
-            // The calls that waited for the datagram in `socket` are counted too.
+            // `counted_calls` may include up to two calls of `socket`, which waited for the datagram to arrive.
             assert!((stretch.calls..=stretch.calls + 2).contains(&stretch.counted_calls), "{stretch:?}");
             assert!(stretch.share() <= 1.0 + TOLERANCE, "{method:?}: {stretch:?}");
         }

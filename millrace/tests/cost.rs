@@ -188,7 +188,7 @@ fn quic_server_cpu_time_is_split_by_activity() {
 
 const OTHER_SCREEN: &str = "\x1b[?1049h";
 const FIRST_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
-/// The control sequence that begins each picture of the live view.
+/// The control sequence with which the live view begins each redraw.
 const HOME: &str = "\x1b[H";
 
 /// Starts the live view on a terminal of its own.
@@ -325,8 +325,8 @@ fn log_can_be_replayed() {
 
 /// A start that fails must leave history, directories and exported files unchanged.
 #[test]
-fn failed_output_destroys_nothing() {
-    if !is_root("failed_output_destroys_nothing") {
+fn failed_start_leaves_existing_files_unchanged() {
+    if !is_root("failed_start_leaves_existing_files_unchanged") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -463,7 +463,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     assert_eq!(replayed.last().unwrap() + 1, replayed.len() as u64 + lost);
 }
 
-/// Figures must come all the way from the kernel to a browser.
+/// The dashboard must show figures that the kernel's programs have measured on this machine.
 #[test]
 fn dashboard_shows_reports_of_this_machine() {
     if !is_root("dashboard_shows_reports_of_this_machine") {
@@ -580,10 +580,10 @@ fn http_server_keeps_only_needed_rights() {
     }
 }
 
-/// Showing a log needs no rights at all.
+/// A process that serves a log's dashboard needs no capabilities, and drops all of them.
 #[test]
-fn replay_is_served_without_any_right() {
-    if !is_root("replay_is_served_without_any_right") {
+fn dashboard_of_a_replay_has_no_privileges() {
+    if !is_root("dashboard_of_a_replay_has_no_privileges") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -718,8 +718,8 @@ fn process_ids_are_those_of_the_observers_pid_namespace() {
     if !is_root("process_ids_are_those_of_the_observers_pid_namespace") {
         return;
     }
-    // One process sends inside of the PID namespace, and one outside. The shell becomes the observer, whose end ends
-    // all processes inside.
+    // One process sends inside of the PID namespace, and one outside. The shell execs the observer as PID 1 of the
+    // namespace, so all processes inside end with it.
     let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
         exec \"$0\" cost --mode events --json --reports 2 --period 1500ms --profile $! \"$@\"";
     // The name of the process outside is that of a link to the shell. Threads of this test program would share the name

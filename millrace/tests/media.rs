@@ -13,7 +13,7 @@ use std::{
 use millrace_testkit::show_log_on_panic;
 use process::{RunningRelay, millrace, wait_for};
 
-/// A publisher or a player.
+/// A process that publishes or plays; killed when dropped.
 struct MediaClient {
     process: Child,
     said: PathBuf,
@@ -64,7 +64,7 @@ fn size(file: &Path) -> u64 {
     fs::metadata(file).map_or(0, |file| file.len())
 }
 
-/// Returns ffmpeg's complaints about a file when it decodes it.
+/// Decodes a file with ffmpeg, and returns the errors that ffmpeg prints.
 fn complaints(file: &Path) -> String {
     let output = Command::new("ffmpeg")
         .args(["-nostdin", "-v", "error", "-i"])

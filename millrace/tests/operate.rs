@@ -127,7 +127,7 @@ fn drain_does_not_wait_for_absent_peers() {
     let [url, verify] = flags.each_ref().map(String::as_str);
     let mut edge = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600", url, verify]);
     wait_for("upstream session", || upstream_of(&edge).session);
-    // The upstream relay exists, and no longer answers.
+    // The upstream relay is stopped with SIGSTOP, so it exists but does not answer.
     upstream.signal(Signal::SIGSTOP);
     edge.signal(Signal::SIGTERM);
     assert_eq!(edge.exit_code(), Some(0));
@@ -163,7 +163,7 @@ fn simultaneous_signals_do_not_skip_the_drain() {
     let args = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
     let _publisher = GuardedClient::start(millrace().args(args));
     wait_for("a session", || (relay.status().sessions.len() == 1).then_some(()));
-    // Signals are sent while it is stopped, so that it gets both at once even on a busy machine.
+    // The relay is stopped while both signals are sent, so that it gets them at the same time even on a busy machine.
     for signal in [Signal::SIGSTOP, Signal::SIGTERM, Signal::SIGINT, Signal::SIGCONT] {
         relay.signal(signal);
     }
@@ -285,7 +285,7 @@ async fn reload_uses_new_certificate_unless_broken() {
     assert!(!shows(addr, &first).await);
 }
 
-/// A new reason must be documented.
+/// Checks that the documentation names every reason for which the relay drops media or refuses a client.
 #[test]
 fn every_reason_to_drop_has_a_line_in_the_documentation() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
@@ -300,7 +300,7 @@ fn every_reason_to_drop_has_a_line_in_the_documentation() {
     }
 }
 
-/// Closes a connection within its handshake, with this reason.
+/// Starts a handshake with the relay, and closes the connection with this reason before it is complete.
 #[derive(Debug)]
 struct Rude(&'static str);
 
@@ -452,7 +452,8 @@ fn live_status_fits_and_restores_the_terminal() {
         assert!(live.echoes(), "the terminal is as it was");
     }
 
-    // Printed once, on the same terminal, and into a pipe, where names are whole and there are no control sequences.
+    // Without `--watch`, the status is printed once, to the terminal or into a pipe. In a pipe, names are not cut and
+    // there are no control sequences.
     let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
     command.arg("status").args(asked(&relay));
     let text = PseudoTerminal::start(command, 80, 24).rest();
@@ -463,7 +464,7 @@ fn live_status_fits_and_restores_the_terminal() {
     assert!(piped.contains(NAME) && !piped.contains('\x1b'), "{piped}");
 }
 
-/// A client that ends with the test. A failed test shows its output.
+/// A client process that is killed when dropped. A failed test shows its output.
 struct GuardedClient {
     child: Child,
     dir: TempDir,
@@ -634,7 +635,7 @@ fn unreadable_rights_files_deny_and_are_named() {
     assert!(said.starts_with("ok\nunread: 1 "), "{said}");
     let metrics = relay.get("/metrics"); // exact: the relay has dropped the key
     assert!(metrics.contains("\nmillrace_relay_access_unread 1\n"), "{metrics}");
-    // IDs that are revoked meanwhile stay revoked, and removing the last key grants nothing.
+    // IDs stay revoked when their file becomes unreadable, and removing the last key gives nobody a right.
     fs::write(relay.path("revoked"), "a\nb\n").unwrap();
     wait_until("another ID is revoked", access, |access| access.revoked == 2);
     fs::write(relay.path("two"), "").unwrap();

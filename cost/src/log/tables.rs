@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn log_line_names_only_what_is_new() {
+    fn log_line_defines_only_new_names() {
         let with = |at, stacks| Report { stacks, ..samples::report(at) };
         let reports = [
             with(0, Some(samples::stacks(&[("a;b", 0, 3), ("a;c", 1, 1)]))),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn full_tables_begin_anew() {
+    fn full_log_tables_are_emptied() {
         let functions: Vec<String> = (0..FULL).map(|at| format!("f{at}")).collect();
         let stack = ProfiledStack { cpu: 0, event: None, pid: None, frames: vec![7], samples: 1, ns: 5 };
         let many = Stacks { functions, stacks: vec![stack] };
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_name_nothing_are_left_out() {
+    fn log_positions_outside_the_tables_are_ignored() {
         let mut text = br#"{"a":1,"tables":{"anew":false,"functions":["f"],"traces":[[null,null,[0,9]]],"unmeasured":[],"#.to_vec();
         text.extend(br#""stacks":[[0,0,1,5],[4,0,1,5]],"missing":[[3,null]]}}"#);
         let rest = cut(&mut text, &mut Arc::default()).expect("tables").expect("a line of a log");

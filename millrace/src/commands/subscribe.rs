@@ -135,7 +135,7 @@ fn as_csv(subscribers: &[Vec<ObjectArrival>]) -> String {
 }
 
 /// Converts an error. A broken pipe becomes an I/O error, by which `main` recognises that the reader of the media has
-/// exited. An error that may pass gets the hint to use `--reconnect`.
+/// exited. The text of a temporary error suggests `--reconnect`.
 fn failed(error: subscribe::Error, is_patient: bool) -> anyhow::Error {
     let may_pass = error.may_pass() && !is_patient;
     let error = anyhow::Error::from(error);
@@ -170,7 +170,8 @@ fn print_running(total: &StatsReport, previous: &mut u64) -> io::Result<()> {
 
 impl SubscribeArgs {
     fn options(self) -> anyhow::Result<SubscribeOptions> {
-        // The payloads of one track are written unchanged; several tracks are media.
+        // The payloads of a single track are written unchanged. Several tracks are played together, as one file of
+        // media.
         let (track, tracks) = match self.track.len() {
             0 | 1 => (self.track.into_iter().next(), Vec::new()),
             _ => (None, self.track),

@@ -147,8 +147,8 @@ fn jwt_claims(args: Make, now: u64) -> JwtClaims {
 }
 
 fn cat_claims(args: Make, now: u64) -> cat::CatClaims {
-    // The paths of --put and --get are relative to --root. The path is the beginning of the namespaces that the token
-    // is for.
+    // The token's paths are those of --put and --get, appended to --root. A path permits all namespaces that begin with
+    // it.
     let scope = |below: &String, publish: bool| {
         let fields = args.root.split('/').chain(below.split('/')).filter(|field| !field.is_empty());
         GrantScope {

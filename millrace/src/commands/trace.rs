@@ -145,8 +145,8 @@ impl AnswerLines {
         Ok(lines)
     }
 
-    /// Sets the time for which lines are read from now on. Called when the relay has begun to trace. `None` reads
-    /// without a limit.
+    /// Sets how long lines are read, counted from this call; `None` sets no limit. Called when the relay has begun to
+    /// trace.
     fn end_in(&mut self, time: Option<Duration>) -> anyhow::Result<()> {
         self.reader.get_ref().set_read_timeout(None)?;
         self.end = time.and_then(|time| Instant::now().checked_add(time));

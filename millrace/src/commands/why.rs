@@ -46,7 +46,7 @@ pub struct WhyArgs {
     json: bool,
 }
 
-/// The subject of the question.
+/// The peer or connection to explain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum About {
     Peer(IpAddr),
@@ -155,7 +155,7 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let measured =
         why.and_then(|why| why.in_place.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);
-    // An arm that the peer or this host cannot use under these conditions is never chosen.
+    // An arm (a congestion control, graft or tunnel) that this host or the peer cannot use is never chosen.
     let can = |arm: &str| arms::can_be_had_by(arm, &features);
     let decision = model.decide(&features, can);
     print(&if args.json {

@@ -171,8 +171,8 @@ fn malformed_requests_get_no_answer() {
 
 /// The kernel checks the lease's time itself, so a fan-out process that hangs forwards nothing after the lease.
 #[test]
-fn expired_lease_ends_in_the_kernel() {
-    if !root("expired_lease_ends_in_the_kernel") {
+fn kernel_stops_sending_when_the_lease_expires() {
+    if !root("kernel_stops_sending_when_the_lease_expires") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -332,7 +332,7 @@ fn reload_loses_no_packet() {
                 + &other(5014, [192, 0, 2, 9].into()).replace("other", "third"),
             "cannot listen on 192.0.2.9:5014",
         ),
-        // These settings rename the stream, and have an invalid stream behind it.
+        // These settings rename the stream, and list an invalid stream after it.
         (
             scene.config("").replace("\"live\"", "\"new\"") + &other(5014, [192, 0, 2, 9].into()),
             "cannot listen on 192.0.2.9:5014",
@@ -526,7 +526,7 @@ fn receive_command_passes_the_stream_to_a_player() {
     wait_until("its log line", || fanout.status(), is_over);
 }
 
-/// Status, metrics and traces must agree with the packets that were sent.
+/// Status, metrics and traces must show the same packets that the test has sent.
 #[test]
 fn status_metrics_and_trace_show_the_traffic() {
     if !root("status_metrics_and_trace_show_the_traffic") {

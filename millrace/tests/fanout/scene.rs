@@ -1,5 +1,5 @@
-//! The scene of the fan-out's tests: a sender, a relay and receivers in three network namespaces, the fan-out as a
-//! process, and clients of its protocol.
+//! Test setup for the fan-out: a sender, a relay and receivers in three network namespaces, the fan-out as a process,
+//! and clients of its protocol.
 
 use std::{
     fs, io,

@@ -1,5 +1,5 @@
-//! Tests of the process `millrace gate` in front of two servers: one that does not know it, and one in Go that uses its
-//! control socket.
+//! Tests of the process `millrace gate` in front of two servers: one without support for the gate, and one in Go that
+//! uses the gate's control socket.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -44,7 +44,7 @@ fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// A server that does not know about the gate.
+/// A QUIC server without support for the gate.
 fn serve(site: &GateSite) -> Endpoint {
     let socket = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
     let config = Some(site.server_config());
@@ -385,9 +385,10 @@ impl KeyUpdateTalk {
 }
 
 /// Several connections share an address that is over its quota and also floods. They change ports, and the gate gets
-/// new policies, is killed and started again. Exactly the flood must be refused, and no program may stay attached.
+/// new policies, is killed and started again. The gate must refuse the flood and nothing else, and no program may stay
+/// attached.
 #[tokio::test(flavor = "multi_thread")]
-async fn live_connections_outlive_policies_and_the_gate() {
+async fn connections_survive_new_policies_and_gate_restarts() {
     const ROUNDS: u64 = 8;
     const BURST: u64 = 50;
     if !is_root() {
@@ -528,7 +529,7 @@ fn counted_clients_are_bounded_by_the_table() {
     let refused = tellers[0].ask(request("inc", 32));
     assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
     assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "a client that is in the table");
-    // A client that is removed, and a server that disconnects, make room in the table.
+    // Removing a client frees its entry in the table, and so does the disconnection of a server.
     assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
     assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
     let [mut one, other] = tellers;
@@ -566,7 +567,7 @@ fn a_policy_is_checked_without_privilege() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_in_go_has_its_quota() {
+async fn gate_applies_quotas_of_a_server_in_go() {
     if !is_root() {
         return;
     }

@@ -162,11 +162,12 @@ fn agreement_lasts_until_one_daemon_ends() {
     drop(listener);
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
-    // The calling daemon agrees first, and reports it before the other one does.
+    // The daemon that connects agrees first, and reports the agreement before the other daemon does.
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
-    // The calling daemon is restarted. Its new run must not wait until the connection of the old run has timed out.
+    // The daemon that connects is restarted. Its new run must not wait until the connection of the old run has timed
+    // out.
     near.kill();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
@@ -188,7 +189,7 @@ fn agreement_lasts_until_one_daemon_ends() {
     assert_eq!(is_set(&site, &listener), (true, true));
 }
 
-/// Both daemons call each other. They must end up with one agreement, which stays.
+/// Both daemons connect to each other. Only one of the two agreements may remain, and it must last.
 #[test]
 fn both_daemons_may_open_the_agreement_connection() {
     let Some(site) = GraftSite::new("both") else { return };
@@ -406,7 +407,7 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     near.kill();
-    // The peer no longer gives the graft. The rule must wait, although the agreement exists.
+    // The peer no longer offers the graft. The rule must not apply yet, although the daemons have agreed.
     fs::remove_dir_all(site.path("fetched")).unwrap();
     fs::create_dir(site.path("fetched")).unwrap();
     let near = GraftProcess::start_on(&site, 0);
@@ -551,7 +552,7 @@ fn deviating_peer_changes_nothing() {
     assert_ne!(peer(&far).state, "agreed");
     send(&mut tls, &AgreementMessage::Confirm.encode().unwrap());
     wait_for_state(&far, "agreed");
-    // The peer asks for a graft that the daemon does not give. The daemon must refuse with a reason.
+    // The peer requests a graft that the daemon does not offer. The daemon must refuse with a reason.
     send(&mut tls, &bytes);
     assert!(matches!(receive(&mut tls), AgreementMessage::Accept(_)));
     send(&mut tls, &AgreementMessage::Fetch { identity: Hash([1; 32]) }.encode().unwrap());

@@ -62,7 +62,8 @@ pub fn wait_for_state(daemon: &GraftProcess<'_>, state: &str) {
     wait_until(&format!("a carrier that is {state}"), || carrier(daemon), |it| it.state == state);
 }
 
-/// Returns how many connections had this verdict. The kernel counts a verdict during connect(), so the figure is exact.
+/// Returns how many connections got this verdict from the kernel's program, for example `led`: redirected to the
+/// tunnel. The kernel counts a verdict during connect(), so the figure is exact.
 pub fn verdict(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).verdicts[verdict]
 }
@@ -71,8 +72,8 @@ pub fn ended(daemon: &GraftProcess<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
-/// Waits until each daemon has counted this many connections that ended in this way. A broker counts an end after the
-/// application has seen the end, and after the connection's place in the table is free.
+/// Waits until each daemon has counted this many connections that ended in this way. A broker counts a connection's end
+/// after the application has seen it, and after the connection's entry in the table is free.
 pub fn wait_for_ended<const N: usize>(daemons: [&GraftProcess<'_>; N], how: &str, count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, how));
     wait_until(&format!("{count} that ended as {how}"), counts, |counts| *counts == [count; N]);
@@ -84,7 +85,8 @@ pub fn wait_for_resets<const N: usize>(daemons: [&GraftProcess<'_>; N], count: u
     wait_until(&format!("{count} resets"), counts, |counts| *counts == [count; N]);
 }
 
-/// Starts both daemons, and waits until the carrier between them is warm.
+/// Starts both daemons, and waits until the carrier between them is warm: it is established, and its congestion window
+/// is open.
 pub fn warm<'a>(site: &'a GraftSite, more: [&str; 2]) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     site.configure_on(0, &client(&known[1], more[0]));
@@ -99,7 +101,7 @@ pub fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port)
 }
 
-/// Waits until neither daemon carries a connection any more.
+/// Waits until neither daemon has a tunnelled connection any more.
 pub fn wait_for_end(near: &GraftProcess<'_>, far: &GraftProcess<'_>) {
     let connections = || [near, far].map(|daemon| carry(daemon).connections);
     wait_until("the end of all connections", connections, |counts| *counts == [0, 0]);
@@ -128,8 +130,8 @@ pub fn connect_seen(site: &GraftSite, listener: &TcpListener, client: &str) -> (
     (here, there)
 }
 
-/// Connects to a server that resets the connection at once, and returns the error. It may be reported by connect() or
-/// by the first read.
+/// Connects to a server that resets the connection at once, and returns the error. Either connect() or the first read
+/// may report the error.
 pub fn reset(site: &GraftSite, at: SocketAddr) -> ErrorKind {
     site.try_connect(at).and_then(|mut stream| stream.read(&mut [0])).unwrap_err().kind()
 }
@@ -318,7 +320,7 @@ fn tcp_reset_passes_through_the_tunnel() {
     wait_for_resets([&near, &far], 2);
 }
 
-/// Time for which connections to a server that no carrier could reach go over plain TCP.
+/// Time for which connections go over plain TCP to a server that no carrier could reach.
 const AVOIDED: Duration = Duration::from_secs(2);
 
 #[test]
@@ -385,7 +387,8 @@ fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     [near, far]
 }
 
-/// Returns how many held connections had this verdict. The kernel counts them as packets arrive, so callers wait.
+/// Returns how many connections whose SYN was held back had this verdict. The kernel counts them as packets arrive, so
+/// callers wait.
 fn held(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).held[verdict]
 }
@@ -446,8 +449,8 @@ fn strict_connection_opens_only_after_the_server_accepted() {
     here.set_nonblocking(false).unwrap();
     assert_eq!(seen, here.local_addr().unwrap());
     exchange(&here, &there, 100_000);
-    // A client that gives up connecting must leave no connection behind. The carrier was paused for long, so it is
-    // replaced first.
+    // A client that gives up connecting must leave no connection at the daemons. The test waits for a new carrier
+    // first, since the old one was paused for long.
     wait_for_state(&near, "warm");
     far.pause();
     drop(site.begin_to_connect(at(SERVER, PORT)));
@@ -504,7 +507,8 @@ fn connections_to_the_brokers_own_address_are_refused() {
     let ports = local.filter_map(|at| at.strip_prefix("127.0.0.1:"));
     let mut ends: Vec<_> = ports.map(|port| reset(&site, at("127.0.0.1", port.parse().unwrap()))).collect();
     ends.sort_by_key(ToString::to_string);
-    // One of the broker's ports accepts at once and resets; the other one holds connections back and refuses them.
+    // The broker has two ports: one accepts a connection and resets it, the other one holds a connection's SYN back and
+    // then refuses it.
     assert_eq!(ends, [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset]);
     wait_for_ended([&near], "stranger", 2);
 }
@@ -513,13 +517,13 @@ fn connections_to_the_brokers_own_address_are_refused() {
 const WINDOW: u64 = 256 << 10;
 
 #[test]
-fn slow_reader_of_a_tunnelled_connection_holds_one_window() {
+fn daemon_buffers_one_window_for_a_slow_reader() {
     let Some(site) = GraftSite::new("slow") else { return };
     let ends = warm(&site, ["window-kib = 256", ""]);
     slow_reader(&site, &ends);
 }
 
-/// Tests that a slow reader costs no more than a window of [`WINDOW`] bytes at the near end.
+/// Tests that the client's daemon buffers at most [`WINDOW`] bytes of a connection whose server reads slowly.
 pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
@@ -527,14 +531,14 @@ pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     let written = fill(&mut here, &sent, || carry(near).kept_bytes > WINDOW / 2);
     let kept = carry(near).kept_bytes;
     assert!(kept > 0 && kept <= WINDOW, "{kept}");
-    // The other bytes are in the buffers of the kernels' sockets, two on each host.
+    // Bytes that the daemons do not buffer are in the kernels' socket buffers, two on each host.
     assert!(written < 32 << 20, "{written}");
     // Another connection is not delayed by the slow reader.
     let (other, others, _) = connect(site, &listener);
     exchange(&other, &others, 1_000_000);
     here.shutdown(Shutdown::Write).unwrap();
     assert_eq!(hash(&read_all(&there)), hash(&sent[..written]));
-    // Confirmations arrive after the data that they confirm, so the kept bytes are freed a moment later.
+    // The peer acknowledges data after it has arrived, so the daemon frees its copy of the data a moment later.
     let kept = || [near, far].map(|daemon| carry(daemon).kept_bytes);
     wait_until("nothing to be kept", kept, |kept| *kept == [0, 0]);
 }
@@ -565,8 +569,8 @@ fn tunnelled_writer_that_does_not_read_makes_progress() {
     write_before_reading(&site);
 }
 
-/// The client writes everything before it reads, so confirmations must get through although the client's own data is
-/// not read yet.
+/// The client writes everything before it reads, so acknowledgements must arrive although the server has not read the
+/// client's data yet.
 pub fn write_before_reading(site: &GraftSite) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
@@ -636,8 +640,8 @@ pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     });
 }
 
-/// The link carries much less than the server sends. Confirmations for the client's few bytes must not wait behind the
-/// server's data.
+/// The link carries much less than the server sends. Acknowledgements of the client's few bytes must not wait behind
+/// the server's data.
 #[test]
 fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     let Some(site) = GraftSite::new("behind") else { return };
@@ -658,8 +662,8 @@ fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     thread::scope(|scope| {
         scope.spawn(|| exchange_until(&here, &there, &enough));
         let _stops = StopOnDrop(&enough);
-        // Behind a full window of the server, each window of the client would be confirmed so late that this many take
-        // four minutes. That is longer than the test waits.
+        // If acknowledgements waited behind a full window of the server's data, this many windows of the client would
+        // take four minutes, longer than the test waits.
         let is_enough = |bytes: &u64| *bytes >= MANY * (64 << 10);
         wait_until("bytes to be confirmed", || carry(&near).sent_bytes, is_enough);
         for namespace in &site.namespaces {
@@ -719,7 +723,7 @@ fn two_hundred_failing_carriers_lose_no_byte() {
     cut(&site, 200);
 }
 
-/// The server does not listen, and its port is one that the broker may take as a source port. The broker must not
+/// The server does not listen, and its port is one that the broker may use as a source port. The broker must not
 /// connect to itself.
 #[test]
 fn a_broker_does_not_connect_to_itself() {
@@ -791,8 +795,8 @@ fn number_of_tunnelled_connections_is_bounded() {
     wait_for_state(&near, "warm");
 }
 
-/// A carrier stops to deliver packets. The first connection notices, and later ones go over plain TCP. When the carrier
-/// delivers again, the first connection continues.
+/// A carrier stops to deliver packets. The first connection detects this, and later connections go over plain TCP. When
+/// the carrier delivers packets again, the first connection continues.
 #[test]
 fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
     let Some(site) = GraftSite::new("blocked") else { return };

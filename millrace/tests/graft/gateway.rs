@@ -66,7 +66,7 @@ impl Sites {
         Some(sites)
     }
 
-    /// Listens on the server's host, behind the far gateway.
+    /// Returns a listener on the server's host, behind the far gateway.
     fn listen_on(&self, at: SocketAddr) -> TcpListener {
         inside(&self.hosts[1], || TcpListener::bind(at).unwrap())
     }
@@ -75,7 +75,7 @@ impl Sites {
         self.listen_on(at(SERVER_HOST, PORT))
     }
 
-    /// Connects from the client's host, behind the near gateway.
+    /// Connects from the client's host, behind the near gateway. Returns both ends.
     fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         inside(&self.hosts[0], || TcpStream::connect_timeout(&to, LONG))
     }
@@ -258,7 +258,7 @@ fn gateway_client_gets_the_servers_answer() {
 }
 
 #[test]
-fn slow_reader_behind_gateways_holds_one_window() {
+fn gateway_buffers_one_window_for_a_slow_reader() {
     let Some(sites) = Sites::new("slow") else { return };
     let ends = sites.warm(["window-kib = 256", "window-kib = 256"]);
     let (mut here, there) = sites.connect(&sites.listen());
@@ -285,7 +285,7 @@ fn failing_carriers_between_gateways_lose_no_byte() {
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
             });
         }
-        // The readers start after the cuts, so that the transfer does not end before.
+        // The readers start only after the carriers were cut, so that the transfer does not end before that.
         for cut in 0..3 {
             let before = carry(&ends[0]).resumed;
             let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
@@ -462,7 +462,7 @@ fn reused_port_behind_a_gateway_is_a_new_connection() {
     assert_eq!((packets(&ends[0], "asked"), packets(&ends[0], "old")), (2, 0));
 }
 
-/// One end is a gateway, and the other end is a host with a daemon of its own.
+/// The carrier connects a gateway with a host that runs a daemon for its own connections.
 #[test]
 fn gateway_interoperates_with_a_host_daemon() {
     let Some(sites) = Sites::new("host") else { return };
@@ -495,7 +495,7 @@ fn gateway_interoperates_with_a_host_daemon() {
     assert_eq!((carry(near).verdicts["led"], packets(near, "asked")), (1, 1));
 }
 
-/// The interface towards the hosts is deleted and created again.
+/// The gateway's interface to its hosts is deleted and created again.
 #[test]
 fn gateway_serves_a_recreated_interface() {
     let Some(sites) = Sites::new("interface") else { return };
@@ -565,10 +565,10 @@ fn gateway_leaves_no_rules_however_it_ends() {
     is_reset(here);
     plain();
 
-    // The far end had kept the connection in case another carrier resumes it.
+    // The far daemon has kept its end of the connection, since another carrier might have resumed it.
     is_reset(later);
 
-    // The keeper is killed first, and then the daemon.
+    // The keeper (the process that removes a killed gateway's rules) is killed first, and then the daemon.
     let near = GraftProcess::start_on(&sites.site, 0);
     let keeper = wait_until("its keeper", || children(&near), |all| all.len() == 1)[0];
     let keeper = nix::unistd::Pid::from_raw(keeper);

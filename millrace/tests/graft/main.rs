@@ -1,5 +1,5 @@
-//! Tests of the process `millrace graft`: rules for unmodified TCP between two namespaces, the status, what stays in
-//! the kernel, grafts from files, and agreements of two daemons. They need root and cgroup v2.
+//! Tests of the process `millrace graft`: rules for unmodified TCP between two namespaces, the status, programs that
+//! stay in the kernel, grafts from files, and agreements of two daemons. They need root and cgroup v2.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod agreement;
@@ -244,7 +244,7 @@ fn shipped_graft_can_be_exported_and_changed() {
     assert!(usable.status.success(), "{}", String::from_utf8_lossy(&usable.stderr));
     let error = |args: &[&str]| String::from_utf8(graft(&site, args).stderr).unwrap();
     assert!(error(&["check", "pool/hybla.toml", "--set", "rtt0_us=1"]).contains("from 1000 to 1000000"));
-    // Each name exists once, and the compiled-in graft came first.
+    // Two grafts with one name cannot be loaded, and the compiled-in graft was loaded first.
     let listed = String::from_utf8(graft(&site, &["list", "--pool", "pool"]).stdout).unwrap();
     assert!(listed.contains("there is a graft hybla already"), "{listed}");
     let object = site.path("pool/hybla.bpf.o");
@@ -373,7 +373,8 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     third.succeed(&["unload", "longhaul"]);
     third.end();
     assert_eq!(ours(), ["mr_hybla"]);
-    // A daemon without `--persist` also takes the programs over, and removes them at its end.
+    // A daemon without `--persist` also takes over the programs that the previous daemon has left, and removes them
+    // when it ends.
     GraftProcess::start_with(&site, 0, &["--pins", pins]).end();
     assert_eq!((ours(), is_used()), (Vec::new(), default.clone()));
 
@@ -437,7 +438,7 @@ fn model_chooses_by_path_properties() {
     site.configure(&format!("model = \"model.json\"\n{rule}"));
     let default = congestion(&site.connect(&listener).0);
     let daemon = GraftProcess::start(&site);
-    // Nothing is known of the path yet. A graft that the model names but that is not loaded is no arm.
+    // No property of the path is known yet. A graft that the model names but that is not loaded cannot be chosen.
     assert_eq!(ours(), ["mr_hybla", "mr_westwood"]);
     let first = site.connect(&listener);
     assert_eq!(congestion(&first.0), default);

@@ -113,7 +113,7 @@ fn start<'a>(site: &'a GraftSite, side: usize, family: PathFamily, more: &str) -
     )
 }
 
-/// Returns the paths of the busiest session.
+/// Returns the paths of the session that has sent most packets.
 fn paths(host: &MessageHost<'_>) -> Vec<PathStatus> {
     let busiest = |session: &SessionStatus| session.paths.iter().map(|path| path.sent).sum::<u64>();
     // exact: callers repeat this read until it is as expected, or know what has arrived

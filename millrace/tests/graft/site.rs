@@ -1,6 +1,6 @@
-//! The site of the graft tests: two hosts with a cgroup each, and daemons on them. This process can be in one cgroup at
-//! a time, so its tests take turns. Tests of other processes run at the same time and share only the host's list of
-//! congestion controls: see `GraftSite::with_controls`.
+//! Test setup for grafts: two hosts (network namespaces) with a cgroup each, and daemons on them. This process can be
+//! in one cgroup at a time, so its tests take turns. Tests of other processes run at the same time and share only the
+//! host's list of congestion controls: see `GraftSite::with_controls`.
 
 use std::{
     cell::Cell,
@@ -263,8 +263,8 @@ fn controls(how: FlockArg) -> Flock<fs::File> {
         let file = fs::File::create(std::env::temp_dir().join(name)).unwrap();
         Flock::lock(file, how).map_err(|(_, error)| error).unwrap()
     };
-    // A test that waits for the exclusive lock holds the door, so that later tests wait behind it. Otherwise shared
-    // locks could keep it waiting forever.
+    // A test that waits for the exclusive lock holds a second lock, `door`, for which later tests wait. Otherwise
+    // shared locks could keep it waiting forever.
     let _door = lock("millrace-graft-tests.door", FlockArg::LockExclusive);
     lock("millrace-graft-tests.lock", how)
 }
@@ -394,7 +394,7 @@ impl<'a> GraftProcess<'a> {
         daemon
     }
 
-    /// Returns the process ID of the part that the tests are about.
+    /// Returns the process ID of the daemon's part `grafts`, which most tests are about.
     pub fn pid(&self) -> u32 {
         part(&self.succeed(&["status", "--json"]), "grafts")
     }
@@ -429,7 +429,7 @@ impl<'a> GraftProcess<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Pauses that part. Returns when it has stopped.
+    /// Pauses the daemon's part `grafts`. Returns when its process has stopped.
     pub fn pause(&self) {
         self.paused.set(self.pid());
         pause(self.paused.get());

@@ -1,4 +1,4 @@
-//! Renditions of one video: existing files, and those that ffmpeg makes.
+//! Tests of publishing several renditions of one video: from existing files, and from files that ffmpeg makes.
 
 use std::{
     fs::{self, File},

@@ -69,7 +69,7 @@ impl InteropProcess {
         Self::start(host, verb, env!("CARGO_BIN_EXE_millrace").into(), &[&broadcast, numbers, more].concat())
     }
 
-    /// Returns whether the program is one of ours.
+    /// Returns whether the program is our own publisher or subscriber, not a peer's.
     pub fn is_ours(&self) -> bool {
         self.name == "subscribe"
     }

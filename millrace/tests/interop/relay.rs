@@ -21,14 +21,14 @@ use super::{
     site::{self, RelayHost, RelaySite, until_forwarded},
 };
 
-/// The name of every broadcast here.
+/// Name of the broadcast that these tests publish.
 pub const BROADCAST: &str = "live/cam";
 
 pub struct InteropRelay {
     server: Arc<RunningServer>,
     runtime: Runtime,
     v4: Ipv4Addr,
-    /// Keeps the site for as long as the relay.
+    /// Keeps the test's network namespaces until the relay is dropped.
     site: Option<Arc<RelaySite>>,
 }
 

@@ -8,13 +8,13 @@ use super::{
     relay::InteropRelay,
 };
 
-/// Two and a half groups.
+/// Number of fragments in two and a half groups.
 const BEFORE: usize = 2 * GROUP + GROUP / 2;
 
 /// A restarted moq-pub numbers its groups from 0 again. Over QUIC moq-sub ends its session when a stream is reset, so
 /// the relay must not reset any.
 #[test]
-fn restarted_moq_pub_is_a_gap_for_moq_sub() {
+fn moq_sub_continues_when_moq_pub_restarts() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;

@@ -28,7 +28,8 @@ use crate::{
     peer::TestPeer,
 };
 
-/// Settings that serve all addresses of a family, with defaults otherwise.
+/// Returns settings with which a relay listens on all addresses of the address family of `all`, and with defaults
+/// otherwise.
 fn everywhere(all: IpAddr) -> Config {
     let settings = Settings {
         listen: Some(vec![SocketAddr::from((all, PORT)).into()]),
@@ -46,7 +47,7 @@ fn url_of(net: &KernelNetwork) -> url::Url {
     format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
 }
 
-/// Reports whether another session of the node is refused or not answered.
+/// Tries to open another session from this node, and reports whether it is refused or gets no answer.
 fn is_turned_away(net: &KernelNetwork, node: &str) -> bool {
     let remote = Remote::new(url_of(net), CertificateTrust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
@@ -110,7 +111,8 @@ fn default_gate_refuses_only_packets_that_no_client_sends() {
     for _ in 0..5 {
         send(&retry);
     }
-    // These are short headers with unknown connection IDs, another version, fragments, and packets for other ports.
+    // The packets below must pass: short headers with unknown connection IDs, another version, fragments, and packets
+    // for other ports.
     for _ in 0..7 {
         send(&[0x40; 21]);
     }
@@ -166,7 +168,7 @@ fn client_at_its_session_limit_gets_no_further_session() {
     assert!(is_turned_away(&net, "sub1"));
     net.until("the new gate refuses it", |status| refused(status) > 0);
 
-    // A client that leaves makes room at once.
+    // When a client closes a session, it can open another one immediately.
     first.session.close(code::Session::NO_ERROR, "");
     until("its session is over", || net.status().sessions.len() == 1);
     drop(net.peer("sub1"));
@@ -256,7 +258,7 @@ fn guarded(status: &Status) -> Vec<&str> {
     names
 }
 
-/// The relay serves all addresses. It must guard an interface from its first address to its last.
+/// The relay listens on all addresses. Its gate must guard an interface as long as the interface has an address.
 #[test]
 fn interface_is_guarded_while_it_has_an_address() {
     needs_root!(interface_is_guarded_while_it_has_an_address);
@@ -308,8 +310,8 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
     assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
-/// Another program is attached to the interface. A gate with `on` fails with an error; with `auto` the relay runs
-/// without it and says so.
+/// Another program is attached to the interface. With `gate = "on"` the relay fails with an error. With `auto` it runs
+/// without the gate and reports that.
 #[test]
 fn gate_leaves_another_program_on_the_interface() {
     needs_root!(gate_leaves_another_program_on_the_interface);

@@ -114,7 +114,8 @@ async fn forwarded_group(
     }
 }
 
-/// Publishes an object at each of the publishers in turn. The relay stops streams of objects that it already has.
+/// Publishes the same object from both publishers, one after the other. The relay sends STOP_SENDING on the stream of
+/// an object that it already has.
 async fn publish_copies(publishers: [&TestPeer; 2], group: u64, object: u64) {
     for publisher in publishers {
         let header = single(group, object);
@@ -124,12 +125,12 @@ async fn publish_copies(publishers: [&TestPeer; 2], group: u64, object: u64) {
         bytes.extend(payload(group, object, BYTES));
         let mut stream = publisher.session.streams().open_uni().await.unwrap();
         if stream.write_all(&bytes).await.is_ok() {
-            let _ = stream.finish(); // it is stopped
+            let _ = stream.finish(); // fails if the relay has stopped the stream
         }
     }
 }
 
-/// Returns both publishers. Each is the first one for every other object.
+/// Returns both publishers in the order in which they send this object. The order changes every three objects.
 fn in_turn<'a>(one: &'a TestPeer, other: &'a TestPeer, object: u64) -> [&'a TestPeer; 2] {
     if (object / 3).is_multiple_of(2) { [one, other] } else { [other, one] }
 }
@@ -192,7 +193,8 @@ fn datagram(group: u64, object: u64) -> ObjectDatagram {
     }
 }
 
-/// Sends an object from each of the publishers in turn, and waits until every subscriber and the relay have it.
+/// Sends the same object from both publishers, one after the other, and waits until the relay and every subscriber have
+/// it.
 async fn exchange(
     net: &KernelNetwork,
     publishers: &[&TestPeer],
@@ -244,14 +246,14 @@ fn datagrams_of_two_publishers_arrive_once() {
     });
 }
 
-/// A relay that is the edge's upstream for a while, with its publisher.
+/// An upstream relay of the edge, and the publisher that is connected to it.
 struct OriginRelay {
     server: Arc<RunningServer>,
     publisher: TestPeer,
     _namespace: SessionRequest,
 }
 
-/// An edge relay with engine `kernel`. Its upstream relays run where its publishers are.
+/// An edge relay with engine `kernel`. Its upstream relays run on the publishers' node of the lab.
 struct Edge {
     net: KernelNetwork,
 }

@@ -23,7 +23,7 @@ fn frames(status: &Status, name: &str) -> u64 {
     count(&status.engine.frames, name)
 }
 
-/// Counters of holes in a stream, and of how often the kernel continued after one.
+/// Counts gaps in a stream, and how often the kernel continued to forward the stream after a gap.
 #[derive(Default)]
 struct Holes {
     seen: u64,
@@ -32,7 +32,8 @@ struct Holes {
 }
 
 impl Holes {
-    /// Number of good frames after a hole that shows that the kernel continued on purpose.
+    /// Number of STREAM frames forwarded after a gap from which the test concludes that the kernel continued the
+    /// stream.
     const GOOD: u64 = 10;
 
     fn look(&mut self, status: &Status) {
@@ -48,7 +49,8 @@ impl Holes {
     }
 }
 
-/// The objects share one stream. If the kernel had given the stream up, no good frame would follow.
+/// All objects are in one stream. If the kernel stopped forwarding the stream at a gap, it would count no further frame
+/// as good.
 #[test]
 fn kernel_continues_after_a_hole_in_a_stream() {
     const HOLES: u64 = 3;
@@ -104,7 +106,7 @@ fn reordered_and_duplicate_packets_are_forwarded_once() {
     }
 }
 
-/// Issues connection IDs that are retired soon.
+/// Generates random connection IDs, which expire soon, so that peers retire them.
 struct Passing;
 
 impl quinn::ConnectionIdGenerator for Passing {
@@ -124,9 +126,9 @@ impl quinn::ConnectionIdGenerator for Passing {
 /// Peers retire their connection IDs again and again, and the relay must send to new ones. Packets that the kernel
 /// sends to a retired ID are lost.
 #[test]
-fn connection_ids_that_peers_retire_are_followed() {
+fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
     const RETIRED: u64 = 4;
-    needs_root!(connection_ids_that_peers_retire_are_followed);
+    needs_root!(kernel_sends_to_new_ids_after_peers_retire_old_ones);
     let net = KernelNetwork::new(1, false, |_| {});
     let mut endpoint = quinn::EndpointConfig::default();
     endpoint.cid_generator(|| Box::new(Passing));

@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A show that is long enough for several phases.
+/// A stream of groups that is long enough for several phases of 10 groups.
 const LONG: GroupStream = GroupStream { groups: 30, objects: 30, ..SHOW };
 
 /// Returns the number of packets that the kernel has sent to subscribers.

@@ -36,7 +36,8 @@ fn filtered(filter: Filter) -> Parameters {
     Parameters { filter: Some(filter), ..Parameters::default() }
 }
 
-/// Subscribes to new objects, and to earlier ones from `groups_back` groups back in the way of the draft.
+/// Subscribes to new objects, and requests earlier ones from `groups_back` groups before the current one: by a joining
+/// FETCH or by a fill, as the draft defines.
 async fn join(peer: &mut TestPeer, name: &TrackName, groups_back: u64) -> (SessionRequest, Vec<Location>) {
     join_in(peer, name, groups_back, GroupOrder::Ascending).await
 }
@@ -167,7 +168,7 @@ async fn first_player_of_a_track_gets_whole_current_group() {
         .into_iter()
         .flat_map(|draft| [GroupOrder::Ascending, GroupOrder::Descending].map(|order| (draft, order)))
     {
-        // Each case has a track of its own, which had no subscriber before.
+        // Each case uses a new track that had no subscriber before.
         let path = format!("live/{draft}/{order:?}");
         let broadcast = Broadcast::new(Namespace::from_path(&path).unwrap(), History::default());
         let video = broadcast.create("video", Properties::default()).unwrap();
@@ -307,7 +308,7 @@ async fn a_subscription_ends_within_a_group() {
         assert_eq!((received.header.group, received.all().await), (group, (objects, PeerStreamEnd::Fin)));
     }
     player.expect_no_stream().await;
-    // The subscription is established, and may be changed.
+    // The subscription is established, and the subscriber changes it with REQUEST_UPDATE.
     let request_id = player.session.next_request_id();
     let parameters = filtered(Filter::All);
     request.send(RequestUpdate { request_id, parameters }).await.unwrap();
@@ -351,7 +352,7 @@ async fn update_may_ask_for_earlier_objects() {
         request.send(RequestUpdate { request_id, parameters }).await.unwrap();
         patiently(request.next()).await.unwrap()
     };
-    // A subscription that does not forward gets no fill.
+    // A subscription with forward state 0 gets no earlier objects (fill).
     let said = say(update(None, fill(Filter::All))).await;
     assert!(matches!(said, Some(Message::RequestOk(_))), "{said:?}");
     let said = say(update(Some(true), fill(Filter::range(at(1, 1), at(1, 2))))).await;
@@ -360,7 +361,7 @@ async fn update_may_ask_for_earlier_objects() {
     player.expect_no_stream().await;
 }
 
-/// A player that stops the stream of a fill ends only the fill.
+/// A player that stops the stream of earlier objects (the fill) ends only that stream, not the subscription.
 #[tokio::test]
 async fn subscription_continues_after_its_fill_ended() {
     let relay = TestRelay::start();
@@ -540,7 +541,8 @@ async fn tracks_below_a_prefix_start_as_requested() {
     assert_eq!(objects, locations([2, 1]), "in the subscription's order");
 }
 
-/// FIN ends a request for namespaces in draft-18. In later drafts it says that no update will follow.
+/// In draft-18, FIN on the stream of SUBSCRIBE_NAMESPACE ends the request. In later drafts FIN says that no update will
+/// follow.
 #[tokio::test]
 async fn fin_of_a_namespace_request_depends_on_the_draft() {
     let relay = TestRelay::start();
@@ -567,7 +569,7 @@ async fn fin_of_a_namespace_request_depends_on_the_draft() {
         announced.finish();
         let found = NamespaceFound { suffix: track("live", "x").namespace().clone(), parameters: None };
         assert_eq!(patiently(watching.next()).await.unwrap(), Some(found.into()), "{draft}");
-        // A reset withdraws the announcement.
+        // Resetting the request's stream withdraws the announcement.
         announced.cancel();
         let gone = patiently(watching.next()).await.unwrap();
         assert!(matches!(gone, Some(Message::NamespaceDone(_))), "{draft}: {gone:?}");

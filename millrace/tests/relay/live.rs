@@ -307,7 +307,7 @@ async fn statuses_and_empty_subgroups_are_forwarded() {
 }
 
 /// A subscriber may not have seen the end of the old subscription, or of its streams, when the next one begins. The new
-/// one therefore needs another alias.
+/// subscription therefore needs another track alias.
 #[tokio::test]
 async fn alias_is_not_reused_at_once() {
     let relay = TestRelay::start();

@@ -26,9 +26,10 @@ use super::site::{self, RelayHost, RelaySite, until_forwarded, wants_kernel, wan
 
 /// Time after which a wait fails. It is long, since the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// Time that a test waits to see that nothing happens.
+/// Time for which a test checks that no message or stream arrives.
 pub const QUIET: Duration = Duration::from_millis(200);
-/// Number of objects of a stream that are published one by one, for the kernel engine.
+/// Number of objects at the start of a stream that are published with a pause, so that the kernel engine gets some of
+/// them.
 const PACED: usize = 20;
 
 pub struct TestRelay {
@@ -119,7 +120,7 @@ impl TestRelay {
     }
 }
 
-/// Collects everything that the relay starts.
+/// Collects all streams, datagrams and requests that the relay sends to this peer.
 struct PeerTap {
     requests: mpsc::UnboundedSender<(Message, SessionRequest)>,
     streams: mpsc::UnboundedSender<(StreamHeader, DataStream)>,
@@ -128,17 +129,17 @@ struct PeerTap {
 
 impl Handler for PeerTap {
     async fn request(self: Arc<Self>, message: Message, request: SessionRequest) -> Result<(), Error> {
-        let _ = self.requests.send((message, request)); // An error means that the test is over.
+        let _ = self.requests.send((message, request)); // fails only after the test has ended
         Ok(())
     }
 
     async fn stream(self: Arc<Self>, header: StreamHeader, stream: DataStream) -> Result<(), Error> {
-        let _ = self.streams.send((header, stream)); // An error means that the test is over.
+        let _ = self.streams.send((header, stream)); // fails only after the test has ended
         Ok(())
     }
 
     fn datagram(&self, datagram: ObjectDatagram) {
-        let _ = self.datagrams.send(datagram); // An error means that the test is over.
+        let _ = self.datagrams.send(datagram); // fails only after the test has ended
     }
 }
 
@@ -274,7 +275,7 @@ impl TestPeer {
         }
     }
 
-    /// Checks that nothing is being sent to this peer.
+    /// Checks that the relay sends no stream to this peer for a while.
     pub async fn expect_no_stream(&mut self) {
         if let Ok(Some((header, _))) = timeout(QUIET, self.streams.recv()).await {
             panic!("unexpected stream: {header:?}");
@@ -412,7 +413,7 @@ impl ReceivedSubgroup {
     }
 
     fn check(&self, found: &[millrace_moq::ObjectStart], end: &PeerStreamEnd) -> Vec<u64> {
-        // The parser's offsets count the header, which is not in `bytes`.
+        // The parser's offsets count from the stream's start, and `bytes` begins after the header.
         let base = self.parser.offset() - self.bytes.len() as u64;
         for object in found {
             let from = (object.payload - base) as usize;
@@ -466,12 +467,14 @@ pub const fn at(group: u64, object: u64) -> Location {
     Location::new(group, object)
 }
 
-/// Returns a publisher whose `live/cam` the relay knows, and the track `video` in it.
+/// Connects a publisher that announces the namespace `live/cam`. Returns it with the name of the track `video` in this
+/// namespace.
 pub async fn with_publisher(relay: &TestRelay) -> (TestPeer, SessionRequest, TrackName) {
     publishing(relay.peer().await).await
 }
 
-/// Announces `live/cam` with `publisher`, and returns the track `video` in it.
+/// Announces the namespace `live/cam` from `publisher`. Returns it with the name of the track `video` in this
+/// namespace.
 pub async fn publishing(publisher: TestPeer) -> (TestPeer, SessionRequest, TrackName) {
     publishing_in("live/cam", publisher).await
 }
@@ -506,7 +509,7 @@ impl Rivals {
     }
 }
 
-/// Connects a subscriber of `track`, and returns the publisher's side of the relay's subscription too.
+/// Connects a subscriber of `track`. Returns its subscription, and the relay's subscription at the publisher.
 pub async fn first_subscriber(
     relay: &TestRelay,
     publisher: &mut TestPeer,

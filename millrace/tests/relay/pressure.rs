@@ -32,7 +32,8 @@ async fn blocked_subscriber_delays_no_other() {
     let relay = TestRelay::with(|config| config.cache_bytes = CACHE);
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // The subscriber's streams pile up unread. Each is larger than a stream's credit, which blocks the relay.
+    // A second subscriber reads no streams. Each group is larger than a stream's flow-control credit, so the relay
+    // cannot finish sending it.
     let sleeper = relay.peer().await;
     let _asleep = sleeper.subscribe(&track).await;
     for group in 0..30 {
@@ -124,7 +125,7 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
         publisher.accept_subscribe_with(&track, 1, Parameters::default(), timeout.encode())
     );
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
-    // This is far more than the subscriber's stream credit: the rest waits until it is too old.
+    // The object is far larger than the stream's flow-control credit, so the rest waits until it is too old.
     subgroup.object(0, 4_000_000).await;
     subgroup.finish();
     let received = subscriber.next_subgroup().await;
@@ -136,7 +137,8 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
-/// The newest group is never dropped for its age.
+/// A group that waits too long is dropped only when a newer group exists: the newest group is never dropped for its
+/// age.
 #[tokio::test]
 async fn late_group_is_dropped_once_the_next_begins() {
     let max_delay = Duration::from_millis(50);
@@ -144,7 +146,7 @@ async fn late_group_is_dropped_once_the_next_begins() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // This is far more than the subscriber's stream credit: the rest waits.
+    // The object is far larger than the stream's flow-control credit, so the rest waits for the subscriber.
     publish(&publisher, 0..1, 4_000_000).await;
     let first = subscriber.next_subgroup().await;
     relay
@@ -250,7 +252,7 @@ async fn longest_delay_can_be_changed() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // The subscriber's streams pile up unread. Each is larger than a stream's credit.
+    // The subscriber reads no streams. Each group is larger than a stream's flow-control credit.
     let sleeper = relay.peer().await;
     let _asleep = sleeper.subscribe(&track).await;
     publish(&publisher, 0..3, 2_000_000).await;

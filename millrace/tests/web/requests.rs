@@ -117,7 +117,7 @@ async fn may_publish(relay: &TestRelay, url: &str) -> bool {
     }
 }
 
-/// Browsers omit the port if it is the scheme's own.
+/// Browsers omit the port from `:authority` if it is 443, the default of https.
 #[tokio::test]
 async fn rule_for_port_443_applies_without_explicit_port() {
     let relay = TestRelay::with(|config| {

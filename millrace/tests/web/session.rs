@@ -88,7 +88,7 @@ async fn http_requests_next_to_a_session_close_it() {
         let _control = client.set_up(&session, SetupOptions::default()).await;
         relay.until("a session", |status| status.sessions.len() == 1).await;
         let mut held = Vec::new();
-        // The control stream counts as one.
+        // The client's HTTP/3 control stream counts as one of these streams.
         for _ in u64::from(is_uni)..Foreign::MOST {
             held.push(foreign(&client, is_uni).await);
         }
@@ -108,7 +108,7 @@ async fn foreign(client: &WebClient, is_uni: bool) -> quinn::SendStream {
         true => client.connection.open_uni().await.unwrap(),
         false => client.connection.open_bi().await.unwrap().0,
     };
-    // The stream may be stopped, or the connection closed.
+    // An error is ignored, since the relay may have stopped the stream or closed the connection.
     let _ = stream.write_all(if is_uni { &[0x21] } else { &[1, 2, 0, 0] }).await;
     stream
 }

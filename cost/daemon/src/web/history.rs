@@ -268,7 +268,7 @@ mod tests {
     /// A log is stored from its beginning to its end, however long it is, in sums of more reports. `point_reports` and
     /// `whole_reports` are the numbers of reports in a sum. Every report is in exactly one sum.
     #[test]
-    fn long_log_is_kept_whole_in_longer_steps() {
+    fn long_log_is_stored_completely_as_sums() {
         const REPORTS: u64 = 20_000;
         let limit = 40 * memory(&report(0));
         let mut history = ReportHistory::new(limit, false);
@@ -293,7 +293,7 @@ mod tests {
     /// The reader of a log may add up reports before it stores them. The history then has the same number of reports in
     /// each point and sum.
     #[test]
-    fn history_of_summed_reports_has_the_same_steps() {
+    fn history_of_summed_reports_equals_that_of_single_reports() {
         const REPORTS: u64 = 20_000;
         // The share of a sum is computed from its times, so time and share of each report must agree.
         let report = |at: u64| {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn live_history_forgets_the_oldest() {
+    fn full_live_history_drops_the_oldest_reports() {
         let mut history = ReportHistory::new(10 * memory(&report(0)), true);
         (0..5000).for_each(|at| history.push(report(at), 1));
         let points = history.points();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn history_memory_follows_the_size_of_reports() {
+    fn history_counts_the_memory_of_reports() {
         let mut large = (*report(0)).clone();
         large.processes = vec![large.processes[0].clone(); 1000];
         assert!(memory(&large) > memory(&report(0)) + 1000 * size_of::<millrace_cost::report::ProcessCost>());

@@ -213,7 +213,7 @@ fn watch(socket: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// Result of the commands that remove entries, for [`describe_change`].
+/// Text with which [`describe_change`] reports that entries were removed.
 const TAKEN_BACK: &str = "removed from the lists";
 
 fn list(args: GateListArgs, entry: fn(control::PrefixList) -> GateRequest, done: &str) -> anyhow::Result<()> {
@@ -261,7 +261,7 @@ fn change(
 
 /// Largest number of prefixes in one request, which keeps the request's line within the control socket's limit.
 const PREFIXES_AT_ONCE: usize = 1000;
-/// Largest number of overriding entries that are named; the others are counted.
+/// Largest number of overriding entries that a message lists. Of further ones it states only the number.
 const EXCEPTIONS_SHOWN: usize = 5;
 
 /// Parses all prefixes, also those on standard input. A fault in one of them leaves the gate's lists unchanged.

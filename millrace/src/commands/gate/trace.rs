@@ -105,7 +105,7 @@ pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
 }
 
 enum Waited {
-    /// The time has passed.
+    /// The time to wait has passed without a signal.
     Out,
     /// A signal that ends the command has arrived.
     ForSignal,
@@ -152,7 +152,7 @@ enum GateTraceEvent<'a> {
     },
 }
 
-/// Numbers of packets that were shown and that were not, since the trace started.
+/// Counts the packets that were printed, left out or lost since the trace started.
 struct ShownPackets<'a> {
     args: &'a GateTraceArgs,
     packets: u64,
