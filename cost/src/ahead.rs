@@ -63,7 +63,7 @@ impl ReportReader {
             let together = Arc::clone(&together);
             thread::spawn(move || {
                 let parse = |batch: LineBatch| batch.parse(&path, together.load(Ordering::Relaxed));
-                // Sending fails once the reader dropped `ReportsAhead`: this thread ends then.
+                // Sending fails after the reader has dropped `ReportsAhead`; the thread then ends.
                 incoming.into_iter().map_while(|batch| reports.send(parse(batch)).ok()).for_each(drop);
             });
             to_parsers.push(lines);

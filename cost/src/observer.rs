@@ -285,7 +285,8 @@ impl Observer {
         let mut functions = Vec::new();
         let mut refreshed = false;
         cost.drain(|record| {
-            // Refresh after the buffer was taken: then the list has every program that may be in its stacks.
+            // The list of BPF programs is read after the buffer of stacks, so it has every program that occurs in these
+            // stacks.
             if !std::mem::replace(&mut refreshed, true) {
                 // A failed refresh is not reported here: `missing` has had its reason since the start.
                 let _ = resolver.refresh();
@@ -578,7 +579,8 @@ fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
     })
 }
 
-/// Reports whether at least one way of the event is timed. Events without ways, such as softirqs, are always timed.
+/// Reports whether at least one way of the event is timed. Events that are no calls, such as softirqs, are always
+/// timed.
 fn is_timed(event: kernel::KernelEvent, missing: &[kernel::MissingPoint]) -> bool {
     let mut ways = kernel::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))

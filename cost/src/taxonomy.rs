@@ -108,12 +108,12 @@ pub struct FunctionRules {
 /// The owner that a function determines for its callees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum CallRoot {
-    /// The function determines no owner.
+    /// The function does not determine to which event its callees belong.
     #[default]
     Nothing,
     /// The callees belong to this event, or to none. If `networking` is set, a networking function must be among them.
     Event { event: Option<Event>, networking: bool },
-    /// The callees belong to the observer.
+    /// The function is the observer's, so its callees count as the observer's time.
     Observer,
 }
 

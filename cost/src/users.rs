@@ -84,7 +84,7 @@ fn look_up(symbolizer: &Symbolizer, pid: u32, addresses: &[u64], into: &mut Hash
         return;
     }
     let source = Source::Process(Process::new(Pid::from(pid)));
-    // The whole lookup fails if the process has exited. Its addresses are then cached without names.
+    // The symbol lookup fails if the process has exited. The stack's addresses are then cached without names.
     let symbols = symbolizer.symbolize(&source, Input::AbsAddr(addresses)).unwrap_or_default();
     let mut symbols = symbols.into_iter();
     for address in addresses {

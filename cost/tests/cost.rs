@@ -210,7 +210,8 @@ fn call_that_began_before_detach_is_not_counted() {
             let waiting = scope.spawn(|| {
                 far.recv(&mut [0; 16]).expect("received");
                 has_received.store(true, Ordering::Release);
-                // Run for 200 ms in user mode. If the call's word were still open, this time would count for it.
+                // Run for 200 ms in user mode. If the programs still counted the call as running, this time would be
+                // added to it.
                 let start = on_cpu();
                 while on_cpu() - start < Duration::from_millis(200) {}
             });

@@ -485,8 +485,8 @@ fn media(url: &str) -> Option<[FileClient; 1]> {
 fn input_other_than_fragmented_mp4_is_refused_with_a_remedy() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let url = relay.url();
-    // This file is no fragmented MP4: its media comes first, and a camera would write the moov box at the end, if at
-    // all.
+    // This file is not fragmented MP4: mdat comes first, and the moov box would follow at the end, as in a camera's
+    // recording that was cut off.
     let whole = b"\0\0\0\x10ftypisom\0\0\0\0\0\0\0\x10mdat01234567";
     fs::write(relay.path("whole.mp4"), whole).unwrap();
     fs::write(relay.path("empty.mp4"), "").unwrap();

@@ -680,7 +680,7 @@ fn grafana_dashboards_have_data() {
                 let query = target["expr"].as_str().unwrap();
                 let query = query.replace("$__rate_interval", "10s").replace("$instance", ".+");
                 let ask = || prometheus.ask(&query);
-                // Machines without RAPL measure no energy, so queries for energy return nothing there.
+                // Machines without RAPL measure no energy, so queries for energy may return no data.
                 if query.contains("_energy_")
                     && !std::path::Path::new("/sys/class/powercap/intel-rapl:0").exists()
                 {

@@ -580,7 +580,7 @@ fn reload_does_not_open_a_public_relay() {
     let reload = relay.status().reload.clone().unwrap();
     assert!(reload.error.as_ref().is_some_and(|error| error.contains("0.0.0.0:")), "{reload:?}");
     wait_for("the log line", || relay.logged(&["new settings are not usable", "0.0.0.0:"]).then_some(()));
-    // Setting `public` explicitly allows it.
+    // With `public = true` in the settings, the reload may open the relay to anyone.
     fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
     relay.signal(Signal::SIGHUP);
     // exact: `wait_until` repeats this read
@@ -706,7 +706,7 @@ fn tokens_and_secrets_are_in_no_log_and_no_status() {
     }
 }
 
-/// A client that waits; killed when dropped.
+/// A client process that runs until it is dropped, which kills it.
 struct WaitingClient(Child);
 
 impl Drop for WaitingClient {

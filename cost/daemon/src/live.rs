@@ -20,7 +20,7 @@ use super::trend::{Picture, Trend};
 /// The result of a key press: whether the live view continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyAnswer {
-    /// The view continues.
+    /// The live view continues after this key.
     Continue,
     /// The user quits, or a signal ends the program.
     Quit,
@@ -142,7 +142,7 @@ impl LiveTerminal {
 
 impl Drop for LiveTerminal {
     fn drop(&mut self) {
-        // Errors are ignored: if the terminal was closed, there is nothing to restore.
+        // Errors are ignored: they mean that the terminal was closed, so its settings need not be restored.
         let _ = self.write(LEAVE);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }

@@ -157,7 +157,7 @@ impl ExportTarget {
             true => Some(File::options().write(true).open(path)?),
             false => None,
         };
-        // A symbolic link is kept, and its target is written.
+        // If the path is a symbolic link, the link stays and the file to which it points is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if special.is_none() {
             access(&directory(&path), AccessFlags::W_OK | AccessFlags::X_OK)?;

@@ -18,11 +18,11 @@ pub struct CallTimes {
 }
 
 const BATCHES: u32 = 32;
-/// Calls in each batch.
+/// Number of calls in each measured batch.
 const CALLS: u32 = 64;
 
 impl CallTimes {
-    /// Measures both durations, which takes some milliseconds.
+    /// Measures the durations of both kinds of calls, which takes some milliseconds.
     pub fn measure() -> io::Result<Self> {
         let sockets = SocketPair::new()?;
         let socket_ns = measure_least(|| {

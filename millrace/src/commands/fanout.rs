@@ -157,7 +157,7 @@ pub fn run(args: FanoutCommandArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Interval between two reads of the trace.
+/// Interval at which the command fetches new events of the trace from the daemon.
 const PERIOD: Duration = Duration::from_millis(250);
 
 fn trace(args: &FanoutTraceArgs) -> anyhow::Result<()> {

@@ -59,7 +59,7 @@ pub enum RefusedArguments<C> {
 }
 
 impl<C> RefusedArguments<C> {
-    /// Formats problems for standard error.
+    /// Formats the refused values as lines for standard error.
     pub fn describe(problems: &[String]) -> String {
         let lines: String = problems.iter().map(|problem| format!("error: {problem}\n")).collect();
         format!("{lines}\nFor more information, try '--help'.\n")
@@ -168,8 +168,8 @@ mod tests {
         }
     }
 
-    /// Every repeatable flag also takes a list with commas, except flags whose values may contain commas, such as
-    /// paths.
+    /// Every repeatable flag also accepts a list separated by commas, except flags whose values may contain commas,
+    /// such as paths.
     #[test]
     fn repeatable_flags_take_commas() {
         /// Names of values that may contain commas. `T` is the name of a track.

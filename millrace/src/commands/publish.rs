@@ -138,7 +138,8 @@ pub fn run(args: PublishArgs) -> anyhow::Result<()> {
     let json = args.json;
     let runtime = tokio::runtime::Runtime::new()?;
     let report = runtime.block_on(publish_as_asked(args));
-    // The runtime does not wait for its thread that reads standard input: a pipe may stay open without sending a byte.
+    // The runtime is shut down without waiting for the thread that reads standard input, since that read may block
+    // forever.
     runtime.shutdown_background();
     let report = report?;
     if json {

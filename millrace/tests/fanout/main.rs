@@ -281,8 +281,8 @@ fn silent_or_lossy_receiver_is_cut_off() {
     assert!(matches!(DatagramKind::read(&buffer[..len]), Some(DatagramKind::Control { ssrc: 1 | 2, .. })));
 }
 
-/// Reloads add, remove and change streams and receivers. The unchanged ones get every packet from the kernel. Invalid
-/// settings change nothing.
+/// Reloads add, remove and change streams and receivers. Receivers whose settings do not change get every packet from
+/// the kernel. Invalid settings change nothing.
 #[test]
 fn reload_loses_no_packet() {
     if !root("reload_loses_no_packet") {
@@ -354,7 +354,7 @@ fn reload_loses_no_packet() {
         // exact: the reload has been answered, so it is complete
         assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned()));
     }
-    // The settings are reloaded by a signal; no receiver is named any more, and the other stream is gone.
+    // The settings are reloaded by a signal; they no longer name a receiver, and no longer have the second stream.
     fanout.write(&scene.config(""));
     fanout.signal(Signal::SIGHUP);
     let is_alone = |it: &Status| it.streams.len() == 1 && it.streams[0].receivers.len() == 1;

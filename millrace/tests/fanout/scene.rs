@@ -55,7 +55,7 @@ pub struct FanoutScene {
     dir: TempDir,
     pub listen: SocketAddr,
     pub sender: UdpSocket,
-    /// The sender's address in the settings.
+    /// The address of the RTP sender, as the fan-out's settings name it.
     from: SocketAddr,
 }
 

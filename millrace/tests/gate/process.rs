@@ -1,4 +1,4 @@
-//! A running gate, for tests.
+//! Test setup: a running gate.
 
 use std::process::{Child, Command, Output};
 

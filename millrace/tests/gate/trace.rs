@@ -77,7 +77,7 @@ fn ip(args: &[&str]) {
     assert!(Command::new("ip").args(args).status().unwrap().success(), "{args:?}");
 }
 
-/// Makes a site with a second client.
+/// Makes network namespaces of a server and of clients, with the addresses of two clients.
 fn site(name: &str) -> GateSite {
     let site = GateSite::new(name, &policy(2));
     ip(&["-n", &site.clients, "addr", "add", &format!("{QUIET}/24"), "dev", "eth"]);

@@ -499,7 +499,7 @@ fn offer(tls: &Tls, change: impl FnOnce(&mut Statement)) -> Vec<u8> {
     serde_json::to_vec(&AgreementMessage::Offer(Box::new(statement))).unwrap()
 }
 
-/// A peer with the right key deviates from the protocol in several ways, and strangers connect without the key.
+/// A peer with the right key violates the protocol in several ways, and strangers connect without the key.
 #[test]
 fn deviating_peer_changes_nothing() {
     let Some(site) = GraftSite::new("hostile") else { return };
@@ -561,7 +561,7 @@ fn deviating_peer_changes_nothing() {
     );
     wait_for_peer(&far, "its end", |peer| peer.state != "agreed");
 
-    // Strangers send no TLS, or an incomplete handshake, and many of them are connected at once.
+    // Strangers send bytes that are not TLS, or an incomplete handshake, over many connections at the same time.
     let mut silent: Vec<_> = (0..100).map(|_| call(&site, CONTROL)).collect();
     for stream in &mut silent {
         let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");

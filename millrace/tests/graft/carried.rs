@@ -1,5 +1,5 @@
-//! Tests of tunnelled connections. They must keep TCP's promises whatever happens to carriers and daemons, and both
-//! ends must see only each other's true addresses.
+//! Tests of tunnelled connections. A tunnelled connection must deliver all bytes in order, or end with a reset,
+//! whatever happens to carriers and daemons. Both ends must see each other's true addresses.
 
 use std::{
     collections::BTreeSet,
@@ -288,8 +288,8 @@ fn connection_without_a_carrier_stays_plain_tcp() {
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 100_000);
     assert_eq!(verdict(&near, "led"), 1);
-    // The server's daemon is killed. New connections must go over plain TCP, and tunnelled ones must end with a reset
-    // and not like complete ones.
+    // The server's daemon is killed. New connections must go over plain TCP, and tunnelled ones must end with a reset,
+    // not with a FIN.
     let (mut here, _there, _) = connect(&site, &listener);
     far.kill();
     wait_for_state(&near, "cold");
@@ -496,7 +496,7 @@ fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     exchange(&here, &there, 1000);
 }
 
-/// A stranger that connects to the broker's own ports must get nothing from it.
+/// A process that connects to the broker's own ports directly must be refused or reset.
 #[test]
 fn connections_to_the_brokers_own_address_are_refused() {
     let Some(site) = GraftSite::new("proxy") else { return };
@@ -603,7 +603,8 @@ fn urgent_tcp_data_keeps_its_position() {
     assert_eq!(read_all(&there), b"before!after");
 }
 
-/// Sends random bytes in both directions until `enough` is set, and checks them. Each direction has a seed of its own.
+/// Sends random bytes in both directions until `enough` is set, and checks that they arrive. Each direction has another
+/// random seed.
 pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     const PIECE: usize = 64 << 10;
     let send = |mut to: &TcpStream, seed: u64| {
@@ -735,8 +736,8 @@ fn a_broker_does_not_connect_to_itself() {
     wait_for_ended([&near, &far], "refused", 1);
 }
 
-/// The broker's host has eight usable source ports. A port must be free at once after its connection has ended, and no
-/// port may serve two connections.
+/// The broker's host has eight usable source ports. A port must be usable again immediately after its connection has
+/// ended, and no two connections may use one port at the same time.
 #[test]
 fn ports_of_closed_connections_are_reused_at_once() {
     let Some(site) = GraftSite::new("ports") else { return };

@@ -250,8 +250,8 @@ fn firewalls_filter_ipv6_and_strict_connections() {
         }
         firewall(&site, host, "");
     }
-    // Both allowed connections were tunnelled: one while this host had a firewall, and one while the other host had
-    // one.
+    // Both allowed connections were tunnelled: one while the client's host had a firewall, and one while the server's
+    // host had one.
     let carried = ["passes", "no-firewall"];
     wait_until(
         "the tunnelled connections",

@@ -336,8 +336,8 @@ fn many_connections_at_once_go_through_gateways() {
     assert_eq!(carry(&ends[0]).sent_bytes, 200 * 20_000);
 }
 
-/// A gateway's key is valid for listed connections only. The far gateway refuses others, the near one forwards them,
-/// and the far network's own firewall judges them.
+/// A gateway's key is valid for listed connections only. Other connections are refused by the far gateway and then
+/// forwarded by the near gateway, so the far network's own firewall decides about them.
 #[test]
 fn a_gateway_is_no_open_proxy() {
     let Some(sites) = Sites::new("proxy") else { return };
@@ -354,7 +354,7 @@ fn a_gateway_is_no_open_proxy() {
     let [gateway, other] = &sites.site.namespaces[..] else { unreachable!("two") };
     let [client, server] = &sites.hosts;
 
-    // The server's port is not granted.
+    // The far gateway's settings do not grant this port to the near gateway.
     let listener = sites.listen_on(at(SERVER_HOST, PORT + 1));
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 100_000);
@@ -367,7 +367,7 @@ fn a_gateway_is_no_open_proxy() {
         "the far gateway was asked again at once"
     );
 
-    // The server's network exists, but is not granted.
+    // The far gateway can reach the server's network, but its settings do not grant the network to the near gateway.
     ip(&format!("-n {server} addr add 10.99.0.2/24 dev eth"));
     ip(&format!("-n {other} route add 10.99.0.0/24 dev lan0"));
     ip(&format!("-n {gateway} route add 10.99.0.0/24 via {SERVER}"));
@@ -629,7 +629,8 @@ fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
     exchange(&here, &there, 100_000);
 }
 
-/// Interfaces of the command line are added to those of the settings, and missing ones are reported.
+/// Interfaces named on the command line are added to those in the settings, and interfaces that do not exist are
+/// reported.
 #[test]
 fn gateway_interfaces_may_be_named_on_the_command_line() {
     let Some(sites) = Sites::new("named") else { return };

@@ -379,7 +379,8 @@ fn exhausted_session_pool_recovers() {
     assert_eq!(message(&mut far), b"again");
 }
 
-/// An application that keeps a socket after its session can send nothing with it, and no other session gets its port.
+/// An application that keeps a session's socket open after the session can send nothing with it, and no other session
+/// gets the socket's port.
 #[test]
 fn socket_kept_after_its_session_sends_nothing() {
     let Some(site) = GraftSite::new("kept") else { return };

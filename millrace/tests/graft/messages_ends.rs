@@ -79,7 +79,7 @@ fn messages_pass_over_ipv4_and_ipv6_encrypted_and_in_clear() {
     }
 }
 
-/// Selective Repeat delivers messages out of order, so the library holds them back until those before them have
+/// Selective Repeat delivers messages out of order, so the library delays a message until all messages before it have
 /// arrived. The interface's queue is too short for a window, so many packets are lost and sent again.
 #[test]
 fn messages_are_ordered_over_a_graft_that_only_retransmits() {

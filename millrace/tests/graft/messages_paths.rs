@@ -128,7 +128,7 @@ fn are_up(hosts: &[MessageHost<'_>; 2], wanted: [bool; 2]) {
 }
 
 /// Returns the number of packets that each path has sent during `go`. The measurement is repeated until both paths are
-/// up with this weight before and after it, since a busy host may take a path for cut.
+/// up with this weight before and after it, since a busy host may miss probes and consider a path down.
 fn by_each(host: &MessageHost<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64> {
     let most = |paths: &[PathStatus]| paths.iter().all(|path| path.is_up && path.weight >= weight);
     // The first messages make this session the busiest one.
@@ -192,7 +192,7 @@ fn messages_use_both_paths_and_survive_the_loss_of_one() {
     }
 }
 
-/// Messages sent over both paths arrive once.
+/// With `redundant`, each message is sent over both paths and must arrive once.
 #[test]
 fn redundant_paths_lose_nothing_when_one_is_cut() {
     let Some(site) = GraftSite::new("twice") else { return };

@@ -1,5 +1,5 @@
-//! Tests of sessions between two processes `millrace graft run`: the datagrams, what an observer sees of them, and what
-//! stays in the kernel.
+//! Tests of sessions between two processes `millrace graft run`: the datagrams at both ends, the packets on the wire,
+//! and the programs that stay in the kernel.
 
 use std::{
     collections::BTreeSet,

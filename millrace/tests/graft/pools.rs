@@ -174,7 +174,7 @@ fn carrier_pool_grows_with_load_up_to_its_limit() {
             (carrier(&near).pool_busy == count).then_some(one)
         }));
     }
-    // A connection for which the pool has no room goes over plain TCP, and loses nothing.
+    // When all connections of the pool are busy, a further connection goes over plain TCP, and all its bytes arrive.
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
@@ -434,7 +434,8 @@ fn ports(connections: &[(u64, String)]) -> String {
     connections.iter().map(|(_, port)| port.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// A NAT forgets its connections: their packets are dropped, and only new connections pass. There is no other path.
+/// A NAT loses its state: packets of existing connections are dropped, and only new connections pass. The hosts have no
+/// other path.
 fn carriers_forgotten_by_a_nat_are_replaced(kind: &str) {
     let test = format!("{kind}_carriers_forgotten_by_a_nat_are_replaced");
     let Some(site) = GraftSite::new(&format!("nat-{kind}")) else { return };
@@ -751,7 +752,7 @@ fn killed_daemon_with_tcp_carriers_leaves_nothing_and_may_restart() {
     let (next, other, _) = connect(&site, &listener);
     exchange(&next, &other, 100_000);
     assert_eq!(verdict(&near, "led"), led + 1);
-    // The client's daemon is killed this time.
+    // The second round kills the client's daemon instead of the server's.
     let [here, there] = half();
     near.kill();
     reset(here);

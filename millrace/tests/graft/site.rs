@@ -353,7 +353,7 @@ pub struct GraftProcess<'a> {
     site: &'a GraftSite,
     side: usize,
     process: Child,
-    /// The paused process, or 0.
+    /// Process ID of the part that is paused; 0 if none is.
     paused: Cell<u32>,
 }
 
@@ -371,7 +371,7 @@ impl<'a> GraftProcess<'a> {
         Self::start_as(site, side, "run", more)
     }
 
-    /// Starts a daemon with this subcommand.
+    /// Starts a daemon with `run` or `gateway` as its subcommand.
     pub fn start_as(site: &'a GraftSite, side: usize, verb: &str, more: &[&str]) -> Self {
         site.share();
         let mut command = Command::new("nsenter");

@@ -1,4 +1,4 @@
-//! Media between clients that speak different drafts.
+//! Tests of media between clients that use different drafts of MoQ Transport.
 
 use super::{
     clip::{FRAMES, GROUP, VIDEO, VIDEO_TRACK, assert_same},

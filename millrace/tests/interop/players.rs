@@ -28,7 +28,7 @@ pub fn moq_pub(
 ) -> InteropProcess {
     let mut publisher = InteropProcess::peer(host, "moq-pub", url, more);
     publisher.write(&clip.init);
-    // It logs the catalog once its tracks exist.
+    // moq-pub logs the catalog when its tracks exist.
     publisher.wait_logged("catalog:");
     relay.until_announced();
     publisher

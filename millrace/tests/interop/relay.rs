@@ -1,4 +1,4 @@
-//! A relay in this process.
+//! Runs a relay of ours in the test's process.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -33,7 +33,8 @@ pub struct InteropRelay {
 }
 
 impl InteropRelay {
-    /// Starts a relay on a host of its own, which may be this one, at all of the host's IPv4 addresses.
+    /// Starts a relay that listens on all IPv4 addresses of its host: a node of the lab, or this machine with engine
+    /// `user`.
     pub fn start() -> Self {
         Self::with(|_| {})
     }

@@ -28,8 +28,8 @@ fn moq_sub_continues_when_moq_pub_restarts() {
     // The publisher is killed.
     drop(publisher);
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
-    // moq-pub sends everything that it has read at once, in any order. It therefore gets no more than the group that
-    // restarts the track.
+    // moq-pub sends everything that it has read at once, in any order. The test therefore feeds it only the fragments
+    // of one group, with which the track restarts.
     publisher.feed(&clip.fragments[..GROUP], PACE);
     let begun = before.len() + clip.fragments[..GROUP].concat().len();
     players.iter().for_each(|player| player.wait_beyond(begun - HELD_BACK));

@@ -124,7 +124,8 @@ fn keystreams_follow_key_updates() {
     let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
     let sealed = sealed(&status);
     let opened = opened(&status);
-    // The first packets with new keys find no keystream. They tell the relay that there are new keys.
+    // For the first packets with new keys there is no keystream yet. These packets show the relay that the peer has
+    // updated its keys.
     assert!(opened.stale > 5 && is_ahead(opened, &show), "{status:#?}");
     assert!(is_ahead(sealed, &show), "{status:#?}");
 }

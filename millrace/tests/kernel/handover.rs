@@ -33,7 +33,7 @@ struct SubscriberInbox {
 }
 
 impl SubscriberInbox {
-    /// Starts to read the subscriber's streams.
+    /// Starts tasks that read all streams to the subscriber.
     fn from_subscriber(mut subscriber: TestPeer) -> Self {
         let (sender, streams) = mpsc::unbounded_channel();
         tokio::spawn(async move {

@@ -187,9 +187,9 @@ pub fn is_quiet(status: &Status) -> bool {
     status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0)
 }
 
-/// A stream of groups, and what its subscribers must receive. The publisher waits for its subscribers and not for a
-/// time, so that it is never ahead of a relay that does not get the CPU: the kernel sends only objects that arrive
-/// after the relay has handed a stream over.
+/// A stream of groups, and what its subscribers must receive. The publisher waits until subscribers have received
+/// earlier objects, so that it is never far ahead of a relay that gets little CPU time: the kernel sends only objects
+/// that arrive after the relay has handed a stream over.
 pub struct GroupStream {
     pub groups: u64,
     pub objects: u64,

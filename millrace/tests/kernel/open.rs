@@ -234,7 +234,7 @@ fn objects_faster_than_the_reader_arrive_once() {
     });
 }
 
-/// Links lose beginnings of streams, repeat them or delay them.
+/// The links lose, duplicate or delay packets, including the first packets of streams.
 #[test]
 fn every_object_arrives_once_over_lossy_reordering_links() {
     const OBJECTS: u64 = 200;

@@ -205,7 +205,7 @@ fn unused_kernel_record_goes_to_a_viewer() {
     others.iter().for_each(close);
 }
 
-/// A subscriber that records packet numbers.
+/// A subscriber that records the numbers of the packets it receives.
 struct PacketWatcher {
     client: Client,
     /// The bytes received on each stream.

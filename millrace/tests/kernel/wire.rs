@@ -187,8 +187,8 @@ fn path_usable_only_by_userspace_is_left_to_userspace() {
     // The kernel stops after the bytes of 8 packets of the largest size have not arrived. These packets are smaller, so
     // there may be up to 12.
     assert!((1..=12).contains(&lost.kernel.packets), "the kernel did not try the first packets: {lost:#?}");
-    // A relay that does not get the CPU takes the losses for persistent congestion. Its window is then too small to try
-    // all packets.
+    // A relay that gets little CPU time may treat the losses as persistent congestion. Its window is then too small to
+    // try all packets.
     let given_up = lost.kernel_copies.as_ref().unwrap().get("not_arriving").copied().unwrap_or(0);
     assert_eq!(given_up, u64::from(lost.kernel.packets >= 8), "{lost:#?}");
 }

@@ -1,5 +1,5 @@
-//! Tests of relays that are peers of each other. They choose routes, and change them when a relay or a publisher is
-//! gone.
+//! Tests of clusters of relays, which choose routes to publishers, and change them when a relay or a publisher
+//! disappears.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -293,7 +293,8 @@ async fn dead_relay_is_bypassed_without_duplicates() {
     last.until_largest(at(5, 1)).await;
 }
 
-/// A relay that drains sends GOAWAY first. Its tracks move while it still serves them.
+/// A relay that drains sends GOAWAY first. Subscriptions at other relays move to another route while it still forwards
+/// their tracks.
 #[tokio::test]
 async fn draining_relay_is_left_before_it_ends() {
     let (first, middle, last) = triangle().await;
@@ -401,7 +402,7 @@ async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
     request.send(update(cheaper)).await.unwrap();
     assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));
     assert_eq!(routes(&relay)[0].cost, 1);
-    // The new route passes this relay itself.
+    // The path of the new route contains this relay's own hop ID, so the relay must drop the route.
     let back = Parameters { hop_path: Some(path(&[5, 9, 77])), ..Parameters::default() };
     request.send(update(back)).await.unwrap();
     assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));

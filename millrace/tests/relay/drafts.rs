@@ -587,7 +587,7 @@ async fn publisher_reports_changes_of_its_subscription() {
     };
     upstream.send(notify()).await.unwrap();
     relay.until_largest(at(7, 3)).await;
-    // A subscriber may not send the message on its own request.
+    // A subscriber must not send PUBLISH_STATE_NOTIFY on the stream of its own SUBSCRIBE: the relay closes the session.
     let player = relay.peer().await;
     let (mut other, ok) = player.subscribe(&name).await;
     assert_eq!(ok.parameters.largest_object, Some(at(7, 3)));
@@ -598,7 +598,7 @@ async fn publisher_reports_changes_of_its_subscription() {
     request.cancel();
 }
 
-/// Two tracks cannot have the same alias.
+/// A session's tracks cannot have the same alias, so the relay must cancel its second subscription at the publisher.
 #[tokio::test]
 async fn second_upstream_subscription_with_same_alias_is_cancelled() {
     let relay = TestRelay::start();

@@ -406,8 +406,8 @@ async fn contradicting_retransmission_ends_no_subscriber() {
     relay.assert_forwarded();
 }
 
-/// Continues a stream in two ways, and then only in the second, whose bytes are malformed where an object of the
-/// first ends. Returns the number of these bytes.
+/// Sends two versions of a stream's next bytes at the same offset, and then continues only the second version, which is
+/// malformed where an object of the first version ends. Returns the length of the second version in bytes.
 fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, hidden: bool) -> usize {
     let objects = |len: usize, count: u64| {
         let mut bytes = Vec::new();
@@ -434,7 +434,7 @@ fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, 
     for (object, offset) in y[54..].chunks(54).zip((54..).step_by(54)) {
         let mut frames = Vec::new();
         frame::write_stream(stream, at + offset, object, false, &mut frames);
-        // The relay closes the session where it detects the contradiction.
+        // Sending fails when the relay has detected the contradiction and closed the session.
         if hostile.send(frames, true).and_then(|()| hostile.settle()).is_err() {
             break;
         }

@@ -1,4 +1,4 @@
-//! A relay in this process, and its peers on stock quinn, which send exactly what a test asks for.
+//! Test setup: a relay in this process, and peers on unmodified quinn that send exactly the messages a test specifies.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -59,7 +59,7 @@ impl TestRelay {
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
-        // Tests of lingering set this time themselves.
+        // Tests of publishers that return set the linger time themselves.
         config.linger = Duration::ZERO;
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
@@ -105,7 +105,7 @@ impl TestRelay {
         async_wait_until(what, || self.status(), wanted).await
     }
 
-    /// Waits until the kernel may send to all peers, with engine `kernel`. Userspace serves them until then.
+    /// With engine `kernel`, waits until the kernel may send to all peers. Until then only userspace sends to them.
     pub async fn until_ready(&self) {
         let is_ready =
             |status: &Status| status.sessions.iter().all(|session| session.kernel_ready != Some(false));
@@ -308,8 +308,8 @@ impl PublishedSubgroup {
         encode_object_header(self.previous, id, properties, payload.len() as u64, status, &mut bytes);
         bytes.extend_from_slice(payload);
         if wants_kernel() && (1..PACED).contains(&self.written) {
-            // Objects come at the pace of live media. If all came at once, none would be left for the kernel when it
-            // gets the stream.
+            // Objects come at the pace of live media. Otherwise userspace would have sent all of them before it hands
+            // the stream over to the kernel.
             tokio::time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
         }
         self.stream.write_all(&bytes).await.unwrap();
@@ -372,7 +372,7 @@ impl ReceivedSubgroup {
         (self.check(&found, &end), end)
     }
 
-    /// Reads until `count` objects are whole.
+    /// Reads until `count` objects have arrived completely.
     pub async fn objects(&mut self, count: usize) -> Vec<u64> {
         let mut found = Vec::new();
         while found.len() < count || !self.parser.at_boundary() {

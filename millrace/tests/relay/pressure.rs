@@ -56,7 +56,7 @@ async fn an_evicted_subgroup_is_reset_at_the_subscriber() {
     publish(&publisher, 0..1, 400_000).await;
     let first = slow.next_subgroup().await;
     assert_eq!(first.all().await.1, PeerStreamEnd::Fin);
-    // These groups exceed the connection's credit and the cache together.
+    // Together these groups are larger than the connection's flow-control credit plus the cache.
     publish(&publisher, 1..40, 900_000).await;
     relay.until("subgroups are dropped", |status| status.drops["evicted"] > 0).await;
     // Groups that were dropped before their streams were opened never arrive. The newest group does.

@@ -293,15 +293,15 @@ async fn invalid_assignments_are_refused() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     let track = |name: &str| track("live/cam", name);
     let one = assigned(7, 1, false).assignment.unwrap();
-    // This assignment has another set.
+    // Refused: the assignment names another set than the subscription's.
     let refused = scene.update(0, Assignment { set: 8, ..one }).await.unwrap_err();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::UPDATE_FAILED);
-    // This assignment has another algorithm.
+    // Refused: the assignment names an unknown algorithm.
     let other = Parameters { assignment: Some(Assignment { algorithm: 1, ..one }), ..Parameters::default() };
     let refused = scene.subscriber.try_subscribe(&track("low"), other).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
-    // This peer did not announce support in SETUP.
+    // Refused: the peer has not announced switching sets in SETUP.
     let silent = scene.relay.peer().await;
     let refused = silent.try_subscribe(&track("low"), assigned(1, 1, true)).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);

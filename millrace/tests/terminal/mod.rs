@@ -23,9 +23,9 @@ use rustix::{
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-/// Silence after which a command that has ended has written everything to its terminal, in ms.
+/// Milliseconds without output after which all output of an ended command has been read.
 const SILENCE: u16 = 1000;
-/// How long each read waits, in ms.
+/// Longest time that each read waits for output, in ms.
 const LOOK: u16 = 20;
 /// The control sequence with which a view that is updated every second begins each redraw.
 pub const CLEAR: &str = "\x1b[2J\x1b[H";
@@ -40,7 +40,7 @@ pub fn command(program: &str) -> Command {
 pub struct PseudoTerminal {
     child: Child,
     master: File,
-    /// The terminal's other side. It is kept open, so that its settings and the last output can be read.
+    /// The pseudoterminal's slave side. It stays open, so that the terminal's settings and the last output can be read.
     slave: OwnedFd,
     /// Output that [`wait_for`](Self::wait_for) has not returned yet.
     seen: String,

@@ -132,11 +132,11 @@ async fn other_http_streams_are_ignored() {
     varint::encode(0x4321, &mut unknown);
     unknown.extend_from_slice(&[3, 1, 2, 3]);
     session.send.write_all(&frame(0, &unknown)).await.unwrap();
-    // These datagrams belong to no session.
+    // The session IDs of these datagrams belong to no session, so the relay must ignore them.
     client.connection.send_datagram(vec![9, 1, 2, 3].into()).unwrap();
     client.connection.send_datagram(vec![].into()).unwrap();
     relay.until("the streams to be counted", |status| status.drops["http_datagram"] > 0).await;
-    // Another request gets no answer.
+    // Another HTTP request on the connection must be reset.
     let (mut send, mut recv) = client.connection.open_bi().await.unwrap();
     send.write_all(&frame(1, &[0, 0])).await.unwrap();
     match patiently(recv.read_chunk(100, true)).await {

@@ -57,8 +57,8 @@ async fn secure(mut response: Response) -> Response {
     response
 }
 
-/// Sends server-sent events: `hello`, then a `report` for each new report. `dropped` has the number of reports that
-/// this viewer was too slow for.
+/// Sends server-sent events: `hello`, then a `report` for each new report. The event `dropped` has the number of
+/// reports that were not sent because the viewer reads too slowly.
 async fn reports(State(shared): State<Arc<DashboardShared>>) -> Response {
     match shared.watch() {
         Ok(frames) => {

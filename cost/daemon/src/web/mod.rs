@@ -251,7 +251,8 @@ impl DashboardShared {
             return Err(TooManyViewers);
         }
         let (frames, receiver) = mpsc::channel(VIEWER_QUEUE);
-        // The queue has room for both messages, so these sends cannot fail.
+        // The viewer's queue is empty and has space for two messages, so sending `hello` and the latest report cannot
+        // fail.
         let _ = frames.try_send(frame("hello", &format!("{{\"live\":{}}}", self.live)));
         let loaded = || report_frame(&*state.history.latest()?);
         if let Some(latest) = state.latest.clone().or_else(loaded) {

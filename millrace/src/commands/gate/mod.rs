@@ -264,7 +264,8 @@ const PREFIXES_AT_ONCE: usize = 1000;
 /// Largest number of overriding entries that a message lists. Of further ones it states only the number.
 const EXCEPTIONS_SHOWN: usize = 5;
 
-/// Parses all prefixes, also those on standard input. A fault in one of them leaves the gate's lists unchanged.
+/// Parses all prefixes, also those on standard input. If one of them is not a prefix, none is sent, so the gate's lists
+/// stay unchanged.
 fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
     let mut all = Vec::new();
     for arg in args {

@@ -115,8 +115,8 @@ enum Waited {
 
 fn wait(signals: &CostSignals, time: Duration) -> anyhow::Result<Waited> {
     let stdout = io::stdout();
-    // Standard output is polled without an event: the kernel always reports POLLERR, which says that the reader is
-    // gone.
+    // Standard output is polled without requested events: the kernel reports POLLERR in any case, when the pipe's
+    // reader has closed it.
     let mut ready =
         [PollFd::new(signals.as_fd(), PollFlags::POLLIN), PollFd::new(stdout.as_fd(), PollFlags::empty())];
     match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {
