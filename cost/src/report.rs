@@ -690,7 +690,7 @@ pub struct ProfiledStack {
     pub frames: Vec<u32>,
     /// Samples with this stack.
     pub samples: u64,
-    /// Time that these samples stand for, nanoseconds.
+    /// Time that the stack's samples stand for, nanoseconds.
     pub ns: u64,
 }
 

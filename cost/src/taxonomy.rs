@@ -58,7 +58,7 @@ struct TaxonomyRule {
     /// Events in which the rule applies; all if empty.
     #[serde(default)]
     events: Vec<Event>,
-    /// True if the functions are not networking by themselves.
+    /// True if the rule names a part, but does not make its functions count as networking.
     #[serde(default)]
     generic: bool,
     /// True if the functions belong to AF_UNIX or netlink sockets.

@@ -205,7 +205,7 @@ struct CallPriceTable {
 }
 
 impl CallPriceTable {
-    /// Measures the durations on CPU 0.
+    /// Measures the durations of all kinds of calls on CPU 0.
     fn measure() -> Self {
         let mut first = CpuSet::new();
         first.set(0).expect("a CPU");

@@ -429,7 +429,7 @@ fn number(line: &str) -> u64 {
     line.split(' ').find_map(|word| word.parse().ok()).unwrap()
 }
 
-/// A disk that is full for a while costs reports but does not end the observer. The log is readable afterwards.
+/// While the disk is full, reports are missing in the log, but the observer continues. The log is readable afterwards.
 #[test]
 fn full_disk_does_not_end_the_cost_observer() {
     if !is_root("full_disk_does_not_end_the_cost_observer") {

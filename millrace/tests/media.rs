@@ -20,7 +20,7 @@ struct MediaClient {
 }
 
 impl MediaClient {
-    /// Starts a client that writes to files with this name.
+    /// Starts a client whose output goes to files `NAME.mp4` and `NAME.stderr`.
     fn start(relay: &RunningRelay, name: &str, args: &[&str]) -> Self {
         let said = relay.path(&format!("{name}.stderr"));
         let process = millrace()

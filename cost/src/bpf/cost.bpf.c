@@ -113,9 +113,9 @@ int cost_softirq_entry(__u64 *ctx)
 	return 0;
 }
 
-/* Ends the running softirq's time and replaces its word with `next`. Plain additions are enough although the sampler
- * may interrupt them: either the sampler itself is the caller, or `next` has no event, so the sampler adds nothing.
- */
+/* Adds the running softirq's time to its event, and replaces cpu->softirq with `next`. Plain additions are enough
+ * although the sampler may interrupt them: either the sampler itself is the caller, or `next` has no event, so the
+ * sampler adds nothing. */
 static __always_inline void close_softirq(struct cost_cpu *cpu, __u64 now, __u64 next)
 {
 	__u64 began = __sync_lock_test_and_set(&cpu->softirq, next);
@@ -134,9 +134,8 @@ int cost_softirq_exit(__u64 *ctx)
 
 	if (!cpu || !cpu->softirq)
 		return 0;
-	/* The word stays non-zero until softirq_ns is updated. Otherwise a sampler that interrupts here would read a
-	 * task clock that still contains this softirq.
-	 */
+	/* cpu->softirq stays non-zero until softirq_ns is updated. Otherwise a sampler that interrupts here would read
+	 * a task clock that still contains this softirq. */
 	close_softirq(cpu, bpf_ktime_get_ns(), 1 << POINT_SHIFT);
 	cpu->softirq = 0;
 	return 0;

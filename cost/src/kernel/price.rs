@@ -1,4 +1,5 @@
-//! Measures the duration of system calls. The difference without and with programs is what timing adds.
+//! Measures the duration of system calls. The difference between calls with and without programs is the time that
+//! timing adds to a call.
 
 use std::hint::black_box;
 use std::io;

@@ -26,7 +26,7 @@ pub struct RelayTraceArgs {
     /// Address of the relay's HTTP server
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184", value_parser = address::ask)]
     http: SocketAddr,
-    /// File with the relay's token [default: the file of a relay of the same user]
+    /// File with the token of the relay's HTTP server [default: the file that a relay of this user creates]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<TokenFile>,
     /// Trace only packets of this track: NAMESPACE/NAME, or as `millrace status` shows it

@@ -156,7 +156,7 @@ pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
         let before = got.len();
         match from.read_to_end(&mut got) {
             Ok(_) => return got,
-            // On loopback, TCP may report the timeout of a read before its time has passed.
+            // On loopback, a read may time out a little before its timeout has passed.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 latest = if got.len() > before { Instant::now() } else { latest };
                 assert!(latest.elapsed() < LONG, "nothing more after {} bytes", got.len());
@@ -195,7 +195,7 @@ fn carrier_opens_its_window_before_connections_use_it() {
 }
 
 #[test]
-fn both_ends_see_each_other_and_all_bytes() {
+fn quic_carrier_delivers_all_bytes_and_true_addresses() {
     let Some(site) = GraftSite::new("carried") else { return };
     let [near, far] = warm(&site, ["", ""]);
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
@@ -697,7 +697,8 @@ fn cut(site: &GraftSite, cuts: usize) {
             thread::sleep(Duration::from_millis(random.u64(1..60)));
             let side = random.usize(..2);
             let resumed = carry(&near).resumed;
-            // The entry must differ from the one before, or the reload keeps the carrier.
+            // The peer's entry must differ from the previous one: a reload keeps the carriers of peers whose entries do
+            // not change.
             entry[side] = 1 - entry[side];
             let other =
                 before[side].replace("[[peer]]\n", &format!("[[peer]]\nmin-cpus = {}\n", entry[side]));
@@ -863,7 +864,7 @@ fn killed_daemon_leaves_nothing_behind() {
     there.write_all(b"half of ").unwrap();
     here.read_exact(&mut [0; 8]).unwrap();
     near.kill();
-    // The connection ends with a reset at both ends, so no end takes the incomplete data for complete.
+    // The connection ends with a reset at both ends, so no end can mistake the incomplete data for all of the data.
     assert_eq!(here.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     let (next, other, seen) = connect(&site, &listener);
     assert_eq!((seen.ip().to_string(), next.local_addr().unwrap()), (CLIENT.to_owned(), seen));

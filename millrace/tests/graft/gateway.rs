@@ -376,7 +376,7 @@ fn a_gateway_is_no_open_proxy() {
     exchange(&here, &there, 100_000);
     wait_for_ended([&far, &near], "not-here", 1);
 
-    // The client's address is not granted for the near gateway's key.
+    // The far gateway's settings do not list the client's address for the near gateway's key.
     let listener = sites.listen();
     ip(&format!("-n {client} addr add 10.97.1.2/24 dev eth"));
     ip(&format!("-n {gateway} route add {outside} dev lan0"));

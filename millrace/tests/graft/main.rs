@@ -201,7 +201,7 @@ fn own_graft_is_built_and_loaded_as_documented() {
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
-    // The object file has other code under the same name.
+    // The object file is replaced by one with other code, but keeps its name.
     compile(&site, &hybla_as_mine().replace("rtt0_us = 35000", "rtt0_us = 26000"));
     let error = daemon.fail(&["swap", "mine", "mine"]);
     assert!(error.contains("and sha256 says"), "{error}");

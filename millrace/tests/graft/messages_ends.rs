@@ -193,7 +193,7 @@ fn library_without_daemon_and_watchdog_sends_nothing() {
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
     let keeper = keeper_of(&near_host);
-    // The keeper is stopped first, so that it cannot act after the daemon's death.
+    // The watchdog process (keeper) is stopped first, so that it cannot shut down the sockets after the daemon's death.
     kill(keeper, Signal::SIGSTOP).unwrap();
     near_host.signal(Signal::SIGKILL);
     kill(keeper, Signal::SIGKILL).unwrap();

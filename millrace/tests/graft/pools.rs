@@ -94,13 +94,13 @@ fn both_ends_see_each_other(kind: &str) {
 }
 
 #[test]
-fn tcp_ends_see_each_other_and_all_bytes() {
+fn tcp_carrier_delivers_all_bytes_and_true_addresses() {
     both_ends_see_each_other("tcp");
 }
 
 #[test]
-fn mptcp_ends_see_each_other_and_all_bytes() {
-    if has_mptcp("mptcp_ends_see_each_other_and_all_bytes") {
+fn mptcp_carrier_delivers_all_bytes_and_true_addresses() {
+    if has_mptcp("mptcp_carrier_delivers_all_bytes_and_true_addresses") {
         both_ends_see_each_other("mptcp");
     }
 }
@@ -153,7 +153,7 @@ fn tcp_carrier_buffers_one_window_for_a_slow_reader() {
 }
 
 #[test]
-fn tcp_writer_that_does_not_read_is_not_stuck() {
+fn tcp_writer_that_does_not_read_makes_progress() {
     let Some(site) = GraftSite::new("pool-first") else { return };
     let _ends = warm(&site, "\"tcp\"", "");
     write_before_reading(&site);

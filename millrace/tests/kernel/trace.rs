@@ -160,8 +160,8 @@ fn assert_complete(events: &[TraceEvent], streams: u64) {
     }
 }
 
-/// Checks that each repair fills a hole, behind which something had been sent. Returns how many repairs repeated bytes
-/// whose first sending is in the trace.
+/// Checks that each repair (retransmission by userspace) covers bytes of a stream after which later bytes had been
+/// sent. Returns how many repairs repeated bytes whose first sending is in the trace.
 fn check_repairs(events: &[TraceEvent]) -> usize {
     let mut again = 0;
     for (at, event) in events.iter().enumerate() {

@@ -69,8 +69,7 @@ fn checksums_are_right_for_every_mix_of_address_families() {
     }
 }
 
-/// Makes a VLAN on the link between the relay and a node. From then on the relay and the node reach each other only
-/// through the VLAN.
+/// Makes a VLAN on the link between the relay and a node. From then on they reach each other only through the VLAN.
 fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
     const VLAN: &str = "vlan100";
     let node = net.lab.node(name).unwrap();

@@ -131,7 +131,7 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
         relay.until("one source", |status| status.tracks[0].publishers == 1).await;
     }
 
-    // The middle relay has the track already, so it announces its copy at cost 0.
+    // The middle relay receives the track already, so it announces a route to the track with cost 0.
     let warm = |routes: &[RouteStatus]| routes.iter().any(|route| route.cost == 1 && route.carried);
     until_routes(&last, "the route to the copy", warm).await;
     announced.cancel();

@@ -118,7 +118,8 @@ async fn publisher_of_each_draft_serves_players_of_all_drafts() {
     relay.assert_forwarded();
 }
 
-/// The earlier objects arrive by a joining FETCH or by a fill, and the subscription continues where they end.
+/// A player that joins late gets earlier objects by a joining FETCH or, in later drafts, by a fill. The subscription
+/// must continue with the next object.
 #[tokio::test]
 async fn late_player_of_each_draft_gets_earlier_objects() {
     for draft in [Draft::D18, Draft::D22] {
@@ -363,7 +364,7 @@ async fn update_may_ask_for_earlier_objects() {
 
 /// A player that stops the stream of earlier objects (the fill) ends only that stream, not the subscription.
 #[tokio::test]
-async fn subscription_continues_after_its_fill_ended() {
+async fn subscription_continues_after_its_earlier_objects_are_stopped() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -402,13 +403,13 @@ async fn subscription_continues_after_its_fill_ended() {
 }
 
 #[tokio::test]
-async fn simultaneous_fills_are_bounded() {
+async fn number_of_simultaneous_fills_is_limited() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     publish_groups(&relay, &publisher, &mut first, 5..6).await;
     let player = relay.peer().await;
-    // The publisher does not answer the FETCH, so no fill completes.
+    // The publisher does not answer the relay's FETCH, so no request for earlier objects (fill) completes.
     let fill = || Some(Box::new(filtered(Filter::range(at(0, 0), at(1, 0)))));
     let (mut request, _) =
         player.try_subscribe(&name, Parameters { fill: fill(), ..Parameters::default() }).await.unwrap();

@@ -135,8 +135,8 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
     assert!(counted["protocol_violation"] > 0, "{counted:?}");
 }
 
-/// Runs all scenarios while bystanders publish and subscribe. Leftovers are counted at the end, for all scenarios
-/// together; `millrace lab hostile` shows which scenario left them. Returns the relay's counters.
+/// Runs all scenarios while bystanders publish and subscribe. At the end no session, track or task of a scenario may be
+/// left in the relay; `millrace lab hostile` shows which scenario left one. Returns the relay's counters.
 async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
     let relay = TestRelay::with(|config| {
         // A bystander loses groups that are dropped from the cache before it reads them. On a busy machine it may read
@@ -307,7 +307,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             let size = (offset + PIECE as u64).checked_add_signed(beyond).unwrap();
             frame::write_reset_stream(stream, 0, size, &mut frames);
             publisher.send(frames, true).unwrap();
-            let _ = publisher.settle(); // The session is closed.
+            let _ = publisher.settle(); // fails if the relay has closed the session
             publisher.closed.clone()
         })
         .await;

@@ -74,7 +74,7 @@ impl TestRelay {
         Self { server, addr, _site: site }
     }
 
-    /// Returns the URL for its peers, and for relays whose upstream relay it is.
+    /// Returns the URL with which peers and other relays connect to this relay.
     pub fn url(&self) -> url::Url {
         let scheme = if wants_web() { "https" } else { "moqt" };
         format!("{scheme}://{}", self.addr).parse().unwrap()
@@ -264,7 +264,7 @@ impl TestPeer {
         }
     }
 
-    /// Returns the next stream that answers a FETCH or is a fill.
+    /// Returns the next stream with the objects of a FETCH, or with earlier objects of a subscription (a fill).
     pub async fn next_fetch(&mut self) -> DataStream {
         loop {
             match patiently(self.streams.recv()).await.unwrap() {

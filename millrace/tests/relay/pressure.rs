@@ -140,7 +140,7 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
 /// A group that waits too long is dropped only when a newer group exists: the newest group is never dropped for its
 /// age.
 #[tokio::test]
-async fn late_group_is_dropped_once_the_next_begins() {
+async fn late_group_is_dropped_when_the_next_begins() {
     let max_delay = Duration::from_millis(50);
     let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;

@@ -107,7 +107,7 @@ async fn a_client_has_its_share_of_the_cache() {
     const LEN: usize = 300_000;
     let relay = TestRelay::with(|config| {
         config.access.limits.share.cache_bytes = 1 << 20;
-        // The groups are not dropped for their age.
+        // With this cache age, no group is dropped because it is too old.
         config.cache_age = Duration::from_secs(600);
     });
     for session in 0..3 {
@@ -140,7 +140,7 @@ async fn publisher_does_not_evict_groups_of_another() {
     const GROUPS: u64 = 3;
     let relay = TestRelay::with(|config| {
         config.cache_bytes = 4 << 20;
-        // The groups are not dropped for their age.
+        // With this cache age, no group is dropped because it is too old.
         config.cache_age = Duration::from_secs(600);
     });
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;

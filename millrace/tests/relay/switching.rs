@@ -176,7 +176,7 @@ async fn current_group_continues_until_the_next() {
 }
 
 #[tokio::test]
-async fn overestimated_path_gets_lower_track() {
+async fn subscriber_on_an_overestimated_path_gets_the_lower_track() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     scene.until_switched(0, 1).await;
     let mut low = scene.publisher.subgroup(header(TRACKS[0].1, 1)).await;
