@@ -17,7 +17,7 @@ use crate::report::{Report, ReportMode, Stacks};
 pub const TOGETHER: usize = 16;
 /// Size in bytes at which a batch of lines is full. A batch is completed to a multiple of [`TOGETHER`] lines.
 pub(crate) const BATCH_BYTES: usize = 256 << 10;
-/// Batches that wait for each parser, and parsed batches that wait for the reader.
+/// Largest number of batches that wait for each parser, and of parsed batches that wait for the reader.
 pub(crate) const BATCHES: usize = 2;
 /// Largest number of threads that parse lines.
 pub(crate) const PARSERS: usize = 4;
@@ -63,7 +63,7 @@ impl ReportReader {
             let together = Arc::clone(&together);
             thread::spawn(move || {
                 let parse = |batch: LineBatch| batch.parse(&path, together.load(Ordering::Relaxed));
-                // Sending fails once the reader dropped `ReportsAhead`: this thread ends then.
+                // Sending fails after the reader has dropped `ReportsAhead`; the thread then ends.
                 incoming.into_iter().map_while(|batch| reports.send(parse(batch)).ok()).for_each(drop);
             });
             to_parsers.push(lines);
@@ -227,7 +227,7 @@ impl LogSums {
         let reports = mem::take(&mut self.reports);
         self.mode = None;
         if let Some(mut report) = mem::take(&mut self.sum).finish() {
-            // Plain reports have their stacks in the sum already.
+            // Reports from lines without tables have their stacks in `report` already.
             report.stacks = stacks.or(report.stacks);
             self.done.push(Ok(Summed { report, reports }));
         }

@@ -31,7 +31,7 @@ pub(crate) const TRIAL: Duration = Duration::from_millis(100);
 /// The observer's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MethodStep {
-    /// Go on without a change.
+    /// Keep the present mode.
     Stay,
     /// Stop timing, and find events in samples from here on.
     Sample,
@@ -61,7 +61,7 @@ pub(crate) struct MethodChoice {
     state: MethodState,
     /// Time taken beyond the budget, in nanoseconds, on the CPU where timing takes most.
     debt_ns: f64,
-    /// Length of the next pause.
+    /// Length of the next pause, after which timing is tried again.
     pause: Duration,
     /// Number of times that reports changed their mode.
     changes: u64,
@@ -230,7 +230,7 @@ mod tests {
         clock.0 += 9 * S;
         assert_eq!(choice.poll(clock.0, 0.0), MethodStep::Try);
         choice.tried(clock.0, true);
-        // A trial shorter than `TRIAL` decides nothing, whatever it costs.
+        // A trial that has run for less than `TRIAL` changes no mode, even if timing is expensive.
         assert_eq!(choice.poll(clock.0 + TRIAL / 2, 0.5), MethodStep::Stay);
         assert_eq!(choice.report(clock.0 + TRIAL / 2, S, 0.0), MethodStep::Stay);
         assert_eq!(choice.poll(clock.0 + TRIAL, 0.005), MethodStep::Stay);

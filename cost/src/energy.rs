@@ -356,7 +356,8 @@ mod tests {
     #[test]
     fn idle_machine_has_no_networking_energy() {
         assert_eq!(networking_joules(1.0, 0, 0), 0.0);
-        // Busy time is counted in coarse ticks, so networking may seem longer. Its part never exceeds the whole.
+        // Busy time is counted in coarse clock ticks, so the networking time may exceed it. Networking's energy still
+        // never exceeds the total.
         assert_eq!(networking_joules(1.0, 3, 2), 1.0);
         assert_eq!(active_joules(1.0, 2.0, SECOND), 0.0);
     }

@@ -1,4 +1,4 @@
-//! Sampled stacks in the formats of other tools.
+//! Exports sampled stacks in the formats of other tools: folded stacks and pprof.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -10,15 +10,15 @@ use crate::report::{ProfiledStack, Report, Stacks};
 
 pub use crate::flame::svg;
 
-/// Folded stacks, as `flamegraph.pl`, `inferno-flamegraph` and speedscope read them: one line for each stack,
-/// `event;outer;inner SAMPLES`, over all CPUs.
+/// Returns folded stacks, as `flamegraph.pl`, `inferno-flamegraph` and speedscope read them: one line for each stack,
+/// `event;outer;inner SAMPLES`, with the samples of all CPUs.
 pub fn folded(stacks: &Stacks) -> String {
     let all = crate::merge::stacks([stacks], |_| true);
     let mut text = String::new();
     for stack in &all.stacks {
         text.push_str(&stack.root());
         for name in stack.frames.iter().filter_map(|at| all.functions.get(*at as usize)) {
-            // The format has no escapes: these two are its separators.
+            // Folded stacks have no escapes, so a separator (`;` or a line break) in a function's name is replaced.
             let _ = write!(text, ";{}", name.replace([';', '\n'], ":"));
         }
         let _ = writeln!(text, " {}", stack.samples);
@@ -26,8 +26,9 @@ pub fn folded(stacks: &Stacks) -> String {
     text
 }
 
-/// Writes pprof's `profile.proto`, gzipped, for `go tool pprof` and similar tools. Samples have a count and nanoseconds on
-/// CPU, and the labels `event` and `cpu`. Samples of a chosen process have `pid` and no event, since they are in the event's stacks as well.
+/// Writes pprof's `profile.proto`, gzipped, for `go tool pprof` and similar tools. Samples have a count and nanoseconds
+/// on CPU, and the labels `event` and `cpu`. Samples of a profiled process have the label `pid` and no event, since the
+/// event's stacks contain them as well.
 ///
 /// <https://github.com/google/pprof/blob/main/proto/profile.proto>
 pub fn pprof(report: &Report, out: impl Write) -> io::Result<()> {
@@ -38,7 +39,7 @@ pub fn pprof(report: &Report, out: impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The strings of a profile, each once, as it is written.
+/// The string table of a profile while it is encoded. Each string is stored once and referred to by its number.
 #[derive(Default)]
 struct Pprof {
     strings: Vec<String>,
@@ -82,7 +83,7 @@ impl Pprof {
             profile.message(field::PROFILE_SAMPLE, &self.sample(stack));
         }
         for (id, name) in (1..).zip(&stacks.functions) {
-            // Addresses are gone by now: a location is a function.
+            // Reports have functions but no addresses, so each function is one location.
             let mut line = ProtobufMessage::default();
             line.number(field::LINE_FUNCTION_ID, id);
             let mut location = ProtobufMessage::default();
@@ -107,7 +108,7 @@ impl Pprof {
 
     fn sample(&mut self, stack: &ProfiledStack) -> ProtobufMessage {
         let mut sample = ProtobufMessage::default();
-        // Innermost first; 0 is no location.
+        // pprof lists the innermost location first. Location IDs begin at 1, since 0 means no location.
         for frame in stack.frames.iter().rev() {
             sample.number(field::SAMPLE_LOCATION_ID, u64::from(*frame) + 1);
         }
@@ -200,11 +201,11 @@ mod tests {
         assert_eq!(folded(&stacks), "process 7;net_rx_action;ip_rcv;a:b 300\n");
     }
 
-    /// The format's own tool is the judge.
+    /// Checks with `go tool pprof`, the format's own tool, that profiles are valid.
     #[test]
-    fn go_tool_pprof_reads_it() {
+    fn go_tool_pprof_reads_exported_profile() {
         if Command::new("go").arg("version").output().is_err() {
-            println!("SKIP go_tool_pprof_reads_it: no go");
+            println!("SKIP go_tool_pprof_reads_exported_profile: no go");
             return;
         }
         let file = tempfile::NamedTempFile::new().expect("a file");

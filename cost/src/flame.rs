@@ -144,7 +144,7 @@ impl FlameNode {
 struct Drawing {
     /// SVG text of the frames drawn so far.
     frames: String,
-    /// Time that the whole width of the picture stands for.
+    /// Time in nanoseconds that corresponds to the whole width of the picture.
     whole_ns: u64,
     /// Time of all frames, each stack counted once.
     taken_ns: u64,

@@ -18,7 +18,7 @@ pub struct SampledFigure {
     pub share: f64,
     /// Number of samples that the figure rests on.
     pub samples: u64,
-    /// Squared distances to the lower and the upper end of the interval; `None` if the figure is exact.
+    /// Squared distances from the figure to the lower and the upper end of its interval; `None` if the figure is exact.
     errors: Option<[f64; 2]>,
 }
 

@@ -99,7 +99,8 @@ impl CostPrograms {
             }
         }
         let refused = refused.unwrap_or(Error::Config("no method to time calls"));
-        // Tells lockdown mode from missing privileges: there, programs on system calls load.
+        // Distinguishes lockdown mode from missing privileges: in lockdown mode, programs on system calls can still be
+        // loaded.
         let only_functions = config.method == Some(TimingMethod::Functions)
             && refused.is_denied()
             && Self::load_with(config, Some(TimingMethod::SystemCalls), &kernel).is_ok();
@@ -112,7 +113,7 @@ impl CostPrograms {
         kernel: &RunningKernel,
     ) -> Result<Self, Error> {
         let cpus = cpus()?;
-        // Halves are mapped into this process, so they are whole pages.
+        // The halves of the stack buffers are mapped into this process, so their size is a multiple of the page size.
         let half_bytes = config.buffer_bytes.clamp(1 << 13, 1 << 24).next_multiple_of(4096);
         let buffers = buffers(cpus, online()?);
         let points = if method == Some(TimingMethod::Functions) { kernel.points() } else { Vec::new() };
@@ -196,7 +197,7 @@ impl CostPrograms {
     /// lost.
     pub fn sample(&mut self, cpu: u32, hz: u32) -> Result<(), Error> {
         use std::os::fd::IntoRawFd;
-        // A CPU keeps its buffer, so one that goes offline and comes back uses no further one.
+        // A CPU keeps its stack buffer, so it needs no second buffer after it was offline.
         let number = &self.cpus.get(cpu).buffer;
         if load(number) == 0 {
             self.buffers_given += 1;
@@ -269,7 +270,8 @@ impl CostPrograms {
         Ok(processes)
     }
 
-    /// Removes a process from the kernel's table, to make room. If the process still runs, its sums restart at 0.
+    /// Removes a process from the kernel's table, which frees its entry. If the process still runs, its sums restart at
+    /// 0.
     pub fn forget(&mut self, id: ProcessId) -> Result<(), Error> {
         let key = intf::ProcessKey { cgroup: id.cgroup, pid: id.pid, pad: 0 };
         match self.object.map("processes")?.delete(key.as_bytes()) {

@@ -1,8 +1,8 @@
-//! Reports in files: JSON lines, gzipped, flushed after each report.
+//! Writes reports to log files and reads them: lines of JSON, gzipped, flushed after each report.
 //!
-//! The first line says what it is ([`Header`]). Each other line is a [`Report`] whose stacks and unmeasured figures are
-//! in its field `tables`, where names that an earlier line of the file has are positions. A file whose writer was killed
-//! ends in the middle of the stream; everything up to its last whole report is read.
+//! The first line of a file is the [`Header`]. Each other line is a [`Report`] whose stacks and unmeasured figures are
+//! in the field `tables`, which refers to names in earlier lines by their positions. If the writer was killed, the file
+//! ends in the middle of the gzip stream, and reading ends after the last complete report.
 
 mod tables;
 
@@ -20,15 +20,15 @@ use self::tables::WrittenTables;
 pub(crate) use self::tables::{CountedTrace, LineRest, LineStacks, ReadTables};
 use crate::report::{self, Report};
 
-/// The version of the file's format. Its reports have their own, [`report::VERSION`].
+/// The version of the log file's format. Reports have a version of their own, [`report::VERSION`].
 pub const VERSION: u32 = 2;
 
 /// The first line of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// [`MAGIC`].
+    /// The text [`MAGIC`], which identifies a log.
     pub log: String,
-    /// The [`VERSION`] of the file's format.
+    /// The version of the file's format, [`VERSION`].
     pub version: u32,
 }
 
@@ -41,7 +41,8 @@ pub const MAGIC: &str = "millrace-cost";
 pub enum Error {
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
-    /// Renaming a device or a directory could break the machine.
+    /// A path of the log is no regular file. A log renames its old files, and renaming a device or a directory could
+    /// break the machine.
     #[error("{path}: not a regular file; a log is never anything else")]
     Special { path: PathBuf },
     #[error("{path}: line {line} is not of a log of millrace cost: {source}")]
@@ -50,7 +51,8 @@ pub enum Error {
     Version { path: PathBuf, line: u64, found: u32, known: u32 },
 }
 
-/// Writes `path`. An existing file is renamed to `path.1`, that to `path.2`, and so on.
+/// Writes reports to the log file `path`. An existing file is first renamed to `path.1`, an existing `path.1` to
+/// `path.2`, and so on.
 ///
 /// ```no_run
 /// use std::{path::Path, time::Duration};
@@ -69,23 +71,25 @@ pub enum Error {
 pub struct ReportWriter {
     path: PathBuf,
     limits: LogLimits,
-    /// `None` until there is a report: a program that ends before has changed nothing.
+    /// The open file; `None` until the first report, so that a program that ends without a report leaves old logs
+    /// unchanged.
     out: Option<GzipLines<CountedFile>>,
     tables: WrittenTables,
     skipped: u64,
 }
 
-/// The room that a log may take on disk.
+/// The disk space that a log may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLimits {
-    /// A file that has as many bytes is full; it may be longer by one report.
+    /// Size in bytes at which a new file is begun. A file may be longer by one report.
     pub bytes: u64,
-    /// Files that are kept, the one that is written among them; at least 1.
+    /// Number of files that are kept, including the one being written; 0 counts as 1.
     pub files: u32,
 }
 
 impl ReportWriter {
-    /// A log is never appended to: its end may be torn. Creates nothing yet, but fails where writing would.
+    /// Checks that a log can be written, and creates its file with the first report. Existing logs are never appended
+    /// to, since their last line may be incomplete.
     pub fn create(path: &Path, limits: LogLimits) -> Result<Self, Error> {
         let writer =
             Self { path: path.to_owned(), limits, out: None, tables: WrittenTables::default(), skipped: 0 };
@@ -93,8 +97,8 @@ impl ReportWriter {
         Ok(writer)
     }
 
-    /// Afterwards it is with the kernel. After an error the next call goes on where this one stopped, and leaves out its
-    /// own report if that still fails.
+    /// Writes a report and flushes it to the kernel. After an error the next call first writes the rest of this report.
+    /// If that fails again, the next call's report is skipped and counted.
     pub fn write(&mut self, report: &Report) -> Result<(), Error> {
         if let Err(error) = self.make_ready() {
             self.skipped += 1;
@@ -105,17 +109,17 @@ impl ReportWriter {
         written.map_err(|source| self.error(source))
     }
 
-    /// Reports that were left out.
+    /// Returns the number of reports that are not in the log because an earlier report could not be written.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Ends the file as a whole one. Dropping does so too, without telling of errors.
+    /// Completes the gzip stream. Dropping the writer does so too, but ignores errors.
     pub fn finish(mut self) -> Result<(), Error> {
         self.close().map_err(|source| self.error(source))
     }
 
-    /// A file with room, all of whose lines are written.
+    /// Completes unfinished writes, and begins a new file if the present one is full.
     fn make_ready(&mut self) -> Result<(), Error> {
         let has_room = match &mut self.out {
             Some(out) => out.settle().map(|()| out.out.bytes < self.limits.bytes),
@@ -145,7 +149,7 @@ impl ReportWriter {
         self.out.take().map_or(Ok(()), |mut out| out.finish())
     }
 
-    /// Whatever would be renamed is a regular file, and the directory can be written to.
+    /// Checks that all files that would be renamed are regular files, and that the directory can be written to.
     fn check(&self) -> Result<(), Error> {
         for number in 0..self.limits.files.max(1) {
             let path = numbered(&self.path, number);
@@ -153,7 +157,8 @@ impl ReportWriter {
                 return Err(Error::Special { path });
             }
         }
-        // The point also says that it is a directory, and is what a lone name is in.
+        // The appended `.` makes the check fail if the parent is not a directory, and stands for the current directory
+        // if the path is only a file name.
         let directory = self.path.parent().unwrap_or(Path::new("")).join(".");
         access(&directory, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| self.error(errno.into()))
     }
@@ -169,9 +174,11 @@ impl Drop for ReportWriter {
     }
 }
 
-/// Lines of text, gzipped. After a write error, the next attempt continues where that one stopped, so that the stream stays whole.
+/// Lines of text, gzipped. After a write error, the next attempt continues where that one stopped, so no byte of the
+/// gzip stream is missing or repeated.
 struct GzipLines<W: Write> {
-    /// The encoder never sees an error: to flush it a second time would add to the stream.
+    /// The encoder writes to memory, which never fails: flushing it a second time after an error would add bytes to the
+    /// stream.
     gzip: GzEncoder<Vec<u8>>,
     flushed: bool,
     out: W,
@@ -202,7 +209,7 @@ impl<W: Write> GzipLines<W> {
         self.out.flush()
     }
 
-    /// Ends the stream. Nothing may be added afterwards.
+    /// Ends the gzip stream. No line may be added afterwards.
     fn finish(&mut self) -> io::Result<()> {
         self.gzip.try_finish()?;
         self.pass_on()
@@ -221,9 +228,9 @@ impl<W: Write> GzipLines<W> {
     }
 }
 
-/// `path` is free afterwards, and at most `files - 1` older ones are left.
+/// Renames `path` and its older files, so that no file has the name `path`. At most `files - 1` older files are kept.
 fn rotate(path: &Path, files: u32) -> io::Result<()> {
-    // If the last attempt ended here, files have moved already.
+    // If an earlier attempt failed after the renames, `path` does not exist and the files have their new names already.
     if !path.try_exists()? {
         return Ok(());
     }
@@ -266,18 +273,18 @@ impl Write for CountedFile {
     }
 }
 
-/// The reports of one file, gzipped or as `millrace cost --json` prints them.
+/// Iterator over the reports of one file: a log, or the lines that `millrace cost --json` prints, gzipped or not.
 pub struct ReportReader {
     pub(crate) path: PathBuf,
     lines: Box<dyn BufRead + Send>,
-    /// The names of the lines so far; `None` unless the file begins with a header.
+    /// The tables that the lines read so far have defined; `None` if the file has no header.
     tables: Option<Arc<ReadTables>>,
     /// Number of the line that was read last, from 1 on.
     line: u64,
-    /// Bytes of the line that was read last: the next one is about as long.
+    /// Length in bytes of the line that was read last, to allocate memory for the next line, which is about as long.
     length: usize,
     torn: bool,
-    /// Whether it could not be read to its end: nothing follows the error.
+    /// True after a read error. The iterator ends after the error.
     failed: bool,
 }
 
@@ -300,12 +307,12 @@ impl ReportReader {
         })
     }
 
-    /// Returns whether the file ended in the middle of a line, which was left out.
+    /// Reports whether the file ended in the middle of a line. The incomplete line is skipped.
     pub fn torn(&self) -> bool {
         self.torn
     }
 
-    /// Returns the next line that is no header; nothing at the end.
+    /// Returns the next line that is not the header, or `None` at the end of the file.
     pub(crate) fn next_report(&mut self) -> Result<Option<ReportLine>, Error> {
         let text = self.read_line()?;
         let header = |text: &Vec<u8>| serde_json::from_slice::<Header>(text).ok();
@@ -320,7 +327,7 @@ impl ReportReader {
         let Some(mut text) = text else { return Ok(None) };
         let rest = match &mut self.tables {
             Some(tables) => tables::cut(&mut text, tables).map_err(|source| {
-                self.failed = true; // the names of later lines may be lost
+                self.failed = true; // later lines may refer to names that this line would have defined
                 Error::Report { path: self.path.clone(), line: number, source }
             })?,
             None => None,
@@ -328,7 +335,7 @@ impl ReportReader {
         Ok(Some(ReportLine { number, text, rest }))
     }
 
-    /// Reads a line; `None` at the end.
+    /// Reads a line; `None` at the end of the file.
     fn read_line(&mut self) -> Result<Option<Vec<u8>>, Error> {
         if self.failed {
             return Ok(None);
@@ -356,7 +363,7 @@ impl ReportReader {
 }
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// A report of a thousand CPUs with all stacks is some megabytes.
+/// Limit of a line's length in bytes. A report of a thousand CPUs with all stacks has only some megabytes.
 const LONGEST_LINE: u64 = 256 << 20;
 
 fn is_known(path: &Path, line: u64, found: u32, known: u32) -> Result<(), Error> {
@@ -366,16 +373,16 @@ fn is_known(path: &Path, line: u64, found: u32, known: u32) -> Result<(), Error>
     }
 }
 
-/// The JSON of a report, without what `rest` has.
+/// One line of a log: the JSON of a report without its tables, and the tables.
 pub(crate) struct ReportLine {
     pub(crate) number: u64,
     pub(crate) text: Vec<u8>,
-    /// The tables of the line, if it has any.
+    /// The tables of the line; `None` if the line has none.
     pub(crate) rest: Option<LineRest>,
 }
 
 impl ReportLine {
-    /// Returns the report.
+    /// Parses the line and returns its report.
     pub(crate) fn parse(self, path: &Path) -> Result<Report, Error> {
         let (mut report, stacks) = self.parse_head(path)?;
         if let Some(LineStacks { tables, counted }) = stacks {
@@ -384,7 +391,7 @@ impl ReportLine {
         Ok(report)
     }
 
-    /// Returns the report, and its stacks if they are in the line's tables.
+    /// Parses the line and returns its report without stacks, and the stacks from the line's tables.
     pub(crate) fn parse_head(self, path: &Path) -> Result<(Report, Option<LineStacks>), Error> {
         let mut report = self.parse_text(path)?;
         let Some(LineRest { stacks, missing }) = self.rest else { return Ok((report, None)) };
@@ -392,7 +399,7 @@ impl ReportLine {
         Ok((report, stacks))
     }
 
-    /// Returns the memory that the line takes, roughly.
+    /// Estimates the memory that the line takes, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let stacks = self.rest.iter().filter_map(|rest| rest.stacks.as_ref());
         self.text.len() + stacks.map(|stacks| size_of_val(&*stacks.counted)).sum::<usize>()
@@ -401,8 +408,8 @@ impl ReportLine {
     fn parse_text(&self, path: &Path) -> Result<Report, Error> {
         let Self { number, text, .. } = self;
         let error = |source| Error::Report { path: path.to_owned(), line: *number, source };
-        // The version is read first, also in the line: the meaning of another version's fields is not known. Text that is known to be UTF-8
-        // is parsed faster.
+        // `version` is the first field of a report, since fields of another version may have another meaning. Text that
+        // is known to be UTF-8 is parsed faster.
         let report = match std::str::from_utf8(text) {
             Ok(text) => serde_json::from_str(text),
             Err(_) => serde_json::from_slice(text),
@@ -438,7 +445,8 @@ mod tests {
 
     const BIG: LogLimits = LogLimits { bytes: 1 << 20, files: 3 };
 
-    /// Ahead or not, it is the same.
+    /// Returns the sequence numbers of a file's reports, and whether its last line is incomplete. Checks that reading
+    /// ahead gives the same.
     fn read(path: &Path) -> (Vec<u64>, bool) {
         let mut reader = ReportReader::open(path).expect("it opens");
         let sequences: Vec<u64> = reader.by_ref().map(|report| report.expect("a report").sequence).collect();
@@ -457,7 +465,7 @@ mod tests {
         for sequence in 0..3 {
             writer.write(&report(sequence)).expect("written");
         }
-        // Nothing waits in the process, and there is no proper end yet.
+        // Every report was flushed, and the gzip stream has no end yet.
         assert_eq!(read(&path), (vec![0, 1, 2], true));
         writer.finish().expect("finished");
         assert_eq!(read(&path), (vec![0, 1, 2], false));
@@ -465,9 +473,9 @@ mod tests {
         assert_eq!(first, report(0));
     }
 
-    /// However a writer ends, what it had written before can be read.
+    /// Wherever a file is cut off, all reports that were flushed before that byte can be read.
     #[test]
-    fn abrupt_end_loses_the_last_report_at_most() {
+    fn truncated_log_loses_at_most_its_last_report() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
         let mut writer = ReportWriter::create(&path, BIG).expect("a log");
@@ -492,7 +500,7 @@ mod tests {
     fn oldest_rotated_log_is_removed() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
-        // Each report fills a file.
+        // The limit is 1 byte, so each report begins a new file.
         let mut writer = ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log");
         for sequence in 0..5 {
             writer.write(&report(sequence)).expect("written");
@@ -501,7 +509,7 @@ mod tests {
         let files = |number| read(&numbered(&path, number)).0;
         assert_eq!([files(0), files(1), files(2)], [[4], [3], [2]]);
         assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 3);
-        // A new writer leaves the old end alone, and all until it has something to write.
+        // A new writer changes no files until its first report.
         for _ in 0..3 {
             drop(ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log"));
         }
@@ -511,7 +519,7 @@ mod tests {
         assert_eq!([files(0), files(1), files(2)], [[7], [4], [3]]);
     }
 
-    /// Takes a few bytes at a time, and none at all every other time.
+    /// A writer that accepts at most 37 bytes at a time, and fails at every other call.
     #[derive(Default)]
     struct HesitantWriter {
         bytes: Vec<u8>,
@@ -534,7 +542,7 @@ mod tests {
         }
     }
 
-    /// A disk that is full goes on where it stopped.
+    /// After an error such as a full disk, writing continues at the byte where it stopped.
     #[test]
     fn write_error_leaves_no_torn_log_line() {
         let mut lines = GzipLines::new(HesitantWriter::default());
@@ -550,14 +558,14 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs::write(file.path(), &written).expect("written");
         assert_eq!(read(file.path()), (vec![0, 1, 2], true));
-        // And if it had been torn, that would be seen.
+        // Removing one byte makes the file unreadable, so the check above would notice a missing byte.
         written.remove(written.len() / 2);
         fs::write(file.path(), &written).expect("written");
         let broken = ReportReader::open(file.path()).expect("it opens").filter_map(Result::ok).count();
         assert!(broken < 3);
     }
 
-    /// A damaged log must not pass for one whose writer was interrupted.
+    /// A damaged log is reported as an error, not as a log whose writer was interrupted.
     #[test]
     fn log_with_wrong_checksum_is_an_error() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -576,7 +584,7 @@ mod tests {
         assert!(!reader.torn());
     }
 
-    /// More than all threads have in their hands; who stops taking them stops the threads.
+    /// The log has more reports than all queues together, and the threads end when the iterator is dropped.
     #[test]
     fn reports_that_are_read_ahead_keep_their_order() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -596,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_are_renamed() {
+    fn log_rotation_renames_only_regular_files() {
         let dir = tempfile::tempdir().expect("a directory");
         let create = |path: &Path| ReportWriter::create(path, BIG);
         let inside = dir.path().join("inside");
@@ -611,7 +619,7 @@ mod tests {
         }
         assert!(create(&dir.path().join("none/log")).is_err());
         assert!(inside.is_dir() && inside.join("log.1").is_dir());
-        // The path has become something else in the meantime.
+        // `log.1` becomes a directory while the writer is open: the next rotation fails.
         let path = dir.path().join("log");
         let mut writer = ReportWriter::create(&path, LogLimits { bytes: 1, files: 3 }).expect("a log");
         writer.write(&report(0)).expect("written");
@@ -635,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_version_is_refused() {
+    fn log_of_an_unknown_version_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let refused = |text: String| {
             fs::write(file.path(), text).expect("written");

@@ -178,7 +178,8 @@ impl Observer {
         };
         config.frequency_hz = frequency.hz;
         let mut cost = load(&config)?;
-        // Trial calls before and after attaching: their difference is the price of timing.
+        // Trial calls are measured before and after the programs are attached. The difference is the price of timing a
+        // call.
         let bare = config.budget.map(|_| CallTimes::measure()).transpose().map_err(Error::Price)?;
         let mut timed = Vec::new();
         if config.mode == ReportMode::Events {
@@ -284,9 +285,10 @@ impl Observer {
         let mut functions = Vec::new();
         let mut refreshed = false;
         cost.drain(|record| {
-            // Refresh after the buffer was taken: then the list has every program that may be in its stacks.
+            // The list of BPF programs is read after the buffer of stacks, so it has every program that occurs in these
+            // stacks.
             if !std::mem::replace(&mut refreshed, true) {
-                // A failure needs no report here: `missing` has its reason since the start.
+                // A failed refresh is not reported here: `missing` has had its reason since the start.
                 let _ = resolver.refresh();
                 users.refresh();
             }
@@ -577,7 +579,8 @@ fn missing_names(resolver: &mut Resolver) -> Option<MissingMeasurement> {
     })
 }
 
-/// Reports whether at least one way of the event is timed. Events without ways, such as softirqs, are always timed.
+/// Reports whether at least one way of the event is timed. Events that are no calls, such as softirqs, are always
+/// timed.
 fn is_timed(event: kernel::KernelEvent, missing: &[kernel::MissingPoint]) -> bool {
     let mut ways = kernel::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
@@ -715,7 +718,7 @@ fn take(
     }
 }
 
-/// The observer's mean time in each call in ns, over all CPUs.
+/// The mean time that the observer's programs add to a call of each event, in ns, over all CPUs.
 #[derive(Debug, Clone, Copy, Default)]
 struct PerCall {
     send_ns: f64,
@@ -733,7 +736,7 @@ impl PerCall {
         Self { send_ns: mean(Event::Send), receive_ns: mean(Event::Receive), local_ns: mean(Event::Local) }
     }
 
-    /// Returns the cost without the observer's mean time in each call.
+    /// Returns the process's cost without the time that the observer's programs added to its calls.
     fn without(self, cost: &TaskCost) -> TaskCost {
         let less = |ns: u64, calls: u64, each: f64| ns.saturating_sub((calls as f64 * each) as u64);
         TaskCost {
@@ -753,7 +756,7 @@ fn parts(fold: &Fold, cpu: u32, event: Event, total: u64, samples: u64, period: 
     fold.parts(cpu, event).into_iter().map(part).collect()
 }
 
-/// Returns the nanoseconds for each sample of an event, over all CPUs.
+/// Returns the nanoseconds that one sample of each event stands for, averaged over all CPUs.
 fn sum_by_event(cpus: &[CpuCost]) -> HashMap<Event, f64> {
     let mut sums: BTreeMap<Event, (u64, u64)> = BTreeMap::new();
     for event in cpus.iter().flat_map(|cpu| &cpu.events).filter(|event| event.samples > 0) {

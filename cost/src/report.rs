@@ -155,7 +155,7 @@ pub struct Auto {
     pub lowered_from_hz: Option<u32>,
 }
 
-/// The figures of one period.
+/// A report: the figures of one period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The format's [`VERSION`].
@@ -186,7 +186,7 @@ pub struct Report {
     pub cpus: Vec<CpuCost>,
     /// The innermost functions of the parts named [`OTHER`], most time first, over all CPUs.
     pub other: Vec<OtherFunctions>,
-    /// Processes with networking, most time first.
+    /// Processes that spent time in networking, most time first.
     pub processes: Vec<ProcessCost>,
     /// Sums of `processes` by cgroup, most time first.
     pub cgroups: Vec<CgroupCost>,
@@ -564,7 +564,7 @@ pub enum Energy {
         /// The reason why it cannot be read.
         reason: String,
     },
-    /// The hardware counted the energy.
+    /// The energy that the hardware's counters have measured.
     Measured {
         /// The interface to the counters: `powercap` or `perf`.
         source: String,
@@ -629,7 +629,7 @@ impl ObserverCost {
 pub struct LostObservations {
     /// Samples that were lost because the buffer was full.
     pub samples: u64,
-    /// Stacks that the kernel could not walk.
+    /// Number of samples whose stack the kernel could not walk.
     pub stacks: u64,
     /// Times that a process was not charged because the table of processes was full.
     pub processes: u64,
@@ -641,7 +641,7 @@ pub struct LostObservations {
 }
 
 impl LostObservations {
-    /// Reports whether nothing was lost.
+    /// Reports whether all numbers of lost observations are 0.
     pub const fn is_nothing(&self) -> bool {
         self.samples == 0
             && self.stacks == 0
@@ -690,7 +690,7 @@ pub struct ProfiledStack {
     pub frames: Vec<u32>,
     /// Samples with this stack.
     pub samples: u64,
-    /// Time that these samples stand for, nanoseconds.
+    /// Time that the stack's samples stand for, nanoseconds.
     pub ns: u64,
 }
 

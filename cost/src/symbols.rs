@@ -113,7 +113,7 @@ impl Symbols {
     /// Reads the kernel's symbols again, into the memory of the old ones. Keeping both would take twice the memory.
     ///
     /// # Errors
-    /// Fails like [`read`](Self::read). After an error there are no symbols.
+    /// Fails like [`read`](Self::read). After an error no function has a name until the next successful reading.
     pub fn read_again(&mut self) -> io::Result<()> {
         // Modules are listed before the symbols. A module loaded in between is then unknown, and the symbols are read
         // again.

@@ -58,7 +58,7 @@ struct TaxonomyRule {
     /// Events in which the rule applies; all if empty.
     #[serde(default)]
     events: Vec<Event>,
-    /// True if the functions are not networking by themselves.
+    /// True if the rule names a part, but does not make its functions count as networking.
     #[serde(default)]
     generic: bool,
     /// True if the functions belong to AF_UNIX or netlink sockets.
@@ -108,12 +108,12 @@ pub struct FunctionRules {
 /// The owner that a function determines for its callees.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum CallRoot {
-    /// The function determines no owner.
+    /// The function does not determine to which event its callees belong.
     #[default]
     Nothing,
     /// The callees belong to this event, or to none. If `networking` is set, a networking function must be among them.
     Event { event: Option<Event>, networking: bool },
-    /// The callees belong to the observer.
+    /// The function is the observer's, so its callees count as the observer's time.
     Observer,
 }
 
@@ -252,7 +252,7 @@ impl Taxonomy {
         let event = match event {
             _ if frames == 0 => None,
             _ if conditional && !networking => Some(Event::Kernel),
-            // Devices, io_uring and networking softirqs keep their work even if it is for a local socket.
+            // Work of the events `Devices`, `IoUring` and the softirqs counts for these events even on a local socket.
             Event::Send | Event::Receive | Event::Sockets | Event::Poll | Event::Workers if local => {
                 Some(Event::Local)
             }

@@ -63,7 +63,7 @@ impl Users {
         let known = processes.entry(pid).or_default();
         if !std::mem::replace(&mut known.checked, true) {
             let memory = memory(pid);
-            // The cached names of a process that has exited are still right.
+            // If the process has exited, its cached names are still valid for its samples.
             if memory.is_some() && memory != known.memory {
                 *addresses -= known.names.len();
                 known.names.clear();
@@ -84,7 +84,7 @@ fn look_up(symbolizer: &Symbolizer, pid: u32, addresses: &[u64], into: &mut Hash
         return;
     }
     let source = Source::Process(Process::new(Pid::from(pid)));
-    // The whole lookup fails if the process has exited. Its addresses are then cached without names.
+    // The symbol lookup fails if the process has exited. The stack's addresses are then cached without names.
     let symbols = symbolizer.symbolize(&source, Input::AbsAddr(addresses)).unwrap_or_default();
     let mut symbols = symbols.into_iter();
     for address in addresses {

@@ -74,7 +74,8 @@ fn own(cost: &mut CostPrograms) -> impl Fn(KernelEvent) -> (u64, u64) + use<> {
     // A process is charged when its thread leaves the CPU.
     let before = left_cpu();
     wait_until("this thread to leave its CPU", left_cpu, |now| *now > before);
-    let mut processes = cost.processes().expect("processes"); // exact: this thread has left its CPU
+    // exact: this thread has left its CPU, so its calls so far are charged
+    let mut processes = cost.processes().expect("processes");
     processes.retain(|process| process.id.pid == std::process::id());
     move |event| {
         processes
@@ -91,11 +92,12 @@ fn left_cpu() -> i64 {
 
 /// Returns a sum over the whole machine.
 fn total(cost: &CostPrograms, of: impl Fn(&CpuSums) -> u64) -> u64 {
-    cost.totals().iter().map(of).sum() // exact: callers wait for it, or know that it stands still
+    // exact: callers repeat this read, or know that the sum no longer changes
+    cost.totals().iter().map(of).sum()
 }
 
 fn cpus(cost: &CostPrograms) -> usize {
-    cost.totals().len() // exact: fixed at start-up
+    cost.totals().len() // exact: the number of CPUs is fixed when the programs are loaded
 }
 
 #[test]
@@ -147,7 +149,7 @@ fn netlink_calls_count_as_local() {
     });
 }
 
-/// Returns how often a program of the observer ran so far.
+/// Returns how often the observer's program `name` has run since it was loaded.
 fn runs(cost: &CostPrograms, statistics: &Statistics, name: &str) -> u64 {
     let own = cost.program_ids();
     let programs = statistics.read();
@@ -208,7 +210,8 @@ fn call_that_began_before_detach_is_not_counted() {
             let waiting = scope.spawn(|| {
                 far.recv(&mut [0; 16]).expect("received");
                 has_received.store(true, Ordering::Release);
-                // Run for 200 ms in user mode. If the call's word were still open, this time would count for it.
+                // Run for 200 ms in user mode. If the programs still counted the call as running, this time would be
+                // added to it.
                 let start = on_cpu();
                 while on_cpu() - start < Duration::from_millis(200) {}
             });
@@ -217,7 +220,8 @@ fn call_that_began_before_detach_is_not_counted() {
             // A program that was running on another CPU during detach() may still count.
             let paused = wait_for("the end of the last programs", || {
                 let counted = receives(cost);
-                thread::sleep(Duration::from_millis(20)); // exact: far longer than a program runs
+                // exact: a pause far longer than any run of a program
+                thread::sleep(Duration::from_millis(20));
                 (receives(cost) == counted).then_some(counted)
             });
             near.send_to(b"millrace", to).expect("sent");
@@ -294,7 +298,7 @@ fn time_blocked_in_a_call_is_not_counted() {
         thread::scope(|scope| {
             scope.spawn(|| far.recv(&mut [0; 16]).expect("received"));
             wait_until("the call", || own(cost)(KernelEvent::Receive).1, |calls| *calls > before.1);
-            thread::sleep(WAIT); // exact: how long the call blocks, which is under test
+            thread::sleep(WAIT); // exact: the call blocks for this time, which the test measures
             near.send_to(b"millrace", to).expect("sent");
         });
         let after = own(cost)(KernelEvent::Receive);
@@ -314,7 +318,7 @@ fn event_times_of_a_cpu_never_exceed_elapsed_time() {
             let _ = cost.sample(u32::try_from(cpu).expect("a number"), 1000);
         }
         let sum = |cost: &CostPrograms| -> Vec<u64> {
-            let totals = cost.totals(); // exact: between two readings of the clock
+            let totals = cost.totals(); // exact: the test reads the clock before and after these sums
             totals.iter().map(|totals| KernelEvent::ALL.iter().map(|event| totals.ns(*event)).sum()).collect()
         };
         let before = (Instant::now(), sum(cost), own(cost)(KernelEvent::Send).0);
@@ -379,7 +383,8 @@ fn name_of(symbols: &[(u64, String)], address: u64) -> &str {
 }
 
 fn symbols() -> Vec<(u64, String)> {
-    let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms"); // exact: its caller looks for symbols from before
+    // exact: callers look for symbols that were there before
+    let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms");
     let mut symbols: Vec<_> = text
         .lines()
         .filter_map(|line| {
@@ -521,7 +526,7 @@ fn process_that_the_next_test_kills() {
     let mut cost = attached(&Config::default());
     sample_all(&mut cost, 100);
     println!("\nattached {:?}", cost.program_ids());
-    thread::sleep(10 * BOUND); // exact: it is killed before
+    thread::sleep(10 * BOUND); // exact: the process is killed before this time has passed
 }
 
 #[test]

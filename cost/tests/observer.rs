@@ -56,8 +56,8 @@ fn config() -> Config {
     Config::new().expect("the taxonomy parses")
 }
 
-/// Returns a report of a period in which this process sends and receives without pause. Waits for a report that is as
-/// `wanted`, since other load may keep the process from the CPUs.
+/// Returns a report of a period in which this process sends and receives without pause. Waits for a report for which
+/// `wanted` returns true, since other load may keep the process from the CPUs.
 fn observe(config: Config, wanted: impl Fn(&Report) -> bool) -> Report {
     beside(
         1,

@@ -35,7 +35,7 @@ fn traffic(observer: &mut Observer, mut until: impl FnMut(&Report) -> bool) {
             observer.poll();
         }
         let report = observer.report().expect("a report");
-        // Other processes' programs may be among them, since an observer sees the whole machine.
+        // The parts may include BPF programs of other processes, since an observer sees the whole machine.
         if until(&report) { Ok(()) } else { Err(format!("{:?}", programs(&report))) }
     });
 }

@@ -73,14 +73,15 @@ fn received(cost: &mut CostPrograms) -> (u64, u64) {
     let left = || getrusage(UsageWho::RUSAGE_THREAD).expect("usage").voluntary_context_switches();
     let before = left();
     wait_until("this thread to leave its CPU", left, |now| *now > before);
-    let mut processes = cost.processes().expect("processes"); // exact: this thread has left its CPU
+    // exact: this thread has left its CPU, so its calls so far are charged
+    let mut processes = cost.processes().expect("processes");
     processes.retain(|process| process.id.pid == std::process::id());
     processes.iter().fold((0, 0), |sum, process| {
         (sum.0 + process.ns(KernelEvent::Receive), sum.1 + process.calls(KernelEvent::Receive))
     })
 }
 
-/// The figures of a stretch of calls without pause.
+/// The times and the number of consecutive calls, as the thread and the observer have counted them.
 #[derive(Debug)]
 struct CallStretch {
     on_cpu_ns: f64,
@@ -149,7 +150,8 @@ fn preempted_calls_count_only_their_threads_time() {
         }
         let networking = |cost: &CostPrograms| -> Vec<u64> {
             let sum = |totals: &CpuSums| KernelEvent::ALL.iter().map(|event| totals.ns(*event)).sum();
-            cost.totals().iter().map(sum).collect() // exact: between two readings of the clock
+            // exact: the test reads the clock before and after these sums
+            cost.totals().iter().map(sum).collect()
         };
         let alone = CallStretch::run(cost, length);
         let start = Instant::now();
@@ -166,7 +168,7 @@ fn preempted_calls_count_only_their_threads_time() {
             preempted.calls
         );
         for stretch in [&alone, &preempted] {
-            // The calls that waited for the datagram in `socket` are counted too.
+            // `counted_calls` may include up to two calls of `socket`, which waited for the datagram to arrive.
             assert!((stretch.calls..=stretch.calls + 2).contains(&stretch.counted_calls), "{stretch:?}");
             assert!(stretch.share() <= 1.0 + TOLERANCE, "{method:?}: {stretch:?}");
         }
@@ -203,7 +205,7 @@ struct CallPriceTable {
 }
 
 impl CallPriceTable {
-    /// Measures the durations on CPU 0.
+    /// Measures the durations of all kinds of calls on CPU 0.
     fn measure() -> Self {
         let mut first = CpuSet::new();
         first.set(0).expect("a CPU");

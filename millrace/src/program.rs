@@ -15,7 +15,7 @@ use crate::commands::{
     privilege::{self, CommandNeeds},
 };
 
-/// Exit code of clap for wrong arguments.
+/// Exit code for wrong arguments, the same as clap's.
 const BAD_USAGE: u8 = 2;
 
 /// A program: its parsed arguments, and the command that they select.

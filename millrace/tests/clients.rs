@@ -126,7 +126,7 @@ fn publisher_with_silent_input_ends_on_signal() {
 
 /// The restarted relay sends a stateless reset. An idle timeout would take half a minute and name no reason.
 #[test]
-fn killed_relay_is_found_again_at_once() {
+fn clients_reconnect_immediately_to_a_restarted_relay() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let start = |listen: &str, dir: TempDir| {
         fs::write(dir.path().join("cert.pem"), made.cert.pem()).unwrap();
@@ -153,7 +153,7 @@ fn killed_relay_is_found_again_at_once() {
     for client in [&publisher, &subscriber] {
         client.wait_for("the relay was restarted");
     }
-    let before = subscriber.delivered(); // exact: any later value works, too
+    let before = subscriber.delivered(); // exact: the test waits until more objects than this have arrived
     wait_for("media again", || (subscriber.delivered() > before + 50).then_some(()));
 }
 
@@ -207,7 +207,7 @@ fn clients_reconnect_after_relay_restart() {
     wait_for("counted objects", || (subscriber.delivered() > before).then_some(()));
 }
 
-/// The publisher is killed and started again while the subscriber stays.
+/// The publisher is killed and started again while the subscriber keeps running.
 #[test]
 fn reconnecting_subscriber_waits_for_the_publisher() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--linger=0"]);
@@ -229,7 +229,7 @@ fn reconnecting_subscriber_waits_for_the_publisher() {
     wait_for("objects of the new publisher", || (patient.delivered() > before).then_some(()));
 }
 
-/// Waits until the publisher and the subscriber are at this relay, and objects arrive from there.
+/// Waits until publisher and subscriber have sessions with this relay, and the subscriber receives objects from it.
 fn both_go_on(subscriber: &FileClient, relay: &RunningRelay) {
     wait_for("media through the new relay", || relay.status().totals.data_plane.packets > 0);
     let before = subscriber.delivered();
@@ -301,7 +301,8 @@ fn clients_move_to_another_address_without_goaway_uri() {
     both_go_on(&subscriber, &second);
 }
 
-/// No relay answers at GOAWAY's address. Sessions stay at the first relay until it ends, and then connect again.
+/// GOAWAY redirects to an address where no relay answers. Clients keep their sessions with the first relay until it
+/// ends, and then reconnect.
 #[test]
 fn clients_stay_if_goaway_leads_nowhere_and_reconnect() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
@@ -352,7 +353,7 @@ fn relay_is_trusted_by_file_or_fingerprint() {
     let publish = ["publish", "--name=live", "--generate", "--rate-hz=50", "--reconnect=false", &url];
     let publisher = FileClient::start(&[&publish[..], &[&root]].concat());
     publisher.wait_for("publishing");
-    let shown = relay.get("/certificate.sha256"); // exact: fixed at start-up
+    let shown = relay.get("/certificate.sha256"); // exact: the certificate is made when the relay starts
     let subscribe = ["subscribe", "--name=live", "--track=objects", "--stats", &url];
     let by = |fingerprint: &str| {
         FileClient::start(&[&subscribe[..], &["--tls-fingerprint", fingerprint]].concat())
@@ -379,7 +380,7 @@ fn relay_is_trusted_by_file_or_fingerprint() {
 }
 
 #[test]
-fn the_certificate_of_an_authority_is_explained_before_and_after() {
+fn certificate_with_ca_true_is_explained_by_relay_and_client() {
     let dir = tempfile::tempdir().unwrap();
     let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -484,8 +485,8 @@ fn media(url: &str) -> Option<[FileClient; 1]> {
 fn input_other_than_fragmented_mp4_is_refused_with_a_remedy() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
     let url = relay.url();
-    // This file is no fragmented MP4: its media comes first, and a camera would write the moov box at the end, if at
-    // all.
+    // This file is not fragmented MP4: mdat comes first, and the moov box would follow at the end, as in a camera's
+    // recording that was cut off.
     let whole = b"\0\0\0\x10ftypisom\0\0\0\0\0\0\0\x10mdat01234567";
     fs::write(relay.path("whole.mp4"), whole).unwrap();
     fs::write(relay.path("empty.mp4"), "").unwrap();

@@ -188,7 +188,7 @@ fn quic_server_cpu_time_is_split_by_activity() {
 
 const OTHER_SCREEN: &str = "\x1b[?1049h";
 const FIRST_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
-/// The control sequence that begins each picture of the live view.
+/// The control sequence with which the live view begins each redraw.
 const HOME: &str = "\x1b[H";
 
 /// Starts the live view on a terminal of its own.
@@ -335,8 +335,8 @@ fn log_can_be_replayed() {
 
 /// A start that fails must leave history, directories and exported files unchanged.
 #[test]
-fn failed_output_destroys_nothing() {
-    if !is_root("failed_output_destroys_nothing") {
+fn failed_start_leaves_existing_files_unchanged() {
+    if !is_root("failed_start_leaves_existing_files_unchanged") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -408,7 +408,7 @@ fn slow_reader_of_reports_does_not_delay_the_observer() {
         reader.map_or(0, |reader| reader.map_while(Result::ok).count())
     };
     // The observer and its log continue while the reader is stopped.
-    let before = logged(); // exact: the number only has to grow from here
+    let before = logged(); // exact: the test only checks that the number grows from here
     wait_until("more reports in the log", logged, |count| *count >= before + 20);
     let mut sequences = sequences(stdout);
     assert_eq!(sequences.next(), Some(0));
@@ -439,7 +439,7 @@ fn number(line: &str) -> u64 {
     line.split(' ').find_map(|word| word.parse().ok()).unwrap()
 }
 
-/// A disk that is full for a while costs reports but does not end the observer. The log is readable afterwards.
+/// While the disk is full, reports are missing in the log, but the observer continues. The log is readable afterwards.
 #[test]
 fn full_disk_does_not_end_the_cost_observer() {
     if !is_root("full_disk_does_not_end_the_cost_observer") {
@@ -473,7 +473,7 @@ fn full_disk_does_not_end_the_cost_observer() {
     assert_eq!(replayed.last().unwrap() + 1, replayed.len() as u64 + lost);
 }
 
-/// Figures must come all the way from the kernel to a browser.
+/// The dashboard must show figures that the kernel's programs have measured on this machine.
 #[test]
 fn dashboard_shows_reports_of_this_machine() {
     if !is_root("dashboard_shows_reports_of_this_machine") {
@@ -590,10 +590,10 @@ fn http_server_keeps_only_needed_rights() {
     }
 }
 
-/// Showing a log needs no rights at all.
+/// A process that serves a log's dashboard needs no capabilities, and drops all of them.
 #[test]
-fn replay_is_served_without_any_right() {
-    if !is_root("replay_is_served_without_any_right") {
+fn dashboard_of_a_replay_has_no_privileges() {
+    if !is_root("dashboard_of_a_replay_has_no_privileges") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -610,7 +610,7 @@ fn replay_is_served_without_any_right() {
         |answer| answer.as_ref().is_ok_and(|(code, _)| *code == 200),
     )
     .unwrap();
-    // exact: the server has answered, so it has reduced its rights before
+    // exact: the server has answered, and it reduces its rights before that
     for (field, want) in [("CapEff", "0000000000000000"), ("Uid", NOBODY), ("Seccomp", "2")] {
         assert!(status(child.id(), field).iter().all(|has| has == want), "{field}");
     }
@@ -690,7 +690,7 @@ fn grafana_dashboards_have_data() {
                 let query = target["expr"].as_str().unwrap();
                 let query = query.replace("$__rate_interval", "10s").replace("$instance", ".+");
                 let ask = || prometheus.ask(&query);
-                // Machines without RAPL measure no energy, so queries for energy return nothing there.
+                // Machines without RAPL measure no energy, so queries for energy may return no data.
                 if query.contains("_energy_")
                     && !std::path::Path::new("/sys/class/powercap/intel-rapl:0").exists()
                 {
@@ -728,8 +728,8 @@ fn process_ids_are_those_of_the_observers_pid_namespace() {
     if !is_root("process_ids_are_those_of_the_observers_pid_namespace") {
         return;
     }
-    // One process sends inside of the PID namespace, and one outside. The shell becomes the observer, whose end ends
-    // all processes inside.
+    // One process sends inside of the PID namespace, and one outside. The shell execs the observer as PID 1 of the
+    // namespace, so all processes inside end with it.
     let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
         exec \"$0\" cost --mode events --json --reports 2 --period 1500ms --profile $! \"$@\"";
     // The name of the process outside is that of a link to the shell. Threads of this test program would share the name

@@ -39,7 +39,7 @@ fn closed_output_ends_a_command_without_error() {
         &["token", "make", &key, "--root=a", "--put="],
         &[&subscribe[..], &["--stats"]].concat(),
         &[&subscribe[..], &["--json", "--count=50"]].concat(),
-        // `subscribe` refuses to write media to a terminal, and must do so without a panic.
+        // `subscribe` refuses to write media to a terminal, and must report that without a panic.
         &subscribe,
     ];
     for args in table {

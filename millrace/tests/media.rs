@@ -13,14 +13,14 @@ use std::{
 use millrace_testkit::show_log_on_panic;
 use process::{RunningRelay, millrace, wait_for};
 
-/// A publisher or a player.
+/// A process that publishes or plays; killed when dropped.
 struct MediaClient {
     process: Child,
     said: PathBuf,
 }
 
 impl MediaClient {
-    /// Starts a client that writes to files with this name.
+    /// Starts a client whose output goes to files `NAME.mp4` and `NAME.stderr`.
     fn start(relay: &RunningRelay, name: &str, args: &[&str]) -> Self {
         let said = relay.path(&format!("{name}.stderr"));
         let process = millrace()
@@ -64,7 +64,7 @@ fn size(file: &Path) -> u64 {
     fs::metadata(file).map_or(0, |file| file.len())
 }
 
-/// Returns ffmpeg's complaints about a file when it decodes it.
+/// Decodes a file with ffmpeg, and returns the errors that ffmpeg prints.
 fn complaints(file: &Path) -> String {
     let output = Command::new("ffmpeg")
         .args(["-nostdin", "-v", "error", "-i"])

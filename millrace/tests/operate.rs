@@ -35,7 +35,7 @@ fn stderr_of(output: &Output) -> String {
 }
 
 fn upstream_of(relay: &RunningRelay) -> UpstreamStatus {
-    // exact: callers wait for the result, or have waited
+    // exact: callers repeat this read, or have waited for the state
     relay.status().upstream.clone().unwrap()
 }
 
@@ -94,7 +94,7 @@ fn check_reports_every_problem_and_starts_nothing() {
 #[test]
 fn relay_reports_its_version_and_ends_on_sigterm() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
-    let status = relay.status(); // exact: fixed at start-up
+    let status = relay.status(); // exact: these fields are set when the relay starts
     assert_eq!((status.engine.name.as_str(), status.draining), ("user", false));
     assert!(status.engine.reason.contains("interface"), "auto says why: {}", status.engine.reason);
     assert_eq!(status.listen.len(), 1);
@@ -127,7 +127,7 @@ fn drain_does_not_wait_for_absent_peers() {
     let [url, verify] = flags.each_ref().map(String::as_str);
     let mut edge = RunningRelay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600", url, verify]);
     wait_for("upstream session", || upstream_of(&edge).session);
-    // The upstream relay exists, and no longer answers.
+    // The upstream relay is stopped with SIGSTOP, so it exists but does not answer.
     upstream.signal(Signal::SIGSTOP);
     edge.signal(Signal::SIGTERM);
     assert_eq!(edge.exit_code(), Some(0));
@@ -163,7 +163,7 @@ fn simultaneous_signals_do_not_skip_the_drain() {
     let args = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
     let _publisher = GuardedClient::start(millrace().args(args));
     wait_for("a session", || (relay.status().sessions.len() == 1).then_some(()));
-    // Signals are sent while it is stopped, so that it gets both at once even on a busy machine.
+    // The relay is stopped while both signals are sent, so that it gets them at the same time even on a busy machine.
     for signal in [Signal::SIGSTOP, Signal::SIGTERM, Signal::SIGINT, Signal::SIGCONT] {
         relay.signal(signal);
     }
@@ -228,7 +228,7 @@ fn upstream_with_another_certificate_has_no_session() {
 #[test]
 fn port_without_an_address_listens_on_every_address() {
     let relay = RunningRelay::start_on(":0", tempfile::tempdir().unwrap(), &["--public"]);
-    let listen = relay.status().listen.clone(); // exact: fixed at start-up
+    let listen = relay.status().listen.clone(); // exact: these fields are set when the relay starts
     assert!(listen[0].is_ipv4() && listen.iter().all(|addr| addr.ip().is_unspecified()), "{listen:?}");
     let here = format!(":{}", relay.http.port());
     let token = relay.path("token");
@@ -243,7 +243,7 @@ fn port_without_an_address_listens_on_every_address() {
 #[test]
 fn unavailable_gate_is_reported_or_refused() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--gate-sessions=5"]);
-    let gate = relay.status().gate; // exact: fixed at start-up
+    let gate = relay.status().gate; // exact: these fields are set when the relay starts
     assert!(!gate.on && gate.reason.starts_with("auto: no interface is named"), "{gate:?}");
     let words = ["without the gate", "auto: no interface is named"];
     wait_for("the log line", || relay.logged(&words).then_some(()));
@@ -285,7 +285,7 @@ async fn reload_uses_new_certificate_unless_broken() {
     assert!(!shows(addr, &first).await);
 }
 
-/// A new reason must be documented.
+/// Checks that the documentation names every reason for which the relay drops media or refuses a client.
 #[test]
 fn every_reason_to_drop_has_a_line_in_the_documentation() {
     let relay = RunningRelay::start(tempfile::tempdir().unwrap(), &[]);
@@ -300,7 +300,7 @@ fn every_reason_to_drop_has_a_line_in_the_documentation() {
     }
 }
 
-/// Closes a connection within its handshake, with this reason.
+/// Starts a handshake with the relay, and closes the connection with this reason before it is complete.
 #[derive(Debug)]
 struct Rude(&'static str);
 
@@ -395,7 +395,7 @@ async fn failed_handshake_is_one_log_line_without_control_characters() {
 fn full_log_disk_loses_only_log_lines() {
     let mut relay = RunningRelay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
     wait_for("dropped log line", || (relay.status().totals.log_lines_dropped > 0).then_some(()));
-    assert_eq!(relay.health(), Some(200)); // exact: log lines were lost before
+    assert_eq!(relay.health(), Some(200)); // exact: the test has waited until log lines were lost
     let output = status(&relay).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().any(|line| line.ends_with(" log lines lost")), "{text}");
@@ -452,7 +452,8 @@ fn live_status_fits_and_restores_the_terminal() {
         assert!(live.echoes(), "the terminal is as it was");
     }
 
-    // Printed once, on the same terminal, and into a pipe, where names are whole and there are no control sequences.
+    // Without `--watch`, the status is printed once, to the terminal or into a pipe. In a pipe, names are not cut and
+    // there are no control sequences.
     let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
     command.arg("status").args(asked(&relay));
     let text = PseudoTerminal::start(command, 80, 24).rest();
@@ -463,7 +464,7 @@ fn live_status_fits_and_restores_the_terminal() {
     assert!(piped.contains(NAME) && !piped.contains('\x1b'), "{piped}");
 }
 
-/// A client that ends with the test. A failed test shows its output.
+/// A client process that is killed when dropped. A failed test shows its output.
 struct GuardedClient {
     child: Child,
     dir: TempDir,
@@ -508,7 +509,7 @@ fn garbage_flood_creates_no_session() {
     let asked = ["subscribe", "--name=live", "--track=video", "--tls-disable-verify", &url];
     let said = stderr_of(&millrace().args(asked).output().unwrap());
     assert!(said.contains("nobody publishes"), "{said}");
-    assert_eq!(relay.health(), Some(200)); // exact: the flood has been read
+    assert_eq!(relay.health(), Some(200)); // exact: the relay has read the whole flood
     let own = |status: &Status| status.totals.sessions > 0 && status.sessions.is_empty();
     let status = wait_until("the end of that session", || relay.status(), own);
     assert_eq!(status.totals.sessions, 1, "another session was created");
@@ -570,7 +571,7 @@ fn reload_does_not_open_a_public_relay() {
     // all addresses, so it refuses them.
     fs::write(&settings, "listen = ['127.0.0.1:0']\n").unwrap();
     relay.signal(Signal::SIGHUP);
-    // exact: `wait_until` reads it again
+    // exact: `wait_until` repeats this read
     let access = || relay.status().access.clone();
     let access = wait_until("the settings are refused", access, |access| access.unread.len() == 1);
     assert!(!access.open && access.keys == 1 && access.unread[0].what == "settings", "{access:?}");
@@ -579,10 +580,10 @@ fn reload_does_not_open_a_public_relay() {
     let reload = relay.status().reload.clone().unwrap();
     assert!(reload.error.as_ref().is_some_and(|error| error.contains("0.0.0.0:")), "{reload:?}");
     wait_for("the log line", || relay.logged(&["new settings are not usable", "0.0.0.0:"]).then_some(()));
-    // Setting `public` explicitly allows it.
+    // With `public = true` in the settings, the reload may open the relay to anyone.
     fs::write(&settings, "listen = ['127.0.0.1:0']\npublic = true\n").unwrap();
     relay.signal(Signal::SIGHUP);
-    // exact: `wait_until` reads it again
+    // exact: `wait_until` repeats this read
     let access = || relay.status().access.clone();
     wait_until("the open relay", access, |access| access.open && access.unread.is_empty());
     wait_for("a warning", || relay.logged(&["anyone who reaches this relay"]).then_some(()));
@@ -623,18 +624,18 @@ fn unreadable_rights_files_deny_and_are_named() {
     }
     let flags = ["--token-secrets={dir}/one", "--token-secrets={dir}/two", "--token-revoked={dir}/revoked"];
     let relay = RunningRelay::start(dir, &flags);
-    // exact: `wait_until` reads it again
+    // exact: `wait_until` repeats this read
     let access = || relay.status().access.clone();
-    // exact: callers have waited
+    // exact: callers have waited for the state
     let healthz = || relay.get("/healthz");
-    assert_eq!(healthz(), "ok\n"); // exact: nothing has changed
+    assert_eq!(healthz(), "ok\n"); // exact: nothing has changed since the last read
     fs::remove_file(relay.path("one")).unwrap();
     wait_until("the unreadable key to be removed", access, |access| access.keys == 1 && !access.open);
-    let said = healthz(); // exact: the key is gone
+    let said = healthz(); // exact: the relay has dropped the key
     assert!(said.starts_with("ok\nunread: 1 "), "{said}");
-    let metrics = relay.get("/metrics"); // exact: the key is gone
+    let metrics = relay.get("/metrics"); // exact: the relay has dropped the key
     assert!(metrics.contains("\nmillrace_relay_access_unread 1\n"), "{metrics}");
-    // IDs that are revoked meanwhile stay revoked, and removing the last key grants nothing.
+    // IDs stay revoked when their file becomes unreadable, and removing the last key gives nobody a right.
     fs::write(relay.path("revoked"), "a\nb\n").unwrap();
     wait_until("another ID is revoked", access, |access| access.revoked == 2);
     fs::write(relay.path("two"), "").unwrap();
@@ -705,7 +706,7 @@ fn tokens_and_secrets_are_in_no_log_and_no_status() {
     }
 }
 
-/// A client that waits; killed when dropped.
+/// A client process that runs until it is dropped, which kills it.
 struct WaitingClient(Child);
 
 impl Drop for WaitingClient {

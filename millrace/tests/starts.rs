@@ -9,7 +9,7 @@ use process::{RunningRelay, millrace};
 
 const OUT: &str = "--tls-self-signed-out={dir}/relay.pem";
 
-/// Runs the quick start again while the first relay runs.
+/// Starts a second relay with the commands of the quick start while the first relay runs.
 fn start_again(dir: &Path, listen: &str, http: &str) -> Output {
     let out = OUT.replace("{dir}", dir.to_str().unwrap());
     let token = format!("--http-token-file={}", dir.join("token").display());
@@ -24,8 +24,8 @@ fn failed_start_keeps_certificate_of_running_relay() {
     let before = certificate();
     let listen = relay.listen().to_string();
     let http = relay.http.to_string();
-    // The cases: the listen address is taken; the HTTP address is taken; neither is taken, but the certificate file is
-    // in use.
+    // The cases: the listen address is in use; the HTTP address is in use; both are free, but the first relay uses the
+    // certificate file.
     for (listen, http, said) in [
         (listen.as_str(), "off", listen.as_str()),
         ("127.0.0.1:0", http.as_str(), http.as_str()),

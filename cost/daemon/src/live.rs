@@ -20,7 +20,7 @@ use super::trend::{Picture, Trend};
 /// The result of a key press: whether the live view continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyAnswer {
-    /// The view continues.
+    /// The live view continues after this key.
     Continue,
     /// The user quits, or a signal ends the program.
     Quit,
@@ -45,8 +45,8 @@ struct LiveReports {
 }
 
 impl LiveReports {
-    /// Adds command lines to this view's copy of the report, while they are shown. Logs and the dashboard have them
-    /// only if requested.
+    /// Adds the processes' command lines to this view's copy of the report. Logs and the dashboard have them only if
+    /// requested.
     fn read_arguments(&mut self) {
         if self.report.has_arguments() {
             return;
@@ -142,7 +142,7 @@ impl LiveTerminal {
 
 impl Drop for LiveTerminal {
     fn drop(&mut self) {
-        // Errors are ignored: if the terminal was closed, there is nothing to restore.
+        // Errors are ignored: they mean that the terminal was closed, so its settings need not be restored.
         let _ = self.write(LEAVE);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
@@ -167,7 +167,7 @@ struct LiveView {
     columns: usize,
 }
 
-/// Index of the table of CPUs among a report's tables, and below it that of the parts.
+/// Index of the table of CPUs among a report's tables. The next constant is the index of the table of parts.
 const OVERVIEW: usize = 0;
 const PARTS: usize = 1;
 const HELP: &str = "Tab table  s sort  r reverse  a arguments  arrows scroll  space pause  q quit";
@@ -273,7 +273,7 @@ impl LiveView {
         line
     }
 
-    /// Returns the heading and as many rows as fit.
+    /// Returns the table's heading and at most `room` of its rows, from the scroll position on.
     fn rows(&mut self, mut table: TextTable, width: usize, room: usize) -> Vec<String> {
         self.columns = table.columns.len();
         if let Some(column) = self.sort {
@@ -296,7 +296,8 @@ impl LiveView {
     }
 }
 
-/// Inserts two columns after the share of networking. Pictures and rows are both in the order of the CPUs.
+/// Inserts two columns after the share of networking: the bars of the last minute, and how long the share has kept its
+/// level. `pictures` and the table's rows are both in the order of the CPUs.
 fn add_trend(cpus: &mut TextTable, pictures: &[Picture]) {
     const AT: usize = 2;
     cpus.columns.splice(AT..AT, ["last minute", "level for"]);

@@ -60,7 +60,7 @@ pub struct LogOutput {
     /// The log's writer; `None` when finished.
     writer: Option<ReportWriter>,
     losses: Arc<ReportLosses>,
-    /// Skipped reports of the writer that are already counted as losses.
+    /// Number of reports that the writer skipped and that `losses` already counts.
     skipped: u64,
 }
 
@@ -157,7 +157,7 @@ impl ExportTarget {
             true => Some(File::options().write(true).open(path)?),
             false => None,
         };
-        // A symbolic link is kept, and its target is written.
+        // If the path is a symbolic link, the link stays and the file to which it points is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if special.is_none() {
             access(&directory(&path), AccessFlags::W_OK | AccessFlags::X_OK)?;

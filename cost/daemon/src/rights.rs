@@ -101,7 +101,7 @@ const REFUSED: &[libc::c_long] = &[
 ];
 
 fn filter() -> anyhow::Result<BpfProgram> {
-    // A rule without conditions matches all arguments.
+    // A seccomp rule without conditions matches a system call whatever its arguments are.
     let rules: BTreeMap<_, _> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let machine = std::env::consts::ARCH.try_into()?;

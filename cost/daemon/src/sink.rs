@@ -1,4 +1,4 @@
-//! The interface of all outputs of reports.
+//! Defines the trait of all outputs of reports.
 
 use std::sync::Arc;
 use std::time::Instant;

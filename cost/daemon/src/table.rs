@@ -20,7 +20,7 @@ pub enum TableCell {
     Microseconds(u64),
     /// A time in seconds. `true` if the real time may be longer.
     Seconds(u64, bool),
-    /// A value that is not measured.
+    /// A value that is not measured, shown as `?`.
     Unknown,
 }
 

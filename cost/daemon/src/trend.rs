@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use millrace_cost::report::Report;
 
-/// The time that one character of the picture covers, unless reports are farther apart.
+/// The time that one bar of a CPU's trend covers. It is longer if reports are farther apart.
 const STEP: Duration = Duration::from_secs(3);
-/// Number of characters in the picture.
+/// Number of bars in a CPU's trend, one character each.
 const STEPS: usize = 20;
 /// Time after which a share that differs from its level becomes the new level.
 const SETTLED: Duration = Duration::from_secs(3);
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::text::tests::example;
 
-    /// Returns the picture after reports of one second with these shares.
+    /// Returns CPU 0's trend after reports of one second each, in which networking had the given shares of the CPU.
     fn after(shares: impl IntoIterator<Item = f64>) -> Picture {
         let mut trend = Trend::default();
         for share in shares {

@@ -44,7 +44,7 @@ int cost_sys_enter(__u64 *ctx)
 	cpu = this_cpu();
 	if (!call.direction || !cpu)
 		return 0;
-	/* System calls do not nest: if the word is still open, the end of the last call was lost. */
+	/* System calls do not nest: if the task's word still has a call, the end of that call was not seen. */
 	if (POINT(cpu->task))
 		cpu->task = 0;
 	return begin(SYSTEM_CALL, call.direction, is_local(call.file));
@@ -113,9 +113,9 @@ int cost_softirq_entry(__u64 *ctx)
 	return 0;
 }
 
-/* Ends the running softirq's time and replaces its word with `next`. Plain additions are enough although the sampler
- * may interrupt them: either the sampler itself is the caller, or `next` has no event, so the sampler adds nothing.
- */
+/* Adds the running softirq's time to its event, and replaces cpu->softirq with `next`. Plain additions are enough
+ * although the sampler may interrupt them: either the sampler itself is the caller, or `next` has no event, so the
+ * sampler adds nothing. */
 static __always_inline void close_softirq(struct cost_cpu *cpu, __u64 now, __u64 next)
 {
 	__u64 began = __sync_lock_test_and_set(&cpu->softirq, next);
@@ -134,9 +134,8 @@ int cost_softirq_exit(__u64 *ctx)
 
 	if (!cpu || !cpu->softirq)
 		return 0;
-	/* The word stays non-zero until softirq_ns is updated. Otherwise a sampler that interrupts here would read a
-	 * task clock that still contains this softirq.
-	 */
+	/* cpu->softirq stays non-zero until softirq_ns is updated. Otherwise a sampler that interrupts here would read
+	 * a task clock that still contains this softirq. */
 	close_softirq(cpu, bpf_ktime_get_ns(), 1 << POINT_SHIFT);
 	cpu->softirq = 0;
 	return 0;
@@ -153,7 +152,7 @@ static __always_inline int is_napi_thread(const struct task_struct *task)
 	       !__builtin_memcmp(task->comm, "backlog_napi/", 13);
 }
 
-/* Returns the low bits of the word of a thread whose whole time is one event, or 0 for other threads. */
+/* Returns the event of a thread whose whole time counts for one event, or 0 for other threads. */
 static __always_inline __u64 base_of(const struct task_struct *task)
 {
 	if (task->flags & PF_IO_WORKER)
@@ -163,7 +162,7 @@ static __always_inline __u64 base_of(const struct task_struct *task)
 	return 0;
 }
 
-/* Saves in which call a task is when it leaves the CPU. */
+/* Saves the call that a task is in when the task leaves the CPU. */
 static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task, __u64 began)
 {
 	__u64 *place;
@@ -193,7 +192,8 @@ static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct 
 	if (!kept)
 		return cpu->base;
 	*place = 0;
-	/* A place saved before the programs were last detached is void: the call may have ended unseen. */
+	/* A call that was saved before the programs were last detached is ignored: it may have ended while they were
+	 * detached. */
 	return kept >> TIME_SHIFT == cpu->epoch ? kept & LOW_BITS : cpu->base;
 }
 

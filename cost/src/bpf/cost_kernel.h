@@ -59,7 +59,8 @@ struct upid {
 
 struct pid {
 	unsigned int level;
-	struct upid numbers[]; /* one for each level, from the initial namespace (0) to `level` */
+	struct upid numbers
+		[]; /* one number for each PID namespace, from the initial one (level 0) to the process's own (`level`) */
 } KERNEL;
 
 struct task_struct {
@@ -76,7 +77,7 @@ struct io_cqe {
 } KERNEL;
 
 struct io_kiocb {
-	struct file *file; /* valid once io_uring has looked it up */
+	struct file *file; /* the request's file, valid once io_uring has looked it up */
 	__u8 opcode;
 	unsigned int flags; /* 64 bits wide on newer kernels; CO-RE adapts the load */
 	struct io_cqe cqe;

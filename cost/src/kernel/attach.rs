@@ -17,7 +17,7 @@ pub struct MissingPoint {
     pub event: KernelEvent,
     /// The way's name: a system call or request.
     pub what: &'static str,
-    /// The kernel's reason.
+    /// The reason why this way is not timed, as text.
     pub reason: String,
 }
 

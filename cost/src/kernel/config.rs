@@ -58,8 +58,8 @@ pub struct Config {
     pub method: Option<TimingMethod>,
     /// The buffer through which stacks reach userspace.
     pub transport: StackTransport,
-    /// Room in bytes for each CPU's stacks between two calls of [`CostPrograms::drain`](super::CostPrograms::drain). A
-    /// stack of 40 functions takes 360 bytes.
+    /// Size in bytes of each CPU's buffer for the stacks between two calls of
+    /// [`CostPrograms::drain`](super::CostPrograms::drain). A stack of 40 functions takes 360 bytes.
     pub buffer_bytes: u32,
     /// Whether processes may be [watched](super::CostPrograms::watch), which samples their user-mode stacks too.
     pub watch: bool,

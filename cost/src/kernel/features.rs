@@ -48,12 +48,12 @@ pub fn missing() -> Vec<String> {
 }
 
 fn has_map(kind: bpf_map_type) -> bool {
-    // SAFETY: no options are given.
+    // SAFETY: the pointer to the options may be null.
     unsafe { libbpf_probe_bpf_map_type(kind, ptr::null()) == 1 }
 }
 
 fn has_current_task() -> bool {
-    // SAFETY: no options are given.
+    // SAFETY: the pointer to the options may be null.
     unsafe {
         libbpf_probe_bpf_helper(BPF_PROG_TYPE_PERF_EVENT, BPF_FUNC_get_current_task_btf, ptr::null()) == 1
     }

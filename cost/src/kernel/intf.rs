@@ -27,5 +27,5 @@ pub(crate) const SOFTIRQ: usize = generated::COST_SOFTIRQ as usize;
 // SAFETY: all fields are atomics, so the kernel may write them at any time.
 unsafe impl Shared for Cpu {}
 
-// SAFETY: as above.
+// SAFETY: all fields of `Control` are atomics, so the kernel may write them at any time.
 unsafe impl Shared for Control {}

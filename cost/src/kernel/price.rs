@@ -1,4 +1,5 @@
-//! Measures the duration of system calls. The difference without and with programs is what timing adds.
+//! Measures the duration of system calls. The difference between calls with and without programs is the time that
+//! timing adds to a call.
 
 use std::hint::black_box;
 use std::io;
@@ -18,11 +19,11 @@ pub struct CallTimes {
 }
 
 const BATCHES: u32 = 32;
-/// Calls in each batch.
+/// Number of calls in each measured batch.
 const CALLS: u32 = 64;
 
 impl CallTimes {
-    /// Measures both durations, which takes some milliseconds.
+    /// Measures the durations of both kinds of calls, which takes some milliseconds.
     pub fn measure() -> io::Result<Self> {
         let sockets = SocketPair::new()?;
         let socket_ns = measure_least(|| {

@@ -1,4 +1,5 @@
-//! Lists the ways into the socket layer, and the kernel functions where each may be timed.
+//! Lists the ways to send or receive on a socket (system calls and requests), and the kernel functions where each may
+//! be timed.
 //!
 //! `pwritev2` and `preadv2` use the functions of `writev` and `readv`, and so do io_uring's requests with registered
 //! buffers. io_uring's `splice` uses the functions of the other ways, in io_uring's own threads.

@@ -1,6 +1,6 @@
-//! The tables of a log file. Neighbouring reports have mostly the same functions, stacks and unmeasured figures, so a
-//! file has each of them once: in the line of the first report that has it. Later lines name it by its position among
-//! all entries of its kind so far.
+//! Encodes and decodes the tables of a log file. Neighbouring reports have mostly the same functions, stacks and
+//! unmeasured figures. A file therefore has each of these entries once, in the first report's line that needs it. Later
+//! lines refer to an entry by its position among all entries of its kind so far.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -11,37 +11,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::{Event, MissingMeasurement, ProfiledStack, Report, Stacks};
 
-/// The entries from which on the next report's tables begin anew, so that neither a writer nor a reader grows with its
-/// file.
+/// Number of entries in a table at which the next report starts new, empty tables. This bounds the memory of writer and
+/// reader.
 const FULL: usize = 1 << 16;
-/// The text before the JSON of a line's tables, which come last. It is in no string, where its quotes would be escaped.
+/// The text that begins the tables in a line's JSON, as its last field. No string can contain this text, since the
+/// quotes in it would be escaped.
 const MARK: &str = ",\"tables\":{\"anew\":";
 
-/// The tables of a line, behind the fields of a report.
+/// The tables of one line, which follow the report's own fields.
 #[derive(Default, Serialize, Deserialize)]
 struct LineTables {
-    /// True if positions count from this line on.
+    /// True if all tables are emptied before this line, so positions count from 0 again.
     anew: bool,
-    /// New names of functions.
+    /// Names of functions that no earlier line has.
     functions: Vec<String>,
-    /// New traces.
+    /// Traces that no earlier line has.
     traces: Vec<Trace>,
-    /// New figures that cannot be measured, without their times.
+    /// Unmeasured figures that no earlier line has, without their times.
     unmeasured: Vec<MissingMeasurement>,
     /// The report's stacks; absent if it has none.
     stacks: Option<Vec<CountedTrace>>,
-    /// The report's figures that cannot be measured: position and nanoseconds.
+    /// The report's unmeasured figures: position in the table, and time in nanoseconds.
     missing: Vec<(u32, Option<u64>)>,
 }
 
-/// A stack, wherever it was sampled.
+/// A stack without its CPU: the event, the profiled process, and the positions of its functions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Trace(Option<Event>, Option<u32>, Vec<u32>);
 
-/// The position of a trace, the CPU, the number of samples, and their nanoseconds.
+/// A trace with its samples: position of the trace in the table, CPU, number of samples, and nanoseconds.
 pub(crate) type CountedTrace = (u32, u32, u64, u64);
 
-/// Positions of what was written to a file.
+/// The positions of all entries that were written to a file so far.
 #[derive(Default)]
 pub(super) struct WrittenTables {
     functions: FxHashMap<String, u32>,
@@ -49,12 +50,13 @@ pub(super) struct WrittenTables {
     unmeasured: FxHashMap<(Option<Event>, String, String), u32>,
 }
 
-/// What the lines of a file have named so far. The reader of lines adds, and those that resolve positions read.
+/// The entries that the lines of a file have defined so far. The thread that reads lines adds entries, and parsers look
+/// them up.
 #[derive(Debug, Default)]
 pub(crate) struct ReadTables {
     functions: RwLock<Vec<String>>,
     traces: RwLock<Vec<Trace>>,
-    /// Only the reader of lines needs these.
+    /// Unmeasured figures, which only the thread that reads lines looks up.
     unmeasured: RwLock<Vec<MissingMeasurement>>,
 }
 
@@ -65,7 +67,7 @@ pub(crate) struct LineStacks {
     pub counted: Vec<CountedTrace>,
 }
 
-/// A line's tables, resolved but for the stacks.
+/// The decoded tables of a line. The stacks still refer to names by position.
 #[derive(Debug, Default)]
 pub(crate) struct LineRest {
     pub stacks: Option<LineStacks>,
@@ -73,7 +75,7 @@ pub(crate) struct LineRest {
 }
 
 impl WrittenTables {
-    /// Returns the line of a report, without the line's end.
+    /// Encodes a report as a line of JSON, without the line break.
     pub fn line(&mut self, report: &Report) -> serde_json::Result<Vec<u8>> {
         let anew = [self.functions.len(), self.traces.len(), self.unmeasured.len()]
             .iter()
@@ -114,7 +116,7 @@ impl WrittenTables {
     }
 }
 
-/// Returns the position of an entry. A new one gets the next position.
+/// Returns the position of an entry in a table. A new entry is added at the next position.
 fn position<K: Hash + Eq>(table: &mut FxHashMap<K, u32>, key: K, add: impl FnOnce(&K)) -> u32 {
     let next = u32::try_from(table.len()).unwrap_or(u32::MAX);
     *table.entry(key).or_insert_with_key(|key| {
@@ -123,7 +125,8 @@ fn position<K: Hash + Eq>(table: &mut FxHashMap<K, u32>, key: K, add: impl FnOnc
     })
 }
 
-/// Cuts the tables off the text of a line, which remains the JSON of a report. `None`: the line has no tables.
+/// Removes the tables from the text of a line, which leaves the JSON of a report, and decodes them. `None` if the line
+/// has no tables.
 pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_json::Result<Option<LineRest>> {
     let Some(at) = std::str::from_utf8(text).ok().and_then(|text| text.rfind(MARK)) else { return Ok(None) };
     let mut found = text.split_off(at);
@@ -138,7 +141,7 @@ pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_jso
     tables.traces.write().extend(line.traces);
     let mut unmeasured = tables.unmeasured.write();
     unmeasured.extend(line.unmeasured);
-    // A position that names nothing can only come from a damaged file.
+    // A position outside the table can only come from a damaged file. Such a figure is left out.
     let missing = |(at, ns): (u32, Option<u64>)| {
         Some(MissingMeasurement { ns, ..unmeasured.get(at as usize)?.clone() })
     };
@@ -148,7 +151,7 @@ pub(super) fn cut(text: &mut Vec<u8>, tables: &mut Arc<ReadTables>) -> serde_jso
 }
 
 impl ReadTables {
-    /// Returns these stacks with their functions' names.
+    /// Looks up the given stacks and their functions' names.
     pub fn resolve(&self, counted: impl IntoIterator<Item = CountedTrace>) -> Stacks {
         let names = self.functions.read();
         let traces = self.traces.read();
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn log_line_names_only_what_is_new() {
+    fn log_line_defines_only_new_names() {
         let with = |at, stacks| Report { stacks, ..samples::report(at) };
         let reports = [
             with(0, Some(samples::stacks(&[("a;b", 0, 3), ("a;c", 1, 1)]))),
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn full_tables_begin_anew() {
+    fn full_log_tables_are_emptied() {
         let functions: Vec<String> = (0..FULL).map(|at| format!("f{at}")).collect();
         let stack = ProfiledStack { cpu: 0, event: None, pid: None, frames: vec![7], samples: 1, ns: 5 };
         let many = Stacks { functions, stacks: vec![stack] };
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_name_nothing_are_left_out() {
+    fn log_positions_outside_the_tables_are_ignored() {
         let mut text = br#"{"a":1,"tables":{"anew":false,"functions":["f"],"traces":[[null,null,[0,9]]],"unmeasured":[],"#.to_vec();
         text.extend(br#""stacks":[[0,0,1,5],[4,0,1,5]],"missing":[[3,null]]}}"#);
         let rest = cut(&mut text, &mut Arc::default()).expect("tables").expect("a line of a log");

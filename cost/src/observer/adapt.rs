@@ -22,7 +22,7 @@ pub(super) struct CallPrices {
 const LEAST_TIMED_NS: f64 = 40.0;
 
 impl CallPrices {
-    /// Returns the difference between the same calls without and with the programs.
+    /// Returns the time that the programs add to a call: the durations of calls with the programs, minus those without.
     pub fn between(without: CallTimes, with: CallTimes) -> Self {
         Self {
             timed_ns: (with.socket_ns - without.socket_ns).max(LEAST_TIMED_NS),
@@ -83,7 +83,8 @@ impl AdaptiveSampling {
         step
     }
 
-    /// Records the result of an attempt to attach: the sums at the start of the trial, or `None` if it failed.
+    /// Records whether the programs were attached for a trial: `begun` has the sums at the start of the trial, or
+    /// `None` if attaching failed.
     pub fn tried(&mut self, begun: Option<Vec<CpuSums>>) {
         let now = Instant::now();
         self.choice.tried(now, begun.is_some());

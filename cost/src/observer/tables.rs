@@ -53,7 +53,8 @@ pub(super) fn add_sampled(
 }
 
 impl Processes {
-    /// Returns the processes with new figures, and the IDs that the kernel may forget.
+    /// Returns the processes with new figures, and the IDs of exited processes, whose entries the kernel's table no
+    /// longer needs.
     pub fn read(&mut self, sums: Vec<kernel::ProcessSums>) -> (Vec<ProcessCosts>, Vec<ProcessId>) {
         let mut taken = Vec::new();
         let mut forget = Vec::new();
@@ -255,7 +256,7 @@ impl Skipped {
         Self { programs, last: 0 }
     }
 
-    /// Returns the increase since the last call.
+    /// Returns how many runs the kernel has skipped since the last call of this function.
     pub fn read(&mut self) -> u64 {
         let sum = self.programs.iter().map(|program| programs::skipped_runs(program.as_fd())).sum();
         sum - std::mem::replace(&mut self.last, sum)

@@ -152,7 +152,8 @@ fn render_routes(routes: &RoutesStatus, width: usize) -> String {
     out.trim_start().to_owned()
 }
 
-/// Returns the state of a route in a word or two. `place` is the route's rank among the routes to the namespace.
+/// Returns the state of a route in one or two words, as the table shows it. `place` is the route's rank among the
+/// routes to the namespace.
 fn state(place: usize, route: &RouteStatus) -> &'static str {
     match (route.local, route.carried, route.suspect, place) {
         (true, _, _, _) => "published here",

@@ -34,8 +34,8 @@ pub struct ConnectArgs {
     pub reconnect: Option<bool>,
 }
 
-/// Waits for Ctrl-C, SIGTERM, or the end of `time`. A second signal ends the process at once, with the exit code of
-/// the shell's convention: 128 and the number of the signal.
+/// Waits for Ctrl-C, SIGTERM, or the end of `time`. A second signal ends the process immediately, with the exit code
+/// that shells use: 128 plus the number of the signal.
 ///
 /// # Errors
 /// Fails if signals cannot be received.

@@ -33,7 +33,7 @@ pub struct FanoutCommandArgs {
 
 #[derive(Debug, Subcommand)]
 enum FanoutVerb {
-    /// Forward the RTP streams of a settings file in the kernel
+    /// Run the fan-out: forward the RTP streams that a settings file names
     Run(FanoutRunArgs),
     /// Check a settings file and exit
     Check {
@@ -49,7 +49,7 @@ enum FanoutVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Make a running fan-out read its settings again; streams that stay are not interrupted
+    /// Make a running fan-out read its settings again; streams that the new settings also have are not interrupted
     Reload {
         #[command(flatten)]
         socket: FanoutSocketArg,
@@ -88,7 +88,7 @@ struct FanoutTraceArgs {
     /// Trace only copies for this receiver of the stream
     #[arg(long, value_name = "ADDR:PORT", requires = "stream")]
     receiver: Option<SocketAddr>,
-    /// Trace only packets whose RTP sequence number is a multiple of this
+    /// Trace only packets whose RTP sequence number is a multiple of N
     #[arg(long, value_name = "N", default_value = "1")]
     every: NonZero<u32>,
     /// Stop after this number of traced packets and copies
@@ -114,7 +114,7 @@ struct FanoutReceiveArgs {
     /// Address where the player listens for RTCP [default: the same as --to]
     #[arg(long, value_name = "ADDR:PORT")]
     to_rtcp: Option<SocketAddr>,
-    /// Time that the fan-out continues to send after this command was killed; otherwise the request is renewed
+    /// Time that the fan-out continues to send after the last request; this command renews its request until it ends
     #[arg(long, value_name = "TIME", default_value = "30s")]
     lease: DurationValue,
     /// Stop after this time: 90s, 10m, or a number of seconds
@@ -157,7 +157,7 @@ pub fn run(args: FanoutCommandArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Interval between two reads of the trace.
+/// Interval at which the command fetches new events of the trace from the daemon.
 const PERIOD: Duration = Duration::from_millis(250);
 
 fn trace(args: &FanoutTraceArgs) -> anyhow::Result<()> {

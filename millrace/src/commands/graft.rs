@@ -57,7 +57,7 @@ enum GraftVerb {
     Check(GraftCheckArgs),
     /// List the grafts that are built in or in a directory
     List(PoolArgs),
-    /// Write built-in grafts (object and manifest) into a directory, to be changed
+    /// Write built-in grafts (object and manifest) into a directory, where they can be changed
     Export(GraftExportArgs),
     /// Make the running daemon load one more graft
     Load(GraftLoadArgs),
@@ -68,7 +68,8 @@ enum GraftVerb {
         #[command(flatten)]
         socket: GraftSocketArg,
     },
-    /// Remove the grafts and rules that a daemon with --persist has left; connections keep their grafts
+    /// Remove the grafts and rules that a daemon with --persist has left in the kernel; open connections keep their
+    /// grafts
     Clean {
         #[command(flatten)]
         pins: PinsArg,
@@ -98,11 +99,11 @@ enum GraftVerb {
     },
     /// Measure the path to a peer with probe packets at regular intervals
     Probe(GraftProbeArgs),
-    /// Show the identity of this host for peers: the SHA-256 of its public key
+    /// Show the identity by which peers know this host: the SHA-256 of its public key
     Key(GraftKeyArgs),
-    /// Run a command whose TCP connections are tunnelled to peers that have an established tunnel
+    /// Run a command, and tunnel its TCP connections to peers with which the daemon has an established tunnel
     Hook(hook::HookArgs),
-    /// Apply functions such as repair or pacing to datagrams; lists of functions can be changed while datagrams pass
+    /// Show and change sessions of datagrams, to which grafts apply functions such as repair or pacing
     Sessions(sessions::SessionsCommandArgs),
     /// The former daemon of sessions; prints the command that replaces it
     #[command(hide = true)]
@@ -168,8 +169,8 @@ struct GraftSocketArg {
 
 #[derive(Debug, clap::Args)]
 struct PinsArg {
-    /// Directory in a BPF file system for grafts and rules that outlive the daemon; /sys/fs/bpf/millrace-graft for the
-    /// daemon with the default --socket
+    /// Directory in a BPF file system for grafts and rules that outlive the daemon [default: /sys/fs/bpf/millrace-graft
+    /// with the default --socket, otherwise none]
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
 }
@@ -207,10 +208,11 @@ struct GraftProbeArgs {
     /// Send UDP probes to this port instead of ICMP: to an echo service, or to a port where nobody listens
     #[arg(long, value_name = "PORT")]
     udp: Option<u16>,
-    /// Time between two probes; a second or more for a port where nobody listens, since hosts limit such answers
+    /// Time between two probes; use a second or more if nobody listens on the port, since hosts limit the rate of ICMP
+    /// errors
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse::time)]
     period: Duration,
-    /// Time to send probes
+    /// Time for which probes are sent
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse::time)]
     duration: Duration,
     #[command(flatten)]
@@ -231,7 +233,7 @@ struct GraftKeyArgs {
 
 #[derive(Debug, clap::Args)]
 struct GraftLoadArgs {
-    /// Name of the graft, in the pool of the daemon
+    /// Name of a graft that is built in or in the daemon's directories of grafts
     graft: String,
     #[command(flatten)]
     values: Values,
@@ -243,7 +245,7 @@ struct GraftLoadArgs {
 struct Swap {
     /// Graft that connections use now
     from: String,
-    /// Graft that connections move to; the same name loads it again, from its files as they are now
+    /// Graft that connections move to; if it is the same as FROM, its present files are loaded first
     to: String,
     #[command(flatten)]
     values: Values,

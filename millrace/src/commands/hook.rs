@@ -18,16 +18,16 @@ pub struct HookArgs {
     /// Port or range such as 8000-8100 that the command connects to, or that it serves with --serve; repeatable
     #[arg(long, value_delimiter = ',', value_name = "PORT", required = true, value_parser = ports)]
     port: Vec<(u16, u16)>,
-    /// Let tunnelled connections reach COMMAND, which is a server and sees the clients' own addresses
+    /// Let tunnelled connections reach COMMAND, a server, which sees the clients' own addresses
     #[arg(long)]
     serve: bool,
-    /// Let connections of COMMAND succeed only after the server was reached through the tunnel
+    /// Let connections of COMMAND succeed only after the server has accepted them through the tunnel
     #[arg(long, conflicts_with = "serve")]
     strict: bool,
-    /// Tunnel only connections with these addresses, such as 203.0.113.0/24, repeatable
+    /// Tunnel only connections with peers in this prefix, such as 203.0.113.0/24, repeatable
     #[arg(long, value_delimiter = ',', value_name = "PREFIX")]
     peer: Vec<Prefix>,
-    /// Socket of the running daemon, whose settings need [carry]
+    /// Socket of the running daemon, whose settings must have a section [carry]
     #[arg(long, value_name = "PATH", default_value = control::DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Command to run, with its arguments

@@ -26,7 +26,7 @@ pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
             Err(error) => error,
         };
         match problem(&error, &arguments) {
-            // Without this argument clap goes on to the next refused one.
+            // After this argument is removed, clap reports the next refused one.
             Some((problem, at)) => {
                 problems.push(problem);
                 let flag = arguments[at.start].to_string_lossy().into_owned();
@@ -59,7 +59,7 @@ pub enum RefusedArguments<C> {
 }
 
 impl<C> RefusedArguments<C> {
-    /// Formats problems for standard error.
+    /// Formats the refused values as lines for standard error.
     pub fn describe(problems: &[String]) -> String {
         let lines: String = problems.iter().map(|problem| format!("error: {problem}\n")).collect();
         format!("{lines}\nFor more information, try '--help'.\n")
@@ -121,7 +121,7 @@ fn place(arguments: &[OsString], flag: &str, value: &str) -> Option<std::ops::Ra
     (0..arguments.len()).find_map(|at| match flag.starts_with('-') {
         true if is(at, &joined) => Some(at..at + 1),
         true if is(at, flag) && is(at + 1, value) => Some(at..at + 2),
-        // The value may be one of a list.
+        // The refused value may be one element of a list with commas.
         true if is(at, flag) && arguments.get(at + 1)?.to_str()?.split(',').any(|it| it == value) => {
             Some(at..at + 2)
         }
@@ -168,8 +168,8 @@ mod tests {
         }
     }
 
-    /// Every repeatable flag also takes a list with commas, except flags whose values may contain commas, such as
-    /// paths.
+    /// Every repeatable flag also accepts a list separated by commas, except flags whose values may contain commas,
+    /// such as paths.
     #[test]
     fn repeatable_flags_take_commas() {
         /// Names of values that may contain commas. `T` is the name of a track.

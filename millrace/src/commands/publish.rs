@@ -27,7 +27,7 @@ pub struct PublishArgs {
     /// Name of the broadcast: a namespace with fields separated by /
     #[arg(long)]
     name: String,
-    /// Push the tracks with PUBLISH, without waiting to be asked
+    /// Push the tracks with PUBLISH, without waiting for a subscription
     #[arg(long)]
     publish: bool,
     /// File with fragmented MP4; standard input without it. With --ladder, one or three files
@@ -36,8 +36,8 @@ pub struct PublishArgs {
     /// Publish media at the pace of its time stamps: for input that is not live
     #[arg(long, conflicts_with = "generate")]
     realtime: bool,
-    /// Divide video into subgroups by importance: key frames, frames that others need, and other frames. A relay short
-    /// of capacity drops the least important first, and sound last
+    /// Divide video into subgroups by importance: key frames, frames that other frames refer to, and the rest. A relay
+    /// short of capacity drops the least important first, and sound last
     #[arg(long, conflicts_with = "generate")]
     subgroups: bool,
     /// Format of the media in an object
@@ -54,7 +54,7 @@ pub struct PublishArgs {
     /// milliseconds since 1970]
     #[arg(long, value_name = "N")]
     first_group: Option<u64>,
-    /// Length of each track that is kept for subscribers that lag or fetch: 500ms, 1m, or a number of seconds
+    /// Media time of each track that is kept for subscribers that lag or fetch: 500ms, 1m, or a number of seconds
     #[arg(long, default_value = "10s", value_name = "TIME")]
     history: DurationValue,
     /// Start when the first subscriber has arrived
@@ -96,7 +96,8 @@ struct GenerateArgs {
     /// Length of the payload of each generated object, bytes (32 or more)
     #[arg(long, default_value_t = 1200, value_name = "N", requires = "generate")]
     object_bytes: usize,
-    /// File with the payload lengths of generated objects in turn, one per line; lines that begin with # are ignored
+    /// File with the payload lengths of successive generated objects, one per line, in bytes; lines that begin with #
+    /// are ignored
     #[arg(long, value_name = "FILE", requires = "generate", conflicts_with = "object_bytes")]
     object_sizes: Option<PathBuf>,
     /// Rate of generated objects per second: 0.1 to 100,000
@@ -114,7 +115,7 @@ struct GenerateArgs {
     /// Send each generated object as a datagram
     #[arg(long, requires = "generate")]
     datagrams: bool,
-    /// Generated objects that share a stream
+    /// Which generated objects share a stream
     #[arg(long, value_enum, default_value_t, requires = "generate", conflicts_with = "datagrams")]
     streams: StreamsPer,
     /// Name of the generated track
@@ -137,7 +138,8 @@ pub fn run(args: PublishArgs) -> anyhow::Result<()> {
     let json = args.json;
     let runtime = tokio::runtime::Runtime::new()?;
     let report = runtime.block_on(publish_as_asked(args));
-    // The runtime does not wait for its thread that reads standard input: a pipe may stay open without sending a byte.
+    // The runtime is shut down without waiting for the thread that reads standard input, since that read may block
+    // forever.
     runtime.shutdown_background();
     let report = report?;
     if json {

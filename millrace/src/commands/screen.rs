@@ -12,12 +12,12 @@ use millrace_daemon::render::{print, size, width};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-/// Time between two views.
+/// Interval at which a view is printed again.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Clears a terminal and moves the cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// The room for a view, in characters and lines. `rows` is `usize::MAX` for files and pipes.
+/// The space that a view may fill, in characters and lines. `rows` is `usize::MAX` for files and pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScreenSize {
     pub columns: usize,

@@ -34,7 +34,7 @@ enum SessionsVerb {
     Swap {
         /// Name of the session
         session: String,
-        /// Name of the graft that it changes to
+        /// Name of the graft that the session changes to
         graft: String,
         /// Restart the session with new packet numbers and without the functions' state, and report how many datagrams
         /// were lost
@@ -77,8 +77,8 @@ pub fn run(args: SessionsCommandArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Returns lines about the latest change of a session's graft: lost datagrams, migrated state, and the rule's reason.
-/// The text is empty if the session kept its state and no rule changed it.
+/// Returns lines about a session's latest change of its graft: lost datagrams, migrated state, and the reason of the
+/// rule that changed it. The text is empty if the session kept its state and no rule changed it.
 fn change(session: &str, change: &SessionChange) -> String {
     let count = |lost: Option<u64>| lost.map_or("unknown".to_owned(), |lost| lost.to_string());
     if change.stateless {

@@ -31,7 +31,7 @@ pub struct AskedRelay {
     /// Address of the relay's HTTP server
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184", value_parser = address::ask)]
     http: SocketAddr,
-    /// File with the relay's token [default: the file of a relay of the same user]
+    /// File with the token of the relay's HTTP server [default: the file that a relay of this user creates]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<TokenFile>,
 }

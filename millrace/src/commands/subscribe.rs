@@ -27,8 +27,8 @@ pub struct SubscribeArgs {
     /// Name of the broadcast: a namespace with fields separated by /
     #[arg(long)]
     name: String,
-    /// Write the payloads of this track only, or print its figures (default with figures: "objects"); given twice or
-    /// more, play these tracks together
+    /// Write only the payloads of this track, or print its figures with --stats or --json [default with these:
+    /// objects]; given more than once, play the tracks together
     #[arg(long, value_name = "T")]
     track: Vec<String>,
     /// Play sound and subtitles in this language (a tag such as de or pt-BR) instead of the first sound without
@@ -38,11 +38,11 @@ pub struct SubscribeArgs {
     /// Take the names of the tracks to play from the broadcast's catalog
     #[arg(long, conflicts_with = "track")]
     catalog: bool,
-    /// Let the relay send each group of the rendition that the path has room for, among the alternates in the catalog
-    /// (track "catalog"); needs a relay with switching-sets
+    /// Let the relay choose for each group the rendition that the path has capacity for, among the alternates in the
+    /// catalog (track "catalog"); needs a relay with switching-sets
     #[arg(long, conflicts_with_all = ["join_groups", "fetch"])]
     adaptive: bool,
-    /// Begin with media this number of groups before the current one
+    /// Begin K groups before the current group
     #[arg(long, value_name = "K")]
     join_groups: Option<u64>,
     /// Fetch earlier objects from START (GROUP:OBJECT) to before END (GROUP:OBJECT; object 0 for the whole group), and
@@ -74,7 +74,7 @@ pub struct SubscribeArgs {
     /// Stop after each subscriber has received this number of objects
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Number of subscribers, each with its own connection; for figures only
+    /// Number of subscribers, each with its own connection; only with --stats or --json
     #[arg(long, default_value_t = 1, value_name = "K")]
     subscribers: usize,
 }
@@ -135,7 +135,7 @@ fn as_csv(subscribers: &[Vec<ObjectArrival>]) -> String {
 }
 
 /// Converts an error. A broken pipe becomes an I/O error, by which `main` recognises that the reader of the media has
-/// exited. An error that may pass gets the hint to use `--reconnect`.
+/// exited. The text of a temporary error suggests `--reconnect`.
 fn failed(error: subscribe::Error, is_patient: bool) -> anyhow::Error {
     let may_pass = error.may_pass() && !is_patient;
     let error = anyhow::Error::from(error);
@@ -170,7 +170,8 @@ fn print_running(total: &StatsReport, previous: &mut u64) -> io::Result<()> {
 
 impl SubscribeArgs {
     fn options(self) -> anyhow::Result<SubscribeOptions> {
-        // The payloads of one track are written unchanged; several tracks are media.
+        // The payloads of a single track are written unchanged. Several tracks are played together, as one file of
+        // media.
         let (track, tracks) = match self.track.len() {
             0 | 1 => (self.track.into_iter().next(), Vec::new()),
             _ => (None, self.track),

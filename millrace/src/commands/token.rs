@@ -50,9 +50,10 @@ struct Make {
     /// File with an HMAC secret as raw bytes
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
+    /// Format of the token
     #[arg(long, value_enum, default_value = "jwt")]
     format: TokenFormat,
-    /// Path of the token that the paths of --put and --get are relative to
+    /// Path in the token; the paths of --put and --get are relative to it
     #[arg(long, value_name = "PATH", default_value = "")]
     root: String,
     /// Path under which the token may publish, repeatable
@@ -64,15 +65,16 @@ struct Make {
     /// Seconds until the token expires [default: never]
     #[arg(long, value_name = "SECONDS")]
     expires_in: Option<u64>,
-    /// ID of the token, which a relay's token-revoked can name
+    /// ID of the token; a relay refuses the token if the ID is in its token-revoked file
     #[arg(long)]
     id: Option<String>,
     /// Subject of the token: publishers with the same subject may publish the same track
     #[arg(long)]
     subject: Option<String>,
+    /// Issuer of the token; a relay with token-issuer accepts only tokens from the issuers named there
     #[arg(long)]
     issuer: Option<String>,
-    /// Audience of the token, a relay's token-audience, repeatable
+    /// Audience of the token, repeatable; a relay accepts the token if its token-audience has one of them
     #[arg(long, value_delimiter = ',')]
     audience: Vec<String>,
 }
@@ -80,16 +82,17 @@ struct Make {
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("known").required(true).multiple(true).args(["keys", "secrets"]))]
 struct TokenCheckArgs {
-    /// File with keys, like a relay's token-keys, repeatable
+    /// File with keys that verify the token, in a format of a relay's token-keys, repeatable
     #[arg(long, value_name = "FILE")]
     keys: Vec<PathBuf>,
-    /// File with secrets, like a relay's token-secrets, repeatable
+    /// File with a secret that verifies the token, in the format of a relay's token-secrets, repeatable
     #[arg(long, value_name = "FILE")]
     secrets: Vec<PathBuf>,
-    /// Audience of the checking relay, like a relay's token-audience, repeatable
+    /// Audience that the token must name, like a relay's token-audience, repeatable
     #[arg(long, value_delimiter = ',')]
     audience: Vec<String>,
-    /// File with the token, or "-" for standard input: arguments are visible to every user of this machine
+    /// File with the token, or "-" for standard input; a token given as an argument would be visible to every user of
+    /// this machine
     #[arg(value_name = "FILE", default_value = "-")]
     token: PathBuf,
 }
@@ -144,8 +147,8 @@ fn jwt_claims(args: Make, now: u64) -> JwtClaims {
 }
 
 fn cat_claims(args: Make, now: u64) -> cat::CatClaims {
-    // The paths of --put and --get are relative to --root. The path is the beginning of the namespaces that the token
-    // is for.
+    // The token's paths are those of --put and --get, appended to --root. A path permits all namespaces that begin with
+    // it.
     let scope = |below: &String, publish: bool| {
         let fields = args.root.split('/').chain(below.split('/')).filter(|field| !field.is_empty());
         GrantScope {

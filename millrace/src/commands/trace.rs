@@ -26,7 +26,7 @@ pub struct RelayTraceArgs {
     /// Address of the relay's HTTP server
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184", value_parser = address::ask)]
     http: SocketAddr,
-    /// File with the relay's token [default: the file of a relay of the same user]
+    /// File with the token of the relay's HTTP server [default: the file that a relay of this user creates]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<TokenFile>,
     /// Trace only packets of this track: NAMESPACE/NAME, or as `millrace status` shows it
@@ -35,7 +35,7 @@ pub struct RelayTraceArgs {
     /// Trace only packets from or to this session, by its number in `millrace status`
     #[arg(long, value_name = "ID")]
     session: Option<NonZero<u32>>,
-    /// Trace only packets whose number is a multiple of N
+    /// Trace only packets whose packet number is a multiple of N
     #[arg(long, value_name = "N", default_value = "1")]
     sample: NonZero<u32>,
     /// Stop after this number of traced events
@@ -145,8 +145,8 @@ impl AnswerLines {
         Ok(lines)
     }
 
-    /// Sets the time for which lines are read from now on. Called when the relay has begun to trace. `None` reads
-    /// without a limit.
+    /// Sets how long lines are read, counted from this call; `None` sets no limit. Called when the relay has begun to
+    /// trace.
     fn end_in(&mut self, time: Option<Duration>) -> anyhow::Result<()> {
         self.reader.get_ref().set_read_timeout(None)?;
         self.end = time.and_then(|time| Instant::now().checked_add(time));

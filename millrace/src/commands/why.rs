@@ -27,12 +27,12 @@ pub struct WhyArgs {
     /// Address of a peer, or a connection as LOCAL:PORT-REMOTE:PORT; optional with --what-if
     #[arg(required_unless_present = "what_if", value_name = "PEER|CONNECTION")]
     about: Option<About>,
-    /// Remote end of the connection, if both ends are given as two words, as `ss` prints them
+    /// Remote end of the connection, if its two ends are given as separate arguments, as `ss` prints them
     #[arg(value_name = "REMOTE:PORT", conflicts_with = "what_if")]
     other: Option<SocketEnd>,
     /// Ask what a model would choose under these conditions: rtt (ms), rate (Mbit/s), loss (%), burstiness, reordering
-    /// (%), queue (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, the other conditions are those that the
-    /// daemon has measured
+    /// (%), queue (ms/s), paths, size (KiB), profile, offer, warmth; with PEER, conditions not given here are those
+    /// that the daemon has measured
     #[arg(long, value_name = "NAME=VALUE,...", requires = "model")]
     what_if: Option<Features>,
     /// File with the model that `millrace-lab train` has made
@@ -46,7 +46,7 @@ pub struct WhyArgs {
     json: bool,
 }
 
-/// The subject of the question.
+/// The peer or connection to explain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum About {
     Peer(IpAddr),
@@ -155,7 +155,7 @@ pub fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let measured =
         why.and_then(|why| why.in_place.path).map_or_else(Features::default, |path| path.features());
     let features = measured.or(features);
-    // An arm that the peer or this host cannot use under these conditions is never chosen.
+    // An arm (a congestion control, graft or tunnel) that this host or the peer cannot use is never chosen.
     let can = |arm: &str| arms::can_be_had_by(arm, &features);
     let decision = model.decide(&features, can);
     print(&if args.json {

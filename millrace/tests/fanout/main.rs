@@ -171,8 +171,8 @@ fn malformed_requests_get_no_answer() {
 
 /// The kernel checks the lease's time itself, so a fan-out process that hangs forwards nothing after the lease.
 #[test]
-fn expired_lease_ends_in_the_kernel() {
-    if !root("expired_lease_ends_in_the_kernel") {
+fn kernel_stops_sending_when_the_lease_expires() {
+    if !root("kernel_stops_sending_when_the_lease_expires") {
         return;
     }
     let scene = FanoutScene::new(4);
@@ -250,7 +250,8 @@ fn silent_or_lossy_receiver_is_cut_off() {
         }
         lossy.send(&receiver_report(1, &block(sequence.into(), 128), 0));
         well.send(&receiver_report(2, &block(sequence.into(), 0), 0));
-        std::thread::sleep(Duration::from_millis(100)); // exact: paces the sender, and reports
+        // exact: this pause sets the rate of packets and reports
+        std::thread::sleep(Duration::from_millis(100));
         let status = fanout.status();
         if status.streams[0].paused.len() == 2 { Ok(status) } else { Err(status) }
     });
@@ -280,8 +281,8 @@ fn silent_or_lossy_receiver_is_cut_off() {
     assert!(matches!(DatagramKind::read(&buffer[..len]), Some(DatagramKind::Control { ssrc: 1 | 2, .. })));
 }
 
-/// Reloads add, remove and change streams and receivers. The unchanged ones get every packet from the kernel. Invalid
-/// settings change nothing.
+/// Reloads add, remove and change streams and receivers. Receivers whose settings do not change get every packet from
+/// the kernel. Invalid settings change nothing.
 #[test]
 fn reload_loses_no_packet() {
     if !root("reload_loses_no_packet") {
@@ -321,7 +322,7 @@ fn reload_loses_no_packet() {
         named.drain() > 0
     });
     client.drain();
-    let status = fanout.status(); // exact: the reload was answered
+    let status = fanout.status(); // exact: the reload has been answered, so it is complete
     assert_eq!((status.streams.len(), status.streams[0].receivers.len()), (2, 2));
     // The second of two new streams is invalid, so the first is removed again.
     let bad = [
@@ -331,7 +332,7 @@ fn reload_loses_no_packet() {
                 + &other(5014, [192, 0, 2, 9].into()).replace("other", "third"),
             "cannot listen on 192.0.2.9:5014",
         ),
-        // These settings rename the stream, and have an invalid stream behind it.
+        // These settings rename the stream, and list an invalid stream after it.
         (
             scene.config("").replace("\"live\"", "\"new\"") + &other(5014, [192, 0, 2, 9].into()),
             "cannot listen on 192.0.2.9:5014",
@@ -347,11 +348,13 @@ fn reload_loses_no_packet() {
         let error = fanout.fail(&["reload"]);
         assert!(error.contains(said), "{error}");
         pass(&client);
-        assert_eq!(fanout.status().streams.len(), 2); // exact: the reload was answered
+        // exact: the reload has been answered, so it is complete
+        assert_eq!(fanout.status().streams.len(), 2);
         assert!(fanout.succeed(&["status"]).contains("the latest reload failed"));
-        assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned())); // exact: the reload was answered
+        // exact: the reload has been answered, so it is complete
+        assert_eq!(fanout.fetch("/healthz"), (503, "trouble\n".to_owned()));
     }
-    // The settings are reloaded by a signal; no receiver is named any more, and the other stream is gone.
+    // The settings are reloaded by a signal; they no longer name a receiver, and no longer have the second stream.
     fanout.write(&scene.config(""));
     fanout.signal(Signal::SIGHUP);
     let is_alone = |it: &Status| it.streams.len() == 1 && it.streams[0].receivers.len() == 1;
@@ -392,7 +395,8 @@ fn receiver_named_in_the_settings_needs_no_request() {
         scene.send(&packet);
         client.drain() > 0
     });
-    assert!(fanout.status().streams[0].receivers[0].pinned); // exact: the settings say so
+    // exact: the receiver is named in the settings from the start
+    assert!(fanout.status().streams[0].receivers[0].pinned);
 }
 
 /// While the program is detached, userspace sends to the same receivers. Each packet is sent either by the kernel or by
@@ -509,7 +513,7 @@ fn receive_command_passes_the_stream_to_a_player() {
         scene.send(&packet);
         let len = player.recv(&mut buffer).unwrap();
         assert_eq!(buffer[..len], packet);
-        std::thread::sleep(Duration::from_millis(50)); // exact: paces the sender
+        std::thread::sleep(Duration::from_millis(50)); // exact: this pause sets the sender's rate
         let status = fanout.status();
         let events = &status.streams[0].events;
         if events["reports"] >= 10 && events["leases"] > 3 { Ok(status) } else { Err(status) }
@@ -522,7 +526,7 @@ fn receive_command_passes_the_stream_to_a_player() {
     wait_until("its log line", || fanout.status(), is_over);
 }
 
-/// Status, metrics and traces must agree with the packets that were sent.
+/// Status, metrics and traces must show the same packets that the test has sent.
 #[test]
 fn status_metrics_and_trace_show_the_traffic() {
     if !root("status_metrics_and_trace_show_the_traffic") {

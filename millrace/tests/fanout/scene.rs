@@ -1,5 +1,5 @@
-//! The scene of the fan-out's tests: a sender, a relay and receivers in three network namespaces, the fan-out as a
-//! process, and clients of its protocol.
+//! Test setup for the fan-out: a sender, a relay and receivers in three network namespaces, the fan-out as a process,
+//! and clients of its protocol.
 
 use std::{
     fs, io,
@@ -55,7 +55,7 @@ pub struct FanoutScene {
     dir: TempDir,
     pub listen: SocketAddr,
     pub sender: UdpSocket,
-    /// The sender's address in the settings.
+    /// The address of the RTP sender, as the fan-out's settings name it.
     from: SocketAddr,
 }
 

@@ -1,5 +1,5 @@
-//! Tests of the process `millrace gate` in front of two servers: one that does not know it, and one in Go that uses its
-//! control socket.
+//! Tests of the process `millrace gate` in front of two servers: one without support for the gate, and one in Go that
+//! uses the gate's control socket.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
@@ -44,7 +44,7 @@ fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// A server that does not know about the gate.
+/// A QUIC server without support for the gate.
 fn serve(site: &GateSite) -> Endpoint {
     let socket = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
     let config = Some(site.server_config());
@@ -92,7 +92,7 @@ async fn server_without_gate_support_is_guarded() {
     let shown = gate.succeed(&["status"]);
     assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
     let http = "127.0.0.1:9999".parse().unwrap();
-    // exact: callers compare with figures that were waited for
+    // exact: callers compare the value with figures that they have waited for
     let scrape = |path: &str| inside(&site.server, || fetch(http, path, None).unwrap());
     let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
     let (code, metrics) = wait_until(&line, || scrape("/metrics"), |(_, metrics)| metrics.contains(&line));
@@ -106,7 +106,7 @@ async fn server_without_gate_support_is_guarded() {
     let said = gate.fail(&["reload"]);
     assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
     assert_eq!(gate.succeed(&["policy"]), policy(2));
-    let status = gate.status(); // exact: the reload was answered
+    let status = gate.status(); // exact: the reload has been answered, so it is complete
     let error = status.reload.clone().unwrap().error.expect("the reload failed");
     assert!(error.contains("did you mean `quota`?"), "{error}");
     assert!(status.trouble.iter().any(|it| it.contains("the latest reload failed")), "{:?}", status.trouble);
@@ -122,7 +122,7 @@ async fn server_without_gate_support_is_guarded() {
     assert_eq!(gate.succeed(&["reload"]), "the policy was read again\n");
     let after = unix_time().as_secs_f64();
     assert_eq!(gate.succeed(&["policy"]), policy(3));
-    let status = gate.status(); // exact: the reload was answered
+    let status = gate.status(); // exact: the reload has been answered, so it is complete
     let reload = status.reload.unwrap();
     assert_eq!((reload.error, status.trouble), (None, vec![]));
     assert!((before..=after).contains(&reload.time_s), "{} is not in {before}..={after}", reload.time_s);
@@ -136,10 +136,11 @@ async fn server_without_gate_support_is_guarded() {
     gate.succeed(&["reload"]);
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     assert!(gate.counted("block").0 > 0);
-    assert_eq!(gate.status().listed.len(), 1); // exact: the command was answered
+    // exact: the gate has answered the command, so its list has changed
+    assert_eq!(gate.status().listed.len(), 1);
     gate.succeed(&["block", "10.97.0.0/24", "--remove"]);
     hello(&first).await;
-    assert_eq!(gate.status().listed, []); // exact: the command was answered
+    assert_eq!(gate.status().listed, []); // exact: the gate has answered the command, so its list has changed
     assert!(gate.fail(&["block", "10.97.0.0/33"]).contains("is no address prefix"));
     assert!(gate.fail(&["allow", "10.97.0.2", "--scope=wbe"]).contains("there is no scope \"wbe\""));
 
@@ -172,7 +173,7 @@ async fn dry_run_counts_and_refuses_nothing() {
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     hello(&site.connect(LONG).await.unwrap()).await;
-    let status = gate.status(); // exact: the counted packets have passed and were answered
+    let status = gate.status(); // exact: the server has answered the packets, so the gate has counted them
     assert!(status.dry_run);
     let quota = status.scopes[1].rules.iter().find(|count| count.rule == "quota").unwrap();
     assert_eq!((quota.mode.as_str(), quota.packets), ("monitor", 0));
@@ -194,7 +195,8 @@ fn block_and_allow_change_the_lists() {
     let site = GateSite::new("lists", &policy(2));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=off"]);
     let listed = || -> Vec<_> {
-        let listed = gate.status().listed.into_iter(); // exact: the caller's command was answered, or the caller waits
+        // exact: the gate has answered the caller's command, or the caller repeats this read
+        let listed = gate.status().listed.into_iter();
         listed.map(|it| (it.prefix, it.entry, it.scope, it.seconds.is_some())).collect()
     };
     let entry = |prefix: &str, entry: &str, scope: Option<&str>, ends| {
@@ -242,7 +244,8 @@ fn block_and_allow_change_the_lists() {
     };
     let text: String = (0..2500).map(|n| format!("10.{}.{}.0/24 # {n}\n", n / 250, n % 250)).collect();
     assert!(from_stdin("block", &text).status.success());
-    assert_eq!(gate.status().listed.len(), 2500); // exact: the command was answered
+    // exact: the gate has answered the command, so its list has changed
+    assert_eq!(gate.status().listed.len(), 2500);
     let output = from_stdin("block", "192.0.2.0/24\n\n192.0.2.0/33\n");
     assert!(String::from_utf8_lossy(&output.stderr).contains("standard input:3: "), "{output:?}");
     assert!(from_stdin("unblock", &text).status.success());
@@ -266,11 +269,12 @@ async fn interface_that_returns_is_guarded_again() {
     let site = GateSite::new("back", &policy(1));
     let gate = GateProcess::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
     let _server = serve(&site);
-    let interface = || gate.status().interfaces.remove(0); // exact: `until` reads it again and again
+    let interface = || gate.status().interfaces.remove(0); // exact: `until` repeats this read
     let until = |what: &str, is_so: &dyn Fn(&GateInterfaceStatus) -> bool| wait_until(what, interface, is_so);
     let scrape = |path: &str| {
         let http = "127.0.0.1:9999".parse().unwrap();
-        inside(&site.server, || fetch(http, path, None).unwrap()) // exact: callers wait for the value
+        // exact: callers repeat this read until the value is as expected
+        inside(&site.server, || fetch(http, path, None).unwrap())
     };
     let health = || scrape("/healthz");
     // Clients without the HTTP token do not get the description of the trouble, which may contain file names.
@@ -342,7 +346,7 @@ async fn interface_that_returns_is_guarded_again() {
 
 /// Returns the number of packets that were refused by any rule of any scope.
 fn all_refused(gate: &GateProcess<'_>) -> u64 {
-    // exact: callers have waited until all sent packets were counted
+    // exact: callers have waited until the gate has counted all sent packets
     gate.status().scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum()
 }
 
@@ -381,9 +385,10 @@ impl KeyUpdateTalk {
 }
 
 /// Several connections share an address that is over its quota and also floods. They change ports, and the gate gets
-/// new policies, is killed and started again. Exactly the flood must be refused, and no program may stay attached.
+/// new policies, is killed and started again. The gate must refuse the flood and nothing else, and no program may stay
+/// attached.
 #[tokio::test(flavor = "multi_thread")]
-async fn live_connections_outlive_policies_and_the_gate() {
+async fn connections_survive_new_policies_and_gate_restarts() {
     const ROUNDS: u64 = 8;
     const BURST: u64 = 50;
     if !is_root() {
@@ -524,7 +529,7 @@ fn counted_clients_are_bounded_by_the_table() {
     let refused = tellers[0].ask(request("inc", 32));
     assert!(refused["error"].as_str().unwrap().contains("raise `max_clients`"), "{refused}");
     assert_eq!(tellers[0].ask(request("inc", 0))["ok"], json!(true), "a client that is in the table");
-    // A client that is removed, and a server that disconnects, make room in the table.
+    // Removing a client frees its entry in the table, and so does the disconnection of a server.
     assert_eq!(tellers[1].ask(request("dec", 1))["ok"], json!(true));
     assert_eq!(tellers[0].ask(request("inc", 32))["ok"], json!(true));
     let [mut one, other] = tellers;
@@ -562,7 +567,7 @@ fn a_policy_is_checked_without_privilege() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_in_go_has_its_quota() {
+async fn gate_applies_quotas_of_a_server_in_go() {
     if !is_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! A running gate, for tests.
+//! Test setup: a running gate.
 
 use std::process::{Child, Command, Output};
 
@@ -55,16 +55,17 @@ impl<'a> GateProcess<'a> {
     }
 
     /// Returns the numbers of packets that a rule refused, and that it would have refused in mode `monitor`. The gate
-    /// counts a packet before it passes it.
+    /// counts a packet before it accepts it.
     pub fn counted(&self, rule: &str) -> (u64, u64) {
-        let status = self.status(); // exact: a reader, and whoever calls it waits, or was answered through the gate
+        // exact: callers repeat this read, or have received an answer that passed the gate
+        let status = self.status();
         let scope = status.scopes.iter().find(|scope| scope.name == "web").unwrap();
         let rule = scope.rules.iter().find(|count| count.rule == rule).unwrap();
         (rule.packets, rule.monitored)
     }
 
     pub fn connections(&self) -> u64 {
-        // exact: callers wait, or have an answer that came through the gate
+        // exact: callers repeat this read, or have received an answer that passed the gate
         self.status().scopes.iter().map(|scope| scope.connections).sum()
     }
 

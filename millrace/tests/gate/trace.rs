@@ -77,7 +77,7 @@ fn ip(args: &[&str]) {
     assert!(Command::new("ip").args(args).status().unwrap().success(), "{args:?}");
 }
 
-/// Makes a site with a second client.
+/// Makes network namespaces of a server and of clients, with the addresses of two clients.
 fn site(name: &str) -> GateSite {
     let site = GateSite::new(name, &policy(2));
     ip(&["-n", &site.clients, "addr", "add", &format!("{QUIET}/24"), "dev", "eth"]);
@@ -169,8 +169,8 @@ fn packets_over_the_rate_are_reported() {
         );
         shown += 1;
     }
-    // The test waits until packets in flight are counted: a packet that is sent after them must arrive without another
-    // one, twice in a row.
+    // The test waits until packets in flight are counted: twice in a row, a packet sent after them must be the only one
+    // that is counted.
     let count = || gate.counted("short").0;
     wait_for("the end of the flood", || {
         (0..2).all(|_| {
@@ -188,7 +188,8 @@ fn packets_over_the_rate_are_reported() {
     assert_eq!(follower.exit_code(), Some(0));
 }
 
-/// However a trace ends, its slot must be free again, and other traces must continue.
+/// Whether a trace ends by a signal, a kill or a closed pipe, its slot must be free again, and other traces must
+/// continue.
 #[test]
 fn ended_traces_leave_nothing_behind() {
     if !is_root() {

@@ -64,7 +64,7 @@ fn rule(side: &str, agree: &str) -> String {
 const BOUND: &str = "\"bound\"";
 
 fn peer(daemon: &GraftProcess<'_>) -> GraftPeerStatus {
-    // exact: callers read this in a wait, or expect that nothing changes
+    // exact: callers repeat this read until it is as expected, or expect no change
     daemon.status().peers.remove(0)
 }
 
@@ -162,11 +162,12 @@ fn agreement_lasts_until_one_daemon_ends() {
     drop(listener);
     let far = GraftProcess::start_on(&site, 1);
     let listener = site.listen();
-    // The calling daemon agrees first, and reports it before the other one does.
+    // The daemon that connects agrees first, and reports the agreement before the other daemon does.
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
-    // The calling daemon is restarted. Its new run must not wait until the connection of the old run has timed out.
+    // The daemon that connects is restarted. Its new run must not wait until the connection of the old run has timed
+    // out.
     near.kill();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
@@ -188,7 +189,7 @@ fn agreement_lasts_until_one_daemon_ends() {
     assert_eq!(is_set(&site, &listener), (true, true));
 }
 
-/// Both daemons call each other. They must end up with one agreement, which stays.
+/// Both daemons connect to each other. Only one of the two agreements may remain, and it must last.
 #[test]
 fn both_daemons_may_open_the_agreement_connection() {
     let Some(site) = GraftSite::new("both") else { return };
@@ -206,7 +207,8 @@ fn both_daemons_may_open_the_agreement_connection() {
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
     let agreed = |daemon: &GraftProcess<'_>| {
-        let counts = daemon.status().negotiations; // exact: both have agreed, and no change follows
+        // exact: both daemons have agreed, so the counts no longer change
+        let counts = daemon.status().negotiations;
         counts.get("agreed").copied().unwrap_or_default()
     };
     let before = [agreed(&near), agreed(&far)];
@@ -393,7 +395,7 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     site.configure_on(0, &fetches(&signer, &identity));
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(!near.status().rules[0].waits); // exact: a missing graft is fetched before an agreement
+    assert!(!near.status().rules[0].waits); // exact: daemons fetch missing grafts before they agree
     let listener = site.listen();
     let (one, other) = site.connect(&listener);
     assert_eq!(congestion(&one), "mr_hybla");
@@ -405,12 +407,12 @@ fn signed_graft_is_downloaded_from_a_peer_by_hash() {
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
     near.kill();
-    // The peer no longer gives the graft. The rule must wait, although the agreement exists.
+    // The peer no longer offers the graft. The rule must not apply yet, although the daemons have agreed.
     fs::remove_dir_all(site.path("fetched")).unwrap();
     fs::create_dir(site.path("fetched")).unwrap();
     let near = GraftProcess::start_on(&site, 0);
     wait_for_state(&near, "agreed");
-    assert!(near.status().rules[0].waits); // exact: no peer gives the graft
+    assert!(near.status().rules[0].waits); // exact: no peer offers the graft
     let (one, other) = site.connect(&listener);
     assert_ne!(congestion(&one), "mr_hybla");
     transfer(one, other);
@@ -497,7 +499,7 @@ fn offer(tls: &Tls, change: impl FnOnce(&mut Statement)) -> Vec<u8> {
     serde_json::to_vec(&AgreementMessage::Offer(Box::new(statement))).unwrap()
 }
 
-/// A peer with the right key deviates from the protocol in several ways, and strangers connect without the key.
+/// A peer with the right key violates the protocol in several ways, and strangers connect without the key.
 #[test]
 fn deviating_peer_changes_nothing() {
     let Some(site) = GraftSite::new("hostile") else { return };
@@ -550,7 +552,7 @@ fn deviating_peer_changes_nothing() {
     assert_ne!(peer(&far).state, "agreed");
     send(&mut tls, &AgreementMessage::Confirm.encode().unwrap());
     wait_for_state(&far, "agreed");
-    // The peer asks for a graft that the daemon does not give. The daemon must refuse with a reason.
+    // The peer requests a graft that the daemon does not offer. The daemon must refuse with a reason.
     send(&mut tls, &bytes);
     assert!(matches!(receive(&mut tls), AgreementMessage::Accept(_)));
     send(&mut tls, &AgreementMessage::Fetch { identity: Hash([1; 32]) }.encode().unwrap());
@@ -559,7 +561,7 @@ fn deviating_peer_changes_nothing() {
     );
     wait_for_peer(&far, "its end", |peer| peer.state != "agreed");
 
-    // Strangers send no TLS, or an incomplete handshake, and many of them are connected at once.
+    // Strangers send bytes that are not TLS, or an incomplete handshake, over many connections at the same time.
     let mut silent: Vec<_> = (0..100).map(|_| call(&site, CONTROL)).collect();
     for stream in &mut silent {
         let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");

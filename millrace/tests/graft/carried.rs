@@ -1,5 +1,5 @@
-//! Tests of tunnelled connections. They must keep TCP's promises whatever happens to carriers and daemons, and both
-//! ends must see only each other's true addresses.
+//! Tests of tunnelled connections. A tunnelled connection must deliver all bytes in order, or end with a reset,
+//! whatever happens to carriers and daemons. Both ends must see each other's true addresses.
 
 use std::{
     collections::BTreeSet,
@@ -50,7 +50,7 @@ pub fn rule(side: &str, port: u16) -> String {
 }
 
 pub fn carry(daemon: &GraftProcess<'_>) -> CarryStatus {
-    // exact: callers read this in a wait, or expect that nothing changes
+    // exact: callers repeat this read until it is as expected, or expect no change
     daemon.status().carry.unwrap()
 }
 
@@ -62,7 +62,8 @@ pub fn wait_for_state(daemon: &GraftProcess<'_>, state: &str) {
     wait_until(&format!("a carrier that is {state}"), || carrier(daemon), |it| it.state == state);
 }
 
-/// Returns how many connections had this verdict. The kernel counts a verdict during connect(), so the figure is exact.
+/// Returns how many connections got this verdict from the kernel's program, for example `led`: redirected to the
+/// tunnel. The kernel counts a verdict during connect(), so the figure is exact.
 pub fn verdict(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).verdicts[verdict]
 }
@@ -71,8 +72,8 @@ pub fn ended(daemon: &GraftProcess<'_>, how: &str) -> u64 {
     carry(daemon).ended.get(how).copied().unwrap_or_default()
 }
 
-/// Waits until each daemon has counted this many connections that ended in this way. A broker counts an end after the
-/// application has seen the end, and after the connection's place in the table is free.
+/// Waits until each daemon has counted this many connections that ended in this way. A broker counts a connection's end
+/// after the application has seen it, and after the connection's entry in the table is free.
 pub fn wait_for_ended<const N: usize>(daemons: [&GraftProcess<'_>; N], how: &str, count: u64) {
     let counts = || daemons.map(|daemon| ended(daemon, how));
     wait_until(&format!("{count} that ended as {how}"), counts, |counts| *counts == [count; N]);
@@ -84,7 +85,8 @@ pub fn wait_for_resets<const N: usize>(daemons: [&GraftProcess<'_>; N], count: u
     wait_until(&format!("{count} resets"), counts, |counts| *counts == [count; N]);
 }
 
-/// Starts both daemons, and waits until the carrier between them is warm.
+/// Starts both daemons, and waits until the carrier between them is warm: it is established, and its congestion window
+/// is open.
 pub fn warm<'a>(site: &'a GraftSite, more: [&str; 2]) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     site.configure_on(0, &client(&known[1], more[0]));
@@ -99,7 +101,7 @@ pub fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port)
 }
 
-/// Waits until neither daemon carries a connection any more.
+/// Waits until neither daemon has a tunnelled connection any more.
 pub fn wait_for_end(near: &GraftProcess<'_>, far: &GraftProcess<'_>) {
     let connections = || [near, far].map(|daemon| carry(daemon).connections);
     wait_until("the end of all connections", connections, |counts| *counts == [0, 0]);
@@ -128,8 +130,8 @@ pub fn connect_seen(site: &GraftSite, listener: &TcpListener, client: &str) -> (
     (here, there)
 }
 
-/// Connects to a server that resets the connection at once, and returns the error. It may be reported by connect() or
-/// by the first read.
+/// Connects to a server that resets the connection at once, and returns the error. Either connect() or the first read
+/// may report the error.
 pub fn reset(site: &GraftSite, at: SocketAddr) -> ErrorKind {
     site.try_connect(at).and_then(|mut stream| stream.read(&mut [0])).unwrap_err().kind()
 }
@@ -154,7 +156,7 @@ pub fn read_all(mut from: &TcpStream) -> Vec<u8> {
         let before = got.len();
         match from.read_to_end(&mut got) {
             Ok(_) => return got,
-            // On loopback, TCP may report the timeout of a read before its time has passed.
+            // On loopback, a read may time out a little before its timeout has passed.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 latest = if got.len() > before { Instant::now() } else { latest };
                 assert!(latest.elapsed() < LONG, "nothing more after {} bytes", got.len());
@@ -193,7 +195,7 @@ fn carrier_opens_its_window_before_connections_use_it() {
 }
 
 #[test]
-fn both_ends_see_each_other_and_all_bytes() {
+fn quic_carrier_delivers_all_bytes_and_true_addresses() {
     let Some(site) = GraftSite::new("carried") else { return };
     let [near, far] = warm(&site, ["", ""]);
     for (server, client) in [(SERVER, CLIENT), (SERVER6, CLIENT6)] {
@@ -286,8 +288,8 @@ fn connection_without_a_carrier_stays_plain_tcp() {
     let (here, there, _) = connect(&site, &listener);
     exchange(&here, &there, 100_000);
     assert_eq!(verdict(&near, "led"), 1);
-    // The server's daemon is killed. New connections must go over plain TCP, and tunnelled ones must end with a reset
-    // and not like complete ones.
+    // The server's daemon is killed. New connections must go over plain TCP, and tunnelled ones must end with a reset,
+    // not with a FIN.
     let (mut here, _there, _) = connect(&site, &listener);
     far.kill();
     wait_for_state(&near, "cold");
@@ -318,7 +320,7 @@ fn tcp_reset_passes_through_the_tunnel() {
     wait_for_resets([&near, &far], 2);
 }
 
-/// Time for which connections to a server that no carrier could reach go over plain TCP.
+/// Time for which connections go over plain TCP to a server that no carrier could reach.
 const AVOIDED: Duration = Duration::from_secs(2);
 
 #[test]
@@ -385,7 +387,8 @@ fn strict<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     [near, far]
 }
 
-/// Returns how many held connections had this verdict. The kernel counts them as packets arrive, so callers wait.
+/// Returns how many connections whose SYN was held back had this verdict. The kernel counts them as packets arrive, so
+/// callers wait.
 fn held(daemon: &GraftProcess<'_>, verdict: &str) -> u64 {
     carry(daemon).held[verdict]
 }
@@ -446,8 +449,8 @@ fn strict_connection_opens_only_after_the_server_accepted() {
     here.set_nonblocking(false).unwrap();
     assert_eq!(seen, here.local_addr().unwrap());
     exchange(&here, &there, 100_000);
-    // A client that gives up connecting must leave no connection behind. The carrier was paused for long, so it is
-    // replaced first.
+    // A client that gives up connecting must leave no connection at the daemons. The test waits for a new carrier
+    // first, since the old one was paused for long.
     wait_for_state(&near, "warm");
     far.pause();
     drop(site.begin_to_connect(at(SERVER, PORT)));
@@ -493,7 +496,7 @@ fn strict_connection_without_a_tunnel_returns_the_servers_answer() {
     exchange(&here, &there, 1000);
 }
 
-/// A stranger that connects to the broker's own ports must get nothing from it.
+/// A process that connects to the broker's own ports directly must be refused or reset.
 #[test]
 fn connections_to_the_brokers_own_address_are_refused() {
     let Some(site) = GraftSite::new("proxy") else { return };
@@ -504,7 +507,8 @@ fn connections_to_the_brokers_own_address_are_refused() {
     let ports = local.filter_map(|at| at.strip_prefix("127.0.0.1:"));
     let mut ends: Vec<_> = ports.map(|port| reset(&site, at("127.0.0.1", port.parse().unwrap()))).collect();
     ends.sort_by_key(ToString::to_string);
-    // One of the broker's ports accepts at once and resets; the other one holds connections back and refuses them.
+    // The broker has two ports: one accepts a connection and resets it, the other one holds a connection's SYN back and
+    // then refuses it.
     assert_eq!(ends, [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset]);
     wait_for_ended([&near], "stranger", 2);
 }
@@ -513,13 +517,13 @@ fn connections_to_the_brokers_own_address_are_refused() {
 const WINDOW: u64 = 256 << 10;
 
 #[test]
-fn slow_reader_of_a_tunnelled_connection_holds_one_window() {
+fn daemon_buffers_one_window_for_a_slow_reader() {
     let Some(site) = GraftSite::new("slow") else { return };
     let ends = warm(&site, ["window-kib = 256", ""]);
     slow_reader(&site, &ends);
 }
 
-/// Tests that a slow reader costs no more than a window of [`WINDOW`] bytes at the near end.
+/// Tests that the client's daemon buffers at most [`WINDOW`] bytes of a connection whose server reads slowly.
 pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
@@ -527,14 +531,14 @@ pub fn slow_reader(site: &GraftSite, [near, far]: &[GraftProcess<'_>; 2]) {
     let written = fill(&mut here, &sent, || carry(near).kept_bytes > WINDOW / 2);
     let kept = carry(near).kept_bytes;
     assert!(kept > 0 && kept <= WINDOW, "{kept}");
-    // The other bytes are in the buffers of the kernels' sockets, two on each host.
+    // Bytes that the daemons do not buffer are in the kernels' socket buffers, two on each host.
     assert!(written < 32 << 20, "{written}");
     // Another connection is not delayed by the slow reader.
     let (other, others, _) = connect(site, &listener);
     exchange(&other, &others, 1_000_000);
     here.shutdown(Shutdown::Write).unwrap();
     assert_eq!(hash(&read_all(&there)), hash(&sent[..written]));
-    // Confirmations arrive after the data that they confirm, so the kept bytes are freed a moment later.
+    // The peer acknowledges data after it has arrived, so the daemon frees its copy of the data a moment later.
     let kept = || [near, far].map(|daemon| carry(daemon).kept_bytes);
     wait_until("nothing to be kept", kept, |kept| *kept == [0, 0]);
 }
@@ -552,7 +556,7 @@ pub fn fill(to: &mut TcpStream, bytes: &[u8], is_full: impl Fn() -> bool) -> usi
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
         assert!(begin.elapsed() < LONG, "{written} bytes have gone, and it is not full");
-        thread::sleep(Duration::from_millis(1)); // exact: the gap between two attempts to write
+        thread::sleep(Duration::from_millis(1)); // exact: a pause between two attempts to write
     }
     to.set_nonblocking(false).unwrap();
     written
@@ -565,8 +569,8 @@ fn tunnelled_writer_that_does_not_read_makes_progress() {
     write_before_reading(&site);
 }
 
-/// The client writes everything before it reads, so confirmations must get through although the client's own data is
-/// not read yet.
+/// The client writes everything before it reads, so acknowledgements must arrive although the server has not read the
+/// client's data yet.
 pub fn write_before_reading(site: &GraftSite) {
     let listener = site.listen();
     let (mut here, there, _) = connect(site, &listener);
@@ -599,7 +603,8 @@ fn urgent_tcp_data_keeps_its_position() {
     assert_eq!(read_all(&there), b"before!after");
 }
 
-/// Sends random bytes in both directions until `enough` is set, and checks them. Each direction has a seed of its own.
+/// Sends random bytes in both directions until `enough` is set, and checks that they arrive. Each direction has another
+/// random seed.
 pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     const PIECE: usize = 64 << 10;
     let send = |mut to: &TcpStream, seed: u64| {
@@ -636,8 +641,8 @@ pub fn exchange_until(near: &TcpStream, far: &TcpStream, enough: &AtomicBool) {
     });
 }
 
-/// The link carries much less than the server sends. Confirmations for the client's few bytes must not wait behind the
-/// server's data.
+/// The link carries much less than the server sends. Acknowledgements of the client's few bytes must not wait behind
+/// the server's data.
 #[test]
 fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     let Some(site) = GraftSite::new("behind") else { return };
@@ -658,8 +663,8 @@ fn confirmations_are_not_delayed_by_data_that_waits_for_a_slow_carrier() {
     thread::scope(|scope| {
         scope.spawn(|| exchange_until(&here, &there, &enough));
         let _stops = StopOnDrop(&enough);
-        // Behind a full window of the server, each window of the client would be confirmed so late that this many take
-        // four minutes. That is longer than the test waits.
+        // If acknowledgements waited behind a full window of the server's data, this many windows of the client would
+        // take four minutes, longer than the test waits.
         let is_enough = |bytes: &u64| *bytes >= MANY * (64 << 10);
         wait_until("bytes to be confirmed", || carry(&near).sent_bytes, is_enough);
         for namespace in &site.namespaces {
@@ -688,10 +693,12 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
+            // exact: connections are cut at random times
+            thread::sleep(Duration::from_millis(random.u64(1..60)));
             let side = random.usize(..2);
             let resumed = carry(&near).resumed;
-            // The entry must differ from the one before, or the reload keeps the carrier.
+            // The peer's entry must differ from the previous one: a reload keeps the carriers of peers whose entries do
+            // not change.
             entry[side] = 1 - entry[side];
             let other =
                 before[side].replace("[[peer]]\n", &format!("[[peer]]\nmin-cpus = {}\n", entry[side]));
@@ -718,7 +725,7 @@ fn two_hundred_failing_carriers_lose_no_byte() {
     cut(&site, 200);
 }
 
-/// The server does not listen, and its port is one that the broker may take as a source port. The broker must not
+/// The server does not listen, and its port is one that the broker may use as a source port. The broker must not
 /// connect to itself.
 #[test]
 fn a_broker_does_not_connect_to_itself() {
@@ -730,8 +737,8 @@ fn a_broker_does_not_connect_to_itself() {
     wait_for_ended([&near, &far], "refused", 1);
 }
 
-/// The broker's host has eight usable source ports. A port must be free at once after its connection has ended, and no
-/// port may serve two connections.
+/// The broker's host has eight usable source ports. A port must be usable again immediately after its connection has
+/// ended, and no two connections may use one port at the same time.
 #[test]
 fn ports_of_closed_connections_are_reused_at_once() {
     let Some(site) = GraftSite::new("ports") else { return };
@@ -790,8 +797,8 @@ fn number_of_tunnelled_connections_is_bounded() {
     wait_for_state(&near, "warm");
 }
 
-/// A carrier stops to deliver packets. The first connection notices, and later ones go over plain TCP. When the carrier
-/// delivers again, the first connection continues.
+/// A carrier stops to deliver packets. The first connection detects this, and later connections go over plain TCP. When
+/// the carrier delivers packets again, the first connection continues.
 #[test]
 fn carrier_that_delivers_nothing_is_avoided_until_it_works_again() {
     let Some(site) = GraftSite::new("blocked") else { return };
@@ -857,7 +864,7 @@ fn killed_daemon_leaves_nothing_behind() {
     there.write_all(b"half of ").unwrap();
     here.read_exact(&mut [0; 8]).unwrap();
     near.kill();
-    // The connection ends with a reset at both ends, so no end takes the incomplete data for complete.
+    // The connection ends with a reset at both ends, so no end can mistake the incomplete data for all of the data.
     assert_eq!(here.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     let (next, other, seen) = connect(&site, &listener);
     assert_eq!((seen.ip().to_string(), next.local_addr().unwrap()), (CLIENT.to_owned(), seen));

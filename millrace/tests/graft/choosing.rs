@@ -16,8 +16,8 @@ use crate::{
     site::{GraftProcess, GraftSite, LONG, PORT, congestion, wait_for, wait_for_none_of_ours, wait_until},
 };
 
-/// Returns a leaf of a model as JSON, with these arms, the best first. `usual` is the highest cost of a good
-/// connection.
+/// Returns a leaf of a model's decision tree as JSON, which ranks the given arms, the best first. `usual` is the
+/// highest cost of a connection that counts as good.
 pub fn leaf(number: u32, arms: &[&str], usual: Option<f64>) -> String {
     let rank = |(at, arm): (usize, &&str)| {
         let right = 1.0 / (at + 1) as f64;
@@ -43,7 +43,7 @@ fn rule(tier: &str) -> String {
 }
 
 fn selection(daemon: &GraftProcess<'_>) -> SelectionStatus {
-    // exact: callers read this in a wait, or expect that nothing changes
+    // exact: callers repeat this read until it is as expected, or expect no change
     daemon.status().selection.unwrap()
 }
 
@@ -153,7 +153,8 @@ fn wrong_model_is_overruled_within_fifty_connections() {
     wait_for_none_of_ours();
 }
 
-/// A restarted daemon uses the results that it learned before. It renames an unreadable file, and reports the file.
+/// A restarted daemon uses the results that it has learned before. It renames a file of results that it cannot read,
+/// and reports it.
 #[test]
 fn learned_results_outlast_the_daemon() {
     let Some(learned) = other_control("learned_results_outlast_the_daemon") else {
@@ -174,10 +175,10 @@ fn learned_results_outlast_the_daemon() {
     let is_all = |it: &SelectionStatus| it.outcomes.values().sum::<u64>() == sent;
     wait_until("all outcomes", || selection(&daemon), is_all);
     let before = selection(&daemon).paths.remove(0);
-    let kinds = daemon.status().purposes; // exact: all connections are over, and each has an outcome
+    let kinds = daemon.status().purposes; // exact: every connection has ended, so its outcome is counted
     daemon.end();
     let daemon = GraftProcess::start(&site);
-    assert_eq!(daemon.status().purposes, kinds); // exact: read at start-up
+    assert_eq!(daemon.status().purposes, kinds); // exact: the daemon reads the learned results when it starts
     send(&site, &listener, 10);
     let after = wait_for("a choice", || selection(&daemon).paths.pop());
     assert_eq!((&after.arm, &after.why), (&before.arm, &before.why));
@@ -185,7 +186,8 @@ fn learned_results_outlast_the_daemon() {
     daemon.end();
     fs::write(site.path("learned.json"), "no JSON").unwrap();
     let daemon = GraftProcess::start(&site);
-    let trouble = daemon.status().trouble.join("\n"); // exact: read at start-up
+    // exact: the daemon reads the learned results when it starts
+    let trouble = daemon.status().trouble.join("\n");
     assert!(
         trouble.contains("the learned state cannot be read") && trouble.contains("learned.json.unreadable"),
         "{trouble}"
@@ -197,8 +199,8 @@ fn learned_results_outlast_the_daemon() {
 /// No outcome counts as good or bad here. A connection with another congestion control than the model's was therefore
 /// an exploration.
 #[test]
-fn two_of_a_hundred_connections_at_most_try_another_arm() {
-    let Some(learned) = other_control("two_of_a_hundred_connections_at_most_try_another_arm") else {
+fn at_most_two_percent_of_connections_explore_another_arm() {
+    let Some(learned) = other_control("at_most_two_percent_of_connections_explore_another_arm") else {
         return;
     };
     let Some(site) = GraftSite::new("explore") else { return };
@@ -219,7 +221,7 @@ fn two_of_a_hundred_connections_at_most_try_another_arm() {
             assert_eq!((told.why.as_str(), &told.arm), ("explored", &used), "{told:?}");
             assert!(daemon.succeed(&["why", &format!("{} {}", ends[0], ends[1])]).contains("to find out"));
         }
-        // The connections before the loop count, too: at least one was made.
+        // The limit also counts connections before the loop, of which there was at least one.
         assert!(explored * 100 <= (connections + 1) * 2, "{explored} of {connections}");
     }
     let now = selection(&daemon);
@@ -251,7 +253,7 @@ fn unread_events_are_lost_and_counted() {
     }
     daemon.go_on();
     let numbers = || {
-        let status = daemon.status(); // exact: the result is waited for below
+        let status = daemon.status(); // exact: the test waits for the final result below
         (status.outcomes["untold"], status.selection.unwrap().reasons.values().sum::<u64>() - before)
     };
     let is_all = |(untold, begun): &(u64, u64)| begun + untold >= CROWD;

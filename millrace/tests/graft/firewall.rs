@@ -1,4 +1,4 @@
-//! Tests that firewalls of both hosts judge tunnelled connections as they judge plain TCP.
+//! Tests that firewalls of both hosts accept and refuse tunnelled connections as they do plain TCP.
 
 use std::{
     io::{Read as _, Write as _},
@@ -41,8 +41,8 @@ const fn try_as(owner: (u32, u32), mark: u32, passes: bool) -> Try {
 const PASSES: Try = try_as(ROOT, 0, true);
 const BLOCKED: Try = try_as(ROOT, 0, false);
 
-/// A case: the host (0 is the client's), the hook, the rules after the exemption of the host's other traffic, and the
-/// connections in order.
+/// A case: the host (0 is the client's), the netfilter hook, the rules, which follow a rule that exempts the host's
+/// other traffic, and the connections in order.
 type FirewallCase = (usize, &'static str, &'static str, &'static [Try]);
 
 const CASES: [FirewallCase; 32] = [
@@ -121,7 +121,7 @@ fn settings(site: &GraftSite) {
     );
 }
 
-/// Starts both daemons, and waits until the carrier between them is warm.
+/// Starts both daemons, and waits until the carrier between them is established and its window is open.
 fn daemons<'a>(site: &'a GraftSite) -> [GraftProcess<'a>; 2] {
     settings(site);
     let far = GraftProcess::start_on(site, 1);
@@ -158,12 +158,12 @@ fn table(hook: &str, rules: &str, port: u16) -> String {
 /// Returns the line with the number of packets that the table's counter has counted.
 fn seen(site: &GraftSite, host: usize) -> String {
     let said = site.command(host, "nft").args(["list", "counter", "inet", "t", "seen"]).output().unwrap();
-    // exact: the caller has an answer that came through the counted rule
+    // exact: the caller has received an answer that passed the counted rule
     String::from_utf8(said.stdout).unwrap().lines().find(|line| line.contains("packets")).unwrap().to_owned()
 }
 
-/// Reports whether a client with this owner receives a word from the server. A client outside the cgroup is not
-/// redirected.
+/// Reports whether a client process with this owner receives a byte from the server. With `is_led` it is in the
+/// daemon's cgroup, so its connection may be redirected to the tunnel.
 fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -> bool {
     let to = listener.local_addr().unwrap();
     let bound = if attempt.passes { LONG } else { SHORT };
@@ -191,7 +191,7 @@ fn hears(site: &GraftSite, is_led: bool, attempt: Try, listener: &TcpListener) -
 /// Each case has a rule at one host. A connection that plain TCP allows must be tunnelled, one that plain TCP refuses
 /// must fail, and counters must be equal.
 #[test]
-fn firewalls_judge_tunnelled_connections_like_plain_ones() {
+fn firewalls_filter_tunnelled_connections_like_plain_tcp() {
     let Some(site) = GraftSite::new("firewall") else { return };
     let [near, far] = daemons(&site);
     let mut carried = 0;
@@ -230,7 +230,7 @@ fn firewalls_judge_tunnelled_connections_like_plain_ones() {
 }
 
 #[test]
-fn firewalls_judge_ipv6_and_strict_connections() {
+fn firewalls_filter_ipv6_and_strict_connections() {
     let Some(site) = GraftSite::new("firewall6") else { return };
     settings(&site);
     let path = site.path("graft0.toml");
@@ -250,8 +250,8 @@ fn firewalls_judge_ipv6_and_strict_connections() {
         }
         firewall(&site, host, "");
     }
-    // Both allowed connections were tunnelled: one while this host had a firewall, and one while the other host had
-    // one.
+    // Both allowed connections were tunnelled: one while the client's host had a firewall, and one while the server's
+    // host had one.
     let carried = ["passes", "no-firewall"];
     wait_until(
         "the tunnelled connections",
@@ -260,8 +260,8 @@ fn firewalls_judge_ipv6_and_strict_connections() {
     );
 }
 
-/// Firewall rules of these kinds judge more than a connection's first packets. While such a rule exists, connections
-/// are plain TCP from the start, and the status of the rule's host names it.
+/// Firewall rules of these kinds match more than a connection's SYN and SYN-ACK. While such a rule exists, connections
+/// are plain TCP from the start, and the status of the rule's host names the rule.
 #[test]
 fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
     let Some(site) = GraftSite::new("plain") else { return };
@@ -285,7 +285,7 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
         firewall(&site, 0, &table("output", &format!("tcp dport PORT {rule}"), port));
         wait_until(rule, || named(&near), |rules| rules.iter().any(|rule| rule.ends_with(what)));
         assert!(near.succeed(&["status"]).contains(&format!(": {what}")), "{what}");
-        // The daemon has told the kernel before it changes its status.
+        // The daemon changes the kernel's maps before it changes its status.
         assert!(hears(&site, true, PASSES, &listener), "{rule}");
         assert_eq!(verdict(&near, "led"), led, "{rule}");
         firewall(&site, 0, "");
@@ -299,12 +299,14 @@ fn firewall_rules_beyond_connection_setup_disable_tunnelling_and_are_named() {
     let listener = site.listen_on(at(SERVER, port));
     firewall(&site, 1, &table("input", "tcp dport PORT quota over 100 mbytes drop", port));
     assert!(hears(&site, true, PASSES, &listener));
-    let there = carry(&far).firewall.unwrap(); // exact: the connection has an answer that passed the rule
+    // exact: the client has received an answer that passed the firewall rule
+    let there = carry(&far).firewall.unwrap();
     assert_eq!(there.openings["rule"], 1, "{there:?}");
     assert!(there.rules.iter().any(|rule| rule.ends_with(": quota")), "{there:?}");
 }
 
-/// The firewall of the server's host has no rule that accepts packets on lo, so the broker there cannot reach the server.
+/// The firewall of the server's host has no rule that accepts packets on `lo`, so the broker on that host cannot
+/// connect to the server.
 #[test]
 fn firewall_on_loopback_disables_tunnelling() {
     let Some(site) = GraftSite::new("lo") else { return };
@@ -321,14 +323,14 @@ fn firewall_on_loopback_disables_tunnelling() {
     );
 }
 
-/// The first packets of a tunnelled connection are made only for the firewalls to judge. They must reach neither the
-/// network nor the server.
+/// The daemons send a SYN and a SYN-ACK of a tunnelled connection only to get the firewalls' verdicts. These packets
+/// must reach neither the network nor the server.
 #[test]
-fn first_packets_reach_only_the_firewall() {
+fn packets_sent_for_firewall_verdicts_reach_only_the_firewall() {
     let Some(site) = GraftSite::new("first") else { return };
     let [near, far] = daemons(&site);
     let listener = site.listen_on(at(SERVER, PORT));
-    // Each host counts the packets of the other host to or from the port.
+    // Each host's firewall counts packets to or from the port that arrive from the other host.
     let count = "counter name seen";
     let wire = |host: usize, rule: &str| {
         let ingress = "type filter hook prerouting priority raw; policy accept;";
@@ -343,11 +345,12 @@ fn first_packets_reach_only_the_firewall() {
     let (here, there, seen_as) = accepted(site.try_connect(to).unwrap(), &listener);
     assert_eq!(seen_as.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
-    // Each host's firewall has judged one packet: the SYN at one host, and the answer to it at the other.
+    // Each host's firewall has given a verdict on one packet: the SYN at one host, and the SYN-ACK at the other.
     for (host, daemon) in [(0, &near), (1, &far)] {
         let counted = seen(&site, host);
         assert!(counted.contains("packets 1 "), "host {host}: {counted}");
-        let packets = carry(daemon).firewall.unwrap().packets; // exact: the connection was made
+        // exact: the connection is established, so its packets were counted
+        let packets = carry(daemon).firewall.unwrap().packets;
         assert_eq!((packets["out"], packets["in"]), (1, 1), "{packets:?}");
     }
 }

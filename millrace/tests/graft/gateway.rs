@@ -66,7 +66,7 @@ impl Sites {
         Some(sites)
     }
 
-    /// Listens on the server's host, behind the far gateway.
+    /// Returns a listener on the server's host, behind the far gateway.
     fn listen_on(&self, at: SocketAddr) -> TcpListener {
         inside(&self.hosts[1], || TcpListener::bind(at).unwrap())
     }
@@ -75,7 +75,7 @@ impl Sites {
         self.listen_on(at(SERVER_HOST, PORT))
     }
 
-    /// Connects from the client's host, behind the near gateway.
+    /// Connects from the client's host, behind the near gateway. Returns both ends.
     fn try_connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         inside(&self.hosts[0], || TcpStream::connect_timeout(&to, LONG))
     }
@@ -188,7 +188,7 @@ fn hosts_without_software_exchange_all_bytes_through_gateways() {
     assert!(why.contains(&format!("{SERVER_HOST}: carried by far")), "{why}");
     let status = near.succeed(&["status"]);
     assert!(status.contains("gateway of 10.97.0.0/24, fd97::/64 behind lan0: 0 wait"), "{status}");
-    assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections are over
+    assert_eq!(near.status().trouble, Vec::<String>::new()); // exact: all connections have ended
 }
 
 /// Connections that were open before the gateway started, and connections that no rule names, are forwarded.
@@ -258,7 +258,7 @@ fn gateway_client_gets_the_servers_answer() {
 }
 
 #[test]
-fn slow_reader_behind_gateways_holds_one_window() {
+fn gateway_buffers_one_window_for_a_slow_reader() {
     let Some(sites) = Sites::new("slow") else { return };
     let ends = sites.warm(["window-kib = 256", "window-kib = 256"]);
     let (mut here, there) = sites.connect(&sites.listen());
@@ -285,7 +285,7 @@ fn failing_carriers_between_gateways_lose_no_byte() {
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
             });
         }
-        // The readers start after the cuts, so that the transfer does not end before.
+        // The readers start only after the carriers were cut, so that the transfer does not end before that.
         for cut in 0..3 {
             let before = carry(&ends[0]).resumed;
             let filter = format!("( dport = :{CARRIERS} or sport = :{CARRIERS} )");
@@ -336,8 +336,8 @@ fn many_connections_at_once_go_through_gateways() {
     assert_eq!(carry(&ends[0]).sent_bytes, 200 * 20_000);
 }
 
-/// A gateway's key is valid for listed connections only. The far gateway refuses others, the near one forwards them,
-/// and the far network's own firewall judges them.
+/// A gateway's key is valid for listed connections only. Other connections are refused by the far gateway and then
+/// forwarded by the near gateway, so the far network's own firewall decides about them.
 #[test]
 fn a_gateway_is_no_open_proxy() {
     let Some(sites) = Sites::new("proxy") else { return };
@@ -354,7 +354,7 @@ fn a_gateway_is_no_open_proxy() {
     let [gateway, other] = &sites.site.namespaces[..] else { unreachable!("two") };
     let [client, server] = &sites.hosts;
 
-    // The server's port is not granted.
+    // The far gateway's settings do not grant this port to the near gateway.
     let listener = sites.listen_on(at(SERVER_HOST, PORT + 1));
     let (here, there) = sites.connect(&listener);
     exchange(&here, &there, 100_000);
@@ -367,7 +367,7 @@ fn a_gateway_is_no_open_proxy() {
         "the far gateway was asked again at once"
     );
 
-    // The server's network exists, but is not granted.
+    // The far gateway can reach the server's network, but its settings do not grant the network to the near gateway.
     ip(&format!("-n {server} addr add 10.99.0.2/24 dev eth"));
     ip(&format!("-n {other} route add 10.99.0.0/24 dev lan0"));
     ip(&format!("-n {gateway} route add 10.99.0.0/24 via {SERVER}"));
@@ -376,7 +376,7 @@ fn a_gateway_is_no_open_proxy() {
     exchange(&here, &there, 100_000);
     wait_for_ended([&far, &near], "not-here", 1);
 
-    // The client's address is not granted for the near gateway's key.
+    // The far gateway's settings do not list the client's address for the near gateway's key.
     let listener = sites.listen();
     ip(&format!("-n {client} addr add 10.97.1.2/24 dev eth"));
     ip(&format!("-n {gateway} route add {outside} dev lan0"));
@@ -462,7 +462,7 @@ fn reused_port_behind_a_gateway_is_a_new_connection() {
     assert_eq!((packets(&ends[0], "asked"), packets(&ends[0], "old")), (2, 0));
 }
 
-/// One end is a gateway, and the other end is a host with a daemon of its own.
+/// The carrier connects a gateway with a host that runs a daemon for its own connections.
 #[test]
 fn gateway_interoperates_with_a_host_daemon() {
     let Some(sites) = Sites::new("host") else { return };
@@ -495,7 +495,7 @@ fn gateway_interoperates_with_a_host_daemon() {
     assert_eq!((carry(near).verdicts["led"], packets(near, "asked")), (1, 1));
 }
 
-/// The interface towards the hosts is deleted and created again.
+/// The gateway's interface to its hosts is deleted and created again.
 #[test]
 fn gateway_serves_a_recreated_interface() {
     let Some(sites) = Sites::new("interface") else { return };
@@ -519,7 +519,7 @@ fn gateway_serves_a_recreated_interface() {
 
 /// Returns the processes whose parent is the daemon.
 fn children(daemon: &GraftProcess<'_>) -> Vec<i32> {
-    // exact: callers read this in a wait
+    // exact: callers repeat this read until it is as expected
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let text =
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
@@ -565,10 +565,10 @@ fn gateway_leaves_no_rules_however_it_ends() {
     is_reset(here);
     plain();
 
-    // The far end had kept the connection in case another carrier resumes it.
+    // The far daemon has kept its end of the connection, since another carrier might have resumed it.
     is_reset(later);
 
-    // The keeper is killed first, and then the daemon.
+    // The keeper (the process that removes a killed gateway's rules) is killed first, and then the daemon.
     let near = GraftProcess::start_on(&sites.site, 0);
     let keeper = wait_until("its keeper", || children(&near), |all| all.len() == 1)[0];
     let keeper = nix::unistd::Pid::from_raw(keeper);
@@ -629,7 +629,8 @@ fn icmp_errors_about_tunnelled_packets_reach_the_gateway() {
     exchange(&here, &there, 100_000);
 }
 
-/// Interfaces of the command line are added to those of the settings, and missing ones are reported.
+/// Interfaces named on the command line are added to those in the settings, and interfaces that do not exist are
+/// reported.
 #[test]
 fn gateway_interfaces_may_be_named_on_the_command_line() {
     let Some(sites) = Sites::new("named") else { return };

@@ -1,5 +1,5 @@
-//! Tests of a static Go program. No preloaded library reaches it, and its runtime uses sockets in its own way. Its
-//! connections must be tunnelled, and both ends must see the true addresses.
+//! Tests of a static Go program. It loads no libraries, so LD_PRELOAD has no effect, and its runtime makes socket calls
+//! without the C library. Its connections must be tunnelled, and both ends must see the true addresses.
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,5 @@
-//! Tests of the process `millrace graft`: rules for unmodified TCP between two namespaces, the status, what stays in
-//! the kernel, grafts from files, and agreements of two daemons. They need root and cgroup v2.
+//! Tests of the process `millrace graft`: rules for unmodified TCP between two namespaces, the status, programs that
+//! stay in the kernel, grafts from files, and agreements of two daemons. They need root and cgroup v2.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod agreement;
@@ -112,7 +112,7 @@ fn a_reload_is_all_or_nothing() {
         assert!(error.contains(wanted), "{error}");
         assert_eq!(ours(), ["mr_hybla"], "{wanted}");
         assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla", "{wanted}");
-        let trouble = daemon.status().trouble; // exact: the reload was answered
+        let trouble = daemon.status().trouble; // exact: the reload has been answered, so it is complete
         assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
     }
     // The reloaded settings have another parameter for the same graft, which replaces the loaded one.
@@ -121,7 +121,7 @@ fn a_reload_is_all_or_nothing() {
         rule("hybla")
     ));
     assert_eq!(daemon.succeed(&["reload"]), "the settings were read again\n");
-    // exact: the reload was answered after the change
+    // exact: the reload has been answered, so the change is complete
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 30_000);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
     // The reloaded settings have another graft.
@@ -129,7 +129,8 @@ fn a_reload_is_all_or_nothing() {
     daemon.succeed(&["reload"]);
     assert_eq!(ours(), ["mr_westwood"]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_westwood");
-    assert_eq!(daemon.status().trouble, Vec::<String>::new()); // exact: the reload was answered
+    // exact: the reload has been answered, so it is complete
+    assert_eq!(daemon.status().trouble, Vec::<String>::new());
     let second = Command::new(env!("CARGO_BIN_EXE_millrace"))
         .args(["graft", "run", "--http=off", "--config"])
         .arg(site.path("graft0.toml"))
@@ -200,14 +201,14 @@ fn own_graft_is_built_and_loaded_as_documented() {
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!(congestion(&near), "mr_mine");
-    // The object file has other code under the same name.
+    // The object file is replaced by one with other code, but keeps its name.
     compile(&site, &hybla_as_mine().replace("rtt0_us = 35000", "rtt0_us = 26000"));
     let error = daemon.fail(&["swap", "mine", "mine"]);
     assert!(error.contains("and sha256 says"), "{error}");
     write_manifest(&site);
     let swapped = daemon.succeed(&["swap", "mine", "mine"]);
     assert!(swapped.starts_with("1 live connections changed"), "{swapped}");
-    // exact: the swap was answered after the change
+    // exact: the swap has been answered, so the change is complete
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 26_000);
     transfer(near, far);
 }
@@ -243,7 +244,7 @@ fn shipped_graft_can_be_exported_and_changed() {
     assert!(usable.status.success(), "{}", String::from_utf8_lossy(&usable.stderr));
     let error = |args: &[&str]| String::from_utf8(graft(&site, args).stderr).unwrap();
     assert!(error(&["check", "pool/hybla.toml", "--set", "rtt0_us=1"]).contains("from 1000 to 1000000"));
-    // Each name exists once, and the compiled-in graft came first.
+    // Two grafts with one name cannot be loaded, and the compiled-in graft was loaded first.
     let listed = String::from_utf8(graft(&site, &["list", "--pool", "pool"]).stdout).unwrap();
     assert!(listed.contains("there is a graft hybla already"), "{listed}");
     let object = site.path("pool/hybla.bpf.o");
@@ -355,7 +356,8 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     // A killed daemon leaves its programs, too. The next daemon has other settings.
     site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
     let next = GraftProcess::start_with(&site, 0, &keep);
-    assert_eq!(next.status().loaded.len(), 2); // exact: fixed at start-up
+    // exact: grafts are loaded before the daemon's start is complete
+    assert_eq!(next.status().loaded.len(), 2);
     next.kill();
     assert_eq!(
         (ours(), is_used()),
@@ -371,7 +373,8 @@ fn persistent_grafts_stay_until_they_are_cleaned() {
     third.succeed(&["unload", "longhaul"]);
     third.end();
     assert_eq!(ours(), ["mr_hybla"]);
-    // A daemon without `--persist` also takes the programs over, and removes them at its end.
+    // A daemon without `--persist` also takes over the programs that the previous daemon has left, and removes them
+    // when it ends.
     GraftProcess::start_with(&site, 0, &["--pins", pins]).end();
     assert_eq!((ours(), is_used()), (Vec::new(), default.clone()));
 
@@ -435,7 +438,7 @@ fn model_chooses_by_path_properties() {
     site.configure(&format!("model = \"model.json\"\n{rule}"));
     let default = congestion(&site.connect(&listener).0);
     let daemon = GraftProcess::start(&site);
-    // Nothing is known of the path yet. A graft that the model names but that is not loaded is no arm.
+    // No property of the path is known yet. A graft that the model names but that is not loaded cannot be chosen.
     assert_eq!(ours(), ["mr_hybla", "mr_westwood"]);
     let first = site.connect(&listener);
     assert_eq!(congestion(&first.0), default);

@@ -104,7 +104,7 @@ impl<'a> MessageHost<'a> {
     }
 
     pub fn lent(&self) -> usize {
-        self.status().peers[0].lent // exact: callers wait for the value
+        self.status().peers[0].lent // exact: callers repeat this read until the value is as expected
     }
 
     /// Returns the process ID of the daemon's part for sessions.
@@ -249,7 +249,7 @@ fn go_both_ways(test: &str, more: &str) {
     for host in &hosts {
         wait_until("both ends to release the session", || host.lent(), |lent| *lent == 0);
     }
-    // The next session must start without anything left of the one before.
+    // The next session must start without state or packets of the session before.
     let (mut near, mut far) = pair(&site, &["partial-order"]);
     assert_eq!(near.agreed().unwrap().graft, "newest");
     near.send(b"anew").unwrap();
@@ -307,7 +307,7 @@ fn impossible_services_are_refused_and_graft_changes_in_mid_session() {
             match near.event().unwrap() {
                 Some(SessionEvent::Changed { graft, by, .. }) => break (graft, by),
                 Some(other) => panic!("{other:?}"),
-                None => thread::sleep(Duration::from_millis(1)), // exact: paces the sender
+                None => thread::sleep(Duration::from_millis(1)), // exact: this pause sets the sender's rate
             }
             assert!(before.elapsed() < LONG);
         };
@@ -379,7 +379,8 @@ fn exhausted_session_pool_recovers() {
     assert_eq!(message(&mut far), b"again");
 }
 
-/// An application that keeps a socket after its session can send nothing with it, and no other session gets its port.
+/// An application that keeps a session's socket open after the session can send nothing with it, and no other session
+/// gets the socket's port.
 #[test]
 fn socket_kept_after_its_session_sends_nothing() {
     let Some(site) = GraftSite::new("kept") else { return };
@@ -392,7 +393,7 @@ fn socket_kept_after_its_session_sends_nothing() {
     wait_for("the end", || kept.send(b"more").is_err());
     drop(far);
     wait_until("the other end", || near.lent(), |lent| *lent == 0);
-    // Two of the pool's sockets are left. The third one is still held.
+    // Two of the pool's sockets are free. The application still holds the third one.
     let open: Vec<_> = (0..2).map(|_| asks(&site, 0, "test").initiate().unwrap()).collect();
     let one_more =
         asks(&site, 0, "test").initiate().expect_err("a session was opened although all sockets are held");
@@ -419,7 +420,7 @@ pub fn raw(site: &GraftSite, side: usize, service: &str) -> (control::ControlEnd
 
 /// Garbage arrives at the daemon's socket, and in a session from an end that has agreed. Both must continue.
 #[test]
-fn garbage_messages_do_nothing() {
+fn garbage_messages_are_ignored() {
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket as make};
     let Some(site) = GraftSite::new("garbage") else { return };
     let [near, _far] = hosts(&site, "");
@@ -437,7 +438,8 @@ fn garbage_messages_do_nothing() {
         let _ = connect(&one, &address);
         one
     }));
-    let trouble = || near.status().trouble; // exact: there is no trouble, neither now nor when all records were read
+    // exact: the status reports no trouble, before or after the daemon has read all records
+    let trouble = || near.status().trouble;
     assert_eq!(trouble(), Vec::<String>::new());
     drop(kept);
     let listener = asks(&site, 1, "test").listen().unwrap();
@@ -533,7 +535,8 @@ fn nonblocking_session_is_polled() {
 
 // --- Without a privilege, and without the daemon ---
 
-/// This program as another user; what it says. `what`: of `application_process_of_the_messages_tests`.
+/// Runs this test program as another user, and returns its output. `what` selects the action of
+/// `application_process_of_the_messages_tests`.
 pub fn unprivileged(site: &GraftSite, user: &str, what: &str) -> String {
     let program = site.path("application");
     if !program.exists() {
@@ -554,7 +557,7 @@ pub fn unprivileged(site: &GraftSite, user: &str, what: &str) -> String {
     said
 }
 
-/// The application process that `unprivileged` starts.
+/// Runs as the application process that `unprivileged` starts.
 #[test]
 #[ignore = "helper: other tests run it as another user"]
 fn application_process_of_the_messages_tests() {
@@ -639,7 +642,7 @@ fn killed_daemon_sends_nothing_in_clear() {
             match socket.send(SECRET) {
                 Ok(_) => counts.fetch_add(1, Ordering::Relaxed),
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return,
-                // The window is full, or the peer has no socket any more.
+                // Any other error means that the window is full, or that the peer has closed its socket.
                 Err(_) => continue,
             };
         }
@@ -665,14 +668,14 @@ fn killed_daemon_sends_nothing_in_clear() {
         let _ = plain.send_to(SECRET, remote);
         capture.count(SECRET).1 > 0
     });
-    // The peer must close its session when no message arrives any more.
+    // The peer must close its end of the session when it receives no messages for some time.
     event(
         &mut far,
         |event| matches!(event, SessionEvent::Closed { reason } if reason.contains("no message came")),
     );
 }
 
-/// The peer's daemon is restarted, and does not know the session any more.
+/// The peer's daemon is restarted, and has no state of the session any more.
 #[test]
 fn session_ends_when_the_peers_daemon_restarts() {
     let Some(site) = GraftSite::new("anew") else { return };
@@ -692,7 +695,7 @@ fn session_ends_when_the_peers_daemon_restarts() {
 /// A short queue loses packets of a fast sender. The loss exceeds the session's limit, so the session changes to a
 /// graft that retransmits.
 #[test]
-fn violation_is_reported_and_another_graft_follows() {
+fn session_that_exceeds_its_loss_limit_changes_its_graft() {
     let Some(site) = GraftSite::new("violated") else { return };
     let _hosts = hosts(&site, "");
     let listener = asks(&site, 1, "test").listen().unwrap();
@@ -713,7 +716,7 @@ fn violation_is_reported_and_another_graft_follows() {
         let _ = near.send(&[7; 1000]);
         let _ = far.receive();
         seen.extend(near.event().unwrap());
-        thread::sleep(Duration::from_millis(1)); // exact: paces the sender
+        thread::sleep(Duration::from_millis(1)); // exact: this pause sets the sender's rate
         assert!(begin.elapsed() < LONG, "{seen:?}");
     }
     let violated = |event: &SessionEvent| matches!(event, SessionEvent::Violated(it) if it.what == "max_loss" && it.measured > 1.0);

@@ -1,5 +1,5 @@
-//! Tests of message sessions of every kind, and of their end when the keeper, a daemon, an address or an agreement is
-//! gone.
+//! Tests of message sessions of every kind, and of their end when the watchdog process (keeper), a daemon, an address
+//! or an agreement is gone.
 
 use std::{process::Command, thread};
 
@@ -21,7 +21,7 @@ fn grafts() -> String {
     format!("{GRAFTS}{IN_ORDER}")
 }
 
-/// Starts both daemons, each with one peer whose entry also has these lines.
+/// Starts both daemons. Each has one peer, whose entry in the settings contains the lines in `more`.
 fn hosts_with<'a>(
     site: &'a GraftSite,
     grafts: [&str; 2],
@@ -39,7 +39,7 @@ fn hosts_with<'a>(
 }
 
 #[test]
-fn messages_go_over_both_families_sealed_and_in_clear() {
+fn messages_pass_over_ipv4_and_ipv6_encrypted_and_in_clear() {
     let table = [
         ([CLIENT, SERVER], "clear = true", "clear"),
         ([CLIENT, SERVER], "cipher = \"aes-128-gcm\"", "aes-128-gcm"),
@@ -50,7 +50,7 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
     for (at, (addresses, more, sealed)) in table.into_iter().enumerate() {
         let Some(site) = GraftSite::new(&format!("kinds{at}")) else { return };
         let [near_host, _far_host] = hosts_with(&site, [&grafts(); 2], addresses, more);
-        let status = near_host.status(); // exact: the settings say so
+        let status = near_host.status(); // exact: the settings determine whether a session is sealed
         assert!(status.sessions.iter().all(|session| session.sealed == sealed), "{status:?}");
         let capture = InterfaceCapture::new(&site, 0);
         for service in ["reliability", "order"] {
@@ -67,7 +67,8 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
                 near.send(&sent).unwrap();
                 near
             });
-            // This direction has another text: received packets are decrypted at XDP, in front of the capture.
+            // The peer sends another text than this host, since the capture sees received packets only after XDP has
+            // decrypted them.
             far.send(b"and back").unwrap();
             assert!(message(&mut far) == long, "{more} {service}");
             let mut near = sender.join().unwrap();
@@ -78,7 +79,7 @@ fn messages_go_over_both_families_sealed_and_in_clear() {
     }
 }
 
-/// Selective Repeat delivers messages out of order, so the library holds them back until those before them have
+/// Selective Repeat delivers messages out of order, so the library delays a message until all messages before it have
 /// arrived. The interface's queue is too short for a window, so many packets are lost and sent again.
 #[test]
 fn messages_are_ordered_over_a_graft_that_only_retransmits() {
@@ -143,7 +144,8 @@ fn different_parity_settings_are_refused_with_a_reason() {
     assert_eq!(near_host.status().refusals.get("unreachable"), Some(&1));
 }
 
-/// The daemon must replace a killed keeper by another one that knows all sockets.
+/// The daemon must replace its watchdog process (keeper) after it was killed. The new process must hold all lent
+/// sockets.
 #[test]
 fn killed_watchdog_process_is_replaced() {
     let Some(site) = GraftSite::new("keeper") else { return };
@@ -160,7 +162,8 @@ fn killed_watchdog_process_is_replaced() {
     let _ = near_host.lent();
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
-    // As with the first keeper, datagrams sent without the library must be sealed until sending fails.
+    // After the daemon's death, datagrams sent without the library must be encrypted until sending fails, as with the
+    // first keeper.
     let capture = InterfaceCapture::new(&site, 0);
     let sender = thread::spawn(move || {
         let mut sent = 0_u64;
@@ -180,8 +183,8 @@ fn killed_watchdog_process_is_replaced() {
     assert!(matches!(over, Error::Over(_)), "{over}");
 }
 
-/// Daemon and keeper die at the same moment, so only the library's own check of the daemon is left. The library must
-/// send nothing once it has noticed.
+/// The daemon and its watchdog process (keeper) are killed at the same moment. The library itself must detect that the
+/// daemon is gone, and send nothing afterwards.
 #[test]
 fn library_without_daemon_and_watchdog_sends_nothing() {
     let Some(site) = GraftSite::new("both") else { return };
@@ -190,7 +193,7 @@ fn library_without_daemon_and_watchdog_sends_nothing() {
     near.send(SECRET).unwrap();
     assert_eq!(message(&mut far), SECRET);
     let keeper = keeper_of(&near_host);
-    // The keeper is stopped first, so that it cannot act after the daemon's death.
+    // The watchdog process (keeper) is stopped first, so that it cannot shut down the sockets after the daemon's death.
     kill(keeper, Signal::SIGSTOP).unwrap();
     near_host.signal(Signal::SIGKILL);
     kill(keeper, Signal::SIGKILL).unwrap();
@@ -221,7 +224,7 @@ fn keeper_of(host: &MessageHost<'_>) -> nix::unistd::Pid {
 }
 
 /// One host loses the session's address. It closes the session at once and names the unacknowledged datagrams. The peer
-/// closes its end when no message arrives any more.
+/// closes its end when it receives no messages for some time.
 #[test]
 fn session_ends_when_its_address_is_removed() {
     let Some(site) = GraftSite::new("moved") else { return };

@@ -113,10 +113,10 @@ fn start<'a>(site: &'a GraftSite, side: usize, family: PathFamily, more: &str) -
     )
 }
 
-/// Returns the paths of the busiest session.
+/// Returns the paths of the session that has sent most packets.
 fn paths(host: &MessageHost<'_>) -> Vec<PathStatus> {
     let busiest = |session: &SessionStatus| session.paths.iter().map(|path| path.sent).sum::<u64>();
-    // exact: callers read this in a wait, or know what has arrived
+    // exact: callers repeat this read until it is as expected, or know what has arrived
     host.status().sessions.into_iter().max_by_key(busiest).unwrap().paths
 }
 
@@ -128,7 +128,7 @@ fn are_up(hosts: &[MessageHost<'_>; 2], wanted: [bool; 2]) {
 }
 
 /// Returns the number of packets that each path has sent during `go`. The measurement is repeated until both paths are
-/// up with this weight before and after it, since a busy host may take a path for cut.
+/// up with this weight before and after it, since a busy host may miss probes and consider a path down.
 fn by_each(host: &MessageHost<'_>, weight: u32, mut go: impl FnMut()) -> Vec<u64> {
     let most = |paths: &[PathStatus]| paths.iter().all(|path| path.is_up && path.weight >= weight);
     // The first messages make this session the busiest one.
@@ -192,7 +192,7 @@ fn messages_use_both_paths_and_survive_the_loss_of_one() {
     }
 }
 
-/// Messages sent over both paths arrive once.
+/// With `redundant`, each message is sent over both paths and must arrive once.
 #[test]
 fn redundant_paths_lose_nothing_when_one_is_cut() {
     let Some(site) = GraftSite::new("twice") else { return };

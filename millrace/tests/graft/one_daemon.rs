@@ -1,4 +1,5 @@
-//! Tests of one daemon for TCP and for sessions. Each part may end, hang and be restarted without the other one.
+//! Tests of one daemon that has a process (part) for TCP and one for sessions. Each part may end, hang or be restarted
+//! without an effect on the other one.
 
 use std::{
     fs,
@@ -18,7 +19,8 @@ use crate::site::{
 
 const HTTP: &str = "127.0.0.1:9186";
 const SESSIONS: u16 = 7000;
-/// Longest time for an answer while a part hangs: some 2 s for the hang to be noticed, and room for a busy machine.
+/// Longest time for an answer while a part hangs: some 2 s until the daemon detects the hang, and a margin for a busy
+/// machine.
 const BOUNDED: Duration = Duration::from_secs(6);
 
 fn settings(site: &GraftSite, side: usize) -> String {
@@ -93,7 +95,7 @@ fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
 }
 
 #[test]
-fn parts_serve_on_one_socket_and_one_page() {
+fn parts_share_one_control_socket_and_one_http_page() {
     let Some(site) = GraftSite::with_controls("one") else { return };
     let listener = site.listen();
     let [near, _far] = [0, 1].map(|side| start(&site, side));
@@ -101,7 +103,7 @@ fn parts_serve_on_one_socket_and_one_page() {
     exchange([&sockets[0], &sockets[1]]);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
 
-    let status = status(&near); // exact: the connection was counted before it was opened
+    let status = status(&near); // exact: the daemon counts a connection before it is established
     assert_eq!((status.in_place.rules.len(), status.in_place.loaded.len()), (1, 1));
     assert_eq!(status.sessions.unwrap().sessions[0].name, "s");
     let states: Vec<_> = status.parts.iter().map(|it| (it.name.as_str(), it.state.as_str())).collect();
@@ -228,7 +230,8 @@ fn hanging_part_is_named_and_delays_nobody() {
     pause(stopped);
     wait_until("the hang in the status", || state(&near, "sessions"), |state| state == "not-answering");
     near.end();
-    assert!(!fs::exists(format!("/proc/{stopped}")).unwrap()); // exact: the daemon waits for its parts when it ends
+    // exact: the daemon ends only after its parts have ended
+    assert!(!fs::exists(format!("/proc/{stopped}")).unwrap());
 }
 
 /// The kernel ends the parts of a killed daemon, whether they run or are stopped. The next daemon waits until they have
@@ -253,7 +256,7 @@ fn killed_daemon_leaves_no_part() {
 }
 
 #[test]
-fn former_settings_and_commands_name_what_replaces_them() {
+fn errors_for_former_settings_name_their_replacement() {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("packets.toml");
     fs::write(&config, "interface = [\"eth0\"]\nsessions = 9\n[[graft]]\nname = \"a\"\nfunctions = []\n")

@@ -1,5 +1,5 @@
-//! Tests of sessions between two processes `millrace graft run`: the datagrams, what an observer sees of them, and what
-//! stays in the kernel.
+//! Tests of sessions between two processes `millrace graft run`: the datagrams at both ends, the packets on the wire,
+//! and the programs that stay in the kernel.
 
 use std::{
     collections::BTreeSet,
@@ -352,8 +352,8 @@ fn exchange(from: &UdpSocket, to: &UdpSocket, least: u64, stop: &AtomicBool) -> 
     }
 }
 
-/// A host with the right address and another key gets no session. Settings of older versions are refused with the lines
-/// that replace them.
+/// A host with the peer's address and another key than the peer's gets no session. Settings of older versions are
+/// refused with the lines that replace them.
 #[test]
 fn host_with_another_key_gets_no_session() {
     let Some(site) = GraftSite::new("stranger") else { return };
@@ -382,10 +382,10 @@ fn host_with_another_key_gets_no_session() {
     }
 }
 
-/// The end that does not open the connection is restarted. The other end must not wait until its connection has timed
+/// The daemon that accepts connections is restarted. The other daemon must not wait until its old connection has timed
 /// out.
 #[test]
-fn restarted_ends_have_keys_soon() {
+fn restarted_daemon_gets_session_keys_without_a_timeout() {
     let Some(site) = GraftSite::new("again") else { return };
     let mut hosts = [0, 1].map(|side| Some(PacketsDaemon::start(&site, side)));
     for side in [None, Some(0), Some(1)] {

@@ -32,7 +32,7 @@ const CLIENT2: &str = "10.97.0.2";
 /// A second address of the server on the first link.
 const SERVER3: &str = "10.96.0.3";
 
-/// Starts both daemons with these kinds of carriers. No carrier is warm yet.
+/// Starts both daemons with these kinds of carriers. Does not wait until a carrier is established.
 fn started<'a>(site: &'a GraftSite, carriers: &str, more: &str) -> [GraftProcess<'a>; 2] {
     let known = keys(site);
     let with = |text: String| text.replace("[carry]", &format!("[carry]\ncarrier = {carriers}"));
@@ -94,13 +94,13 @@ fn both_ends_see_each_other(kind: &str) {
 }
 
 #[test]
-fn tcp_ends_see_each_other_and_all_bytes() {
+fn tcp_carrier_delivers_all_bytes_and_true_addresses() {
     both_ends_see_each_other("tcp");
 }
 
 #[test]
-fn mptcp_ends_see_each_other_and_all_bytes() {
-    if has_mptcp("mptcp_ends_see_each_other_and_all_bytes") {
+fn mptcp_carrier_delivers_all_bytes_and_true_addresses() {
+    if has_mptcp("mptcp_carrier_delivers_all_bytes_and_true_addresses") {
         both_ends_see_each_other("mptcp");
     }
 }
@@ -146,14 +146,14 @@ fn tcp_reset_is_a_reset_at_the_other_end() {
 }
 
 #[test]
-fn tcp_slow_reader_costs_one_window() {
+fn tcp_carrier_buffers_one_window_for_a_slow_reader() {
     let Some(site) = GraftSite::new("pool-slow") else { return };
     let ends = warm(&site, "\"tcp\"", "window-kib = 256");
     slow_reader(&site, &ends);
 }
 
 #[test]
-fn tcp_writer_that_does_not_read_is_not_stuck() {
+fn tcp_writer_that_does_not_read_makes_progress() {
     let Some(site) = GraftSite::new("pool-first") else { return };
     let _ends = warm(&site, "\"tcp\"", "");
     write_before_reading(&site);
@@ -169,12 +169,12 @@ fn carrier_pool_grows_with_load_up_to_its_limit() {
         held.push(wait_for("a tunnelled connection", || {
             wait_until("an idle pooled connection", || carrier(&near), |it| it.pool_idle > 0);
             let one = connect(&site, &listener);
-            // The connection is tunnelled if it keeps one of the pool's connections busy. On a busy machine it may have
-            // gone over plain TCP, and is repeated.
+            // A tunnelled connection makes one more connection of the pool busy. On a busy machine the connection may
+            // have gone over plain TCP, and is repeated.
             (carrier(&near).pool_busy == count).then_some(one)
         }));
     }
-    // A connection for which the pool has no room goes over plain TCP, and loses nothing.
+    // When all connections of the pool are busy, a further connection goes over plain TCP, and all its bytes arrive.
     let (here, there, seen) = connect(&site, &listener);
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 100_000);
@@ -214,7 +214,8 @@ fn cut(site: &GraftSite, cuts: usize) {
         }
         let _stops = StopOnDrop(&enough);
         for _ in 0..cuts {
-            thread::sleep(Duration::from_millis(random.u64(1..60))); // exact: cuts come at random times
+            // exact: connections are cut at random times
+            thread::sleep(Duration::from_millis(random.u64(1..60)));
             let before = carry(&near).resumed;
             // All pooled connections are killed, at one of the hosts.
             let killed =
@@ -247,7 +248,7 @@ fn blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp() {
     assert_eq!(seen.ip().to_string(), CLIENT);
     exchange(&here, &there, 3_000_000);
     assert_eq!(verdict(&near, "led"), 1);
-    // UDP passes again, so the preferred kind of carrier is used.
+    // The firewall no longer blocks UDP, so the preferred kind of carrier (QUIC) is used again.
     assert!(flush(&site.namespaces[1]));
     wait_for_kind(&near, "quic");
     wait_until("the other carrier to wait", || carry(&near).carriers, |all| all.len() == 2);
@@ -262,8 +263,8 @@ fn blocked_udp_falls_back_to_tcp_carrier_and_then_plain_tcp() {
     assert_eq!((verdict(&near, "led"), verdict(&near, "cold")), (2, 1));
 }
 
-/// UDP is blocked during a transfer, and tunnelled connections continue over TCP where they were. When TCP is cut, they
-/// continue over QUIC.
+/// UDP is blocked during a transfer, and tunnelled connections continue over TCP carriers from the next byte. When TCP
+/// is cut, they continue over QUIC.
 #[test]
 fn live_connections_continue_over_another_kind_of_carrier() {
     let Some(site) = GraftSite::new("pool-moves") else { return };
@@ -285,7 +286,7 @@ fn live_connections_continue_over_another_kind_of_carrier() {
         }
         wait_for_kind(&near, "tcp");
         wait_for("resumptions", || (carry(&near).resumed >= 3).then_some(()));
-        // UDP passes again and QUIC takes over. Then the TCP connections are killed.
+        // The firewall no longer blocks UDP, and a QUIC carrier is established. Then the TCP carriers are killed.
         assert!(flush(&site.namespaces[1]));
         wait_for_kind(&near, "quic");
         let before = carry(&near).resumed;
@@ -392,7 +393,8 @@ fn mptcp_connections_move_between_addresses_of_a_peer() {
     }
 }
 
-/// Connections that the server's host opens use the other carrier when one is gone.
+/// The server's host has a carrier to each of two addresses. When one carrier is gone, connections that the server's
+/// host opens use the other one.
 #[test]
 fn carriers_of_one_client_to_two_addresses_are_separate() {
     let Some(site) = GraftSite::new("two-ends") else { return };
@@ -432,7 +434,8 @@ fn ports(connections: &[(u64, String)]) -> String {
     connections.iter().map(|(_, port)| port.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// A NAT forgets its connections: their packets are dropped, and only new connections pass. There is no other path.
+/// A NAT loses its state: packets of existing connections are dropped, and only new connections pass. The hosts have no
+/// other path.
 fn carriers_forgotten_by_a_nat_are_replaced(kind: &str) {
     let test = format!("{kind}_carriers_forgotten_by_a_nat_are_replaced");
     let Some(site) = GraftSite::new(&format!("nat-{kind}")) else { return };
@@ -486,7 +489,7 @@ fn carriers_forgotten_by_a_nat_before_use_are_replaced(kind: &str) {
     let [near, far] = warm(&site, &format!("{kind:?}"), "window-kib = 512\npool-warm = 2");
     let listener = site.listen();
     let first = connect(&site, &listener);
-    // The busy connection is asked and answers, so the carrier as a whole does not count as silent.
+    // The busy connection answers liveness probes, so the daemon does not consider the whole carrier dead.
     let used = carry(&near).resumed;
     let enough = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -541,7 +544,7 @@ fn next_frame(from: &mut Tls, decoder: &mut Decoder) -> std::io::Result<CarryFra
     }
 }
 
-/// Reads the next frame, without those that only keep a slow connection alive.
+/// Reads the next frame, and skips keep-alive frames.
 fn next_word(from: &mut Tls, decoder: &mut Decoder) -> CarryFrame {
     loop {
         match next_frame(from, decoder).unwrap() {
@@ -557,7 +560,7 @@ fn say(to: &mut Tls, frame: &CarryFrame) {
     to.write_all(&bytes).unwrap();
 }
 
-/// Connects as a broker that is not ours, with this run number, and returns after the greeting.
+/// Connects to the daemon as a test's own broker with this run number, and returns after the greeting.
 fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     let mut tls = pretend_at(site, CARRIERS, ALPN_ASKS);
     let mut decoder = Decoder::default();
@@ -566,7 +569,7 @@ fn greeted(site: &GraftSite, run: u64) -> (Tls, Decoder) {
     (tls, decoder)
 }
 
-/// Connects as a broker that is not ours, and opens one tunnelled connection with this protocol version.
+/// Connects to the daemon as a test's own broker with this protocol version, and opens one tunnelled connection.
 fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls, Decoder, TcpStream) {
     let mut tls = pretend_at(site, CARRIERS, version);
     let mut decoder = Decoder::default();
@@ -579,10 +582,10 @@ fn carried_by(site: &GraftSite, version: &[u8], listener: &TcpListener) -> (Tls,
     (tls, decoder, there)
 }
 
-/// A peer with the previous protocol version is not asked whether it is alive, and its connections work as before. A
-/// peer with the new version that does not answer is dropped.
+/// A peer with the previous protocol version gets no liveness probes, and its connections work as before. A peer with
+/// the new version that answers no probe is dropped.
 #[test]
-fn peer_with_an_older_protocol_version_is_not_asked() {
+fn peer_with_an_older_protocol_version_gets_no_liveness_probes() {
     let Some(site) = GraftSite::new("pool-version") else { return };
     let known = keys(&site);
     site.configure_on(1, &server(&known[0], "").replace("[carry]", "[carry]\ncarrier = \"tcp\""));
@@ -590,13 +593,14 @@ fn peer_with_an_older_protocol_version_is_not_asked() {
     let listener = site.listen();
     let (mut asked, mut decoder, _there) = carried_by(&site, ALPN_ASKS, &listener);
     assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), CarryFrame::Ask);
-    // The peer answers once and is kept. It does not answer the next time, and is dropped.
+    // The peer answers the first liveness probe, and its connection is kept. It does not answer the next one, and its
+    // connection is closed.
     say(&mut asked, &CarryFrame::Answer);
     assert_eq!(next_frame(&mut asked, &mut decoder).unwrap(), CarryFrame::Ask);
     let (mut before, mut decoder, mut there) = carried_by(&site, ALPN, &listener);
     let gone = next_frame(&mut asked, &mut Decoder::default()).unwrap_err().kind();
     assert!(!matches!(gone, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{gone}");
-    // A peer with the new version would have been asked by now.
+    // By now the daemon would have sent a liveness probe to a peer with the new version.
     say(&mut before, &CarryFrame::Data(b"as before".to_vec().into()));
     there.read_exact(&mut [0; 9]).unwrap();
     assert_eq!(next_frame(&mut before, &mut decoder).unwrap(), CarryFrame::Confirm { delivered: 9 });
@@ -644,8 +648,8 @@ fn connection_resumed_before_its_server_is_reached_is_opened_once() {
 }
 
 /// When both directions of a connection to a server have ended, the kernel would let another connection use the
-/// broker's port. The broker keeps the port until the client has confirmed the last byte, so that no server sees a
-/// wrong client. Then the port is free at once.
+/// broker's port. The broker keeps the port until the client has acknowledged the last byte, so that no server sees a
+/// wrong client's address. Then the port is free immediately.
 #[test]
 fn reused_port_shows_the_address_of_the_next_client() {
     let Some(site) = GraftSite::new("pool-port") else { return };
@@ -688,7 +692,7 @@ fn reused_port_shows_the_address_of_the_next_client() {
     assert_eq!(seen, [5001, 5003].map(|port| at(CLIENT, port)));
 }
 
-/// A peer whose last message was confirmed may reuse the pooled connection at once. Its next request may arrive
+/// A peer whose last message was acknowledged may reuse the pooled connection immediately. Its next request may arrive
 /// together with the last frame of the connection before.
 #[test]
 fn next_request_may_arrive_with_the_last_frame_of_the_previous_connection() {
@@ -748,7 +752,7 @@ fn killed_daemon_with_tcp_carriers_leaves_nothing_and_may_restart() {
     let (next, other, _) = connect(&site, &listener);
     exchange(&next, &other, 100_000);
     assert_eq!(verdict(&near, "led"), led + 1);
-    // The client's daemon is killed this time.
+    // The second round kills the client's daemon instead of the server's.
     let [here, there] = half();
     near.kill();
     reset(here);
@@ -776,9 +780,10 @@ fn missing_congestion_control_is_named() {
     );
 }
 
-/// The peer allows fewer pooled connections than this host wants. This host must not call all the time for one more.
+/// The peer accepts fewer pooled connections than this host wants. This host must not try to open another one all the
+/// time.
 #[test]
-fn full_pool_of_the_peer_is_not_asked_again() {
+fn full_pool_of_the_peer_is_retried_rarely() {
     let Some(site) = GraftSite::new("pool-full") else { return };
     let known = keys(&site);
     let with = |text: String, most: u32| {
@@ -795,13 +800,14 @@ fn full_pool_of_the_peer_is_not_asked_again() {
         let count = ended(&far, "pool-full");
         (count >= at_least).then_some(count)
     };
-    // The time is taken before each look at the counter, since more refusals may follow before the test continues.
+    // The test reads the clock before each reading of the counter, since more refusals may follow before the test
+    // continues.
     let mut begin = Instant::now();
     let first = wait_for("a refusal", || {
         begin = Instant::now();
         refused(1)
     });
-    // This host wants two connections more, so two calls may be made at a time.
+    // This host wants two more connections, so two attempts may be made at a time.
     wait_for("more", || refused(first + 6));
     assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
     assert_eq!(ended(&far, "unknown-caller"), 0);

@@ -1,4 +1,5 @@
-//! Tests of rules for commands and cgroups, and of purposes of connections, both configured and learned.
+//! Tests of rules that match commands and cgroups, and of connections' purposes (traffic classes), both configured and
+//! learned.
 
 use std::{
     fs,
@@ -46,7 +47,7 @@ fn connect_in(site: &GraftSite, cgroup: &Path, listener: &TcpListener) -> (TcpSt
 }
 
 #[test]
-fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
+fn rules_match_commands_and_cgroups_on_the_same_port() {
     let Some(site) = GraftSite::new("whose") else { return };
     let nested = site.cgroup(0).join("nested");
     let known = keys(&site);
@@ -65,7 +66,7 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
     assert!(is_led(&site, &near, &listener));
     be("copie");
     assert!(!is_led(&site, &near, &listener), "a connection without a rule was tunnelled");
-    let status = near.status(); // exact: the cgroup was not created yet
+    let status = near.status(); // exact: the cgroup does not exist yet
     let below = status.rules.iter().find(|rule| rule.name == "below").unwrap();
     assert!(below.missing && below.who == format!("cgroup {}", nested.display()), "{below:?}");
     assert!(near.succeed(&["status"]).contains("command copier"));
@@ -90,7 +91,7 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
     be("copier");
     assert!(is_led(&site, &near, &listener));
 
-    // A reload changes these rules like all others.
+    // A reload also changes rules that match commands or cgroups.
     site.configure_on(0, &client(&known[1], &rules.replace("copier", "other")));
     near.succeed(&["reload"]);
     wait_for("the reload", || !is_led(&site, &near, &listener));
@@ -108,7 +109,7 @@ fn commands_and_cgroups_on_one_port_have_their_own_purpose() {
 }
 
 fn purpose(daemon: &GraftProcess<'_>, command: &str) -> Option<PurposeStatus> {
-    // exact: callers read this in a wait
+    // exact: callers repeat this read until it is as expected
     daemon.status().purposes.into_iter().find(|it| it.port == PORT && it.command == command)
 }
 

@@ -1,6 +1,6 @@
-//! The site of the graft tests: two hosts with a cgroup each, and daemons on them. This process can be in one cgroup at
-//! a time, so its tests take turns. Tests of other processes run at the same time and share only the host's list of
-//! congestion controls: see `GraftSite::with_controls`.
+//! Test setup for grafts: two hosts (network namespaces) with a cgroup each, and daemons on them. This process can be
+//! in one cgroup at a time, so its tests take turns. Tests of other processes run at the same time and share only the
+//! host's list of congestion controls: see `GraftSite::with_controls`.
 
 use std::{
     cell::Cell,
@@ -263,8 +263,8 @@ fn controls(how: FlockArg) -> Flock<fs::File> {
         let file = fs::File::create(std::env::temp_dir().join(name)).unwrap();
         Flock::lock(file, how).map_err(|(_, error)| error).unwrap()
     };
-    // A test that waits for the exclusive lock holds the door, so that later tests wait behind it. Otherwise shared
-    // locks could keep it waiting forever.
+    // A test that waits for the exclusive lock holds a second lock, `door`, for which later tests wait. Otherwise
+    // shared locks could keep it waiting forever.
     let _door = lock("millrace-graft-tests.door", FlockArg::LockExclusive);
     lock("millrace-graft-tests.lock", how)
 }
@@ -304,11 +304,11 @@ pub fn pause(process: u32) {
 /// in a container without an init process nobody reaps it.
 pub fn has_ended(process: u32) -> bool {
     let is_over = |task: std::io::Result<fs::DirEntry>| {
-        // exact: callers wait for the result
+        // exact: callers repeat this check until it is as expected
         let stat = task.and_then(|task| fs::read_to_string(task.path().join("stat"))).unwrap_or_default();
         stat.is_empty() || stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
     };
-    // exact: callers wait for the result
+    // exact: callers repeat this check until it is as expected
     let tasks = format!("/proc/{process}/task");
     fs::read_dir(tasks).map_or_else(|error| error.kind() == ErrorKind::NotFound, |mut all| all.all(is_over))
 }
@@ -353,7 +353,7 @@ pub struct GraftProcess<'a> {
     site: &'a GraftSite,
     side: usize,
     process: Child,
-    /// The paused process, or 0.
+    /// Process ID of the part that is paused; 0 if none is.
     paused: Cell<u32>,
 }
 
@@ -371,7 +371,7 @@ impl<'a> GraftProcess<'a> {
         Self::start_as(site, side, "run", more)
     }
 
-    /// Starts a daemon with this subcommand.
+    /// Starts a daemon with `run` or `gateway` as its subcommand.
     pub fn start_as(site: &'a GraftSite, side: usize, verb: &str, more: &[&str]) -> Self {
         site.share();
         let mut command = Command::new("nsenter");
@@ -394,7 +394,7 @@ impl<'a> GraftProcess<'a> {
         daemon
     }
 
-    /// Returns the process ID of the part that the tests are about.
+    /// Returns the process ID of the daemon's part `grafts`, which most tests are about.
     pub fn pid(&self) -> u32 {
         part(&self.succeed(&["status", "--json"]), "grafts")
     }
@@ -429,7 +429,7 @@ impl<'a> GraftProcess<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
-    /// Pauses that part. Returns when it has stopped.
+    /// Pauses the daemon's part `grafts`. Returns when its process has stopped.
     pub fn pause(&self) {
         self.paused.set(self.pid());
         pause(self.paused.get());

@@ -36,8 +36,8 @@ fn lingering_sockets_of_users_delay_nobody() {
     let Some(site) = GraftSite::new("linger") else { return };
     let [mut near, _far] = hosts(&site, "");
     let mut kept = Vec::new();
-    // The part is stopped meanwhile, so that its descriptor is the last one. Otherwise the test's own close would
-    // linger.
+    // The daemon's part is stopped while the test closes its own descriptor, so that the part's descriptor is the last
+    // one. Otherwise the test's own close would linger.
     let pass = |near: &MessageHost<'_>, connections: usize, records: usize| {
         let part = near.part();
         pause(part);
@@ -123,7 +123,7 @@ fn listener_outside_the_cgroup_is_not_reached_by_carriers() {
     wait_for_ended([&far], "not-listed", 1);
 }
 
-/// Returns further addresses of the client's host, from which strangers call: an IPv4 address, and IPv6 addresses in
+/// Returns further addresses of the client's host, from which strangers connect: an IPv4 address, and IPv6 addresses in
 /// the /64 of the peer's host.
 fn strangers(site: &GraftSite) -> [Vec<IpAddr>; 2] {
     let of_64 = (0x100..0x110).map(|n| format!("fd96::{n:x}"));
@@ -135,7 +135,7 @@ fn strangers(site: &GraftSite) -> [Vec<IpAddr>; 2] {
     from.map(|all| all.iter().map(|address| address.parse().unwrap()).collect())
 }
 
-/// Time between two calls of strangers from one group of addresses: 200 calls per second.
+/// Time between two connections of strangers from one group of addresses: 200 connections per second.
 const PACE: Duration = Duration::from_millis(5);
 
 fn has_sctp(test: &str) -> bool {
@@ -147,8 +147,8 @@ fn has_sctp(test: &str) -> bool {
     is_there
 }
 
-/// The peer's host has an address that is in the settings. Strangers call all the time, and send just enough to hold a
-/// place. The peer's carrier must become warm nevertheless.
+/// The settings name an address of the peer's host. Strangers connect all the time, and send just enough to stay in the
+/// daemon's table. The peer's carrier must be established nevertheless.
 fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
     let Some(site) = GraftSite::new(&format!("stall-{}", kind.name())) else { return };
     if kind == CarrierKind::Sctp && !has_sctp("sctp_tunnel_of_a_peer_is_established_while_strangers_stall") {
@@ -181,7 +181,7 @@ fn peer_is_warm_while_strangers_stall(kind: CarrierKind) {
         wait_until("strangers", begun, |counts| counts.iter().all(|count| *count > 300));
         let near = GraftProcess::start_on(site, 0);
         wait_for_state(&near, "warm");
-        // The peer's first call was accepted.
+        // The daemon accepted the peer's first connection attempt.
         assert!(!near.log().contains("no carrier to the peer: "), "{}", near.log());
         let before = begun();
         wait_until("more strangers", begun, |counts| {

@@ -58,7 +58,7 @@ fn stream_bytes_are_ordered_and_each_direction_ends_alone() {
     const BACK: usize = 300_000;
     let reading = thread::spawn(move || {
         read_to_end(&mut far, THERE);
-        // The other end has finished, and still receives.
+        // The end that has finished sending can still receive.
         write_all(&mut far, BACK);
         far.close().unwrap();
     });

@@ -17,9 +17,9 @@ pub const VIDEO_TRACK: &str = "1.m4s";
 pub const SOUND_TRACK: &str = "2.m4s";
 
 pub struct InteropClip {
-    /// The ftyp and moov boxes.
+    /// The start of the MP4 file: the boxes ftyp and moov.
     pub init: Vec<u8>,
-    /// Pairs of moof and mdat, one for each frame of the video: the objects of the tracks.
+    /// Pairs of moof and mdat boxes, one pair for each video frame. Each pair is published as one object.
     pub fragments: Vec<Vec<u8>>,
 }
 

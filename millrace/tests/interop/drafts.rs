@@ -1,4 +1,4 @@
-//! Media between clients that speak different drafts.
+//! Tests of media between clients that use different drafts of MoQ Transport.
 
 use super::{
     clip::{FRAMES, GROUP, VIDEO, VIDEO_TRACK, assert_same},
@@ -10,8 +10,8 @@ use super::{
 
 const DRAFTS: [&str; 5] = ["18", "19", "20", "21", "22"];
 
-/// Publishes to players of every draft, over raw QUIC and over WebTransport. Some players join late, and get the
-/// earlier objects from a group back by FETCH or fill.
+/// Publishes to players of every draft, over raw QUIC and over WebTransport. Some players join late, and request the
+/// objects of the previous group by FETCH or, in later drafts, by a fill.
 fn published_in(draft: &str) {
     needs!(Ffmpeg);
     let relay = InteropRelay::start();

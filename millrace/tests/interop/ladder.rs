@@ -1,4 +1,4 @@
-//! Renditions of one video: existing files, and those that ffmpeg makes.
+//! Tests of publishing several renditions of one video: from existing files, and from files that ffmpeg makes.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use super::{
 
 const TRACKS: [&str; 3] = [VIDEO_TRACK, "r1-1.m4s", "r2-1.m4s"];
 const INITS: [&str; 3] = ["0.mp4", "r1-0.mp4", "r2-0.mp4"];
-/// Seconds of a clip that is long enough for players to join during it on a busy machine.
+/// Length of a clip in seconds, long enough that players can join while it is published on a busy machine.
 const LONG: usize = 12;
 
 fn renditions(last_group: usize) -> [Vec<u8>; 3] {

@@ -122,7 +122,7 @@ fn sessions_survive_address_changes() {
     relay.until_subscribed(VIDEO_TRACK, 2);
     let addresses =
         |status: &Status| status.sessions.iter().map(|session| session.remote.ip()).collect::<Vec<_>>();
-    let before = addresses(&relay.status()); // exact: no session has moved yet
+    let before = addresses(&relay.status()); // exact: no session has changed its address yet
     let (first, rest) = clip.fragments.split_at(FRAMES / 4);
     publisher.feed(first, PACE);
     change_address(node("sub1"));

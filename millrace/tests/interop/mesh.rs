@@ -78,7 +78,8 @@ fn until_route(relay: &InteropRelay) {
     relay.until("a route", |status| status.cluster.as_ref().is_some_and(|cluster| cluster.routes > 0));
 }
 
-/// A viewer at another relay of ours, and one at moq-relay, get the media of a publisher at a relay of ours.
+/// The media of a publisher at a relay of ours must reach a viewer at moq-relay, and a viewer at a second relay of ours
+/// behind it.
 #[test]
 fn media_goes_through_moq_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));
@@ -102,7 +103,7 @@ fn media_goes_through_moq_relay() {
     last.until("no violation", |status| status.drops["protocol_violation"] == 0);
 }
 
-/// A viewer at a relay of ours gets the media of a publisher at moq-relay.
+/// The media of a publisher at moq-relay must reach a viewer at a relay of ours.
 #[test]
 fn media_comes_from_moq_relay() {
     needs!(TestNeed::Ffmpeg, TestNeed::Peer("moq-relay"));

@@ -60,11 +60,13 @@ fn loc_arrives_as_the_samples_that_went_in() {
     relay.assert_forwarded();
 }
 
-/// Starts a publisher that is in the middle of group 2, and waits until the relay has everything so far.
+/// Starts a publisher that has published up to the middle of group 2, and waits until the relay has received all of
+/// that.
 fn halfway(relay: &InteropRelay, clip: &InteropClip) -> (InteropProcess, usize) {
     let mut publisher = publish(None, relay, &relay.url(), clip, &[]);
     let fed = 2 * GROUP + 7;
-    // A relay subscribes to a track only while it has a subscriber. This one leaves after the objects so far.
+    // A relay subscribes to a track only while it has a subscriber. This subscriber unsubscribes after the objects that
+    // were published so far.
     let first = subscribe(None, &relay.url(), &["--count", &fed.to_string()]);
     relay.until_subscribed(VIDEO_TRACK, 1);
     publisher.feed(&clip.fragments[..fed], PACE);

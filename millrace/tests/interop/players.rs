@@ -28,13 +28,13 @@ pub fn moq_pub(
 ) -> InteropProcess {
     let mut publisher = InteropProcess::peer(host, "moq-pub", url, more);
     publisher.write(&clip.init);
-    // It logs the catalog once its tracks exist.
+    // moq-pub logs the catalog when its tracks exist.
     publisher.wait_logged("catalog:");
     relay.until_announced();
     publisher
 }
 
-/// Starts our publisher, and waits in the same way.
+/// Starts our publisher, and waits until it has described its tracks and waits for fragments.
 pub fn publish(
     host: ProgramHost,
     relay: &InteropRelay,
@@ -99,7 +99,7 @@ pub fn assert_video(is_ours: bool, media: &[u8], clip: &InteropClip, first: usiz
     assert_eq!(clip::frames(media), FRAMES - first, "{what}");
 }
 
-/// Two and a half groups, after which a player joins and the rest follows.
+/// Number of fragments in two and a half groups. A player joins after these, and the rest of the clip follows.
 const LATE: usize = 2 * GROUP + GROUP / 2;
 
 #[test]

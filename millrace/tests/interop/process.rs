@@ -14,7 +14,7 @@ use millrace_lab::lab::LabNode;
 use millrace_testkit::{show_log_on_panic, wait_for, wait_until};
 use tempfile::TempDir;
 
-/// A requirement of a test.
+/// A program or right without which a test cannot run.
 #[derive(Clone, Copy)]
 pub enum TestNeed {
     /// A peer that `scripts/peers.sh` builds.
@@ -51,7 +51,7 @@ pub struct InteropProcess {
     dir: TempDir,
 }
 
-/// The place where programs run: this host, or a node of a lab.
+/// The network namespace where programs run: that of this machine, or of a node in a lab.
 pub type ProgramHost<'a> = Option<&'a LabNode>;
 
 impl InteropProcess {
@@ -64,12 +64,12 @@ impl InteropProcess {
     /// Starts our own publisher or subscriber.
     pub fn ours(host: ProgramHost, verb: &str, url: &str, more: &[&str]) -> Self {
         let broadcast = [verb, "--name", super::relay::BROADCAST, "--tls-disable-verify", url];
-        // Tests refer to groups by number.
+        // Groups are numbered from 0, since tests refer to groups by number.
         let numbers: &[&str] = if verb == "publish" { &["--first-group=0"] } else { &[] };
         Self::start(host, verb, env!("CARGO_BIN_EXE_millrace").into(), &[&broadcast, numbers, more].concat())
     }
 
-    /// Returns whether the program is one of ours.
+    /// Returns whether the program is our own publisher or subscriber, not a peer's.
     pub fn is_ours(&self) -> bool {
         self.name == "subscribe"
     }

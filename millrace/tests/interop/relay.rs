@@ -1,4 +1,4 @@
-//! A relay in this process.
+//! Runs a relay of ours in the test's process.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -21,19 +21,20 @@ use super::{
     site::{self, RelayHost, RelaySite, until_forwarded},
 };
 
-/// The name of every broadcast here.
+/// Name of the broadcast that these tests publish.
 pub const BROADCAST: &str = "live/cam";
 
 pub struct InteropRelay {
     server: Arc<RunningServer>,
     runtime: Runtime,
     v4: Ipv4Addr,
-    /// Keeps the site for as long as the relay.
+    /// Keeps the test's network namespaces until the relay is dropped.
     site: Option<Arc<RelaySite>>,
 }
 
 impl InteropRelay {
-    /// Starts a relay on a host of its own, which may be this one, at all of the host's IPv4 addresses.
+    /// Starts a relay that listens on all IPv4 addresses of its host: a node of the lab, or this machine with engine
+    /// `user`.
     pub fn start() -> Self {
         Self::with(|_| {})
     }

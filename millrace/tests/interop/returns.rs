@@ -8,13 +8,13 @@ use super::{
     relay::InteropRelay,
 };
 
-/// Two and a half groups.
+/// Number of fragments in two and a half groups.
 const BEFORE: usize = 2 * GROUP + GROUP / 2;
 
 /// A restarted moq-pub numbers its groups from 0 again. Over QUIC moq-sub ends its session when a stream is reset, so
 /// the relay must not reset any.
 #[test]
-fn restarted_moq_pub_is_a_gap_for_moq_sub() {
+fn moq_sub_continues_when_moq_pub_restarts() {
     needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
     let relay = InteropRelay::start();
     let clip = &VIDEO;
@@ -28,8 +28,8 @@ fn restarted_moq_pub_is_a_gap_for_moq_sub() {
     // The publisher is killed.
     drop(publisher);
     let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
-    // moq-pub sends everything that it has read at once, in any order. It therefore gets no more than the group that
-    // restarts the track.
+    // moq-pub sends everything that it has read at once, in any order. The test therefore feeds it only the fragments
+    // of one group, with which the track restarts.
     publisher.feed(&clip.fragments[..GROUP], PACE);
     let begun = before.len() + clip.fragments[..GROUP].concat().len();
     players.iter().for_each(|player| player.wait_beyond(begun - HELD_BACK));

@@ -1,4 +1,4 @@
-//! The conformance cases of `moq-test-client`.
+//! Runs the conformance cases of `moq-test-client` against a relay.
 
 use super::{
     needs,

@@ -1,4 +1,4 @@
-//! Publishers and players over WebTransport, with each other and with those over QUIC.
+//! Tests of publishers and players over WebTransport, with each other and with publishers and players over QUIC.
 
 use super::{
     clip::{GROUP, VIDEO, VIDEO_TRACK, assert_same},
@@ -8,7 +8,7 @@ use super::{
     relay::InteropRelay,
 };
 
-/// Two groups and a half.
+/// Number of fragments in two and a half groups.
 const LATE: usize = 2 * GROUP + GROUP / 2;
 
 #[test]

@@ -32,7 +32,8 @@ fn object(group: u64, object: u64) -> ObjectDatagram {
     }
 }
 
-/// Publishes the group while its subscribers receive all of it. `between` runs before each object.
+/// Publishes a group as datagrams, and checks that all subscribers receive all of it. Calls `between` before each
+/// object.
 async fn play(
     publisher: &TestPeer,
     subscribers: &mut [&mut TestPeer],

@@ -1,4 +1,4 @@
-//! Tests of packets that do not wake the relay.
+//! Tests that packets which the kernel handles completely do not wake the relay's process.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use crate::{
     net::{GroupStream, KernelNetwork, OF_A_GROUP, SHOW, assert_forwarded, cast, play, subscribers, sum},
 };
 
-/// Returns the number of the subscribers' packets that woke nobody, and of all their packets.
+/// Returns the number of packets from subscribers that did not wake the relay, and the number of all packets from
+/// subscribers.
 fn acks(status: &Status) -> (u64, u64) {
     let all = status.engine.received.as_ref().unwrap()["from_subscriber"];
     (sum(status, |session| session.kernel_deferred), all)
@@ -28,8 +29,8 @@ fn packets_forwarded_to_all_subscribers_do_not_wake_userspace() {
     let status = play(&net, cast, &SHOW, |_| {});
     let forwarded = status.engine.received.as_ref().unwrap()["forwarded"];
     assert!(forwarded >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
-    // One packet of 32 wakes the relay, and so do packets that arrive before the kernel knows that nobody else waits.
-    // `millrace-lab bench relay` measures how many system calls are saved.
+    // One packet of 32 wakes the relay, and so do packets that arrive before the kernel knows that every subscriber of
+    // the stream is served by the kernel. `millrace-lab bench relay` measures how many system calls are saved.
     let (acks, _) = acks(&status);
     let publishers = status.engine.deferred - acks;
     assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
@@ -52,7 +53,7 @@ fn acknowledgements_of_kernel_packets_do_not_wake_userspace() {
     assert!(sum(&status, |session| session.packets_lost) < SHOW.objects, "{status:#?}");
 }
 
-/// A sender with a full window must get each acknowledgement at once.
+/// Each acknowledgement for a sender whose congestion window is full must wake the relay immediately.
 #[test]
 fn full_window_wakes_userspace_at_once() {
     needs_root!(full_window_wakes_userspace_at_once);
@@ -79,9 +80,11 @@ fn detached_program_defers_no_packet() {
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            assert!(net.status().engine.deferred > 0); // exact: ten groups have arrived
+            // exact: ten groups have arrived, so packets were deferred
+            assert!(net.status().engine.deferred > 0);
         }
-        11 => deferred.set(net.status().engine.deferred), // exact: a group has arrived since then
+        // exact: a group has arrived since the program was detached
+        11 => deferred.set(net.status().engine.deferred),
         20 => {
             assert_eq!(net.status().engine.deferred, deferred.get()); // exact: the detached program counts nothing
             net.server.change_engine(&net.config).unwrap();
@@ -93,7 +96,8 @@ fn detached_program_defers_no_packet() {
     assert_forwarded(&status, 20 * OF_A_GROUP);
 }
 
-/// Openings are prepared all the time, which must not keep the engine awake.
+/// The relay keeps stream openings prepared for the kernel. This must not keep the engine's thread awake while no media
+/// arrives.
 #[test]
 fn engine_sleeps_while_nothing_is_published() {
     needs_root!(engine_sleeps_while_nothing_is_published);
@@ -108,8 +112,8 @@ fn engine_sleeps_while_nothing_is_published() {
         wait_for("a second in which the engine sleeps", || {
             let before = net.status().engine.ticks;
             std::thread::sleep(Duration::from_secs(1));
-            // A sleeping engine ticks about once a second, and a few times after a keep-alive. An awake one ticks a
-            // hundred times.
+            // A sleeping engine wakes about once a second, and a few times after a keep-alive. An engine that is awake
+            // runs a hundred times a second.
             net.status().engine.ticks - before <= 40
         });
     });

@@ -63,7 +63,8 @@ fn kernel_forwards_across_key_updates_by_every_side() {
     }
 }
 
-/// The relay must report a reason.
+/// With a cipher suite that the kernel does not support, userspace must send all packets, and the relay must report the
+/// reason.
 #[test]
 fn unsupported_cipher_suite_is_served_from_userspace() {
     needs_root!(unsupported_cipher_suite_is_served_from_userspace);
@@ -94,8 +95,8 @@ fn opened(status: &Status) -> KeystreamStatus {
     publishers.next().unwrap().keystreams.unwrap().opened
 }
 
-/// Reports whether some packets of each group find a keystream that was computed ahead. The share depends on the
-/// machine's load, and is measured by `millrace-lab bench relay`.
+/// Reports whether, on average, at least one packet of each group found a keystream that was computed ahead. The share
+/// depends on the machine's load, and is measured by `millrace-lab bench relay`.
 fn is_ahead(supply: KeystreamStatus, show: &GroupStream) -> bool {
     supply.hit >= show.groups
 }
@@ -123,7 +124,8 @@ fn keystreams_follow_key_updates() {
     let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
     let sealed = sealed(&status);
     let opened = opened(&status);
-    // The first packets with new keys find no keystream. They tell the relay that there are new keys.
+    // For the first packets with new keys there is no keystream yet. These packets show the relay that the peer has
+    // updated its keys.
     assert!(opened.stale > 5 && is_ahead(opened, &show), "{status:#?}");
     assert!(is_ahead(sealed, &show), "{status:#?}");
 }
@@ -141,8 +143,8 @@ fn kernel_without_keystream_memory_encrypts_directly() {
 }
 
 #[test]
-fn dropped_stream_is_recalled_from_the_kernel_first() {
-    needs_root!(dropped_stream_is_recalled_from_the_kernel_first);
+fn kernel_sends_nothing_after_the_end_of_a_dropped_stream() {
+    needs_root!(kernel_sends_nothing_after_the_end_of_a_dropped_stream);
     let net = KernelNetwork::new(2, false, |_| {});
     let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
     net.run(async {
@@ -165,7 +167,8 @@ fn dropped_stream_is_recalled_from_the_kernel_first() {
             subgroup.reset(code::Reset::CANCELLED);
             assert_eq!(received.pop().unwrap().all().await.1, PeerStreamEnd::Reset);
         }
-        // A peer closes the connection if a stream exceeds its final size, so no stream has.
+        // A peer closes the connection if it receives bytes after a stream's final size. All connections are open, so
+        // none did.
         for subscriber in &subscribers {
             assert!(subscriber.session.connection().close_reason().is_none());
         }

@@ -28,7 +28,8 @@ use crate::{
     peer::TestPeer,
 };
 
-/// Settings that serve all addresses of a family, with defaults otherwise.
+/// Returns settings with which a relay listens on all addresses of the address family of `all`, and with defaults
+/// otherwise.
 fn everywhere(all: IpAddr) -> Config {
     let settings = Settings {
         listen: Some(vec![SocketAddr::from((all, PORT)).into()]),
@@ -46,7 +47,7 @@ fn url_of(net: &KernelNetwork) -> url::Url {
     format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
 }
 
-/// Reports whether another session of the node is refused or not answered.
+/// Tries to open another session from this node, and reports whether it is refused or gets no answer.
 fn is_turned_away(net: &KernelNetwork, node: &str) -> bool {
     let remote = Remote::new(url_of(net), CertificateTrust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
@@ -91,7 +92,8 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
 fn default_gate_refuses_only_packets_that_no_client_sends() {
     needs_root!(default_gate_refuses_only_packets_that_no_client_sends);
     let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
+    // exact: the gate attaches before the relay's start is complete
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
 
     let client = net.lab.node("sub1").unwrap();
     let socket = client.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
@@ -109,7 +111,8 @@ fn default_gate_refuses_only_packets_that_no_client_sends() {
     for _ in 0..5 {
         send(&retry);
     }
-    // These are short headers with unknown connection IDs, another version, fragments, and packets for other ports.
+    // The packets below must pass: short headers with unknown connection IDs, another version, fragments, and packets
+    // for other ports.
     for _ in 0..7 {
         send(&[0x40; 21]);
     }
@@ -156,7 +159,7 @@ fn client_at_its_session_limit_gets_no_further_session() {
         net.relay().enter(|| net.server.change_gate(&config)).unwrap().unwrap();
     };
     change(GateChoice::Off);
-    assert!(!net.status().gate.on); // exact: the call that changes it has returned
+    assert!(!net.status().gate.on); // exact: the call that switches the gate off has returned
     assert!(is_turned_away(&net, "sub1"));
     net.until("the relay counts it", |status| status.drops["client_session_limit"] > 0);
 
@@ -165,7 +168,7 @@ fn client_at_its_session_limit_gets_no_further_session() {
     assert!(is_turned_away(&net, "sub1"));
     net.until("the new gate refuses it", |status| refused(status) > 0);
 
-    // A client that leaves makes room at once.
+    // When a client closes a session, it can open another one immediately.
     first.session.close(code::Session::NO_ERROR, "");
     until("its session is over", || net.status().sessions.len() == 1);
     drop(net.peer("sub1"));
@@ -218,7 +221,7 @@ fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
 fn recreated_interface_is_guarded_again() {
     needs_root!(recreated_interface_is_guarded_again);
     let net = gated(1);
-    let before = net.status().gate; // exact: attached at start-up
+    let before = net.status().gate; // exact: the gate attaches before the relay's start is complete
     assert!(before.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{before:?}");
     sh(net.relay(), "ip link del to-sub1 2>/dev/null");
     let is_missed =
@@ -255,12 +258,13 @@ fn guarded(status: &Status) -> Vec<&str> {
     names
 }
 
-/// The relay serves all addresses. It must guard an interface from its first address to its last.
+/// The relay listens on all addresses. Its gate must guard an interface as long as the interface has an address.
 #[test]
 fn interface_is_guarded_while_it_has_an_address() {
     needs_root!(interface_is_guarded_while_it_has_an_address);
     let net = KernelNetwork::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
-    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]); // exact: attached at start-up
+    // exact: the gate attaches before the relay's start is complete
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
     let client = net.lab.node("sub1").unwrap();
     let far = client.netns().name();
     sh(net.relay(), &format!("ip link add late up type veth peer name early netns {far}"));
@@ -280,7 +284,7 @@ fn interface_is_guarded_while_it_has_an_address() {
     assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
     sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
     until("the interface to be guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
-    assert_eq!(net.status().gate.refused["short"], 20); // exact: no more were sent
+    assert_eq!(net.status().gate.refused["short"], 20); // exact: the test has sent no more of these packets
     drop(net.peer("sub1"));
 }
 
@@ -306,8 +310,8 @@ fn gate_attaches_when_an_interface_gets_its_first_address() {
     assert!(gate.reason.contains("no interface is named"), "{gate:?}");
 }
 
-/// Another program is attached to the interface. A gate with `on` fails with an error; with `auto` the relay runs
-/// without it and says so.
+/// Another program is attached to the interface. With `gate = "on"` the relay fails with an error. With `auto` it runs
+/// without the gate and reports that.
 #[test]
 fn gate_leaves_another_program_on_the_interface() {
     needs_root!(gate_leaves_another_program_on_the_interface);

@@ -33,7 +33,7 @@ struct SubscriberInbox {
 }
 
 impl SubscriberInbox {
-    /// Starts to read the subscriber's streams.
+    /// Starts tasks that read all streams to the subscriber.
     fn from_subscriber(mut subscriber: TestPeer) -> Self {
         let (sender, streams) = mpsc::unbounded_channel();
         tokio::spawn(async move {
@@ -78,7 +78,8 @@ async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, inboxes: &mut [Subsc
     let mut object = 0;
     // exact: the condition is checked again after each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status()); // exact: only for the message
+        // exact: the status is printed only if the test fails
+        assert!(object < 10_000, "{:#?}", net.status());
         publish(publisher, 0, object).await;
         for inbox in inboxes.iter_mut() {
             inbox.expect(1).await;
@@ -113,7 +114,8 @@ async fn forwarded_group(
     }
 }
 
-/// Publishes an object at each of the publishers in turn. The relay stops streams of objects that it already has.
+/// Publishes the same object from both publishers, one after the other. The relay sends STOP_SENDING on the stream of
+/// an object that it already has.
 async fn publish_copies(publishers: [&TestPeer; 2], group: u64, object: u64) {
     for publisher in publishers {
         let header = single(group, object);
@@ -123,12 +125,12 @@ async fn publish_copies(publishers: [&TestPeer; 2], group: u64, object: u64) {
         bytes.extend(payload(group, object, BYTES));
         let mut stream = publisher.session.streams().open_uni().await.unwrap();
         if stream.write_all(&bytes).await.is_ok() {
-            let _ = stream.finish(); // it is stopped
+            let _ = stream.finish(); // fails if the relay has stopped the stream
         }
     }
 }
 
-/// Returns both publishers. Each is the first one for every other object.
+/// Returns both publishers in the order in which they send this object. The order changes every three objects.
 fn in_turn<'a>(one: &'a TestPeer, other: &'a TestPeer, object: u64) -> [&'a TestPeer; 2] {
     if (object / 3).is_multiple_of(2) { [one, other] } else { [other, one] }
 }
@@ -191,7 +193,8 @@ fn datagram(group: u64, object: u64) -> ObjectDatagram {
     }
 }
 
-/// Sends an object from each of the publishers in turn, and waits until every subscriber and the relay have it.
+/// Sends the same object from both publishers, one after the other, and waits until the relay and every subscriber have
+/// it.
 async fn exchange(
     net: &KernelNetwork,
     publishers: &[&TestPeer],
@@ -243,14 +246,14 @@ fn datagrams_of_two_publishers_arrive_once() {
     });
 }
 
-/// A relay that is the edge's upstream for a while, with its publisher.
+/// An upstream relay of the edge, and the publisher that is connected to it.
 struct OriginRelay {
     server: Arc<RunningServer>,
     publisher: TestPeer,
     _namespace: SessionRequest,
 }
 
-/// An edge relay with engine `kernel`. Its upstream relays run where its publishers are.
+/// An edge relay with engine `kernel`. Its upstream relays run on the publishers' node of the lab.
 struct Edge {
     net: KernelNetwork,
 }

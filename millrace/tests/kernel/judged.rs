@@ -23,7 +23,7 @@ fn frames(status: &Status, name: &str) -> u64 {
     count(&status.engine.frames, name)
 }
 
-/// Counters of holes in a stream, and of how often the kernel continued after one.
+/// Counts gaps in a stream, and how often the kernel continued to forward the stream after a gap.
 #[derive(Default)]
 struct Holes {
     seen: u64,
@@ -32,7 +32,8 @@ struct Holes {
 }
 
 impl Holes {
-    /// Number of good frames after a hole that shows that the kernel continued on purpose.
+    /// Number of STREAM frames forwarded after a gap from which the test concludes that the kernel continued the
+    /// stream.
     const GOOD: u64 = 10;
 
     fn look(&mut self, status: &Status) {
@@ -48,7 +49,8 @@ impl Holes {
     }
 }
 
-/// The objects share one stream. If the kernel had given the stream up, no good frame would follow.
+/// All objects are in one stream. If the kernel stopped forwarding the stream at a gap, it would count no further frame
+/// as good.
 #[test]
 fn kernel_continues_after_a_hole_in_a_stream() {
     const HOLES: u64 = 3;
@@ -67,7 +69,7 @@ fn kernel_continues_after_a_hole_in_a_stream() {
                 id += 1;
                 arrived.wait(id.saturating_sub(AHEAD)).await;
                 time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
-                holes.look(&net.status()); // exact: checked again after each object
+                holes.look(&net.status()); // exact: this check is repeated after each object
             }
             subgroup.finish();
             id
@@ -75,7 +77,8 @@ fn kernel_continues_after_a_hole_in_a_stream() {
         let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
         let both = net.run(async {
             let both = async { tokio::join!(publishing, receiving) };
-            time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: only for the message
+            // exact: the status is printed only if the test fails
+            time::timeout(BOUND, both).await.map_err(|_| net.status())
         });
         let (objects, received) = both.unwrap_or_else(|status| panic!("{impairment}: {:#?}", status.engine));
         assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));
@@ -103,7 +106,7 @@ fn reordered_and_duplicate_packets_are_forwarded_once() {
     }
 }
 
-/// Issues connection IDs that are retired soon.
+/// Generates random connection IDs, which expire soon, so that peers retire them.
 struct Passing;
 
 impl quinn::ConnectionIdGenerator for Passing {
@@ -123,9 +126,9 @@ impl quinn::ConnectionIdGenerator for Passing {
 /// Peers retire their connection IDs again and again, and the relay must send to new ones. Packets that the kernel
 /// sends to a retired ID are lost.
 #[test]
-fn connection_ids_that_peers_retire_are_followed() {
+fn kernel_sends_to_new_ids_after_peers_retire_old_ones() {
     const RETIRED: u64 = 4;
-    needs_root!(connection_ids_that_peers_retire_are_followed);
+    needs_root!(kernel_sends_to_new_ids_after_peers_retire_old_ones);
     let net = KernelNetwork::new(1, false, |_| {});
     let mut endpoint = quinn::EndpointConfig::default();
     endpoint.cid_generator(|| Box::new(Passing));
@@ -148,7 +151,7 @@ fn connection_ids_that_peers_retire_are_followed() {
             id += 1;
             arrived.wait(id.saturating_sub(AHEAD)).await;
             time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
-            let status = net.status(); // exact: checked again after each object
+            let status = net.status(); // exact: this check is repeated after each object
             let packets = sum(&status, |session| session.kernel.packets);
             if retired() > seen {
                 (seen, before) = (retired(), packets);
@@ -162,7 +165,8 @@ fn connection_ids_that_peers_retire_are_followed() {
     let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
     let both = net.run(async {
         let both = async { tokio::join!(publishing, receiving) };
-        time::timeout(BOUND, both).await.map_err(|_| net.status()) // exact: only for the message
+        // exact: the status is printed only if the test fails
+        time::timeout(BOUND, both).await.map_err(|_| net.status())
     });
     let (objects, received) = both.unwrap_or_else(|status| panic!("{} retired: {status:#?}", retired()));
     assert_eq!(received, ((0..objects).collect(), PeerStreamEnd::Fin));

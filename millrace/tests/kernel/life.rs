@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A show that is long enough for several phases.
+/// A stream of groups that is long enough for several phases of 10 groups.
 const LONG: GroupStream = GroupStream { groups: 30, objects: 30, ..SHOW };
 
 /// Returns the number of packets that the kernel has sent to subscribers.
@@ -43,7 +43,7 @@ const UNDER_WAY: u64 = 2 * (AHEAD + 1);
 
 impl Phases {
     pub fn begin(&mut self, net: &KernelNetwork) {
-        self.0.push(sent(&net.status())); // exact: a phase allows for packets in flight
+        self.0.push(sent(&net.status())); // exact: the check of the phases allows for packets in flight
     }
 
     /// Returns the number of packets that the kernel sent in each phase.
@@ -101,7 +101,7 @@ fn detached_engine_continues_in_userspace() {
     let status = play(&net, cast, &SHOW, |group| {
         if group == SHOW.groups / 2 {
             detach_all(net.relay());
-            let status = net.status(); // exact: packets in flight are allowed for
+            let status = net.status(); // exact: the check allows for packets in flight
             before.set(sum(&status, |session| session.kernel.packets)).unwrap();
         }
     });
@@ -254,7 +254,7 @@ impl<'a> RelayProcess<'a> {
     }
 
     fn engine(&self) -> Option<millrace_relay_daemon::status::EngineStatus> {
-        // exact: callers wait for the result, or have waited
+        // exact: callers repeat this read, or have waited for the state
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }

@@ -13,8 +13,8 @@ use crate::{
 
 const DSCP: &str = "af41";
 
-/// Adds rules to the node that count the relay's packets: with this DSCP, with another one, and with ECT(0). With
-/// `marks` the latter are marked CE.
+/// Adds firewall rules to the node that count the relay's packets with [`DSCP`], with another DSCP, and with ECT(0).
+/// With `marks`, packets with ECT(0) are marked CE.
 fn count(node: &LabNode, marks: bool) {
     let mark = if marks { "ip ecn set ce" } else { "" };
     let rules = format!(
@@ -40,7 +40,8 @@ fn counted(node: &LabNode, rule: &str) -> u64 {
     packets.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Plays media with these settings. Returns a subscriber's session, and how many of its packets had ECT(0).
+/// Plays media with these settings. Returns the status of a subscriber's session, and how many of the packets to it had
+/// ECT(0).
 fn subscriber(engine: EngineChoice, ecn: bool, marks: bool) -> (RelaySessionStatus, u64) {
     let net = KernelNetwork::new(1, false, |config| {
         config.engine = engine;

@@ -187,9 +187,9 @@ pub fn is_quiet(status: &Status) -> bool {
     status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0)
 }
 
-/// A stream of groups, and what its subscribers must receive. The publisher waits for its subscribers and not for a
-/// time, so that it is never ahead of a relay that does not get the CPU: the kernel sends only objects that arrive
-/// after the relay has handed a stream over.
+/// A stream of groups, and what its subscribers must receive. The publisher waits until subscribers have received
+/// earlier objects, so that it is never far ahead of a relay that gets little CPU time: the kernel sends only objects
+/// that arrive after the relay has handed a stream over.
 pub struct GroupStream {
     pub groups: u64,
     pub objects: u64,
@@ -199,7 +199,7 @@ pub struct GroupStream {
     pub ahead: Option<u64>,
 }
 
-/// Number of objects in flight of [`SHOW`]. It is less than the smallest congestion window.
+/// Largest number of objects in flight in the stream [`SHOW`]. Their packets fit into the smallest congestion window.
 pub const AHEAD: u64 = 8;
 pub const SHOW: GroupStream =
     GroupStream { groups: 10, objects: 50, bytes: 1000, pause: Duration::from_millis(2), ahead: Some(AHEAD) };
@@ -209,7 +209,7 @@ pub const SHOW: GroupStream =
 const ONE_BY_ONE: u64 = 4;
 
 /// Smallest number of packets of each group of a [`GroupStream`] that the kernel must send. It usually sends most of a
-/// group, and on a busy machine these.
+/// group, and on a busy machine at least this number.
 pub const OF_A_GROUP: u64 = 5;
 
 /// Number of objects that have begun to arrive at each subscriber.
@@ -239,7 +239,7 @@ impl Arrived {
 }
 
 impl GroupStream {
-    /// Publishes the whole stream of groups. `between` runs before each group.
+    /// Publishes the whole stream of groups, and calls `between` before each group.
     pub async fn play(
         &self,
         publisher: &TestPeer,
@@ -268,7 +268,7 @@ impl GroupStream {
         }
     }
 
-    /// Receives every group, and checks that it is whole. Streams may arrive in any order.
+    /// Receives every group, and checks that each is complete. Streams may arrive in any order.
     async fn receive(&self, mut subscriber: TestPeer, tell: impl Fn(usize)) -> TestPeer {
         let mut groups = Vec::new();
         for _ in 0..self.groups {

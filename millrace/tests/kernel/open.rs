@@ -17,7 +17,7 @@ use crate::{
     peer::{PeerStreamEnd, TestPeer, header, payload, track},
 };
 
-/// Smallest number of prepared openings of a track before the next object is published.
+/// Number of stream openings for each subscriber that must be prepared before the test publishes the next object.
 const ENOUGH: u64 = 2;
 pub const BYTES: usize = 800;
 
@@ -25,7 +25,7 @@ fn counts_or_default(counts: &Option<BTreeMap<String, u64>>) -> BTreeMap<String,
     counts.clone().unwrap_or_default()
 }
 
-/// Returns the counts since `before`, by reason.
+/// Returns the increases of the counters since `before`, by reason, without those that did not change.
 pub fn since(
     now: &Option<BTreeMap<String, u64>>,
     before: &Option<BTreeMap<String, u64>>,
@@ -62,7 +62,8 @@ async fn expect(subscriber: &mut TestPeer, group: u64, object: u64) {
 /// Subscribers over QUIC and over WebTransport.
 const BOTH: [(&str, PeerKind); 2] = [("sub1", PeerKind::Quic), ("sub2", PeerKind::Web)];
 
-/// Connects a cast whose sessions have records in the kernel. Openings are then prepared for streams that begin later.
+/// Connects a publisher and subscribers, and waits until the kernel has records of their sessions. The kernel can then
+/// open streams that begin later.
 pub fn ready_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, PeerKind)]) -> Cast {
     let cast = cast_by(net, publisher, subscribers);
     let is_ready = |session: &RelaySessionStatus| session.kernel_ready == Some(true);
@@ -70,8 +71,8 @@ pub fn ready_by(net: &KernelNetwork, publisher: PeerKind, subscribers: &[(&str, 
     cast
 }
 
-/// Waits until the relay has read all objects up to this one, and has prepared openings for this number of subscribers
-/// again.
+/// Waits until the relay has read all objects up to this one, and has again prepared stream openings for this number of
+/// subscribers.
 pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
     let what = format!("{at:?}, and openings for {subscribers}");
     let wanted = |status: &Status| {
@@ -81,12 +82,14 @@ pub async fn settled(net: &KernelNetwork, at: (u64, u64), subscribers: u64) {
     async_wait_until(&what, || net.status(), wanted).await;
 }
 
-/// Publishes objects of group 0 until the kernel has sent packets to everybody. Returns the number of the next object.
+/// Publishes objects of group 0 until the kernel has sent packets to every subscriber. Returns the number of the next
+/// object.
 async fn warm_up(net: &KernelNetwork, publisher: &TestPeer, receivers: &mut [TestPeer]) -> u64 {
     let mut object = 0;
     // exact: the condition is checked again after each object
     while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
-        assert!(object < 10_000, "{:#?}", net.status()); // exact: only for the message
+        // exact: the status is printed only if the test fails
+        assert!(object < 10_000, "{:#?}", net.status());
         publish(publisher, 0, object).await;
         for receiver in receivers.iter_mut() {
             expect(receiver, 0, object).await;
@@ -231,7 +234,7 @@ fn objects_faster_than_the_reader_arrive_once() {
     });
 }
 
-/// Links lose beginnings of streams, repeat them or delay them.
+/// The links lose, duplicate or delay packets, including the first packets of streams.
 #[test]
 fn every_object_arrives_once_over_lossy_reordering_links() {
     const OBJECTS: u64 = 200;

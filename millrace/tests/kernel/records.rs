@@ -165,7 +165,7 @@ fn publisher_has_a_kernel_record_despite_idle_handshakes() {
     needs_root!(publisher_has_a_kernel_record_despite_idle_handshakes);
     let net = limited(2, 4);
     Idlers::with(&net, 8, || {
-        // Viewers get all records until the publisher sends something.
+        // Sessions of viewers get all kernel records as long as no publisher has sent anything.
         let waiting: Vec<_> = (0..5).map(|_| net.peer("sub2")).collect();
         net.until("four of five sessions have a record", |status| {
             status.sessions.iter().filter(has_record).count() == 4 && status.engine.records_waiting == 1
@@ -182,7 +182,7 @@ fn publisher_has_a_kernel_record_despite_idle_handshakes() {
         assert_eq!(status.engine.records_waiting, 2);
         assert!(status.engine.records["downstreams"].used <= 4);
 
-        // Sessions with a record leave, and sessions without one get theirs.
+        // Subscribers with a kernel record disconnect, and sessions without one get the freed records.
         show.leave(2);
         net.until("all remaining sessions have a record", |status| {
             viewers(status).count() == 3 && viewers_with_one(status) == 3 && publishers_have_one(status)
@@ -205,7 +205,7 @@ fn unused_kernel_record_goes_to_a_viewer() {
     others.iter().for_each(close);
 }
 
-/// A subscriber that records packet numbers.
+/// A subscriber that records the numbers of the packets it receives.
 struct PacketWatcher {
     client: Client,
     /// The bytes received on each stream.
@@ -274,7 +274,8 @@ fn of_address(status: &Status, address: SocketAddr) -> Option<&RelaySessionStatu
     status.sessions.iter().find(|session| session.remote.ip() == address.ip())
 }
 
-/// Takes the record away and gives it back again and again in the middle of groups. `disturb` runs after every check.
+/// Makes the relay withdraw a subscriber's kernel record and return it, again and again in the middle of groups.
+/// `disturb` runs after every check of the subscriber's packets.
 fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
     let net = &limited(3, 2);
     // A first subscriber makes the publisher send the track.
@@ -305,13 +306,14 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
         net.until("the watcher's subscription", |status| {
             of_address(status, address).is_some_and(|watcher| watcher.subscriptions > 0)
         });
-        // The watcher has subscribed, so its record is the only one besides the publisher's.
+        // The watched subscriber has subscribed. After the viewers have closed, only it and the publisher have kernel
+        // records.
         viewers.drain(..).for_each(|(viewer, _)| close(&viewer));
         let publisher = &first.publisher;
         let publishing = scope.spawn(move || net.run(publish(publisher, stops, published)));
         let kernel = |status: &Status| of_address(status, address).map_or(0, |one| one.kernel.packets);
         for round in 0..times {
-            let before = kernel(&net.status()); // exact: a lower bound of later counts
+            let before = kernel(&net.status()); // exact: the value is only a lower bound of later counts
             net.until("the kernel sends to the watcher", |status| kernel(status) > before + OBJECTS / 2);
             let other = show(net, "other", net.peer("sub3"), vec![net.peer("sub1")]);
             let taken = |status: &Status| {
@@ -324,7 +326,7 @@ fn lose_and_regain(times: usize, disturb: impl Fn(&mut Client, usize) + Sync) {
             wait_for("more groups", || published.load(Relaxed) > group + 1);
             other.end();
         }
-        let before = kernel(&net.status()); // exact: a lower bound of later counts
+        let before = kernel(&net.status()); // exact: the value is only a lower bound of later counts
         net.until("the kernel sends to the watcher again", |status| kernel(status) > before);
         stops.store(true, Relaxed);
         publishing.join().unwrap();

@@ -1,5 +1,5 @@
-//! Tests of clients that only change ports, connection IDs or keys all the time, while other clients connect. They have
-//! sent SETUP: before it, the kernel knows nothing of them.
+//! Tests of hostile clients that change their ports, connection IDs or keys all the time while other clients connect.
+//! The hostile clients have sent SETUP, since the kernel has no state of a session before that.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -20,14 +20,15 @@ use crate::{
     net::{KernelNetwork, PORT},
 };
 
-/// Number of changes before another client connects.
+/// Number of times that the hostile client changes its port, ID or key before another client connects.
 const CHANGES: u64 = 500;
 const PAUSE: Duration = Duration::from_millis(2);
-/// Connections at the same time: the stranger's, the newcomer's, and one of the stranger's that the relay has just
-/// closed.
+/// Largest number of connections at the same time: the hostile client's, the new client's, and one of the hostile
+/// client that the relay has just closed.
 const CONNECTIONS: u64 = 3;
 
-/// A client that changes until `stops` is set, in a thread of its own in a node's namespace.
+/// A hostile client that changes its port, ID or key until `stops` is set. It runs in a thread of its own in a node's
+/// namespace.
 struct StrangerClient<'a> {
     net: &'a KernelNetwork,
     target: PeerTarget,
@@ -78,7 +79,8 @@ impl<'a> StrangerClient<'a> {
     }
 }
 
-/// Checks that the kernel serves a new client, and that the queue is no longer than the number of connections.
+/// Checks that the kernel serves a new client, and that the queue of commands to the kernel has no more than
+/// [`CONNECTIONS`] entries.
 fn a_newcomer_is_served(net: &KernelNetwork) {
     let _newcomer = net.peer("sub2");
     let address = IpAddr::from(net.lab.node("sub2").unwrap().addr_v4());
@@ -91,10 +93,11 @@ fn a_newcomer_is_served(net: &KernelNetwork) {
     net.until("the kernel may send to the newcomer", is_served);
 }
 
-/// quinn alone sends to an address that has not answered, so no change of port may cause a command to the kernel.
+/// Until a client's new address has answered a path challenge, only quinn sends to it, so the change of port may cause
+/// no command to the kernel.
 #[test]
-fn ports_that_never_answer_change_nothing_in_the_kernel() {
-    needs_root!(ports_that_never_answer_change_nothing_in_the_kernel);
+fn unvalidated_client_ports_cause_no_kernel_commands() {
+    needs_root!(unvalidated_client_ports_cause_no_kernel_commands);
     let net = KernelNetwork::new(2, false, |_| {});
     let hop = |peer: &mut HostilePeer| {
         peer.answers_challenges = false;
@@ -102,14 +105,16 @@ fn ports_that_never_answer_change_nothing_in_the_kernel() {
     };
     StrangerClient::new(&net).while_changing(hop, |stranger| {
         stranger.wait_for_changes();
-        // The commands are for keys and the first path. quinn also returns to the first path if the client had to wait.
-        let commands = net.status().engine.commands; // exact: an upper bound of the commands so far
+        // Commands are expected for keys and for the first path, to which quinn also returns if the client had to wait.
+        // exact: the value is only an upper bound of the commands so far
+        let commands = net.status().engine.commands;
         assert!(commands < CHANGES / 4, "{commands} commands");
         a_newcomer_is_served(&net);
     });
 }
 
-/// Each of these ports answers, so each causes a command to the kernel, until a newer one replaces it.
+/// The client answers path challenges from each port, so each change causes a command to the kernel. A newer command
+/// replaces one that still waits.
 #[test]
 fn port_changing_peer_does_not_keep_others_off_the_kernel() {
     needs_root!(port_changing_peer_does_not_keep_others_off_the_kernel);
@@ -128,7 +133,7 @@ fn port_changing_peer_does_not_keep_others_off_the_kernel() {
 fn id_and_key_changing_peer_does_not_keep_others_off_the_kernel() {
     needs_root!(id_and_key_changing_peer_does_not_keep_others_off_the_kernel);
     let changes: [fn(&mut HostilePeer); 2] = [
-        |peer| drop(peer.change_ids()), // closed meanwhile
+        |peer| drop(peer.change_ids()), // fails if the relay has closed the connection
         |peer| drop(peer.update_keys()),
     ];
     for change in changes {

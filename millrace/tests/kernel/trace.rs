@@ -71,7 +71,7 @@ fn serve_http(net: &KernelNetwork) -> http::HttpServer {
 
 fn session_of(net: &KernelNetwork, node: &str) -> RelaySessionStatus {
     let ip = net.lab.node(node).unwrap().addr_v4();
-    // exact: callers wait for the session's figures
+    // exact: callers repeat this read until the session's figures are as expected
     net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
@@ -160,8 +160,8 @@ fn assert_complete(events: &[TraceEvent], streams: u64) {
     }
 }
 
-/// Checks that each repair fills a hole, behind which something had been sent. Returns how many repairs repeated bytes
-/// whose first sending is in the trace.
+/// Checks that each repair (retransmission by userspace) covers bytes of a stream after which later bytes had been
+/// sent. Returns how many repairs repeated bytes whose first sending is in the trace.
 fn check_repairs(events: &[TraceEvent]) -> usize {
     let mut again = 0;
     for (at, event) in events.iter().enumerate() {
@@ -210,7 +210,7 @@ fn trace_of_a_session_agrees_with_the_counters() {
 
         let events = viewer.events();
         let TraceEvent::Start { engine: name, notes, .. } = &events[0] else { panic!("{:?}", events[0]) };
-        assert_eq!(*name, net.status().engine.name); // exact: fixed at start-up
+        assert_eq!(*name, net.status().engine.name); // exact: the engine is chosen when the relay starts
         assert_eq!(notes.is_empty(), engine == EngineChoice::Kernel, "{notes:?}");
         let lost = events.iter().filter(|event| matches!(event, TraceEvent::Lost { .. })).count();
         assert_eq!(lost, 0);

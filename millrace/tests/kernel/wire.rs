@@ -69,7 +69,7 @@ fn checksums_are_right_for_every_mix_of_address_families() {
     }
 }
 
-/// Makes a VLAN on the link between the relay and a node. From then on the two reach each other only by it.
+/// Makes a VLAN on the link between the relay and a node. From then on they reach each other only through the VLAN.
 fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
     const VLAN: &str = "vlan100";
     let node = net.lab.node(name).unwrap();
@@ -82,8 +82,8 @@ fn make_vlan(net: &KernelNetwork, name: &str) -> &'static str {
             host,
             &format!("ip address add {ip}/24 dev {VLAN} && ip address del {}/24 dev {device}", interface.v4),
         );
-        // The address moves from the link to loopback: the relay is still reached at it, and its end of the VLAN has
-        // it.
+        // The address moves from the link to loopback. Through the VLAN, the relay is still reached at the same
+        // address.
         sh(host, &format!("ip address add {}/32 dev lo", interface.v4));
     }
     sh(node, &format!("ip route replace default via 10.88.0.1 dev {VLAN} src 10.88.0.2"));
@@ -137,7 +137,8 @@ fn kernel_follows_peers_to_new_addresses() {
     let cast = cast(&net, &["sub1", "sub2"]);
     let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
     let addresses = || {
-        let sessions = net.status().relay.sessions; // exact: no peer has moved yet, and later `until` reads it again
+        // exact: no peer has moved yet, and `until` reads the sessions again later
+        let sessions = net.status().relay.sessions;
         sessions.iter().map(|one| (one.id, one.remote)).collect::<BTreeMap<_, _>>()
     };
     let before = addresses();
@@ -161,7 +162,8 @@ fn kernel_follows_peers_to_new_addresses() {
 #[test]
 fn path_usable_only_by_userspace_is_left_to_userspace() {
     needs_root!(path_usable_only_by_userspace_is_left_to_userspace);
-    // A routing rule by user: the route of the relay's user leads to sub1, and that of all other users does not.
+    // A routing rule by user: packets of the relay's user reach sub1. Packets of other users, and those that the kernel
+    // engine sends, do not.
     const OWNER: u32 = 65_534;
     let topology = Topology { netem: false, ..Topology::standard(1, 2) };
     let net = KernelNetwork::owned_by(&topology, OWNER, |_| {});
@@ -174,17 +176,18 @@ fn path_usable_only_by_userspace_is_left_to_userspace() {
         sh(net.relay(), &format!("ip {command}"));
     }
     let cast = cast(&net, &["sub1", "sub2"]);
-    // So many objects are in flight that the kernel tries to send them.
+    // This many objects are in flight, so that the kernel gets enough packets to try the path.
     let show = GroupStream { ahead: Some(40), ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (lost, found): (Vec<_>, _) =
         subscribers(&status).partition(|one| one.remote.ip() == IpAddr::from([10, 77, 1, 2]));
     let [lost, found]: [&RelaySessionStatus; 2] = [lost[0], found.into_iter().next().unwrap()];
     assert!(found.kernel.packets >= SHOW.groups * OF_A_GROUP, "{found:#?}");
-    // The limit is the bytes of 8 packets of the largest size, and these packets are smaller.
+    // The kernel stops after the bytes of 8 packets of the largest size have not arrived. These packets are smaller, so
+    // there may be up to 12.
     assert!((1..=12).contains(&lost.kernel.packets), "the kernel did not try the first packets: {lost:#?}");
-    // A relay that does not get the CPU takes the losses for persistent congestion. Its window is then too small to try
-    // all packets.
+    // A relay that gets little CPU time may treat the losses as persistent congestion. Its window is then too small to
+    // try all packets.
     let given_up = lost.kernel_copies.as_ref().unwrap().get("not_arriving").copied().unwrap_or(0);
     assert_eq!(given_up, u64::from(lost.kernel.packets >= 8), "{lost:#?}");
 }

@@ -45,7 +45,8 @@ impl RunningRelay {
     }
 
     fn start_as(listen: Option<&str>, dir: TempDir, args: &[&str]) -> Self {
-        // The log says which port the kernel has chosen. A relay that logs to a file gets a port that was free before.
+        // The relay's log on standard error has the HTTP port that the kernel has chosen. A relay that logs to a file
+        // gets a port that was free before.
         let is_silent = args.iter().any(|arg| arg.starts_with("--log-file"));
         let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let http =
@@ -95,15 +96,16 @@ impl RunningRelay {
         fetch(self.http, path, Some(token.trim_end())).unwrap().1
     }
 
-    /// Returns whether a line of the log has all of `words`. A thread writes the lines: wait for them.
+    /// Reports whether a line of the relay's log has all of `words`. A background thread writes the lines, so callers
+    /// must wait for them.
     pub fn logged(&self, words: &[&str]) -> bool {
         let log = fs::read_to_string(self.path("stderr")).unwrap();
         log.lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the relay's first listen address.
     pub fn listen(&self) -> SocketAddr {
-        self.status().listen[0] // exact: fixed at start-up
+        self.status().listen[0] // exact: the listen address is fixed when the relay starts
     }
 
     /// Returns the URL for clients.
@@ -119,7 +121,7 @@ impl RunningRelay {
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
     }
 
-    /// Returns its exit status, if it has ended.
+    /// Returns the relay's exit status, or `None` while it runs.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().unwrap()
     }

@@ -21,10 +21,11 @@ use millrace_relay_daemon::{access::AccessFileContents, status::Status};
 
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, expect_done, header, patiently, payload, track};
 
-/// Number of bytes that exceeds a stream's credit. If the subscriber does not read, the relay is blocked.
+/// Length of an object that exceeds a stream's flow-control credit. If the subscriber does not read, the relay cannot
+/// send the rest.
 const TOO_MUCH: usize = 3_000_000;
 
-/// Number of objects in a group of each rendition, which identifies it.
+/// Number of objects in a group of each rendition: a group's number of objects shows which rendition it is.
 const HIGH: u64 = 2;
 const LOW: u64 = 3;
 
@@ -36,7 +37,8 @@ fn ladder(high: u64) -> AdaptiveMode {
     AdaptiveMode::Ladders(vec![LadderRule { namespace: "live/*".parse().unwrap(), tracks }])
 }
 
-/// Bit rate in bits per second that exceeds any path, so that no higher rendition is chosen.
+/// Bit rate of a rendition in bits per second that exceeds the capacity of any path, so that the relay never chooses
+/// it.
 const ENDLESS: u64 = 1 << 60;
 
 /// A publisher of two renditions, and a subscriber of the higher one.
@@ -59,7 +61,7 @@ impl AdaptiveScene {
         .await
     }
 
-    /// Starts a scene whose subscriber subscribes with these parameters.
+    /// Starts the test setup. The subscriber subscribes to the higher rendition with these parameters.
     async fn with(relay: TestRelay, adaptive: AdaptiveMode, parameters: Parameters) -> Self {
         let from_catalog = matches!(adaptive, AdaptiveMode::Catalogs(_));
         let mut publisher = relay.peer().await;
@@ -174,7 +176,7 @@ async fn slow_subscriber_gets_lower_rendition_from_next_group() {
     }
     scene.subscriber.expect_no_stream().await;
     scene.relay.assert_forwarded();
-    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
+    let totals = scene.relay.status().totals; // exact: the relay made each choice before the groups arrived
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -259,7 +261,8 @@ async fn ladders_come_from_the_catalog() {
     assert_eq!(scene.next().await, (1, LOW));
 }
 
-/// The first group is a stream that blocks the relay. Datagrams follow.
+/// The relay is blocked on the stream of the first group, so it chooses the lower rendition for the datagrams of later
+/// groups.
 #[tokio::test]
 async fn subscriber_gets_datagrams_of_the_rendition_that_fits() {
     let mut scene = AdaptiveScene::new(ladder(ENDLESS)).await;
@@ -298,7 +301,7 @@ async fn subscription_update_keeps_the_rendition() {
         scene.publish(group).await;
         assert_eq!(scene.next().await, (group, LOW));
     }
-    let totals = scene.relay.status().totals; // exact: the groups that arrived show each choice
+    let totals = scene.relay.status().totals; // exact: the relay made each choice before the groups arrived
     assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
@@ -326,7 +329,7 @@ async fn publish_catalog(publisher: &mut TestPeer) -> millrace_client::session::
 
 const SECRET: [u8; 32] = [b's'; 32];
 
-/// A token for one track. Its ID is the track's name.
+/// Makes a token that permits subscribing to one track, and whose ID is the track's name.
 fn token_for(name: &'static str) -> AuthToken {
     let scope = GrantScope {
         actions: cat::actions(false, true),
@@ -341,7 +344,7 @@ fn token_for(name: &'static str) -> AuthToken {
     Form::UseValue(Credential { kind: KIND_CAT, value: value.into() }).encode()
 }
 
-/// Access rules: everybody may publish, and subscribe with tokens that are not revoked here.
+/// Returns access rules: anyone may publish, and clients with a token that is not in `revoked` may subscribe.
 fn revoking(ids: &[&str]) -> AccessFileContents {
     let tokens = Requirements {
         keys: vec![keys::read_secret(&SECRET).unwrap()],

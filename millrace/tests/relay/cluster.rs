@@ -1,5 +1,5 @@
-//! Tests of relays that are peers of each other. They choose routes, and change them when a relay or a publisher is
-//! gone.
+//! Tests of clusters of relays, which choose routes to publishers, and change them when a relay or a publisher
+//! disappears.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -22,7 +22,7 @@ use super::etcd::Etcd;
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, patiently, track, with_publisher};
 use super::site::{RelaySite, wants_web};
 
-/// Time that is longer than any test takes.
+/// Time for which relays keep subscriptions without a publisher. It is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
 
 /// Starts a relay of the cluster with this hop ID, which connects to the other relays.
@@ -60,8 +60,8 @@ fn routes(relay: &TestRelay) -> Vec<RouteStatus> {
     routes.namespaces.into_iter().flat_map(|routed| routed.routes).collect()
 }
 
-/// Returns the hop IDs of the relays on a route. The first two hops are left out: the publisher, and 0, which says that
-/// it has no identity.
+/// Returns the hop IDs of the relays on a route. The first two entries of the path are left out: the publisher's
+/// session, and 0 for a publisher without an identity.
 fn relays_on(route: &RouteStatus) -> &[u64] {
     assert_eq!(route.path[1], 0, "the publisher has an identity");
     &route.path[2..]
@@ -79,13 +79,13 @@ async fn until_cluster(relay: &TestRelay, what: &str, wanted: impl Fn(&ClusterSt
     relay.until(what, |status| status.cluster.as_ref().is_some_and(&wanted)).await;
 }
 
-/// Subscribes to the track, and repeats the request until the relay knows the track.
+/// Subscribes to the track with a timeout, so that the relay waits until it knows a publisher.
 async fn subscribe(viewer: &TestPeer, track: &TrackName) -> SessionRequest {
     let waiting = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
     viewer.try_subscribe(track, waiting).await.unwrap().0
 }
 
-/// Publishes a whole group of two objects.
+/// Publishes a complete group of two objects.
 async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     let mut subgroup = publisher.subgroup(header(alias, group)).await;
     subgroup.object(0, 700).await;
@@ -93,7 +93,7 @@ async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     subgroup.finish();
 }
 
-/// Receives the next group, which must be this one with each object once.
+/// Receives the next group, and checks that it has this ID and both objects once.
 async fn expect_group(viewer: &mut TestPeer, group: u64) {
     let received = viewer.next_subgroup().await;
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
@@ -131,7 +131,7 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
         relay.until("one source", |status| status.tracks[0].publishers == 1).await;
     }
 
-    // The middle relay has the track already, so it announces its copy at cost 0.
+    // The middle relay receives the track already, so it announces a route to the track with cost 0.
     let warm = |routes: &[RouteStatus]| routes.iter().any(|route| route.cost == 1 && route.carried);
     until_routes(&last, "the route to the copy", warm).await;
     announced.cancel();
@@ -142,11 +142,11 @@ async fn chain_of_relays_carries_a_track_once_and_reports_its_path() {
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
 }
 
-/// Starts a relay with this hop ID, which finds the others through etcd.
+/// Starts a relay of the cluster with this hop ID, which finds the other relays through etcd.
 fn relay_found_by(etcd: &Etcd, hop: u16, region: &str) -> TestRelay {
     TestRelay::at(|host, config| {
-        // The relay publishes its URL before it listens, so the test chooses its port, and its address if port 0 would
-        // be used.
+        // The relay stores its URL in etcd before it listens, so the test must choose the port, and on loopback the
+        // address as well.
         let addr = match host.port(hop) {
             0 => SocketAddr::new(Etcd::address().into(), 30_000 + hop),
             port => SocketAddr::new(host.v4().into(), port),
@@ -179,12 +179,12 @@ fn relay_found_by(etcd: &Etcd, hop: u16, region: &str) -> TestRelay {
     })
 }
 
-/// Returns the number of relays whose URL is earlier in alphabetical order: this one connects to them.
+/// Returns the number of relays whose URL is earlier in alphabetical order than that of `relay`. It connects to these.
 fn earlier_than(relay: &TestRelay, all: &[&TestRelay]) -> usize {
     all.iter().filter(|other| other.url().as_str() < relay.url().as_str()).count()
 }
 
-/// Reports whether the relay has a session with each relay that it has to connect to, which are `count`.
+/// Reports whether the relay has found `count` relays to connect to, and has a session with each.
 fn is_up(cluster: &ClusterStatus, count: usize) -> bool {
     cluster.peers.len() == count && cluster.peers.iter().all(|peer| peer.found && peer.session.is_some())
 }
@@ -293,7 +293,8 @@ async fn dead_relay_is_bypassed_without_duplicates() {
     last.until_largest(at(5, 1)).await;
 }
 
-/// A relay that drains sends GOAWAY first. Its tracks move while it still serves them.
+/// A relay that drains sends GOAWAY first. Subscriptions at other relays move to another route while it still forwards
+/// their tracks.
 #[tokio::test]
 async fn draining_relay_is_left_before_it_ends() {
     let (first, middle, last) = triangle().await;
@@ -321,7 +322,8 @@ async fn draining_relay_is_left_before_it_ends() {
     last.until("it moved", |status| status.totals.reroutes >= 1).await;
 }
 
-/// Two relays with routes to each other lose the publisher at once. Neither may keep the other's stale route.
+/// Two relays that have routes through each other lose the publisher at the same time. Neither may keep a stale route
+/// through the other.
 #[tokio::test]
 async fn lost_publisher_leaves_no_stale_routes_or_loops() {
     let first = relay(1, &[]);
@@ -400,7 +402,7 @@ async fn announcements_of_a_peer_are_bounded_and_change_in_place() {
     request.send(update(cheaper)).await.unwrap();
     assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));
     assert_eq!(routes(&relay)[0].cost, 1);
-    // The new route passes this relay itself.
+    // The path of the new route contains this relay's own hop ID, so the relay must drop the route.
     let back = Parameters { hop_path: Some(path(&[5, 9, 77])), ..Parameters::default() };
     request.send(update(back)).await.unwrap();
     assert!(matches!(patiently(request.next()).await, Ok(Some(Message::RequestOk(_)))));
@@ -479,7 +481,7 @@ async fn peer_does_not_get_its_own_media_back() {
     let name = track("live/cam", "video");
     let refused = peer.try_subscribe(&name, Parameters::default()).await.err();
     assert_eq!(refused.map(|refused| refused.code), Some(code::Request::DOES_NOT_EXIST));
-    // Another client is served with that route.
+    // Other clients do get objects by the route through this peer.
     let viewer = relay.peer().await;
     let (_subscribed, (_upstream, _)) =
         tokio::join!(subscribe(&viewer, &name), peer.accept_subscribe(&name, 1));

@@ -141,7 +141,8 @@ async fn track_with_a_subscription_is_not_pushed_as_well() {
     let (parameters, properties) = Default::default();
     upstream.send(SubscribeOk { track_alias: 1, parameters, properties }).await.unwrap();
     assert!(matches!(patiently(pending.answer()).await.unwrap(), Message::SubscribeOk(_)));
-    // Messages are processed in order: a change of another track shows that earlier ones were processed.
+    // Messages are processed in order: when a later change of another track is visible, the earlier messages were
+    // processed.
     let other = super::peer::track("live/cam", "audio");
     let request_id = publisher.session.next_request_id();
     let (parameters, properties) = Default::default();

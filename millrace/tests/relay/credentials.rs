@@ -18,7 +18,7 @@ use super::peer::{PeerStreamEnd, TestRelay, header, with_publisher};
 const SECRETS: [&[u8]; 2] =
     [b"the one that the upstream relay has ok", b"another that it has never heard of ok"];
 
-/// The credential that the edge presents.
+/// The credential that the edge relay presents to its upstream relay.
 #[derive(Clone, Copy, Debug)]
 enum ShownCredential {
     Nothing,
@@ -28,7 +28,7 @@ enum ShownCredential {
     Certificate(usize, &'static str),
 }
 
-/// The result of the edge's attempt.
+/// The result when the edge relay connects to its upstream relay and subscribes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CredentialOutcome {
     Served,
@@ -45,7 +45,7 @@ fn token(secret: usize, namespace: &str) -> String {
     jwt::make(&claims, &Signer::read_secret(SECRETS[secret]).unwrap()).unwrap()
 }
 
-/// Makes a certificate authority; returns its certificate as PEM too.
+/// Makes a certificate authority. Returns it with its certificate in PEM.
 fn authority() -> (rcgen::Issuer<'static, rcgen::KeyPair>, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -54,7 +54,7 @@ fn authority() -> (rcgen::Issuer<'static, rcgen::KeyPair>, String) {
     (rcgen::Issuer::new(params, key), pem)
 }
 
-/// Starts a relay where everybody may publish, and clients with good credentials may subscribe.
+/// Starts an upstream relay where anyone may publish, and only clients with a valid token or certificate may subscribe.
 fn origin(dir: &Path, authority: &str) -> TestRelay {
     let secret = dir.join("secret");
     let roots = dir.join("roots.pem");

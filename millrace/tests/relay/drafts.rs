@@ -36,7 +36,8 @@ fn filtered(filter: Filter) -> Parameters {
     Parameters { filter: Some(filter), ..Parameters::default() }
 }
 
-/// Subscribes to new objects, and to earlier ones from `groups_back` groups back in the way of the draft.
+/// Subscribes to new objects, and requests earlier ones from `groups_back` groups before the current one: by a joining
+/// FETCH or by a fill, as the draft defines.
 async fn join(peer: &mut TestPeer, name: &TrackName, groups_back: u64) -> (SessionRequest, Vec<Location>) {
     join_in(peer, name, groups_back, GroupOrder::Ascending).await
 }
@@ -117,7 +118,8 @@ async fn publisher_of_each_draft_serves_players_of_all_drafts() {
     relay.assert_forwarded();
 }
 
-/// The earlier objects arrive by a joining FETCH or by a fill, and the subscription continues where they end.
+/// A player that joins late gets earlier objects by a joining FETCH or, in later drafts, by a fill. The subscription
+/// must continue with the next object.
 #[tokio::test]
 async fn late_player_of_each_draft_gets_earlier_objects() {
     for draft in [Draft::D18, Draft::D22] {
@@ -167,7 +169,7 @@ async fn first_player_of_a_track_gets_whole_current_group() {
         .into_iter()
         .flat_map(|draft| [GroupOrder::Ascending, GroupOrder::Descending].map(|order| (draft, order)))
     {
-        // Each case has a track of its own, which had no subscriber before.
+        // Each case uses a new track that had no subscriber before.
         let path = format!("live/{draft}/{order:?}");
         let broadcast = Broadcast::new(Namespace::from_path(&path).unwrap(), History::default());
         let video = broadcast.create("video", Properties::default()).unwrap();
@@ -307,7 +309,7 @@ async fn a_subscription_ends_within_a_group() {
         assert_eq!((received.header.group, received.all().await), (group, (objects, PeerStreamEnd::Fin)));
     }
     player.expect_no_stream().await;
-    // The subscription is established, and may be changed.
+    // The subscription is established, and the subscriber changes it with REQUEST_UPDATE.
     let request_id = player.session.next_request_id();
     let parameters = filtered(Filter::All);
     request.send(RequestUpdate { request_id, parameters }).await.unwrap();
@@ -351,7 +353,7 @@ async fn update_may_ask_for_earlier_objects() {
         request.send(RequestUpdate { request_id, parameters }).await.unwrap();
         patiently(request.next()).await.unwrap()
     };
-    // A subscription that does not forward gets no fill.
+    // A subscription with forward state 0 gets no earlier objects (fill).
     let said = say(update(None, fill(Filter::All))).await;
     assert!(matches!(said, Some(Message::RequestOk(_))), "{said:?}");
     let said = say(update(Some(true), fill(Filter::range(at(1, 1), at(1, 2))))).await;
@@ -360,9 +362,9 @@ async fn update_may_ask_for_earlier_objects() {
     player.expect_no_stream().await;
 }
 
-/// A player that stops the stream of a fill ends only the fill.
+/// A player that stops the stream of earlier objects (the fill) ends only that stream, not the subscription.
 #[tokio::test]
-async fn subscription_continues_after_its_fill_ended() {
+async fn subscription_continues_after_its_earlier_objects_are_stopped() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
@@ -401,13 +403,13 @@ async fn subscription_continues_after_its_fill_ended() {
 }
 
 #[tokio::test]
-async fn simultaneous_fills_are_bounded() {
+async fn number_of_simultaneous_fills_is_limited() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, name) = publishing(relay.peer().await).await;
     let (mut first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
     publish_groups(&relay, &publisher, &mut first, 5..6).await;
     let player = relay.peer().await;
-    // The publisher does not answer the FETCH, so no fill completes.
+    // The publisher does not answer the relay's FETCH, so no request for earlier objects (fill) completes.
     let fill = || Some(Box::new(filtered(Filter::range(at(0, 0), at(1, 0)))));
     let (mut request, _) =
         player.try_subscribe(&name, Parameters { fill: fill(), ..Parameters::default() }).await.unwrap();
@@ -540,7 +542,8 @@ async fn tracks_below_a_prefix_start_as_requested() {
     assert_eq!(objects, locations([2, 1]), "in the subscription's order");
 }
 
-/// FIN ends a request for namespaces in draft-18. In later drafts it says that no update will follow.
+/// In draft-18, FIN on the stream of SUBSCRIBE_NAMESPACE ends the request. In later drafts FIN says that no update will
+/// follow.
 #[tokio::test]
 async fn fin_of_a_namespace_request_depends_on_the_draft() {
     let relay = TestRelay::start();
@@ -567,7 +570,7 @@ async fn fin_of_a_namespace_request_depends_on_the_draft() {
         announced.finish();
         let found = NamespaceFound { suffix: track("live", "x").namespace().clone(), parameters: None };
         assert_eq!(patiently(watching.next()).await.unwrap(), Some(found.into()), "{draft}");
-        // A reset withdraws the announcement.
+        // Resetting the request's stream withdraws the announcement.
         announced.cancel();
         let gone = patiently(watching.next()).await.unwrap();
         assert!(matches!(gone, Some(Message::NamespaceDone(_))), "{draft}: {gone:?}");
@@ -585,7 +588,7 @@ async fn publisher_reports_changes_of_its_subscription() {
     };
     upstream.send(notify()).await.unwrap();
     relay.until_largest(at(7, 3)).await;
-    // A subscriber may not send the message on its own request.
+    // A subscriber must not send PUBLISH_STATE_NOTIFY on the stream of its own SUBSCRIBE: the relay closes the session.
     let player = relay.peer().await;
     let (mut other, ok) = player.subscribe(&name).await;
     assert_eq!(ok.parameters.largest_object, Some(at(7, 3)));
@@ -596,7 +599,7 @@ async fn publisher_reports_changes_of_its_subscription() {
     request.cancel();
 }
 
-/// Two tracks cannot have the same alias.
+/// A session's tracks cannot have the same alias, so the relay must cancel its second subscription at the publisher.
 #[tokio::test]
 async fn second_upstream_subscription_with_same_alias_is_cancelled() {
     let relay = TestRelay::start();

@@ -89,7 +89,7 @@ async fn draining_relay_sends_goaway_refuses_sessions_and_waits() {
     let other = track("live/cam", "audio");
     let refused = subscriber.try_subscribe(&other, Parameters::default()).await.err().unwrap();
     assert_eq!(refused.code, code::Request::GOING_AWAY);
-    // Objects in progress continue.
+    // Subgroups of existing subscriptions are still forwarded while the relay drains.
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
     subgroup.object(0, 100).await;
     subgroup.finish();

@@ -12,7 +12,7 @@ use millrace_moq::{
 
 use super::peer::{TestPeer, TestRelay, at, first_subscriber, header, patiently, payload, with_publisher};
 
-/// The result of a FETCH: locations of objects in order, unknown ranges, and the answer.
+/// The result of a FETCH: the answer FETCH_OK, the locations of objects in order, and the ranges reported as unknown.
 pub struct FetchResponseContent {
     pub ok: FetchOk,
     pub objects: Vec<Location>,
@@ -24,7 +24,7 @@ async fn ask(peer: &TestPeer, kind: FetchKind, parameters: Parameters) -> Sessio
     peer.session.request(FetchRequest { request_id, kind, parameters }).await.unwrap()
 }
 
-/// Asks for all of a track.
+/// Sends a FETCH of the whole track.
 pub async fn ask_for(peer: &TestPeer, track: &TrackName) -> SessionRequest {
     ask(peer, standalone(track, at(0, 0), at(u64::MAX, 0)), Parameters::default()).await
 }
@@ -44,7 +44,8 @@ pub async fn fetched(peer: &mut TestPeer, kind: FetchKind, order: GroupOrder) ->
     FetchResponseContent { ok, objects, unknown }
 }
 
-/// Reads the next stream of a FETCH or a fill: objects in order, and unknown ranges.
+/// Reads the next stream that answers a FETCH or a fill (earlier objects of a subscription). Returns the locations of
+/// objects in order, and unknown ranges.
 pub async fn past(peer: &mut TestPeer, order: GroupOrder) -> (Vec<Location>, Vec<Location>) {
     let mut stream = peer.next_fetch().await;
     let mut parser = FetchParser::new(peer.session.draft(), order, 0);
@@ -87,7 +88,7 @@ pub async fn publish_groups(
     subscriber: &mut TestPeer,
     groups: std::ops::Range<u64>,
 ) {
-    // exact: earlier objects have been waited for
+    // exact: the test has waited for earlier objects
     let wanted = relay.status().totals.objects_received + 3 * (groups.end - groups.start);
     for group in groups {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
@@ -127,7 +128,7 @@ async fn cached_ranges_are_fetched_in_either_order() {
     assert!(got.unknown.is_empty());
 }
 
-/// Responses to a client are delayed when they exceed the client's rate.
+/// The relay delays FETCH responses to a client that exceed the client's limit in bytes per second.
 #[tokio::test]
 async fn fetch_rate_of_a_client_is_limited() {
     const RATE: u64 = 64 << 10;
@@ -146,12 +147,13 @@ async fn fetch_rate_of_a_client_is_limited() {
     let began = std::time::Instant::now();
     let fetched = fetched(&mut peer, standalone(&track, at(0, 0), at(0, 0)), GroupOrder::Ascending).await;
     assert_eq!(fetched.objects.len(), OBJECTS as usize);
-    // One second's worth is sent at once. The last objects are in the cache's batch, and are not waited for.
+    // The bytes of one second are sent immediately. The last objects are sent in one batch from the cache, without a
+    // delay.
     assert!(began.elapsed() >= std::time::Duration::from_secs(1), "{:?}", began.elapsed());
     let status = relay.status(); // exact: each object was counted before it was sent
     assert!(status.totals.fetch_waits >= 1);
     assert_eq!(status.access.clients[0].fetched_bytes, OBJECTS * LEN as u64);
-    // All sessions of a client share its rate.
+    // All sessions of a client share one limit of bytes per second.
     let sessions = status.sessions.len() as u64;
     assert!(status.access.clients[0].receive_bytes >= sessions * (64 << 10), "{sessions} sessions");
 }
@@ -229,7 +231,7 @@ async fn fill_timeout_of_0_waits_for_no_publisher() {
     publish_groups(&relay, &publisher, &mut subscriber, 0..1).await;
     let mut open = publisher.subgroup(header(1, 1)).await;
     open.object(0, 700).await;
-    // This is the header of an object that never arrives.
+    // The publisher sends an object's header and never the payload.
     open.stream.write_all(&[0, 100]).await.unwrap();
     relay.until_largest(at(1, 1)).await;
     let parameters = Parameters { fill_timeout: Some(0), ..Parameters::default() };

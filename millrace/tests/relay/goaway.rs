@@ -25,14 +25,14 @@ async fn expect_group(subscriber: &mut TestPeer, group: u64) {
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1, 2], PeerStreamEnd::Fin)));
 }
 
-/// Checks that the relay has cancelled its request.
+/// Checks that the relay has cancelled the given request to the publisher.
 async fn cancelled(mut request: SessionRequest) {
     let next = patiently(request.next()).await;
     assert!(matches!(next, Err(Error::Cancelled)), "{next:?} instead of a reset");
 }
 
 #[tokio::test]
-async fn subscription_moves_on_goaway_of_its_publisher() {
+async fn goaway_of_a_publisher_moves_the_subscription() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, mut upstream) =
@@ -64,9 +64,10 @@ async fn subscription_moves_on_goaway_of_its_publisher() {
     assert!(publisher.requests.try_recv().is_err());
 }
 
-/// If the second SUBSCRIBE is not answered, nothing changes.
+/// The publisher refuses the SUBSCRIBE with which the relay replaces the old one, so the old subscription must
+/// continue.
 #[tokio::test]
-async fn a_subscription_that_cannot_move_stays() {
+async fn subscription_continues_if_moving_it_is_refused() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, mut upstream) =
@@ -145,7 +146,7 @@ async fn edge_moves_to_goaway_uri_of_its_upstream() {
         expect_group(&mut subscriber, group).await;
     }
     subscriber.expect_no_stream().await;
-    // The same relay is also a publisher's upstream relay.
+    // After the move, subscribers at the second relay also get tracks whose publishers are at the edge.
     let (mut local, _local_namespace) = {
         let local = edge.peer().await;
         let namespace = local.publish_namespace("edge").await;

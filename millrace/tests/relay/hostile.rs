@@ -40,10 +40,10 @@ use super::{
     site::{wants_kernel, wants_web},
 };
 
-/// Number of objects in a bystander's group, and the time between them.
+/// Number of objects in each group of the bystander (the well-behaved publisher), and the time between two objects.
 const OBJECTS: u64 = 10;
 const PAUSE: Duration = Duration::from_millis(5);
-/// Scenarios that give the relay no reason to close the session: it refuses their excess, or lets it wait.
+/// Scenarios in which the relay must not close the hostile session: it refuses excess requests, or delays them.
 const GO_ON: [&str; 7] = ["no-credit", "overlap", "steady", "same-track", "track-hog", "waiters", "updates"];
 
 /// Publishes groups until it is stopped, and returns their number.
@@ -61,8 +61,8 @@ async fn publish(publisher: &TestPeer, stop: Arc<AtomicBool>) -> u64 {
     group
 }
 
-/// Reads groups, and checks that each is whole and arrives once, until all published ones have arrived. If a packet is
-/// lost, a group may begin before the previous one ends.
+/// Reads groups until all published ones have arrived, and checks that each is complete and arrives once. If a packet
+/// is lost, a group may begin before the previous one ends.
 async fn take(subscriber: &mut TestPeer, mut published: watch::Receiver<Option<u64>>) {
     let mut taken = BTreeSet::new();
     while *published.borrow_and_update() != Some(taken.len() as u64) {
@@ -85,7 +85,7 @@ fn target_over(relay: &TestRelay, transport: LabTransport) -> PeerTarget {
     PeerTarget { addr: relay.addr, name: "localhost".into(), path: String::new(), transport }
 }
 
-/// Starts clients that begin a handshake, get the answer, and do not continue.
+/// Starts clients that send an Initial, receive the relay's handshake packets, and never answer.
 async fn begin_handshakes(relay: &TestRelay, count: usize) -> Vec<hostile::peer::HostilePeer> {
     let target = target(relay);
     let begin = move || {
@@ -106,8 +106,8 @@ async fn attack(
     patiently(round).await.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name))
 }
 
-/// Reports whether another test program runs the scenario's transport. The programs of the userspace engine share both
-/// transports, and hostile clients use that of their peers.
+/// Reports whether another test program runs the scenarios over this transport. With the userspace engine, one program
+/// runs those over QUIC and one those over WebTransport.
 fn is_elsewhere(transport: LabTransport) -> bool {
     !wants_kernel() && wants_web() != (transport == LabTransport::Webtransport)
 }
@@ -135,12 +135,12 @@ async fn hostile_webtransport_clients_harm_no_bystander() {
     assert!(counted["protocol_violation"] > 0, "{counted:?}");
 }
 
-/// Runs all scenarios while bystanders publish and subscribe. Leftovers are counted at the end, for all scenarios
-/// together; `millrace lab hostile` shows which scenario left them. Returns the relay's counters.
+/// Runs all scenarios while bystanders publish and subscribe. At the end no session, track or task of a scenario may be
+/// left in the relay; `millrace lab hostile` shows which scenario left one. Returns the relay's counters.
 async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
     let relay = TestRelay::with(|config| {
-        // A bystander loses groups that leave the cache before it reads them. The cache's age is far longer than a busy
-        // machine's delay.
+        // A bystander loses groups that are dropped from the cache before it reads them. On a busy machine it may read
+        // late, so the cache keeps groups for much longer.
         config.cache_age = Duration::from_secs(10);
         config.cache_bytes = 16 << 20;
         config.idle_timeout = Duration::from_secs(8);
@@ -156,7 +156,7 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
         for scenario in scenario::over(transport) {
             let report = attack(&relay, transport, scenario).await;
             println!("{}: {:?}", scenario.name, report.rounds);
-            // These scenarios continue whatever the relay closes.
+            // In these scenarios the client must reach its end without an error.
             if GO_ON.contains(&scenario.name) || scenario.name.starts_with("web-") {
                 assert_eq!(report.rounds[0].ended, None, "{}", scenario.name);
             }
@@ -176,7 +176,7 @@ async fn attacked_over(transport: LabTransport) -> BTreeMap<String, u64> {
                 && Handle::current().metrics().num_alive_tasks() == tasks
         })
         .await;
-    relay.status().drops.clone() // exact: no task is left that could count
+    relay.status().drops.clone() // exact: no task is left that could change the counters
 }
 
 /// Runs `work` with a hostile client, on a thread of its own.
@@ -307,11 +307,11 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             let size = (offset + PIECE as u64).checked_add_signed(beyond).unwrap();
             frame::write_reset_stream(stream, 0, size, &mut frames);
             publisher.send(frames, true).unwrap();
-            let _ = publisher.settle(); // The session is closed.
+            let _ = publisher.settle(); // fails if the relay has closed the session
             publisher.closed.clone()
         })
         .await;
-        // The last piece may be missing at the subscriber. But its stream is reset, and no session is harmed.
+        // The subscriber may not get the last piece, but its stream is reset, and no session ends.
         assert_eq!(received.all().await.1, PeerStreamEnd::Reset, "{beyond}");
         if beyond < 0 {
             assert!(closed.as_ref().is_some_and(|closed| closed.starts_with(FINAL_SIZE_ERROR)), "{closed:?}");
@@ -330,7 +330,7 @@ async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
             assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
             drop(publisher);
         }
-        let status = relay.status(); // exact: the bystander was let in before
+        let status = relay.status(); // exact: the bystander has connected before
         assert!(status.sessions.iter().any(|session| session.subscriber || session.publisher), "{status:#?}");
     }
     relay.assert_forwarded();
@@ -389,7 +389,7 @@ async fn contradicting_retransmission_ends_no_subscriber() {
         // Subscribers get the second version, or the first one until the relay has detected the contradiction.
         received.well_formed(PIECES * 102 + len).await;
         drop((received, hostile));
-        // The session continues with the media of others.
+        // The subscriber's session still delivers the media of other publishers.
         let mut group = honest.subgroup(header(1, round)).await;
         for id in 0..OBJECTS {
             group.object(id, 1000).await;
@@ -406,8 +406,8 @@ async fn contradicting_retransmission_ends_no_subscriber() {
     relay.assert_forwarded();
 }
 
-/// Continues a stream in two ways, and then only in the second, whose bytes are malformed where an object of the
-/// first ends. Returns the number of these bytes.
+/// Sends two versions of a stream's next bytes at the same offset, and then continues only the second version, which is
+/// malformed where an object of the first version ends. Returns the length of the second version in bytes.
 fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, hidden: bool) -> usize {
     let objects = |len: usize, count: u64| {
         let mut bytes = Vec::new();
@@ -434,7 +434,7 @@ fn contradict(hostile: &mut hostile::peer::HostilePeer, stream: u64, next: u64, 
     for (object, offset) in y[54..].chunks(54).zip((54..).step_by(54)) {
         let mut frames = Vec::new();
         frame::write_stream(stream, at + offset, object, false, &mut frames);
-        // The relay closes the session where it detects the contradiction.
+        // Sending fails when the relay has detected the contradiction and closed the session.
         if hostile.send(frames, true).and_then(|()| hostile.settle()).is_err() {
             break;
         }

@@ -307,13 +307,13 @@ async fn statuses_and_empty_subgroups_are_forwarded() {
 }
 
 /// A subscriber may not have seen the end of the old subscription, or of its streams, when the next one begins. The new
-/// one therefore needs another alias.
+/// subscription therefore needs another track alias.
 #[tokio::test]
 async fn alias_is_not_reused_at_once() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (subscriber, mut request, ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // The track continues meanwhile.
+    // Another subscriber keeps the track at the relay when the first one unsubscribes.
     let other = relay.peer().await;
     let _kept = other.subscribe(&track).await;
     let mut seen = vec![ok.track_alias];
@@ -377,8 +377,8 @@ async fn several_publishers_of_a_track_are_deduplicated() {
 
 #[tokio::test]
 async fn order_and_priority_apply_to_streams() {
-    // The data plane's own tests check the order exactly. Here a backlog is sent newest group first to a descending
-    // subscription.
+    // The data plane's own tests check the order exactly. Here a subscription in descending order must get a backlog
+    // with the newest group first.
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;

@@ -1,4 +1,4 @@
-//! The relay as its peers see it, each on its own stock quinn connection.
+//! Tests of the relay as its peers see it. Each peer has a connection of unmodified quinn.
 
 #![allow(clippy::unwrap_used)]
 

@@ -142,7 +142,8 @@ async fn malformed_track_ends_for_all_subscribers() {
     }
 }
 
-/// END_OF_GROUP on each of a group's subgroups, whose last objects are in any order, is not wrong by itself.
+/// Every subgroup of a group may be marked END_OF_GROUP, whichever of them has the group's last object. This alone does
+/// not make the track malformed.
 #[tokio::test]
 async fn a_group_may_end_in_several_subgroups() {
     let relay = TestRelay::start();
@@ -166,7 +167,7 @@ async fn a_group_may_end_in_several_subgroups() {
     next.finish();
     assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], PeerStreamEnd::Fin));
     relay.until_largest(at(1, 0)).await;
-    assert_eq!(relay.status().drops["malformed_track"], 0); // exact: a later object is cached
+    assert_eq!(relay.status().drops["malformed_track"], 0); // exact: a later object has reached the cache
 }
 
 #[tokio::test]
@@ -176,7 +177,7 @@ async fn a_fetch_of_a_malformed_track_is_reset() {
     let (_subscriber, mut request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut first = publisher.subgroup(header(1, 0)).await;
-    // This exceeds the credit of a subscriber that does not read.
+    // The objects exceed the flow-control credit of a subscriber that does not read, so the FETCH stays open.
     for id in 0..40 {
         first.object(id, 1 << 20).await;
     }

@@ -1,4 +1,4 @@
-//! A relay in this process, and its peers on stock quinn, which send exactly what a test asks for.
+//! Test setup: a relay in this process, and peers on unmodified quinn that send exactly the messages a test specifies.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,9 +26,10 @@ use super::site::{self, RelayHost, RelaySite, until_forwarded, wants_kernel, wan
 
 /// Time after which a wait fails. It is long, since the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// Time that a test waits to see that nothing happens.
+/// Time for which a test checks that no message or stream arrives.
 pub const QUIET: Duration = Duration::from_millis(200);
-/// Number of objects of a stream that are published one by one, for the kernel engine.
+/// Number of objects at the start of a stream that are published with a pause, so that the kernel engine gets some of
+/// them.
 const PACED: usize = 20;
 
 pub struct TestRelay {
@@ -58,7 +59,7 @@ impl TestRelay {
         let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
-        // Tests of lingering set this time themselves.
+        // Tests of publishers that return set the linger time themselves.
         config.linger = Duration::ZERO;
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
@@ -73,7 +74,7 @@ impl TestRelay {
         Self { server, addr, _site: site }
     }
 
-    /// Returns the URL for its peers, and for relays whose upstream relay it is.
+    /// Returns the URL with which peers and other relays connect to this relay.
     pub fn url(&self) -> url::Url {
         let scheme = if wants_web() { "https" } else { "moqt" };
         format!("{scheme}://{}", self.addr).parse().unwrap()
@@ -104,7 +105,7 @@ impl TestRelay {
         async_wait_until(what, || self.status(), wanted).await
     }
 
-    /// Waits until the kernel may send to all peers, with engine `kernel`. Userspace serves them until then.
+    /// With engine `kernel`, waits until the kernel may send to all peers. Until then only userspace sends to them.
     pub async fn until_ready(&self) {
         let is_ready =
             |status: &Status| status.sessions.iter().all(|session| session.kernel_ready != Some(false));
@@ -119,7 +120,7 @@ impl TestRelay {
     }
 }
 
-/// Collects everything that the relay starts.
+/// Collects all streams, datagrams and requests that the relay sends to this peer.
 struct PeerTap {
     requests: mpsc::UnboundedSender<(Message, SessionRequest)>,
     streams: mpsc::UnboundedSender<(StreamHeader, DataStream)>,
@@ -128,17 +129,17 @@ struct PeerTap {
 
 impl Handler for PeerTap {
     async fn request(self: Arc<Self>, message: Message, request: SessionRequest) -> Result<(), Error> {
-        let _ = self.requests.send((message, request)); // An error means that the test is over.
+        let _ = self.requests.send((message, request)); // fails only after the test has ended
         Ok(())
     }
 
     async fn stream(self: Arc<Self>, header: StreamHeader, stream: DataStream) -> Result<(), Error> {
-        let _ = self.streams.send((header, stream)); // An error means that the test is over.
+        let _ = self.streams.send((header, stream)); // fails only after the test has ended
         Ok(())
     }
 
     fn datagram(&self, datagram: ObjectDatagram) {
-        let _ = self.datagrams.send(datagram); // An error means that the test is over.
+        let _ = self.datagrams.send(datagram); // fails only after the test has ended
     }
 }
 
@@ -263,7 +264,7 @@ impl TestPeer {
         }
     }
 
-    /// Returns the next stream that answers a FETCH or is a fill.
+    /// Returns the next stream with the objects of a FETCH, or with earlier objects of a subscription (a fill).
     pub async fn next_fetch(&mut self) -> DataStream {
         loop {
             match patiently(self.streams.recv()).await.unwrap() {
@@ -274,7 +275,7 @@ impl TestPeer {
         }
     }
 
-    /// Checks that nothing is being sent to this peer.
+    /// Checks that the relay sends no stream to this peer for a while.
     pub async fn expect_no_stream(&mut self) {
         if let Ok(Some((header, _))) = timeout(QUIET, self.streams.recv()).await {
             panic!("unexpected stream: {header:?}");
@@ -307,8 +308,8 @@ impl PublishedSubgroup {
         encode_object_header(self.previous, id, properties, payload.len() as u64, status, &mut bytes);
         bytes.extend_from_slice(payload);
         if wants_kernel() && (1..PACED).contains(&self.written) {
-            // Objects come at the pace of live media. If all came at once, none would be left for the kernel when it
-            // gets the stream.
+            // Objects come at the pace of live media. Otherwise userspace would have sent all of them before it hands
+            // the stream over to the kernel.
             tokio::time::sleep(Duration::from_millis(1)).await; // exact: paces the publisher
         }
         self.stream.write_all(&bytes).await.unwrap();
@@ -371,7 +372,7 @@ impl ReceivedSubgroup {
         (self.check(&found, &end), end)
     }
 
-    /// Reads until `count` objects are whole.
+    /// Reads until `count` objects have arrived completely.
     pub async fn objects(&mut self, count: usize) -> Vec<u64> {
         let mut found = Vec::new();
         while found.len() < count || !self.parser.at_boundary() {
@@ -412,7 +413,7 @@ impl ReceivedSubgroup {
     }
 
     fn check(&self, found: &[millrace_moq::ObjectStart], end: &PeerStreamEnd) -> Vec<u64> {
-        // The parser's offsets count the header, which is not in `bytes`.
+        // The parser's offsets count from the stream's start, and `bytes` begins after the header.
         let base = self.parser.offset() - self.bytes.len() as u64;
         for object in found {
             let from = (object.payload - base) as usize;
@@ -466,12 +467,14 @@ pub const fn at(group: u64, object: u64) -> Location {
     Location::new(group, object)
 }
 
-/// Returns a publisher whose `live/cam` the relay knows, and the track `video` in it.
+/// Connects a publisher that announces the namespace `live/cam`. Returns it with the name of the track `video` in this
+/// namespace.
 pub async fn with_publisher(relay: &TestRelay) -> (TestPeer, SessionRequest, TrackName) {
     publishing(relay.peer().await).await
 }
 
-/// Announces `live/cam` with `publisher`, and returns the track `video` in it.
+/// Announces the namespace `live/cam` from `publisher`. Returns it with the name of the track `video` in this
+/// namespace.
 pub async fn publishing(publisher: TestPeer) -> (TestPeer, SessionRequest, TrackName) {
     publishing_in("live/cam", publisher).await
 }
@@ -506,7 +509,7 @@ impl Rivals {
     }
 }
 
-/// Connects a subscriber of `track`, and returns the publisher's side of the relay's subscription too.
+/// Connects a subscriber of `track`. Returns its subscription, and the relay's subscription at the publisher.
 pub async fn first_subscriber(
     relay: &TestRelay,
     publisher: &mut TestPeer,

@@ -32,7 +32,8 @@ async fn blocked_subscriber_delays_no_other() {
     let relay = TestRelay::with(|config| config.cache_bytes = CACHE);
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // The subscriber's streams pile up unread. Each is larger than a stream's credit, which blocks the relay.
+    // A second subscriber reads no streams. Each group is larger than a stream's flow-control credit, so the relay
+    // cannot finish sending it.
     let sleeper = relay.peer().await;
     let _asleep = sleeper.subscribe(&track).await;
     for group in 0..30 {
@@ -55,7 +56,7 @@ async fn an_evicted_subgroup_is_reset_at_the_subscriber() {
     publish(&publisher, 0..1, 400_000).await;
     let first = slow.next_subgroup().await;
     assert_eq!(first.all().await.1, PeerStreamEnd::Fin);
-    // These groups exceed the connection's credit and the cache together.
+    // Together these groups are larger than the connection's flow-control credit plus the cache.
     publish(&publisher, 1..40, 900_000).await;
     relay.until("subgroups are dropped", |status| status.drops["evicted"] > 0).await;
     // Groups that were dropped before their streams were opened never arrive. The newest group does.
@@ -124,11 +125,11 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
         publisher.accept_subscribe_with(&track, 1, Parameters::default(), timeout.encode())
     );
     let mut subgroup = publisher.subgroup(header(1, 0)).await;
-    // This is far more than the subscriber's stream credit: the rest waits until it is too old.
+    // The object is far larger than the stream's flow-control credit, so the rest waits until it is too old.
     subgroup.object(0, 4_000_000).await;
     subgroup.finish();
     let received = subscriber.next_subgroup().await;
-    // exact: longer than the delivery timeout, which is under test
+    // exact: this is longer than the delivery timeout, which the test checks
     tokio::time::sleep(Duration::from_millis(510)).await;
     // Reading gives credit, but by now the delivery timeout has passed.
     assert_eq!(received.all().await, (vec![0], PeerStreamEnd::Reset));
@@ -136,15 +137,16 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
-/// The newest group is never dropped for its age.
+/// A group that waits too long is dropped only when a newer group exists: the newest group is never dropped for its
+/// age.
 #[tokio::test]
-async fn late_group_is_dropped_once_the_next_begins() {
+async fn late_group_is_dropped_when_the_next_begins() {
     let max_delay = Duration::from_millis(50);
     let relay = TestRelay::with(|config| config.queue.delays.default = Some(max_delay));
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // This is far more than the subscriber's stream credit: the rest waits.
+    // The object is far larger than the stream's flow-control credit, so the rest waits for the subscriber.
     publish(&publisher, 0..1, 4_000_000).await;
     let first = subscriber.next_subgroup().await;
     relay
@@ -152,8 +154,9 @@ async fn late_group_is_dropped_once_the_next_begins() {
             status.sessions.iter().any(|session| session.pending > 1_000_000)
         })
         .await;
-    tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
-    assert_eq!(relay.status().drops["late"], 0); // exact: nothing else is to come
+    // exact: this is longer than the longest delay, which the test checks
+    tokio::time::sleep(4 * max_delay).await;
+    assert_eq!(relay.status().drops["late"], 0); // exact: no further object will arrive
     publish(&publisher, 1..2, 100).await;
     relay.until("it goes", |status| status.drops["late"] == 1).await;
     let second = subscriber.next_subgroup().await;
@@ -180,10 +183,11 @@ async fn requested_earlier_objects_are_not_late() {
     publish(&publisher, 1..2, 100).await;
     let one = late.next_subgroup().await;
     let other = late.next_subgroup().await;
-    tokio::time::sleep(4 * max_delay).await; // exact: longer than the longest delay, which is under test
+    // exact: this is longer than the longest delay, which the test checks
+    tokio::time::sleep(4 * max_delay).await;
     let whole = || (vec![0], PeerStreamEnd::Fin);
     assert_eq!(tokio::join!(one.all(), other.all()), (whole(), whole()));
-    assert_eq!(relay.status().drops["late"], 0); // exact: both streams have come whole
+    assert_eq!(relay.status().drops["late"], 0); // exact: both streams have arrived completely
 }
 
 #[tokio::test]
@@ -248,14 +252,14 @@ async fn longest_delay_can_be_changed() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
-    // The subscriber's streams pile up unread. Each is larger than a stream's credit.
+    // The subscriber reads no streams. Each group is larger than a stream's flow-control credit.
     let sleeper = relay.peer().await;
     let _asleep = sleeper.subscribe(&track).await;
     publish(&publisher, 0..3, 2_000_000).await;
     relay.until_largest(at(2, 0)).await;
     let settings = Settings { max_delay: Some("0.05".parse().unwrap()), ..Settings::default() };
     relay.server.set_delays(&Config::new(settings, None).unwrap());
-    // exact: no task has run since
+    // exact: no task has run since the limit was changed
     assert_eq!(relay.status().drops["late"], 0, "nothing was late before");
     publish(&publisher, 3..6, 2_000_000).await;
     relay.until("late groups", |status| status.drops["late"] > 0).await;

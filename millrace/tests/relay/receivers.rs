@@ -117,7 +117,7 @@ async fn sessions_that_move_within_a_second_lose_nothing() {
     drop((bystander, request, namespace));
 }
 
-/// A share of the sessions changes addresses again and again, until all are stopped.
+/// A share of the sessions changes addresses again and again until the test ends.
 #[tokio::test]
 async fn share_of_the_sessions_moves_at_a_rate() {
     let relay = TestRelay::start();

@@ -14,7 +14,7 @@ use super::peer::{
     track as track_of, with_publisher,
 };
 
-/// A time longer than any test takes.
+/// Time for which relays keep subscriptions without a publisher. It is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
 
 fn lingering() -> TestRelay {
@@ -30,7 +30,7 @@ fn silence(peer: &TestPeer) {
     peer.session.endpoint().rebind(socket.into()).unwrap();
 }
 
-/// Publishes a whole group of two objects.
+/// Publishes a complete group of two objects.
 async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     let mut subgroup = publisher.subgroup(header(alias, group)).await;
     subgroup.object(0, 700).await;
@@ -38,13 +38,14 @@ async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     subgroup.finish();
 }
 
-/// Checks that the next group is this one, and arrives once.
+/// Checks that the next group has this ID and both objects once.
 async fn expect_group(subscriber: &mut TestPeer, group: u64) {
     let received = subscriber.next_subgroup().await;
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));
 }
 
-/// Connects another publisher of the track, which the relay asks for the tracks with subscribers.
+/// Connects another publisher of the track's namespace. The relay must subscribe to the track at it, since the track
+/// has subscribers.
 async fn come_back(relay: &TestRelay, track: &TrackName, alias: u64) -> (TestPeer, [SessionRequest; 2]) {
     let mut publisher = relay.peer().await;
     let namespace = publisher.publish_namespace("live/cam").await;
@@ -53,7 +54,7 @@ async fn come_back(relay: &TestRelay, track: &TrackName, alias: u64) -> (TestPee
 }
 
 #[tokio::test]
-async fn returning_publisher_is_a_gap_for_subscribers() {
+async fn subscription_continues_when_its_publisher_returns() {
     let relay = lingering();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, mut request, _ok, _upstream) =
@@ -115,9 +116,10 @@ async fn subscriptions_end_without_publisher_in_time() {
     assert_eq!(expect_done(&mut request).await.code, code::Done::INTERNAL_ERROR);
 }
 
-/// If a publisher ends its track, the relay does not wait for it to return.
+/// If a publisher ends its track with PUBLISH_DONE, the relay ends subscriptions and does not wait for the publisher to
+/// return.
 #[tokio::test]
-async fn ended_track_is_not_waited_for() {
+async fn subscription_ends_when_the_publisher_ends_its_track() {
     let relay = lingering();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (_subscriber, mut request, _ok, mut upstream) =
@@ -226,7 +228,8 @@ async fn unfinished_group_completes_when_publisher_renumbers() {
     assert_eq!(broken.all().await, (vec![], PeerStreamEnd::Fin));
 }
 
-/// Checks that the next message on the relay's request asks for objects, or for none.
+/// Checks that the next message on the relay's subscription is REQUEST_UPDATE with this forward state: with or without
+/// objects.
 async fn expect_forward(upstream: &mut SessionRequest, forward: bool) {
     match patiently(upstream.next()).await.unwrap() {
         Some(Message::RequestUpdate(update)) => assert_eq!(update.parameters.forward, Some(forward)),

@@ -10,7 +10,7 @@ use super::peer::{
 };
 
 #[tokio::test]
-async fn reported_largest_object_hides_no_track() {
+async fn false_largest_location_of_a_publisher_is_ignored() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let mut subscriber = relay.peer().await;
@@ -26,7 +26,7 @@ async fn reported_largest_object_hides_no_track() {
         let received = subscriber.next_subgroup().await;
         assert_eq!((received.header.group, received.all().await), (group, (vec![0], PeerStreamEnd::Fin)));
     }
-    // Neither does any later subscriber.
+    // A later subscriber must not get the false largest location either.
     relay.until_largest(at(7, 0)).await;
     let mut late = relay.peer().await;
     let next = Parameters { filter: Some(Filter::NEXT_GROUP), ..Parameters::default() };
@@ -41,9 +41,10 @@ async fn reported_largest_object_hides_no_track() {
     }
 }
 
-/// One object far ahead of the track is the largest only until the track continues at its old numbers.
+/// An object with a far larger group ID counts as the track's largest location only until the track continues with its
+/// former IDs.
 #[tokio::test]
-async fn stray_object_hides_no_track() {
+async fn object_far_ahead_does_not_block_later_groups() {
     let relay = TestRelay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
@@ -87,7 +88,7 @@ async fn copy_takes_over_when_the_first_publisher_stops() {
         copy.object(id, 100).await;
     }
     copy.finish();
-    // This object is behind the copy on the same connection. When it has arrived, the copy has arrived, too.
+    // This object is sent after the copy, on the same connection. When it has arrived, the copy has arrived, too.
     let mut next = two.subgroup(header(2, 1)).await;
     next.object(0, 100).await;
     next.finish();
@@ -100,13 +101,13 @@ async fn copy_takes_over_when_the_first_publisher_stops() {
     assert_eq!(relay.status().drops["duplicate_subgroup"], 0); // exact: the whole copy has arrived
 }
 
-/// The share also counts groups of a session that has ended.
+/// A client's share of the cache also includes the groups of its sessions that have ended.
 #[tokio::test]
 async fn a_client_has_its_share_of_the_cache() {
     const LEN: usize = 300_000;
     let relay = TestRelay::with(|config| {
         config.access.limits.share.cache_bytes = 1 << 20;
-        // The groups are not dropped for their age.
+        // With this cache age, no group is dropped because it is too old.
         config.cache_age = Duration::from_secs(600);
     });
     for session in 0..3 {
@@ -139,7 +140,7 @@ async fn publisher_does_not_evict_groups_of_another() {
     const GROUPS: u64 = 3;
     let relay = TestRelay::with(|config| {
         config.cache_bytes = 4 << 20;
-        // The groups are not dropped for their age.
+        // With this cache age, no group is dropped because it is too old.
         config.cache_age = Duration::from_secs(600);
     });
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;

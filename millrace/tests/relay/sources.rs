@@ -16,7 +16,7 @@ use url::Url;
 
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, at, header, with_publisher};
 
-/// Time that is longer than any test takes.
+/// Time for which relays keep subscriptions without a publisher. It is longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);
 
 /// A forwarder of UDP packets between a client and a relay. Cutting it acts as if the relay's machine had lost power.
@@ -43,7 +43,7 @@ impl CuttableRoute {
             let mut down = vec![0; 65_536];
             let mut client = None;
             loop {
-                // Packets that the network does not take are lost, as on any path.
+                // Packets that the socket does not accept are lost, as on any network path.
                 tokio::select! {
                     Ok((len, from)) = front.recv_from(&mut up) => {
                         client = Some(from);
@@ -115,7 +115,7 @@ fn why_not_the_first(status: &Status) -> Option<&str> {
     (!reason.is_empty()).then_some(reason)
 }
 
-/// Publishes a whole group of two objects.
+/// Publishes a complete group of two objects.
 async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     let mut subgroup = publisher.subgroup(header(alias, group)).await;
     subgroup.object(0, 700).await;
@@ -123,7 +123,7 @@ async fn publish(publisher: &TestPeer, alias: u64, group: u64) {
     subgroup.finish();
 }
 
-/// Receives the next group, which must be this one with each object once.
+/// Receives the next group, and checks that it has this ID and both objects once.
 async fn expect_group(subscriber: &mut TestPeer, group: u64) {
     let received = subscriber.next_subgroup().await;
     assert_eq!((received.header.group, received.all().await), (group, (vec![0, 1], PeerStreamEnd::Fin)));

@@ -16,10 +16,11 @@ use millrace_relay::{AdaptiveMode, LadderRule};
 
 use super::peer::{PeerStreamEnd, TestPeer, TestRelay, expect_done, header, patiently, track};
 
-/// Number of bytes that exceeds a stream's credit. If the subscriber does not read, the relay is blocked.
+/// Length of an object that exceeds a stream's flow-control credit. If the subscriber does not read, the relay cannot
+/// send the rest.
 const TOO_MUCH: usize = 3_000_000;
 
-/// Throughput in kbit/s that exceeds any path, so that no higher track is chosen.
+/// Threshold in kbit/s that exceeds the throughput of any path, so that the relay never chooses the track.
 const ENDLESS: u64 = 1 << 50;
 
 /// The publisher's aliases of both tracks, and the number of objects in a group of each, which identifies it.
@@ -46,7 +47,7 @@ struct SwitchingScene {
     relay: TestRelay,
     publisher: TestPeer,
     subscriber: TestPeer,
-    /// Requests of the subscriptions, and of the relay's to the publisher; `low` first.
+    /// The subscriber's subscriptions, and the relay's subscriptions at the publisher; the track `low` is first.
     requests: Vec<SessionRequest>,
     upstream: Vec<SessionRequest>,
     aliases: Vec<u64>,
@@ -54,15 +55,15 @@ struct SwitchingScene {
 }
 
 impl SwitchingScene {
-    /// Starts a scene. The first group arrives before the subscription to `low`, which gets that group first if
-    /// `forward` is set.
+    /// Starts the test setup. The first group is published before the subscription to `low`, which receives this group
+    /// if `forward` is set.
     async fn new(thresholds: [u64; 2], forward: bool) -> Self {
         let relay = relay();
         let mut publisher = relay.peer().await;
         let namespace = publisher.publish_namespace("live/cam").await;
         let (requests, upstream, aliases) = Default::default();
         let subscriber = subscriber(&relay).await;
-        // Another subscriber keeps both tracks up to date.
+        // A second subscriber makes the relay subscribe to both tracks, so that the relay has all groups.
         let other = relay.peer().await;
         let mut others = Vec::new();
         for (name, alias, _) in TRACKS {
@@ -81,7 +82,7 @@ impl SwitchingScene {
             scene.requests.push(request);
             scene.aliases.push(ok.track_alias);
         }
-        // This keeps the relay's own subscriptions open.
+        // The second subscriber is never dropped, so that the relay's own subscriptions stay open.
         std::mem::forget(other);
         scene.upstream = others;
         scene.relay.until_ready().await;
@@ -175,7 +176,7 @@ async fn current_group_continues_until_the_next() {
 }
 
 #[tokio::test]
-async fn overestimated_path_gets_lower_track() {
+async fn subscriber_on_an_overestimated_path_gets_the_lower_track() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     scene.until_switched(0, 1).await;
     let mut low = scene.publisher.subgroup(header(TRACKS[0].1, 1)).await;
@@ -202,7 +203,7 @@ async fn paused_set_keeps_its_track() {
     scene.until_switched(0, 1).await;
     let paused = Assignment { set: 7, algorithm: 0, threshold: ENDLESS, weight: 5, activate: 0, rank: 0 };
     scene.update(1, paused).await.unwrap();
-    // A threshold that would fit now and a track that ends must change nothing.
+    // While the set is paused, a new threshold that the path's capacity exceeds must not change the selection.
     scene.update(1, Assignment { threshold: 1, ..paused }).await.unwrap();
     scene.publish(1).await;
     assert_eq!(scene.next().await, (1, LOW));
@@ -230,13 +231,14 @@ async fn removed_track_makes_room_for_others() {
 }
 
 #[tokio::test]
-async fn set_replaces_adaptation() {
+async fn switching_set_replaces_rendition_choice() {
     adapted_gets_what_a_set_chooses(false).await;
 }
 
-/// The relay may learn of the switching set while it waits for the other rendition.
+/// The subscriber may assign the track to a switching set while the relay waits for the first group of an adapted
+/// rendition.
 #[tokio::test]
-async fn set_replaces_pending_adaptation() {
+async fn switching_set_replaces_pending_rendition_choice() {
     adapted_gets_what_a_set_chooses(true).await;
 }
 
@@ -267,7 +269,7 @@ async fn adapted_gets_what_a_set_chooses(is_late: bool) {
     if is_late {
         _low = Some(publisher.accept_subscribe(&low, TRACKS[0].1).await);
         relay.until("subscriptions to both", |status| status.tracks.len() == 2).await;
-        // exact: several times as long as an adapted subscription waits for its first choice
+        // exact: this is several times as long as an adapted subscription waits for its first choice
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let mut scene = SwitchingScene {
@@ -291,15 +293,15 @@ async fn invalid_assignments_are_refused() {
     let mut scene = SwitchingScene::new([0, 1], false).await;
     let track = |name: &str| track("live/cam", name);
     let one = assigned(7, 1, false).assignment.unwrap();
-    // This assignment has another set.
+    // Refused: the assignment names another set than the subscription's.
     let refused = scene.update(0, Assignment { set: 8, ..one }).await.unwrap_err();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::UPDATE_FAILED);
-    // This assignment has another algorithm.
+    // Refused: the assignment names an unknown algorithm.
     let other = Parameters { assignment: Some(Assignment { algorithm: 1, ..one }), ..Parameters::default() };
     let refused = scene.subscriber.try_subscribe(&track("low"), other).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);
-    // This peer did not announce support in SETUP.
+    // Refused: the peer has not announced switching sets in SETUP.
     let silent = scene.relay.peer().await;
     let refused = silent.try_subscribe(&track("low"), assigned(1, 1, true)).await.err().unwrap();
     assert_eq!(refused.code, code::Request::UNSUPPORTED_EXTENSION);

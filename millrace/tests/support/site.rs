@@ -1,7 +1,8 @@
 //! The hosts of a test's relays and peers: loopback with engine `user`, network namespaces with engine `kernel`,
 //! because the kernel engine forwards only packets that arrive on an interface.
 //!
-//! The same tests are built twice: into the programs whose names say so with engine `kernel`.
+//! The same tests are built into several test programs. Programs whose name begins with `kernel` run the relays with
+//! engine `kernel`.
 
 #![allow(dead_code, reason = "each program uses a part")]
 
@@ -53,14 +54,14 @@ pub fn until_forwarded(status: impl FnMut() -> Status) {
 /// Makes relays in this process log to the output of the test, which a failed test shows.
 pub fn log() {
     let builder = tracing_subscriber::fmt().with_test_writer().with_ansi(false);
-    let _ = builder.with_env_filter("warn,millrace=info").try_init(); // another relay has done so
+    let _ = builder.with_env_filter("warn,millrace=info").try_init(); // fails if the log was set up before
 }
 
 /// The hosts of all relays of one test, which has a thread of its own. With engine `kernel` that thread is in the
 /// peers' namespace, and so are processes that it starts.
 pub struct RelaySite {
     lab: Option<Lab>,
-    /// The namespace that the thread comes from.
+    /// The network namespace of the test's thread before the test.
     home: File,
     used: AtomicUsize,
 }
@@ -68,7 +69,7 @@ pub struct RelaySite {
 thread_local!(static SITE: RefCell<Weak<RelaySite>> = const { RefCell::new(Weak::new()) });
 
 impl RelaySite {
-    /// Returns the site of the calling test.
+    /// Returns the calling test's network namespaces, and makes them at the first call.
     pub fn of_this_test() -> Arc<Self> {
         SITE.with_borrow_mut(|site| {
             site.upgrade().unwrap_or_else(|| {
@@ -80,7 +81,8 @@ impl RelaySite {
     }
 
     fn new() -> Self {
-        let home = File::open("/proc/thread-self/ns/net").unwrap(); // exact: this thread's own
+        // exact: a thread's own namespace does not change by itself
+        let home = File::open("/proc/thread-self/ns/net").unwrap();
         let lab = wants_kernel().then(lab).flatten();
         if let Some(lab) = &lab {
             let peers = File::open(lab.node(PEERS).unwrap().netns().path()).unwrap();
@@ -121,7 +123,7 @@ fn lab() -> Option<Lab> {
     Some(Lab::new(&topology).unwrap())
 }
 
-/// The host of a relay: a node, or this host.
+/// The host of a relay: a node of the lab, or this machine with engine `user`.
 #[derive(Clone, Copy)]
 pub struct RelayHost<'a>(pub Option<&'a LabNode>);
 
@@ -150,7 +152,7 @@ impl RelayHost<'_> {
         }
     }
 
-    /// Runs `start` on that host.
+    /// Runs `start` in the network namespace of this host.
     pub fn enter<T: Send>(&self, start: impl FnOnce() -> T + Send) -> T {
         match self.0 {
             Some(node) => node.enter(start).unwrap(),

@@ -23,14 +23,14 @@ use rustix::{
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-/// Silence after which a command that has ended has written everything to its terminal, in ms.
+/// Milliseconds without output after which all output of an ended command has been read.
 const SILENCE: u16 = 1000;
-/// How long each read waits, in ms.
+/// Longest time that each read waits for output, in ms.
 const LOOK: u16 = 20;
-/// The control sequence that begins a picture of a view that is updated every second.
+/// The control sequence with which a view that is updated every second begins each redraw.
 pub const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// Makes a command whose terminal is its controlling one, so that Ctrl-C is a signal.
+/// Makes a command in a session of its own with a controlling terminal, so that Ctrl-C sends it a signal.
 pub fn command(program: &str) -> Command {
     let mut command = Command::new("setsid");
     command.args(["--ctty", program]);
@@ -40,9 +40,9 @@ pub fn command(program: &str) -> Command {
 pub struct PseudoTerminal {
     child: Child,
     master: File,
-    /// The terminal's other side. It is kept open, so that its settings and the last output can be read.
+    /// The pseudoterminal's slave side. It stays open, so that the terminal's settings and the last output can be read.
     slave: OwnedFd,
-    /// Output since [`wait_for`](Self::wait_for) last found something.
+    /// Output that [`wait_for`](Self::wait_for) has not returned yet.
     seen: String,
 }
 
@@ -73,23 +73,23 @@ impl PseudoTerminal {
         }
     }
 
-    /// Returns the next whole picture, line by line, without colours. Each picture begins with `start`.
+    /// Returns the lines of the next complete redraw of a view, without colours. Each redraw begins with `start`.
     pub fn picture(&mut self, start: &str) -> Vec<String> {
         self.wait_for(start);
         let picture = self.wait_for(start);
-        // The text is the beginning of the next picture.
+        // The `start` that was read last begins the next redraw, so it is put back.
         self.seen.insert_str(0, start);
         let picture = picture.strip_suffix(start).unwrap_or(&picture);
         picture.split("\r\n").map(plain).collect()
     }
 
-    /// Returns the next picture that contains `part`.
+    /// Returns the lines of the next redraw that contains `part`.
     pub fn picture_with(&mut self, start: &str, part: &str) -> Vec<String> {
         self.picture_that(start, part, |lines| lines.iter().any(|line| line.contains(part)))
     }
 
-    /// Returns the next picture that fits into this size. Earlier pictures may be from before the terminal was made
-    /// smaller.
+    /// Returns the lines of the next redraw that fits into this size. Earlier redraws may be from before the terminal
+    /// was made smaller.
     pub fn picture_within(&mut self, start: &str, columns: usize, rows: usize) -> Vec<String> {
         self.picture_that(start, "smaller picture", |lines| fits(lines, columns, rows).is_ok())
     }
@@ -105,7 +105,7 @@ impl PseudoTerminal {
         }
     }
 
-    /// Returns all output until the command has ended, which must be successful.
+    /// Returns all output until the command has ended. Panics if the command fails.
     pub fn rest(&mut self) -> String {
         assert!(self.ends().success(), "{}", self.seen);
         while self.read(SILENCE) {}
@@ -136,7 +136,7 @@ impl PseudoTerminal {
         tcsetwinsize(&self.slave, size(columns, rows)).unwrap();
     }
 
-    /// Returns whether it echoes typed lines, as terminals do.
+    /// Reports whether the terminal echoes typed lines, which it does unless the command has changed the settings.
     pub fn echoes(&self) -> bool {
         tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
     }

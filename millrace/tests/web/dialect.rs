@@ -1,4 +1,4 @@
-//! Tests of clients that speak one draft under the name of another.
+//! Tests of clients that negotiate one draft of MoQ Transport and send messages of another.
 
 use bytes::BytesMut;
 use millrace_moq::{

@@ -117,7 +117,7 @@ async fn may_publish(relay: &TestRelay, url: &str) -> bool {
     }
 }
 
-/// Browsers omit the port if it is the scheme's own.
+/// Browsers omit the port from `:authority` if it is 443, the default of https.
 #[tokio::test]
 async fn rule_for_port_443_applies_without_explicit_port() {
     let relay = TestRelay::with(|config| {
@@ -169,7 +169,7 @@ async fn client_that_delays_its_request_has_validated_its_address() {
         held.push(dial(&relay).await.unwrap());
     }
     relay.until("all count as handshakes", |status| status.handshakes == WAITING).await;
-    assert_eq!(relay.status().totals.retries, 0); // exact: all are connected
+    assert_eq!(relay.status().totals.retries, 0); // exact: all clients are connected
 }
 
 /// The client sends no request, and is closed after the limit of 10 seconds.

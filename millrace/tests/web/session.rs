@@ -88,7 +88,7 @@ async fn http_requests_next_to_a_session_close_it() {
         let _control = client.set_up(&session, SetupOptions::default()).await;
         relay.until("a session", |status| status.sessions.len() == 1).await;
         let mut held = Vec::new();
-        // The control stream counts as one.
+        // The client's HTTP/3 control stream counts as one of these streams.
         for _ in u64::from(is_uni)..Foreign::MOST {
             held.push(foreign(&client, is_uni).await);
         }
@@ -108,7 +108,7 @@ async fn foreign(client: &WebClient, is_uni: bool) -> quinn::SendStream {
         true => client.connection.open_uni().await.unwrap(),
         false => client.connection.open_bi().await.unwrap().0,
     };
-    // The stream may be stopped, or the connection closed.
+    // An error is ignored, since the relay may have stopped the stream or closed the connection.
     let _ = stream.write_all(if is_uni { &[0x21] } else { &[1, 2, 0, 0] }).await;
     stream
 }
@@ -132,11 +132,11 @@ async fn other_http_streams_are_ignored() {
     varint::encode(0x4321, &mut unknown);
     unknown.extend_from_slice(&[3, 1, 2, 3]);
     session.send.write_all(&frame(0, &unknown)).await.unwrap();
-    // These datagrams belong to no session.
+    // The session IDs of these datagrams belong to no session, so the relay must ignore them.
     client.connection.send_datagram(vec![9, 1, 2, 3].into()).unwrap();
     client.connection.send_datagram(vec![].into()).unwrap();
     relay.until("the streams to be counted", |status| status.drops["http_datagram"] > 0).await;
-    // Another request gets no answer.
+    // Another HTTP request on the connection must be reset.
     let (mut send, mut recv) = client.connection.open_bi().await.unwrap();
     send.write_all(&frame(1, &[0, 0])).await.unwrap();
     match patiently(recv.read_chunk(100, true)).await {

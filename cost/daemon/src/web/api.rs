@@ -57,8 +57,8 @@ async fn secure(mut response: Response) -> Response {
     response
 }
 
-/// Sends server-sent events: `hello`, then a `report` for each new report. `dropped` has the number of reports that
-/// this viewer was too slow for.
+/// Sends server-sent events: `hello`, then a `report` for each new report. The event `dropped` has the number of
+/// reports that were not sent because the viewer reads too slowly.
 async fn reports(State(shared): State<Arc<DashboardShared>>) -> Response {
     match shared.watch() {
         Ok(frames) => {
@@ -121,7 +121,8 @@ enum Unsummed {
 }
 
 /// Computes a sum of reports in another thread, so that viewers are served meanwhile. A range of time may cover every
-/// stored report, so few sums are computed at once. Sums whose client has left still count until they are done.
+/// stored report, so few sums are computed at once. A sum whose client has disconnected still counts toward that limit
+/// until it is computed.
 async fn aside<T: Send + 'static>(
     shared: Arc<DashboardShared>,
     wait: Duration,
@@ -131,7 +132,8 @@ async fn aside<T: Send + 'static>(
     let Ok(Ok(turn)) = turn else { return Err(Unsummed::Busy) };
     let done = tokio::task::spawn_blocking(move || {
         let done = sum(&shared);
-        // Released here and not by the request, which may have been cancelled long before.
+        // The permit is released here and not by the request, which may have been cancelled long before the sum is
+        // computed.
         drop(turn);
         done
     });

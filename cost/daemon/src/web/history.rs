@@ -1,5 +1,6 @@
-//! Keeps reports: whole ones while there is room for them, and their sums for longer. A log is kept from its beginning to its end: when
-//! there is no room for another point, each point stands for more reports.
+//! Stores reports for the dashboard: recent reports in full, and the mean shares of older ones as points. Of a log,
+//! every report is stored. When memory is full, neighbouring reports are added up, so each stored sum covers more
+//! reports.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -9,13 +10,14 @@ use millrace_cost::merge;
 use millrace_cost::report::{Event, Report};
 use serde::Serialize;
 
-/// An hour at the usual period.
+/// Largest number of points in the history: one hour with the usual period of 1 s.
 const POINTS: usize = 3600;
-/// Steps that become one where there is no more room.
+/// Number of neighbouring sums that are merged into one when memory is full.
 const STEPS: usize = 4;
 
 pub(super) struct ReportHistory {
-    /// The oldest reports are dropped when memory is full. Otherwise all of the time is kept, in longer steps.
+    /// True for live reports, of which the oldest are dropped when memory is full. False for a log, whose neighbouring
+    /// reports are then added up instead.
     live: bool,
     reports: HistorySteps<(Arc<Report>, usize)>,
     bytes: usize,
@@ -25,14 +27,15 @@ pub(super) struct ReportHistory {
     cpus: Vec<u32>,
 }
 
-/// A report, summed up.
+/// A point of the dashboard's history: the shares of one report, or their means over several reports.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct HistoryPoint {
     time_unix_ms: u64,
     period_ns: u64,
-    /// Shares of those of [`Event::ALL`] that are networking, over all CPUs; `null` is not measured.
+    /// Share of each event of networking, in the order of [`Event::ALL`], summed over all CPUs; `null` if it was not
+    /// measured.
     events: [Option<f32>; Event::NETWORKING],
-    /// Networking's share of each of [`Points::cpus`].
+    /// Networking's share of each CPU, in the order of [`Points::cpus`].
     cpus: Vec<f32>,
 }
 
@@ -41,24 +44,26 @@ pub(super) struct Points {
     live: bool,
     cpus: Vec<u32>,
     points: Vec<HistoryPoint>,
-    /// Reports that each point is the mean of.
+    /// Number of reports that each point averages.
     point_reports: usize,
-    /// The end of the oldest report that is still there in full.
+    /// End of the oldest report that is stored with all its tables, milliseconds since 1970.
     whole_since_unix_ms: Option<u64>,
-    /// Reports that a range of time begins or ends with at least.
+    /// Number of reports in each stored sum. A range of time can only begin and end between two sums.
     whole_reports: usize,
 }
 
-/// Sums of so many items each, in the order of time; the latest items are none yet.
+/// A list of sums in the order of time, each of `length` items. The latest items wait in `latest` until there are
+/// enough for a sum.
 struct HistorySteps<T> {
     sums: VecDeque<T>,
     length: usize,
     latest: Vec<T>,
-    /// Number of items that `latest` stands for. Its first one may be a sum.
+    /// Number of items in `latest`, where the first entry may be the sum of several.
     pending: usize,
 }
 
-/// Items that wait to be one: fewer would be summed up more often, more take memory.
+/// Largest number of entries in [`HistorySteps::latest`]. At this number they are added up to one entry, so that they
+/// take little memory.
 const WAITING: usize = 16;
 
 impl<T> HistorySteps<T> {
@@ -66,7 +71,7 @@ impl<T> HistorySteps<T> {
         Self { sums: VecDeque::new(), length: 1, latest: Vec::new(), pending: 0 }
     }
 
-    /// Adds an item that stands for so many.
+    /// Adds an entry that is the sum of `items` items.
     fn push(&mut self, item: T, items: usize, sum: impl Fn(&[T]) -> T) {
         if self.length == 1 {
             return self.sums.push_back(item);
@@ -90,7 +95,7 @@ impl<T> HistorySteps<T> {
         self.sums.iter().chain(&self.latest)
     }
 
-    /// Makes steps longer, each of as many items as the others.
+    /// Merges each [`STEPS`] neighbouring sums into one, so that every sum again has the same number of items.
     fn lengthen(&mut self, sum: impl Fn(&[T]) -> T) {
         let mut sums: Vec<T> = std::mem::take(&mut self.sums).into();
         let left_over = sums.split_off(sums.len() - sums.len() % STEPS);
@@ -114,7 +119,8 @@ impl ReportHistory {
         }
     }
 
-    /// Adds a report, or the sum of so many. A sum is of no more than both [`steps`](Self::steps) are, and does not go over the end of one.
+    /// Adds a report, or the sum of `reports` reports. A sum must have no more reports than either number that
+    /// [`steps`](Self::steps) returns, and must not cross the end of a stored sum.
     pub fn push(&mut self, report: Arc<Report>, reports: usize) {
         self.points.push(HistoryPoint::new(&report), reports, HistoryPoint::mean);
         if self.points.len() > POINTS {
@@ -126,10 +132,10 @@ impl ReportHistory {
         self.cpus = report.cpus.iter().map(|cpu| cpu.cpu).collect();
         let bytes = memory(&report);
         self.reports.push((report, bytes), reports, sum);
-        // Some were summed up just now.
+        // True if the push above added up several stored reports, so the sizes must be counted again.
         let summed = self.reports.length > 1 && self.reports.latest.len() <= 1;
         self.bytes = if summed { self.sizes() } else { self.bytes + bytes };
-        // The last one stays, however large it is.
+        // The last report is kept, however large it is.
         while self.bytes > self.limit_bytes && self.reports.sums.len() > 1 {
             if self.live {
                 let Some((_, bytes)) = self.reports.sums.pop_front() else { break };
@@ -150,7 +156,7 @@ impl ReportHistory {
         self.forgotten
     }
 
-    /// Reports in a point of the history, and in the shortest range of time.
+    /// Returns the number of reports in each point of the history, and in each stored sum of reports.
     pub fn steps(&self) -> (usize, usize) {
         (self.points.length, self.reports.length)
     }
@@ -159,7 +165,7 @@ impl ReportHistory {
         self.reports.iter().next_back().map(|(report, _)| Arc::clone(report))
     }
 
-    /// Reports whose periods end within `range`, milliseconds since 1970.
+    /// Returns the reports whose periods end within `range`, in milliseconds since 1970.
     pub fn range(&self, range: &RangeInclusive<u64>) -> Vec<Arc<Report>> {
         let reports = self.reports.iter().filter(|(report, _)| range.contains(&report.time_unix_ms));
         reports.map(|(report, _)| Arc::clone(report)).collect()
@@ -180,7 +186,7 @@ impl ReportHistory {
 /// Returns the sum of consecutive reports, and its size in bytes.
 fn sum(reports: &[(Arc<Report>, usize)]) -> (Arc<Report>, usize) {
     let report = merge::merge(reports.iter().map(|(report, _)| &**report)).map(Arc::new);
-    // There is one at least.
+    // `reports` has at least one report, so the index is valid.
     report.map_or_else(|| reports[0].clone(), |report| (Arc::clone(&report), memory(&report)))
 }
 
@@ -192,7 +198,7 @@ impl HistoryPoint {
                 *sum = Some(sum.unwrap_or(0.0) + cost.share as f32);
             }
         }
-        // Four digits are more than a screen shows.
+        // Rounded to four decimal places, more than the dashboard can show.
         let short = |share: f32| (share * 1e4).round() / 1e4;
         Self {
             time_unix_ms: report.time_unix_ms,
@@ -202,7 +208,7 @@ impl HistoryPoint {
         }
     }
 
-    /// Returns the mean over the points' periods. Gaps between them do not count.
+    /// Returns the mean of the points, weighted by their periods. Gaps between the periods do not count.
     fn mean(points: &[Self]) -> Self {
         let period_ns: u64 = points.iter().map(|point| point.period_ns).sum();
         let mean = |share: &dyn Fn(&Self) -> Option<f32>| {
@@ -220,9 +226,9 @@ impl HistoryPoint {
     }
 }
 
-/// Returns the memory of a report in bytes, roughly.
+/// Estimates the memory that a report takes, in bytes.
 fn memory(report: &Report) -> usize {
-    /// Bytes of a name on the heap. Each entry has at least one.
+    /// Estimated bytes of a name on the heap. Each entry of a table has at least one name.
     const NAME: usize = 48;
     fn list_bytes<T>(list: &[T]) -> usize {
         list.len() * (size_of::<T>() + NAME)
@@ -259,10 +265,10 @@ mod tests {
         Arc::new(report)
     }
 
-    /// A log stays whole, however long it is: its steps become longer. `point_reports` and `whole_reports` give their length. No report is
-    /// in two of them or in none.
+    /// A log is stored from its beginning to its end, however long it is, in sums of more reports. `point_reports` and
+    /// `whole_reports` are the numbers of reports in a sum. Every report is in exactly one sum.
     #[test]
-    fn long_log_is_kept_whole_in_longer_steps() {
+    fn long_log_is_stored_completely_as_sums() {
         const REPORTS: u64 = 20_000;
         let limit = 40 * memory(&report(0));
         let mut history = ReportHistory::new(limit, false);
@@ -284,11 +290,12 @@ mod tests {
         assert_eq!(calls, 7 * REPORTS);
     }
 
-    /// The reader of a log may add up reports itself. Steps are the same then.
+    /// The reader of a log may add up reports before it stores them. The history then has the same number of reports in
+    /// each point and sum.
     #[test]
-    fn history_of_summed_reports_has_the_same_steps() {
+    fn history_of_summed_reports_equals_that_of_single_reports() {
         const REPORTS: u64 = 20_000;
-        // Sums take their shares from times.
+        // The share of a sum is computed from its times, so time and share of each report must agree.
         let report = |at: u64| {
             let mut report = (*report(at)).clone();
             let event = &mut report.cpus[0].events[0];
@@ -326,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn live_history_forgets_the_oldest() {
+    fn full_live_history_drops_the_oldest_reports() {
         let mut history = ReportHistory::new(10 * memory(&report(0)), true);
         (0..5000).for_each(|at| history.push(report(at), 1));
         let points = history.points();
@@ -336,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn history_memory_follows_the_size_of_reports() {
+    fn history_counts_the_memory_of_reports() {
         let mut large = (*report(0)).clone();
         large.processes = vec![large.processes[0].clone(); 1000];
         assert!(memory(&large) > memory(&report(0)) + 1000 * size_of::<millrace_cost::report::ProcessCost>());

@@ -17,8 +17,8 @@ use super::DashboardShared;
 use crate::losses::ReportLoss;
 
 const PREFIX: &str = "millrace_cost";
-/// Largest number of different parts. Further ones are one part, [`FURTHER`], since new BPF programs may always have
-/// new names.
+/// Largest number of different parts. All parts beyond it are added up as one part, [`FURTHER`], since new BPF programs
+/// may always have new names.
 const MAX_PARTS: usize = 100;
 const FURTHER: &str = "further parts";
 
@@ -418,7 +418,8 @@ mod tests {
         };
         let text = scrape(&(0..1000).map(named).collect::<Vec<_>>());
         let parts = text.lines().filter(|line| line.starts_with("millrace_cost_part_seconds_total")).count();
-        // CPU 0 has all names but UDP, and one for the rest. CPU 1 has UDP and other.
+        // CPU 0 has a series for every part except UDP, and one for the further parts. CPU 1 has the parts UDP and
+        // `other`.
         assert_eq!(parts, (MAX_PARTS - 1) + 1 + 2);
         assert!(text.contains("part=\"further parts\"} "));
     }

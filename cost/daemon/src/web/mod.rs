@@ -181,11 +181,11 @@ struct DashboardShared {
     live: bool,
     /// True if requests must have a token. Only then are command lines shown, since they may contain secrets.
     arguments: bool,
-    /// Reports that the server was too slow for.
+    /// Number of reports that were skipped because the server's queue was full.
     skipped_reports: AtomicU64,
     losses: Arc<ReportLosses>,
     state: Mutex<DashboardState>,
-    /// Permits to compute sums of reports.
+    /// Limits how many sums of reports are computed at the same time.
     sums: Arc<Semaphore>,
 }
 
@@ -251,7 +251,8 @@ impl DashboardShared {
             return Err(TooManyViewers);
         }
         let (frames, receiver) = mpsc::channel(VIEWER_QUEUE);
-        // The queue has room for both messages, so these sends cannot fail.
+        // The viewer's queue is empty and has space for two messages, so sending `hello` and the latest report cannot
+        // fail.
         let _ = frames.try_send(frame("hello", &format!("{{\"live\":{}}}", self.live)));
         let loaded = || report_frame(&*state.history.latest()?);
         if let Some(latest) = state.latest.clone().or_else(loaded) {

@@ -133,7 +133,8 @@ fn slow_dashboard_viewer_does_not_delay_others() {
     let (_, metrics) = get(&dashboard, "/metrics");
     assert!(metrics.contains(&format!("millrace_cost_http_dropped_frames_total {dropped}")), "{metrics}");
     assert!(metrics.contains("millrace_cost_http_skipped_reports_total 0"), "{metrics}");
-    // A viewer that reads again gets the count of dropped reports, after those that were on their way.
+    // A viewer that reads again first gets the reports that were already queued for it, then the number of dropped
+    // reports.
     let mut slow = slow;
     let mut got = 0;
     while got < 40 - dropped {
@@ -166,7 +167,7 @@ fn command_lines_require_a_token() {
         (dashboard, access)
     };
     let get = |dashboard: &Dashboard, access: &HttpAccess, path: &str| {
-        // exact: the report was loaded before
+        // exact: the report was loaded before this request
         fetch(dashboard.local_addr, path, access.token().map(HttpToken::text)).expect("an answer")
     };
     let (open, all) = start(&TokenFile::Off);

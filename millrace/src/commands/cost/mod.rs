@@ -52,7 +52,7 @@ pub struct CostCommandArgs {
     #[arg(long, value_name = "HZ")]
     frequency: Option<u32>,
     /// Way to measure: `events` times each call into networking, at a cost per call; `sampling` only samples stacks, at
-    /// a cost that does not depend on the packet rate; `auto` times calls while that keeps to the budget
+    /// a cost that does not depend on the packet rate; `auto` times calls while that takes no more than --budget
     #[arg(long, value_enum, default_value_t = ModeName::Auto)]
     mode: ModeName,
     /// Share of each CPU that the timing of calls may take in mode `auto`, percent
@@ -74,13 +74,13 @@ pub struct CostCommandArgs {
     #[arg(long, value_delimiter = ',', value_name = "PID")]
     profile: Vec<u32>,
     /// Show command lines of processes, which may contain secrets: in tables, JSON and logs, and on a dashboard that
-    /// requires a token. The live view always shows them at the key a
+    /// requires a token. The live view also shows them after the key a
     #[arg(long)]
     arguments: bool,
     /// Report all work of the kernel in addition to networking, as the event `kernel`: in tables, JSON and flame graphs
     #[arg(long)]
     all: bool,
-    /// Report the run time of each BPF program; costs a little in each of their runs
+    /// Report the run time of each BPF program, which adds a little time to each run
     #[arg(long)]
     programs: bool,
     /// File with rules that assign kernel functions to parts of the network stack, applied before the built-in ones

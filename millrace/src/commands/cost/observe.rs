@@ -67,8 +67,8 @@ pub fn observe(
 /// Time that outputs have to finish after a signal or the user's key has ended the observation.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Finishes all outputs, however the observation ended. If it is `complete`, outputs wait for their readers without a
-/// limit. Signals are unblocked then, so that one ends the process.
+/// Finishes all outputs. If the observation is `complete`, outputs wait for their readers without a limit, and signals
+/// are unblocked, so that a signal ends the process. Otherwise outputs have [`PATIENCE`] to finish.
 pub fn finish(sinks: &mut [Box<dyn ReportSink>], complete: bool) -> anyhow::Result<()> {
     let deadline = if complete { None } else { Some(Instant::now() + PATIENCE) };
     if complete {

@@ -16,7 +16,7 @@ use millrace_daemon::http::{access, token::HttpToken};
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub struct OutputArgs {
-    /// Serve the dashboard, its data as JSON, and Prometheus metrics on this address; a port alone is on loopback
+    /// Serve the dashboard, its data as JSON, and Prometheus metrics on this address; a port alone means 127.0.0.1
     #[arg(long, value_name = "ADDR", value_parser = parse_addr, num_args = 0..=1, default_missing_value = "9720")]
     http: Option<SocketAddr>,
     #[command(flatten)]

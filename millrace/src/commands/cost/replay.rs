@@ -85,7 +85,7 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         Some(_) => (None, dashboard.map(BoundDashboard::run).transpose()?),
         None => (dashboard, None),
     };
-    // Reports may be merged while they are read if nothing shows single reports or a range of time.
+    // Reports may be added up while they are read, unless an option needs single reports or a range of time.
     let sums_suffice = args.pace.is_none()
         && !args.json
         && !args.plain

@@ -42,7 +42,7 @@ struct GateGuardArgs {
     /// Network interface that clients' packets arrive on, repeatable
     #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "IF")]
     interface: Vec<String>,
-    /// UDP port of a QUIC server to guard, with the rules that need no limits, repeatable
+    /// UDP port of a QUIC server to guard, with the rules that work without configured limits, repeatable
     #[arg(
         long,
         value_delimiter = ',',
@@ -51,7 +51,7 @@ struct GateGuardArgs {
         conflicts_with = "policy"
     )]
     port: Vec<u16>,
-    /// Limit of connections of one client to the ports of --port
+    /// Limit of connections from one client to the ports given with --port
     #[arg(long, value_name = "N", conflicts_with = "policy")]
     connections: Option<u32>,
     /// TOML file with the gate's policy: scopes and rules
@@ -101,9 +101,9 @@ enum GateVerb {
     },
     /// Trace packets that the gate refuses, or that its rules in mode `monitor` would refuse
     Trace(trace::GateTraceArgs),
-    /// Block address prefixes at once: for a time, or until `unblock` or the gate's end
+    /// Block address prefixes immediately, until `gate unblock`, the time of --for, or the gate's end
     Block(GateListArgs),
-    /// Allow address prefixes at once: for a time, or until `unblock` or the gate's end
+    /// Allow address prefixes immediately, until `gate unblock`, the time of --for, or the gate's end
     Allow(GateListArgs),
     /// Remove entries that `gate block` or `gate allow` added; the policy's entries apply again
     Unblock(Unlist),
@@ -213,7 +213,7 @@ fn watch(socket: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// Result of the commands that remove entries, for [`describe_change`].
+/// Text with which [`describe_change`] reports that entries were removed.
 const TAKEN_BACK: &str = "removed from the lists";
 
 fn list(args: GateListArgs, entry: fn(control::PrefixList) -> GateRequest, done: &str) -> anyhow::Result<()> {
@@ -261,10 +261,11 @@ fn change(
 
 /// Largest number of prefixes in one request, which keeps the request's line within the control socket's limit.
 const PREFIXES_AT_ONCE: usize = 1000;
-/// Largest number of overriding entries that are named; the others are counted.
+/// Largest number of overriding entries that a message lists. Of further ones it states only the number.
 const EXCEPTIONS_SHOWN: usize = 5;
 
-/// Parses all prefixes, also those on standard input. A fault in one of them leaves the gate's lists unchanged.
+/// Parses all prefixes, also those on standard input. If one of them is not a prefix, none is sent, so the gate's lists
+/// stay unchanged.
 fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
     let mut all = Vec::new();
     for arg in args {

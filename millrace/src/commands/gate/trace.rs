@@ -41,7 +41,7 @@ pub(super) struct GateTraceArgs {
     /// Trace only packets that this rule refuses, or would refuse, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(Rule::ALL.map(Rule::name)))]
     rule: Vec<String>,
-    /// Limit of traced packets per second; the number of others is printed each second and at the end
+    /// Limit of traced packets per second; the number of packets beyond it is printed each second and at the end
     #[arg(
         long,
         value_name = "N",
@@ -105,7 +105,7 @@ pub(super) fn run(args: GateTraceArgs) -> anyhow::Result<()> {
 }
 
 enum Waited {
-    /// The time has passed.
+    /// The time to wait has passed without a signal.
     Out,
     /// A signal that ends the command has arrived.
     ForSignal,
@@ -115,8 +115,8 @@ enum Waited {
 
 fn wait(signals: &CostSignals, time: Duration) -> anyhow::Result<Waited> {
     let stdout = io::stdout();
-    // Standard output is polled without an event: the kernel always reports POLLERR, which says that the reader is
-    // gone.
+    // Standard output is polled without requested events: the kernel reports POLLERR in any case, when the pipe's
+    // reader has closed it.
     let mut ready =
         [PollFd::new(signals.as_fd(), PollFlags::POLLIN), PollFd::new(stdout.as_fd(), PollFlags::empty())];
     match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {
@@ -152,7 +152,7 @@ enum GateTraceEvent<'a> {
     },
 }
 
-/// Numbers of packets that were shown and that were not, since the trace started.
+/// Counts the packets that were printed, left out or lost since the trace started.
 struct ShownPackets<'a> {
     args: &'a GateTraceArgs,
     packets: u64,
