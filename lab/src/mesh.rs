@@ -602,7 +602,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_clusters_heal_without_circles_and_alike_for_one_seed() {
+    fn small_cluster_heals_without_loops_and_repeats_for_same_seed() {
         for seed in 1..4 {
             let args = MeshArgs { relays: 120, broadcasts: 50, viewers: 2000, sample: 5, seed };
             let lines = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();

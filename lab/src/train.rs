@@ -46,7 +46,7 @@ pub struct TrainArgs {
     /// repeated
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     arms: Vec<String>,
-    /// Number of networks that at least two branches of a decision must have
+    /// Smallest number of networks in at least two branches of each decision
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
     /// Confidence for pruning branches, in standard deviations of their errors; below 0 nothing is pruned

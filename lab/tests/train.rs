@@ -88,7 +88,7 @@ fn measured_runs_are_learned_and_reported() {
 }
 
 #[test]
-fn wrong_input_is_named() {
+fn error_names_the_wrong_training_or_model_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let here = directory.path();
     let good = transfers();

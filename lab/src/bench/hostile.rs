@@ -57,7 +57,8 @@ const LOAD: RowLoad =
     RowLoad { transport: LabTransport::Raw, subscribers: 1, object_bytes: 1200, rate_hz: 250 };
 /// Share of the packet rate from which on media count as flowing.
 const FLOWING: f64 = 0.8;
-/// Extra time that the publisher sends, seconds: for the start, and for the first second, which is not owed.
+/// Extra time that the publisher sends, seconds: for the start, and for the first second, whose objects are not
+/// counted.
 const SPARE_SECONDS: f64 = 3.0;
 /// Longest time of one round of a scenario, which normally ends much sooner.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(120);
@@ -106,12 +107,13 @@ struct HostileFigures {
     quiet: MediaStretch,
     meanwhile: MediaStretch,
     alike: MediaStretch,
-    /// Results of the hostile clients (in `meanwhile`), and of the harmless ones (in `alike`).
+    /// Results of the hostile clients, which run during `meanwhile`. `steady` has those of the harmless ones, during
+    /// `alike`.
     attacks: Attacks,
     steady: Attacks,
 }
 
-/// A function that returns one of the figures.
+/// A function that returns one figure of a round.
 type Figure = fn(&HostileFigures) -> f64;
 
 /// Figures of one measured period.

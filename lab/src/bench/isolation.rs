@@ -53,7 +53,8 @@ const OTHER: &str = "sub2";
 const GOOD: &str = "delay=20ms";
 /// Share of the packet rate from which on media count as flowing.
 const FLOWING: f64 = 0.8;
-/// Extra time that the publisher sends, seconds: for the start, and for the first second, which is not owed.
+/// Extra time that the publisher sends, seconds: for the start, and for the first second, whose objects are not
+/// counted.
 const SPARE_SECONDS: f64 = 3.0;
 
 pub fn run(args: IsolationArgs) -> anyhow::Result<()> {

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn row_names_the_limiting_side() {
+    fn max_rate_row_names_the_limiting_program() {
         let load = RowLoad { transport: LabTransport::Raw, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
         let mut row = MaxRateRow::new(Contender::Kernel, load);
         let best = Some(Peak { rate_hz: 8000, goodput_mbit_s: 614.4, busy_cpus: 1.0, relay_cpus: 0.5 });

@@ -199,7 +199,8 @@ impl BenchRun {
         let used = UsageReading::take(relay.id())?.used_since(&before);
         let all_ns = later.all_ns - earlier.all_ns;
         let own_ns = later.own_ns - earlier.own_ns;
-        // The relay's CPU time contains softirqs that interrupted it. They are part of `all_ns` as well.
+        // The relay's CPU time contains the softirqs that interrupted it. They are subtracted, since `all_ns` contains
+        // them as well.
         Ok((used.process_ns.saturating_sub(own_ns) + all_ns) as f64 / used.elapsed_ns.max(1) as f64)
     }
 

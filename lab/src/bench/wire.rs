@@ -205,9 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn unsorted_samples_and_edges_are_matched() {
-        // The copy at 50 belongs to an object before the first sample. The copy at 440 belongs to the last object,
-        // which is left out.
+    fn unsorted_samples_are_matched_and_last_object_is_left_out() {
+        // The copy sent at 50 ns has no object among the samples, since the first object arrived at 100 ns. The last
+        // object arrived at 400 ns and is left out, with its copy sent at 440 ns.
         let samples =
             [went(50, 1), went(280, 1), came(260), came(100), went(130, 1), came(400), went(440, 1)];
         let wire = matched(&samples, &ENDS);

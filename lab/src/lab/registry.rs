@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn own_namespaces_are_recognised() {
+    fn namespaces_of_labs_are_recognised() {
         assert_eq!(id_of("mr-12.0-relay-2"), Some("mr-12.0".into()));
         for name in ["mr-12-relay", "mr-d-pub", "mr-.0-pub", "mr-12.x-pub", "mr-12.0", "blue"] {
             assert_eq!(id_of(name), None, "{name}");

@@ -113,7 +113,7 @@ impl IncomingObjects {
             let id = start.id;
             let end = start.end();
             self.current = Some(CurrentObject { id, end, front: Vec::new(), stamp_len });
-            // No byte follows that would end this object.
+            // An empty payload is complete already: no later call would end this object.
             if start.payload_len == 0 {
                 self.end_current(came);
             }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_however_the_bytes_come() {
+    fn objects_are_found_in_pieces_of_any_size() {
         let expected = [(0, Some(stamp(4))), (1, None), (2, None), (3, None)];
         let expected = expected.map(|(id, stamp)| (Location::new(GROUP, id), stamp));
         let bytes = stream();

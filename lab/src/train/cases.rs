@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn right_arms_follow_from_times() {
+    fn right_arms_follow_from_transfer_times() {
         let runs = [
             run(1, "bbr", 1.0),
             run(1, "carried-warm", 0.5),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_values_are_classes() {
+    fn seed_tree_columns_are_classes() {
         let features = "rtt=300,loss=0.5,profile=loss".parse().unwrap();
         assert_eq!(seed_values(&features), [Some(2.0), Some(1.0), None, Some(2.0)]);
     }

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_leaf_has_the_usual_cost_of_its_cases() {
+    fn tree_leaf_has_the_90th_percentile_cost_of_its_cases() {
         let mut cases = cases(true);
         for case in &mut cases.cases {
             case.features = case.features.clone().with(Feature::Rate, 10.0);
@@ -297,7 +297,8 @@ mod tests {
         }
     }
 
-    /// A tree that could recognise a network from the training would be right. It must not be able to.
+    /// The right arm depends on the network alone, which no feature shows. A tree that recognised networks from the
+    /// training would be right, so scoring must use other networks.
     #[test]
     fn property_that_no_feature_shows_is_not_learned() {
         let report = judge(&cases(false), SETTINGS);
@@ -305,9 +306,10 @@ mod tests {
         assert!(report.scores[0].regret > 0.1);
     }
 
-    /// Networks differ: on every second one, another arm is best in each transfer. On the rest it is always the same arm.
+    /// On every second network the best arm differs from transfer to transfer. On the other networks it is always the
+    /// same arm.
     #[test]
-    fn repeated_transfers_show_the_share_of_chance() {
+    fn best_arm_of_other_transfers_is_scored_per_network() {
         let runs = |seeds: u32| -> Vec<TrainingRun> {
             let mut runs = Vec::new();
             for (network, seed) in (0..10).flat_map(|network| (1..=seeds).map(move |seed| (network, seed))) {

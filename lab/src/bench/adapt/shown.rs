@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn undecodable_frames_are_not_shown() {
+    fn frames_after_a_missing_one_are_not_shown() {
         let mut came = all();
         // Frame 23 of group 2 is missing, so nothing more is shown until the key frame of group 3.
         came.retain(|object| object.rendition.is_none() || object.number != 23);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn late_sound_late_key_frames_and_other_renditions_are_counted() {
+    fn late_audio_late_key_frames_and_rendition_changes_are_counted() {
         let mut came = all();
         for object in &mut came {
             match object.rendition {

@@ -31,7 +31,7 @@ pub struct CpuError {
     /// Time of all events by the observer, without the observer's own time in them (`observer_in_events_pct`).
     events_pct: f64,
     observer_in_events_pct: f64,
-    /// Time of the same events by the profile.
+    /// Time of all events by the `perf` profile.
     profile_events_pct: f64,
     /// Time of the observer itself, inside and outside of events, by the profile.
     observer_pct: f64,
@@ -146,7 +146,7 @@ pub struct ProcStatTimes {
 struct PartTimes {
     observer: f64,
     profile: f64,
-    /// Variance of the difference that results from the finite numbers of samples.
+    /// Variance of the difference between observer and profile that results from the finite numbers of samples.
     variance: f64,
 }
 
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_time_is_more_than_its_ticks() {
+    fn busy_time_includes_time_in_no_procstat_column() {
         assert_eq!((STAT.busy(), STAT.counted(), STAT.uncounted()), (90.0, 80.0, 10.0));
     }
 
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_become_medians_with_extremes() {
+    fn rounds_are_combined_into_medians_with_extremes() {
         let figures = AccuracyFigures::from_rounds(&[
             round(57.0, (30.0, 29.0)),
             round(58.0, (30.0, 32.0)),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn worst_cpu_keeps_its_sign() {
+    fn error_of_worst_cpu_keeps_its_sign() {
         let mut low = round(40.0, (0.0, 0.0));
         let high =
             low.cpus.get(&0).copied().map(|cpu| AccuracyCpuTimes { events: 57.0, ..cpu }).expect("a CPU");
@@ -418,7 +418,7 @@ mod tests {
 
     /// A part that either the observer or the profile missed, in one round, counts as zero there.
     #[test]
-    fn absent_parts_are_zero() {
+    fn part_missing_in_observer_or_profile_counts_as_zero() {
         let mut other = round(57.0, (30.0, 30.0));
         other
             .parts

@@ -34,7 +34,7 @@ pub struct CalibrationFigures {
     /// Time outside of the idle task by a clock: the load and everything else that ran.
     pub clock_busy_pct: f64,
     pub busy_pct: f64,
-    /// Busy time in the columns of `/proc/stat`, which ticks account.
+    /// Busy time in the columns of `/proc/stat`, which the kernel accounts at ticks.
     pub ticks_pct: f64,
     pub profile_busy_pct: f64,
 }

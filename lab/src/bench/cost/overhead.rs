@@ -26,15 +26,15 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Variant {
-    /// Stacks through mapped memory, as by default
+    /// The observer reads stacks through mapped memory, as by default
     Array,
-    /// Stacks through a BPF ring buffer
+    /// The observer reads stacks through a BPF ring buffer
     RingBuffer,
-    /// The mode `sampling`
+    /// The observer's mode `sampling`
     Sampling,
-    /// The mode `auto`
+    /// The observer's mode `auto`
     Auto,
-    /// The defaults: the mode `auto`, and the frequency may be lowered
+    /// The observer's defaults: the mode `auto`, and the frequency may be lowered
     Default,
     /// Only the interrupts that take samples, without observing: the cost that every sampler has
     Clock,

@@ -310,7 +310,7 @@ const NETWORKING: [&str; 77] = [
 ];
 const LOCAL: [&str; 4] = ["unix_", "netlink_", "rtnetlink_", "genl_"];
 
-/// Functions that all code calls. Tail-called, they hide their caller from the stack.
+/// Functions that all subsystems call. If one of them is tail-called, its caller is missing in the stack.
 const ANYWHERE: [&str; 1] = ["_raw_spin_"];
 
 /// Reports whether a stack belongs to networking. Its first function is the innermost one. Functions below a softirq

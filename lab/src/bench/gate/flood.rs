@@ -35,8 +35,8 @@ const LIMITS: DefenceLimits = DefenceLimits::New { client: 10, all: 2000 };
 const SETTLE: Duration = Duration::from_millis(500);
 /// Extra time that processes may take to start and to end.
 const GRACE: Duration = Duration::from_secs(10);
-/// Packets between two readings of the clock. The kernel waits for some ms at the start and end of each run of the
-/// program.
+/// Number of packets in each run of the program. It is large, since the kernel waits for some ms at the start and end
+/// of a run.
 const CHUNK: u32 = 1 << 18;
 
 #[derive(Debug, clap::Args)]

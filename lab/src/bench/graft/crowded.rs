@@ -37,7 +37,7 @@ pub struct CrowdedArgs {
 const CARRIERS: u16 = 9188;
 /// Number of strangers' addresses in the IPv6 /64.
 const STRANGERS: u16 = 16;
-/// Addresses of the strangers. They are on the peer's host, but not the peer's own.
+/// Addresses of the strangers. The peer's host has them, but its daemon does not use them.
 const V4: &str = "192.0.2.1";
 const V6: &str = "2001:db8:96::";
 

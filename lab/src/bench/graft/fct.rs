@@ -36,13 +36,15 @@ pub struct FctArgs {
     /// Round-trip time while the queue is empty
     #[arg(long, value_delimiter = ',', default_value = "20,100,600", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Measure only these combinations of size, loss and round-trip time, instead of those by the options above
+    /// Measure only these combinations of size, loss and round-trip time, instead of all that --sizes-kib, --loss and
+    /// --rtt-ms give
     #[arg(long, value_delimiter = ',', value_name = "KIB:PERCENT:MS")]
     cells: Vec<FctCell>,
     /// Number of transfers at the same time, each in its own lab
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Seed of the random losses; each further round adds 1, so runs to be combined need seeds that are further apart
+    /// Seed of the random losses; each further round adds 1, so the seeds of runs that --add combines must differ by at
+    /// least --rounds
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// File with results of an earlier run, whose rounds are added; may be repeated

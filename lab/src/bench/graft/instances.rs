@@ -20,7 +20,7 @@ use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct InstanceArgs {
-    /// Number of rounds of each arrangement, interleaved
+    /// Number of rounds of each arrangement of daemons, interleaved
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Number of connections at the same time, all of them tunnelled

@@ -21,7 +21,7 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct PacketBench {
-    /// Swap lists of packet functions instead, back and forth under this number of datagrams
+    /// Swap lists of packet functions instead, back and forth while this number of datagrams is sent
     #[arg(long = "packets", value_name = "COUNT")]
     count: Option<u64>,
     /// Round-trip time of the datagrams' path

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn series_are_parsed_as_they_are_written() {
+    fn arrivals_and_their_mean_are_computed_from_csv() {
         let text = "subscriber,sequence,sent_ns,latency_ns\n0,7,1000,20500\n0,8,2000,10000\n";
         let expected =
             [(7, 20.5), (8, 10.0)].map(|(sequence, delay_us)| ThesisArrival { sequence, delay_us });

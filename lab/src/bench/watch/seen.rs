@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn punctual_frames_are_seen() {
+    fn punctual_frames_have_no_stalls() {
         let it = WatchFigures::from_report(START, 300, &seen(30..300, 120.0), 4).unwrap();
         assert_eq!((it.frames_owed, it.frames_shown_pct), (120, 100.0));
         assert_eq!((it.stall_ms_total, it.longest_stall_ms), (0.0, 0.0));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_frames_are_a_gap() {
+    fn missing_frames_count_as_a_stall() {
         let mut it = seen(30..300, 120.0);
         it.seen.retain(|(frame, _)| !(100..112).contains(frame));
         // A frame that is drawn twice counts with its first time.

@@ -138,7 +138,7 @@ fn call_by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
 fn take_tcp(mut stream: TcpStream, config: Arc<ServerConfig>) {
     let Ok(mut tls) = ServerConnection::new(config) else { return };
     let _ = stream.set_read_timeout(Some(PATIENCE));
-    // rustls queues an alert before it returns the error.
+    // rustls queues an alert before it returns the error, so the alert is sent below.
     while tls.complete_io(&mut stream).is_ok_and(|(read, _)| read > 0) {}
     let _ = tls.write_tls(&mut stream);
 }

@@ -150,7 +150,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
     Ok(reports)
 }
 
-/// Serves a connection. Its report says `Silent` from its first message until its end.
+/// Serves a connection. Until the connection has ended, its report says `Silent`.
 fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let mut head = [0; HEAD];
     let _ = stream.set_read_timeout(Some(SILENCE));

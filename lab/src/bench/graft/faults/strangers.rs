@@ -48,8 +48,8 @@ impl fmt::Display for HeldResources {
     }
 }
 
-/// Tests both directions: the client calls a server of another version, and a client of another version calls the
-/// server.
+/// Tests both directions: the client connects to a server of another version, and a client of another version connects
+/// to the server.
 pub fn other_version(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -66,7 +66,8 @@ pub fn other_version(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     pair.wait("a refusal in words", || Ok(pair.client.status()?.to_string().contains(wanted)))?;
     let detail = pair.carrier(0, "detail")?.context("no detail in the status")?;
     outcome.seen.push(format!("the client's status says: {detail}"));
-    // The version is checked before the key, so the caller's key does not matter.
+    // The version is checked before the key, so it does not matter that the server does not know the connecting
+    // client's key.
     let called = pair.stranger.enter(|| identity.call(case.kind, pair.at(CARRIERS)?, OTHER))?;
     called?;
     pair.wait("its count", || Ok(count(&pair.server, "ended/other-version")? > 0))?;

@@ -20,7 +20,7 @@ const CONNECTIONS: u64 = 3;
 const REBINDINGS: u64 = 5;
 /// First port that the NAT assigns.
 const TRANSLATED: u16 = 20_000;
-/// Outage that a carrier survives.
+/// Length of an outage that a carrier survives.
 const AWAY: Duration = Duration::from_secs(3);
 
 fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
@@ -124,7 +124,7 @@ pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     flowing(&pair, 1 << 20)?;
     let blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
-    // The first new connection reveals the outage, and waits.
+    // The first new connection makes the daemon notice the outage, and waits until then.
     let finder = traffic.begin(TrafficLoad::with_size(1, 100_000))?;
     pair.wait("a suspicion", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
@@ -406,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_dropped_both_ways() {
+    fn carrier_packets_are_dropped_in_both_directions() {
         let rules = drops(&["udp", "tcp"]);
         let text: Vec<_> = rules.iter().map(|(hook, rule)| format!("{hook} {rule}")).collect();
         assert_eq!(

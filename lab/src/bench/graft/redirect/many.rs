@@ -17,7 +17,7 @@ use crate::bench::usage::rss_bytes;
 const MESSAGE: usize = 64;
 /// Time after the end of the last connection in which the daemons release resources.
 const SETTLED: Duration = Duration::from_secs(12);
-/// Descriptors of this process beyond one for each connection.
+/// Number of file descriptors that this process needs in addition to one for each connection.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// Resident memory of the client's and of the server's daemon, bytes.

@@ -120,7 +120,7 @@ mod tests {
     use crate::lab::Impairment;
 
     #[test]
-    fn every_part_of_every_dimension_has_one_network() {
+    fn hypercube_has_one_network_in_every_part_of_a_dimension() {
         let all = networks(64, 1, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0));
         let mut parts: Vec<usize> =
             all.iter().map(|it| ((it.rtt_ms.ln() / 800_f64.ln() * 64.0) as usize).min(63)).collect();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn lab_accepts_all_networks() {
+    fn lab_accepts_every_network_of_the_hypercube() {
         for network in networks(200, 3, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0)) {
             let text = impairment(&network);
             let made = Impairment::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
