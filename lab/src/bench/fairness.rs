@@ -30,7 +30,7 @@ use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
 pub struct FairnessArgs {
-    /// Relays whose flow is measured, interleaved
+    /// Relays whose flow is measured, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-cubic,user-cubic")]
     relays: Vec<Contender>,
     /// TCP flows to measure in place of a relay's, by their congestion control
@@ -82,7 +82,7 @@ const SPARE_SECONDS: f64 = 6.0;
 /// Rate of the published media, as a multiple of the bottleneck's rate. It keeps the relay's queue full.
 const OVERLOAD: u32 = 2;
 const OBJECT_BYTES: u32 = 1200;
-/// Share of the published packet rate from which on media count as flowing.
+/// Media count as flowing once at least this share of the published packet rate arrives.
 const FLOWING: f64 = 0.1;
 
 pub fn run(args: FairnessArgs) -> anyhow::Result<()> {
@@ -130,7 +130,7 @@ pub struct Other {
     pub kind: &'static str,
     pub control: &'static str,
     /// Function that saturates the path over IPv4 for the given time, from the relay's host of a site to the
-    /// subscribers'. The number is the round-trip time, ms.
+    /// subscribers' host. Its number is the round-trip time in ms.
     pub send: fn(&BenchSite, u32, Duration) -> anyhow::Result<()>,
 }
 
@@ -341,8 +341,8 @@ impl Octets {
             let snmp6 = fs::read_to_string("/proc/thread-self/net/snmp6")?;
             let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
             let within = loopback_octets(&devices).context("no lo in dev")?;
-            // A tunnel passes received data to its server over loopback IPv4. Subtract loopback, so that they count
-            // once.
+            // A tunnel passes received data to its server over loopback IPv4. Loopback traffic is subtracted, so that
+            // the data count once.
             let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?.saturating_sub(within);
             let v6 = ip6_in_octets(&snmp6).context("no Ip6InOctets in snmp6")?;
             Ok(Self { v4, v6 })

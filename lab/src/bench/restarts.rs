@@ -28,7 +28,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct RestartArgs {
-    /// Relays to measure, interleaved; only those of Millrace
+    /// Relays to measure, in interleaved runs; only those of Millrace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
     /// Publishers that are killed and restarted

@@ -59,7 +59,7 @@ pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
         };
         times.extend((0..sample.packets(ends.object_bytes)).map(|_| sample.time_ns));
     }
-    // Each CPU takes the time before it reserves space in the ring, so samples of two CPUs may be swapped.
+    // Each CPU reads the clock before it reserves space in the ring buffer, so samples of two CPUs may be out of order.
     entered.sort_unstable();
     let mut wire = WireFigures { latencies_ns: Vec::new(), matched: Matched::default() };
     wire.matched.objects = entered.len() as u64;

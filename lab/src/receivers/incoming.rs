@@ -29,7 +29,7 @@ struct CurrentObject {
     id: u64,
     /// Stream offset of the first byte after the object.
     end: u64,
-    /// First bytes of the payload, at most as many as a stamp has.
+    /// First bytes of the payload, at most as many as a stamp (number and time of sending) has.
     front: Vec<u8>,
     /// Number of bytes of the payload that belong to a stamp.
     stamp_len: usize,
@@ -120,7 +120,7 @@ impl IncomingObjects {
         }
     }
 
-    /// Copies those of `bytes` that belong to the stamp.
+    /// Copies the part of `bytes` that belongs to the current object's stamp.
     fn fill_stamp(&mut self, bytes: &[u8]) {
         if let Some(current) = &mut self.current {
             let missing = current.stamp_len - current.front.len();

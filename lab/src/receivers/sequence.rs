@@ -47,7 +47,7 @@ pub struct Sequence {
 #[derive(Debug)]
 struct SequenceGroup {
     id: u64,
-    /// Whether the subscription started inside this group, so that its first objects are not owed.
+    /// Whether the subscription started inside this group, so that the group's first objects do not count as missing.
     is_joined: bool,
     came: Ranges,
 }
@@ -113,7 +113,8 @@ impl SequenceGroup {
         last.end - begin - self.came.total()
     }
 
-    /// Gives up the first gaps while there are too many ranges. Returns the number of objects in them.
+    /// Counts the first gaps as missing for good while there are too many ranges. Returns the number of objects in
+    /// them.
     fn give_up(&mut self) -> u64 {
         let mut missing = 0;
         while self.came.len() > RANGES {

@@ -13,31 +13,32 @@ use super::runs::TrainingRun;
 pub const FOLDS: usize = 5;
 /// Quantile of the normal distribution for a 95 % interval.
 const Z: f64 = 1.96;
-/// Ratio of costs above which an arm counts as slower than TCP.
+/// An arm counts as slower than TCP if its cost is more than this multiple of TCP's.
 const SLOWER: f64 = 1.05;
 
-/// Score of one way to decide.
+/// Score of one method to choose an arm (congestion control or tunnel).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Score {
     pub by: String,
     pub cases: usize,
     /// Share of cases whose chosen arm was right.
     pub right: f64,
-    /// 95 % interval by Wilson. Its sample size is the number of networks, since cases of one network are alike.
+    /// Lower bound of the 95 % interval (Wilson) of `right`. The sample size is the number of networks, since cases of
+    /// one network are alike.
     pub right_low: f64,
     pub right_high: f64,
-    /// Mean utility that was lost against the best arm, of 1.
+    /// Mean difference between the utility of the best arm and of the chosen arm, 0 to 1.
     pub regret: f64,
     /// Share of cases whose cost was more than 5 % above TCP's, by TCP's congestion control.
     pub slower_than: Vec<(String, f64)>,
 }
 
-/// Scores of all ways to decide that are compared, and details of the tree's.
+/// Scores of all compared methods to choose an arm, and details of the tree's score.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JudgeReport {
     pub networks: usize,
     pub incomplete: usize,
-    /// Scores of the ways to decide, the tree's first.
+    /// Scores of the compared methods, the tree's first.
     pub scores: Vec<Score>,
     pub classes: Vec<CandidateScore>,
     /// Numbers of cases by right arm (row) and chosen arm (column). If the chosen arm is right, it counts as the right

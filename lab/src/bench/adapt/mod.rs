@@ -24,7 +24,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct AdaptArgs {
-    /// Relays to measure, interleaved
+    /// Relays to measure, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
     /// How Millrace treats media where the link has too little bandwidth
@@ -82,7 +82,7 @@ impl AdaptPolicy {
 
 /// Size of the link's queue, as the time that the link needs to send it.
 const QUEUE_MS: u64 = 100;
-/// Longest time that the subscriber may take beyond the time of publishing.
+/// Longest time that the subscriber may run after publishing has ended.
 const SLACK: Duration = Duration::from_secs(60);
 
 pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
@@ -125,7 +125,7 @@ struct AdaptRow {
     rounds: Vec<Result<AdaptRound, String>>,
 }
 
-/// The result of one run.
+/// The result of one run with a link whose bandwidth changes.
 #[derive(Serialize)]
 struct AdaptRound {
     #[serde(flatten)]

@@ -239,8 +239,8 @@ impl ProcStatTimes {
         self.kernel + self.user + self.steal
     }
 
-    /// Returns the kernel's time with a share of the stolen time. A hypervisor takes from kernel and user mode in
-    /// proportion.
+    /// Returns the kernel's time with a share of the stolen time. A hypervisor takes time from kernel and user mode in
+    /// proportion to their use.
     fn kernel_with_steal(self) -> f64 {
         let ticks = self.kernel + self.user;
         if ticks > 0.0 { self.kernel * self.counted() / ticks } else { self.steal }
@@ -334,8 +334,8 @@ pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> a
     let report = observer.next(length)?;
     let end = monotonic_ns();
     let idle_after = idle.times()?;
-    // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If calls are
-    // timed from the system call on, the profile must count them from there as well.
+    // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If the
+    // observer times calls from the system call on, the profile must count them from there as well.
     let socket_files = (report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
     let profile = recording.finish(start, end, socket_files);
     drop(observer);

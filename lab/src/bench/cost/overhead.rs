@@ -78,7 +78,8 @@ impl Variant {
 #[derive(Debug, Serialize)]
 pub struct OverheadFigures {
     pub pairs_pct: Vec<f64>,
-    /// Amount that arrived per second without the observer: bytes of TCP or datagrams of UDP. The median of the pairs.
+    /// Amount that arrived per second without the observer, as the median of the pairs: bytes of TCP or datagrams of
+    /// UDP.
     delivered_per_second: f64,
     /// CPU time of the observer's process, user and system, percent of one CPU.
     pub observer_cpu_pct: f64,
@@ -86,7 +87,7 @@ pub struct OverheadFigures {
     pub sampled_pct: f64,
     /// Cost of timing events, percent of a CPU, by the latest estimate of the mode `auto`.
     timing_pct: Option<f64>,
-    /// Method by which calls were timed; `None` if they were not.
+    /// Method by which the observer timed calls; `None` if it timed none.
     method: Option<ReportMethod>,
     /// Samples per second and CPU; `None` if nothing was observed.
     pub frequency_hz: Option<u32>,

@@ -81,8 +81,8 @@ impl PerfRecording {
     }
 
     /// Returns the samples between two times of `CLOCK_MONOTONIC`. With `socket_files`, all reads and writes of
-    /// processes with this name count as calls on sockets, from the system call on. A stack does not show which file is
-    /// meant before the call has reached the socket.
+    /// processes with this name count as calls on sockets, from the system call on. Before a call has reached the
+    /// socket, its stack does not show whether it reads or writes a socket or another file.
     pub fn finish(
         self,
         from_ns: u64,

@@ -31,8 +31,8 @@ use crate::stats::Percentiles;
 const LIMITS: DefenceLimits = DefenceLimits::Connections(1);
 /// Resolution of requests over time, and interval of CPU and memory samples.
 pub const BIN: Duration = Duration::from_millis(100);
-/// Time over which the rate of requests must be back for the server to count as recovered. `RECOVERED` is the required
-/// share of the rate before the attack.
+/// Time for which the rate of requests must be normal again until the server counts as recovered. `RECOVERED` is the
+/// required share of the rate before the attack.
 const RECOVERED_OVER: Duration = Duration::from_millis(500);
 const RECOVERED: f64 = 0.9;
 const SETTLE: Duration = Duration::from_millis(500);
@@ -85,7 +85,8 @@ pub struct QuotaFigures {
     pub attack_packets: u64,
     pub refused_packets: Option<u64>,
     /// CPU time of the server above its idle time, plus the run time of the gate's packet programs (`bpf`), per refused
-    /// packet. It is also given per attempt: an attempt that gets further sends more packets.
+    /// packet. The cost per attempt is reported too, since an attempt that gets further in the handshake sends more
+    /// packets.
     pub cpu_ns_per_refused_packet: Option<f64>,
     pub bpf_ns_per_refused_packet: Option<f64>,
     pub cpu_ns_per_refused_attempt: Option<f64>,

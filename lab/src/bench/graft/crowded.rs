@@ -1,4 +1,5 @@
-//! `bench graft crowded`: how long a known peer waits for a carrier while strangers hold unfinished handshakes.
+//! `bench graft crowded`: how long a known peer waits for its tunnel (carrier) while unknown hosts (strangers) hold
+//! unfinished handshakes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -122,7 +123,7 @@ impl CrowdedArgs {
         counts: &[AtomicUsize; 2],
     ) -> anyhow::Result<(Vec<f64>, f64)> {
         let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
-        // Measure only once the crowd is there.
+        // Measure only once the strangers hold unfinished handshakes.
         wait("strangers", || Ok(count() > 200))?;
         client.configure(0)?;
         let _near = client.host.start()?;

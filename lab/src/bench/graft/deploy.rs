@@ -18,7 +18,7 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct DeployArgs {
-    /// Number of times that each graft is loaded and removed, interleaved
+    /// Number of interleaved rounds, in which each graft is loaded and removed once
     #[arg(long, default_value_t = 200)]
     rounds: usize,
     /// Write the results to this file, as JSON

@@ -19,7 +19,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct FctArgs {
-    /// Congestion controls to measure, interleaved: grafts or the kernel's own
+    /// Congestion controls to measure, in interleaved runs: grafts or the kernel's own
     #[arg(
         long,
         value_delimiter = ',',
@@ -138,8 +138,8 @@ impl FctArgs {
             .collect()
     }
 
-    /// Measures round after round, with one cell at a time in each lab. In a cell the congestion controls take turns,
-    /// so that a drift of the machine affects all of them alike.
+    /// Measures round after round, with one cell (size, loss, round-trip time) at a time in each lab. In a cell, each
+    /// congestion control runs once per round, so that a drift of the machine affects all of them alike.
     fn measure(&self, cells: &[FctCell]) -> anyhow::Result<Vec<FctRow>> {
         let jobs: Vec<(usize, FctCell)> =
             (1..=self.rounds).flat_map(|round| cells.iter().map(move |cell| (round, *cell))).collect();

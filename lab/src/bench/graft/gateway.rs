@@ -22,7 +22,7 @@ use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
-    /// Number of rounds with gateways and without, interleaved
+    /// Number of interleaved rounds with gateways and without
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Round trips of a 64-byte message in each round

@@ -96,8 +96,8 @@ impl RestartPlayer {
     /// Waits for a fragment of the publisher that was restarted at `back`, which counts fragments from the first one
     /// again. Returns the gap before it.
     pub fn gap(&mut self, back: u64, patience: Duration) -> Result<Gap, RestartFailure> {
-        // Fragments of the old publisher cannot appear any more: starting the new one takes longer than they are under
-        // way.
+        // Fragments of the old publisher cannot arrive any more: starting the new publisher takes longer than a
+        // fragment is on its way.
         self.wait_for("no media again", patience, |played| anew(played).map(drop))?;
         let enough = |played: &[Played]| (played.len() >= anew(played)? + BEHIND).then_some(());
         self.wait_for("media have ended", patience, enough)?;

@@ -34,7 +34,7 @@ pub struct ThesisArgs {
     /// Length of the video, seconds
     #[arg(long, default_value_t = 30.0)]
     seconds: f64,
-    /// Number of runs of each engine, interleaved
+    /// Number of interleaved runs of each engine
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// One-way delay of the links to the publisher and to the subscriber
@@ -186,7 +186,7 @@ impl ThesisBench {
 
     fn subscriber(&self, series: &Path) -> anyhow::Result<BenchProcess> {
         let route = self.site.route()?;
-        // An earlier run may have left its file, which would be taken for this run's.
+        // An earlier run may have left its file, which would be read instead of this run's file.
         let _ = fs::remove_file(series);
         let mut command = route.subscribers.command(product()?);
         let arguments = format!("subscribe --name bench --json --tls-disable-verify moqt://{}", route.relay);

@@ -32,7 +32,7 @@ pub struct PageReport {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WatchFigures {
     pub frames_owed: u64,
-    /// Share of the owed frames that were shown, percent.
+    /// Share of the frames due in the measured period that were shown, percent.
     pub frames_shown_pct: f64,
     /// Sum of the times over 250 ms without a new frame.
     pub stall_ms_total: f64,

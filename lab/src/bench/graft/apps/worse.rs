@@ -11,7 +11,7 @@ const CARRIED: &str = "carried";
 /// Comparison of a route, or of a choice between routes, with plain TCP under one congestion control.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worse {
-    /// Name of the compared arm. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
+    /// Name of the compared route. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
     /// short, else tunnelled; it reuses the runs of both.
     pub arm: &'static str,
     pub than: String,

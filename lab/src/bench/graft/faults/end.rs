@@ -28,7 +28,7 @@ const SERVERS: u64 = 1 << 63;
 const BUFFER: usize = PIECE;
 /// Time without data after which a side gives up.
 const SILENCE: Duration = Duration::from_secs(90);
-/// Number of threads that make connections when a rate is given.
+/// Number of threads that make connections if the load has a rate of connections per second.
 const MAKERS: usize = 32;
 
 #[derive(Debug, clap::Args)]
@@ -291,7 +291,7 @@ struct SendingSide<'a> {
 }
 
 impl SendingSide<'_> {
-    /// Returns the number of bytes given to the kernel, their hash, and the error if the kernel did not take all.
+    /// Returns the number of bytes written to the socket, their hash, and the error if the kernel did not accept all.
     fn run(&self, mut to: &TcpStream, is_over: &AtomicBool) -> (u64, String, Option<ErrorKind>) {
         let has_enough = || self.enough.load(Ordering::Relaxed) || is_over.load(Ordering::Relaxed);
         let mut noise = Noise::new(self.seed);

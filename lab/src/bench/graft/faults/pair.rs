@@ -252,7 +252,7 @@ impl Drop for Middlebox<'_> {
     }
 }
 
-/// Copies the program to another file, which stands for another build.
+/// Copies the program to another file, which the test uses as if it were another build.
 pub fn another_build(directory: &Path) -> anyhow::Result<std::path::PathBuf> {
     let path = directory.join("millrace-other");
     std::fs::copy(product()?, &path)?;

@@ -14,7 +14,7 @@ use super::pair::{FaultPair, PORT};
 use crate::bench::graft::host::{GraftHost, LIMIT};
 use crate::bench::process::BenchProcess;
 
-/// Longest wait for the reports. It is longer than the time after which the applications give up.
+/// Longest wait for the reports. It is longer than the time without data after which the applications give up.
 const PATIENCE: Duration = Duration::from_secs(200);
 /// Pause after each piece, us. With it, three connections send a few MB per second in each direction.
 const PAUSE_US: u64 = 25_000;

@@ -214,8 +214,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Makes MPTCP give up a dead path sooner, since MPTCP has no time-out of its own for that. With this setting, which an
-/// operator could use as well, the kernel gives up after some 13 s.
+/// Makes MPTCP give up a dead path sooner, by the sysctl `tcp_retries2`, which an operator could set as well. The
+/// kernel then gives up after some 13 s. MPTCP has no time-out of its own for a dead path.
 fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()> {
     for node in [pair.client.node, pair.server.node].into_iter().filter(|_| kind == FaultedCarrier::Mptcp) {
         node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_retries2", "5"))?.context("tcp_retries2")?;
@@ -224,7 +224,7 @@ fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()
 }
 
 /// Gives the client a second route to the server, through the stranger. It is used when the direct link is gone. The
-/// server answers to the client's address there on the same route.
+/// server reaches the client's address on that route through the stranger too.
 fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());

@@ -28,7 +28,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// Time that a transfer may take, in addition to the time for which the round-trip time stays long.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// State of the session at one moment.
+/// State of the session when the daemon's status was read.
 #[derive(Clone, Debug)]
 pub struct StateSample {
     pub at_s: f64,

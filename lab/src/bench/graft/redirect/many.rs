@@ -40,8 +40,8 @@ pub struct Many {
 }
 
 impl Many {
-    /// Measures one wave after the other. Each connection of a wave carries a message, and stays open until all have
-    /// done so.
+    /// Measures one wave of connections after the other. Each connection carries one message, and stays open until all
+    /// connections of the wave have done so.
     pub fn measure(
         pair: &Carrying<'_>,
         [server, client]: [&BenchProcess; 2],
