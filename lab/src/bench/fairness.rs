@@ -343,8 +343,8 @@ impl Octets {
             let within = loopback_octets(&devices).context("no lo in dev")?;
             // A tunnel passes received data to its server over loopback IPv4. Loopback traffic is subtracted, so that
             // the data count once.
-            let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?.saturating_sub(within);
-            let v6 = ip6_in_octets(&snmp6).context("no Ip6InOctets in snmp6")?;
+            let v4 = ip_in_octets(&netstat).context("netstat has no InOctets")?.saturating_sub(within);
+            let v6 = ip6_in_octets(&snmp6).context("snmp6 has no Ip6InOctets")?;
             Ok(Self { v4, v6 })
         })?
     }

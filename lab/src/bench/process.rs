@@ -101,7 +101,7 @@ impl BenchProcess {
         while !condition() {
             self.check_runs()?;
             if start.elapsed() > limit {
-                bail!("{}: {what} did not happen within {limit:?}; {}", self.name, self.last_words());
+                bail!("{}: timed out after {limit:?} waiting for: {what}; {}", self.name, self.last_words());
             }
             std::thread::sleep(POLL);
         }

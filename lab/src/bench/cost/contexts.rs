@@ -70,7 +70,7 @@ pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
             write_json(path, &rows)?;
         }
     }
-    ensure!(!rows.is_empty(), "--only leaves no scenario");
+    ensure!(!rows.is_empty(), "--only matches no scenario");
     ensure!(rows.iter().any(|row| row.get("error").is_none()), "nothing could be measured");
     Ok(())
 }

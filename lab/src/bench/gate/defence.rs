@@ -343,7 +343,7 @@ impl XdpFilter {
         unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-            .context("cannot detach mounts from the machine's")?;
+            .context("cannot make the namespace's mounts private")?;
         mount(Some("bpf"), BPF_FS, Some("bpf"), MsFlags::empty(), none)
             .with_context(|| format!("cannot mount {BPF_FS}"))?;
         File::open("/proc/thread-self/ns/mnt").context("cannot open the mount namespace")

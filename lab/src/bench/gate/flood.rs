@@ -74,7 +74,7 @@ pub fn send(args: Send) -> anyhow::Result<()> {
     let mac = parse_mac(&args.to_mac).ok_or_else(|| anyhow!("{} is not a MAC address", args.to_mac))?;
     let index = |device: String| if_nametoindex(device.as_str()).with_context(|| device);
     let flood = Flood::load(args.device.map(index).transpose()?, mac, args.to)?;
-    stay_here().context("cannot stay on one CPU")?;
+    stay_here().context("cannot pin the thread to one CPU")?;
     let length = Duration::from_secs_f64(args.seconds);
     let start = Instant::now();
     let cpu_start = cpu_ns()?;
@@ -291,8 +291,8 @@ fn start(site: &GateBenchSite, device: Option<&str>, length: Duration) -> anyhow
 }
 
 fn finish(generator: BenchProcess, length: Duration) -> anyhow::Result<FloodResult> {
-    let sent: FloodResult =
-        serde_json::from_str(&generator.finish(length + GRACE)?).context("the generator's figures")?;
+    let sent: FloodResult = serde_json::from_str(&generator.finish(length + GRACE)?)
+        .context("cannot parse the generator's figures")?;
     ensure!(sent.packets > 0, "the generator could send nothing");
     Ok(sent)
 }

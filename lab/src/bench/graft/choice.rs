@@ -124,7 +124,7 @@ impl ChoiceArgs {
         host.status()?;
         let listener = far.enter(|| TcpListener::bind((far.addr_v4(), PORT)))??;
         let first = self.connect(&host, near, &listener)?;
-        host.wait_for("a choice", |status| {
+        host.wait_for("the model's choice", |status| {
             status.pointer("/status/selection/chosen").and_then(Value::as_u64) == Some(1)
         })?;
         let all: Result<Vec<_>, _> =
@@ -177,7 +177,7 @@ impl ChoiceArgs {
         all: &[Went],
         status: &Value,
     ) -> anyhow::Result<Value> {
-        let selection = status.pointer("/status/selection").context("no selection in the status")?;
+        let selection = status.pointer("/status/selection").context("the status has no `selection`")?;
         let learned = all.first().map(|went| went.arm.clone()).unwrap_or_default();
         let median = |is_learned: bool| {
             let mut ms: Vec<f64> =

@@ -124,7 +124,7 @@ impl CrowdedArgs {
     ) -> anyhow::Result<(Vec<f64>, f64)> {
         let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
         // Measure only once the strangers hold unfinished handshakes.
-        wait("strangers", || Ok(count() > 200))?;
+        wait("unfinished handshakes", || Ok(count() > 200))?;
         client.configure(0)?;
         let _near = client.host.start()?;
         client.host.wait_warm(1)?;
@@ -157,7 +157,7 @@ fn strangers(near: &LabNode, far: &LabNode) -> anyhow::Result<[Vec<IpAddr>; 2]> 
         ip(near, &["addr", "add", &format!("{address}/128"), "dev", "lo"])?;
     }
     ip(near, &["addr", "add", &format!("{V4}/32"), "dev", "lo"])?;
-    let way = near.interface(SUBSCRIBERS_LINK).context("no link between the hosts")?;
+    let way = near.interface(SUBSCRIBERS_LINK).context("the lab has no link between the hosts")?;
     ip(far, &["route", "add", V4, "via", &way.v4.to_string()])?;
     ip(far, &["-6", "route", "add", &format!("{V6}/64"), "via", &way.v6.to_string()])?;
     let v6 = v6.iter().map(|address| address.parse()).collect::<Result<_, _>>()?;
@@ -190,7 +190,7 @@ fn hosts<'a>(site: &'a BenchSite, carrier: &str) -> anyhow::Result<(CrowdedClien
     let server = GraftHost::new("server", site.subscribers()?, &directory("server"))?;
     let keys = (client.key()?, server.key()?);
     let own = format!("[agreement]\nkey = \"host.key\"\n[carry]\ncarrier = \"{carrier}\"\n");
-    let near = client.node.interface(SUBSCRIBERS_LINK).context("no link between the hosts")?;
+    let near = client.node.interface(SUBSCRIBERS_LINK).context("the lab has no link between the hosts")?;
     let at = server.node.addr_v4();
     let address = near.v4;
     server.configure(&format!(

@@ -132,7 +132,7 @@ fn repeated(played: &[Played]) -> usize {
 fn number(moof: &[u8]) -> anyhow::Result<u32> {
     let place = moof.windows(4).position(|kind| kind == b"mfhd");
     let number = place.and_then(|place| moof.get(place + 8..place + 12)?.try_into().ok());
-    number.map(u32::from_be_bytes).context("a fragment has no number")
+    number.map(u32::from_be_bytes).context("an MP4 fragment has no sequence number")
 }
 
 #[cfg(test)]

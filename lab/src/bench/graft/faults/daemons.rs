@@ -88,7 +88,7 @@ fn carried(
         let after = traffic.whole(TrafficLoad::with_size(3, BYTES))?;
         outcome.check(all_whole(&after), || "a connection did not deliver all data after the restart".into());
         all.extend(after);
-        pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
+        pair.wait("the end of all connections", || Ok(count(&pair.server, "connections")? == 0))?;
         let carried = count(&pair.server, "ended/done")? - before;
         if carried == 3 || start.elapsed() > LIMIT {
             outcome.check(carried == 3, || {

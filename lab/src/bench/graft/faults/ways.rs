@@ -67,7 +67,7 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     for number in 0..case.args.cuts {
         let offset = moved(&pair)? + random.u64(..APART);
         let before = count(&pair.client, "resumed")?;
-        pair.wait("traffic", || Ok(moved(&pair)? >= offset))?;
+        pair.wait("tunnelled bytes", || Ok(moved(&pair)? >= offset))?;
         match (case.kind, number % 2) {
             // The kernel closes the carrier's TCP connection, on either host.
             (FaultedCarrier::Tcp, 0) => {
@@ -82,7 +82,7 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
                 again(&pair, &setting, end, turns[end])?;
             }
         }
-        let resumed = pair.wait("a resumption", || Ok(count(&pair.client, "resumed")? > before))?;
+        let resumed = pair.wait("a resumed connection", || Ok(count(&pair.client, "resumed")? > before))?;
         begun_again = begun_again.max(resumed);
     }
     outcome.runs = case.args.cuts;
@@ -126,7 +126,7 @@ pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let start = Instant::now();
     // The first new connection makes the daemon notice the outage, and waits until then.
     let finder = traffic.begin(TrafficLoad::with_size(1, 100_000))?;
-    pair.wait("a suspicion", || Ok(pair.state()? != "warm"))?;
+    pair.wait("notice of the outage", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
     let cold = count(&pair.client, "verdicts/cold")?;
     let led = count(&pair.client, "verdicts/led")?;
@@ -169,7 +169,7 @@ pub fn lost(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     outcome.check(all_reset(&lost), || "a connection without a carrier was not reset".into());
     let after = traffic.whole(TrafficLoad::with_size(3, 100_000))?;
     outcome.check(all_whole(&after), || "a connection outside of the tunnel did not deliver all data".into());
-    pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
+    pair.wait("the end of all connections", || Ok(count(&pair.server, "connections")? == 0))?;
     traffic.end([lost, after], &mut outcome)?;
     note(&pair, &mut outcome)?;
     Ok(outcome)
@@ -182,8 +182,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let pair =
         FaultPair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::from_kinds(&kinds) })?;
     let _daemons = pair.start()?;
-    pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
-    pair.wait("both kinds", || {
+    pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
+    pair.wait("carriers of both kinds", || {
         let status = pair.client.status()?;
         Ok(status
             .pointer("/status/carry/carriers")
@@ -196,17 +196,17 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     for _ in 0..3 {
         let before = count(&pair.client, "resumed")?;
         let blocked = block(pair.server.node, &["udp"])?;
-        pair.wait("TCP", || Ok(pair.kind()? == "tcp"))?;
-        pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+        pair.wait("a TCP carrier", || Ok(pair.kind()? == "tcp"))?;
+        pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
         flowing(&pair, 1 << 20)?;
         drop(blocked);
-        pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
+        pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
         // Connections stay on their carrier. Only the end of that carrier moves them to a new one, which is of the
         // preferred kind.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
-        pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
-        pair.wait("both kinds", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
+        pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+        pair.wait("carriers of both kinds", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
     }
     outcome.runs = 3;
     let reports = vec![batch.end()?];
@@ -267,7 +267,7 @@ pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let near = address(node, SUBSCRIBERS_LINK)?;
     let start = Instant::now();
     run(node, "ip", &["address", "del", &format!("{near}/24"), "dev", &device])?;
-    flowing(&pair, 1 << 20).context("after the address was removed")?;
+    flowing(&pair, 1 << 20).context("no data arrived after the address was removed")?;
     outcome.seen.push(format!(
         "1 MiB more had arrived {:.1} s after the address was removed",
         start.elapsed().as_secs_f64()
@@ -301,16 +301,16 @@ pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     pair.configure(&setting, 0)?;
     let _daemons = pair.start()?;
     let way = || anyhow::Ok(pair.carrier(0, "way")?.unwrap_or_default());
-    pair.wait("the first address", || Ok(way()?.contains(&goes.to_string())))?;
-    pair.wait("both addresses", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
+    pair.wait("a carrier to the first address", || Ok(way()?.contains(&goes.to_string())))?;
+    pair.wait("carriers to both addresses", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
     let traffic = FaultTraffic::new(&pair)?;
     let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
     let device = device(pair.server.node, PUBLISHER_LINK)?;
     let start = Instant::now();
     run(pair.server.node, "ip", &["address", "del", &format!("{}/24", goes.ip()), "dev", &device])?;
-    pair.wait("the other address", || Ok(way()?.contains(&stays.to_string())))?;
-    pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= CONNECTIONS))?;
+    pair.wait("a carrier to the other address", || Ok(way()?.contains(&stays.to_string())))?;
+    pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= CONNECTIONS))?;
     outcome.seen.push(format!(
         "all connections continued {:.0} ms after the address was removed",
         start.elapsed().as_secs_f64() * 1e3
@@ -379,7 +379,7 @@ pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         translator = Some(Middlebox::new(pair.client.node, &rules)?);
         if case.kind != FaultedCarrier::Quic {
             let start = Instant::now();
-            pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+            pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
             outcome.seen.push(format!(
                 "all connections continued after {:.0} ms",
                 start.elapsed().as_secs_f64() * 1e3
