@@ -278,7 +278,7 @@ impl<'a> MeshBroadcast<'a> {
         }
     }
 
-    /// Decides whether a relay's track moves to another upstream relay, by the product's own rules.
+    /// Decides whether a relay's track moves to another upstream relay, by the same rules as the real relay.
     fn look(&mut self, relay: usize) {
         if relay == self.origin || !self.wanted[relay] || self.dead.contains(&relay) {
             return;

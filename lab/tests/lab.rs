@@ -207,7 +207,7 @@ fn link_without_impairment_loses_and_reorders_nothing() {
     let pair = NodePair::new("");
     pair.burst(0..1000);
     assert_eq!(pair.rest(), (0..1000).collect::<Vec<_>>());
-    let counters = pair.counters(); // exact: an empty link counts no more
+    let counters = pair.counters(); // exact: an empty link's counters are final
     assert_eq!((counters.lost, counters.overrun, counters.queue_dropped), (0, 0, 0));
 }
 
@@ -218,7 +218,7 @@ fn total_loss_loses_everything() {
     pair.burst(0..100);
     wait_for("losses", || pair.counters().lost >= 100);
     assert_eq!(pair.rest(), [0u32; 0]);
-    assert_eq!(pair.counters().delivered, 0); // exact: an empty link counts no more
+    assert_eq!(pair.counters().delivered, 0); // exact: an empty link's counters are final
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn random_loss_counter_equals_missing_packets() {
     let missing = 2000 - pair.rest().len() as u64;
     // The bounds are five standard deviations from the mean of 400.
     assert!((310..490).contains(&missing), "{missing}");
-    assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: an empty link counts no more
+    assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: an empty link's counters are final
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn full_queue_drops_packets_and_counts_them() {
     let dropped = 100 - numbers.len() as u64;
     assert!((90 - 3..=90 + STRAY).contains(&dropped), "{dropped}");
     assert!(numbers.is_sorted());
-    // exact: an empty link counts no more
+    // exact: an empty link's counters are final
     assert!((dropped..=dropped + STRAY).contains(&pair.counters().queue_dropped));
 }
 
@@ -393,10 +393,10 @@ fn netem_is_used_for_links_that_it_can_impair() {
     assert_eq!(pair.rest(), (0..10).flat_map(|n| [n, n]).collect::<Vec<_>>());
 
     link.set(LinkDirection::Forward, Impairment::parse("loss=100% burst-start=1%").unwrap()).unwrap();
-    let before = pair.counters(); // exact: an empty link counts no more
+    let before = pair.counters(); // exact: an empty link's counters are final
     pair.burst(0..100);
     assert_eq!(pair.rest(), [0u32; 0]);
-    assert!(pair.counters().lost - before.lost >= 100); // exact: an empty link counts no more
+    assert!(pair.counters().lost - before.lost >= 100); // exact: an empty link's counters are final
 
     let error = link.set(LinkDirection::Forward, Impairment::parse("rate=1mbit").unwrap()).unwrap_err();
     assert!(error.to_string().contains("emulate = true"), "{error}");

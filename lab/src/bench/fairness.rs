@@ -36,7 +36,7 @@ pub struct FairnessArgs {
     /// TCP flows to measure in place of a relay's, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Flows that are neither a relay's nor TCP's, measured in the same way.
+    /// Flows besides those of relays and TCP, which are measured in the same way.
     #[arg(skip)]
     others: Vec<Other>,
     #[command(flatten)]
@@ -122,7 +122,7 @@ enum CompetingFlow {
     Other(Other),
 }
 
-/// A flow that is neither a relay's nor TCP's.
+/// A flow that is sent neither by a relay nor over TCP.
 #[derive(Debug, Clone, Copy)]
 pub struct Other {
     pub label: &'static str,
@@ -411,7 +411,7 @@ impl Saturating {
 
 fn send_until(mut connection: TcpStream, stop: &AtomicBool) {
     let block = [0; 1 << 16];
-    // A write error ends the flow too. The figures then show that nothing arrived.
+    // A write error ends the flow too. The measured rates then show that nothing arrived.
     while !stop.load(Ordering::Relaxed) && connection.write_all(&block).is_ok() {}
 }
 

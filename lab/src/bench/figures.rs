@@ -183,7 +183,7 @@ pub fn ensure_measured<'a, T: 'a>(
     Ok(())
 }
 
-/// Returns the first error. If only some rounds failed, it says how many.
+/// Returns the first round's error. If only some rounds failed, the text says how many.
 pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
     let errors: Vec<&String> = rounds.iter().filter_map(|round| round.as_ref().err()).collect();
     let first = errors.first()?;

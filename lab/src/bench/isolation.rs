@@ -49,7 +49,7 @@ pub struct IsolationArgs {
 /// The link that is impaired: that of the other subscriber.
 const OTHER_LINK: &str = "relay-sub2";
 const OTHER: &str = "sub2";
-/// Delay of a good link. The impaired links have the same.
+/// Delay of a good link. Impaired links have the same delay.
 const GOOD: &str = "delay=20ms";
 /// Media count as flowing once at least this share of the published packet rate arrives.
 const FLOWING: f64 = 0.8;

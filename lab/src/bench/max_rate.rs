@@ -230,7 +230,7 @@ fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),
         (Some(best), Some(failed)) => {
-            // The geometric mean, since the precision is a ratio.
+            // The next rate is the geometric mean, since the precision is a ratio.
             let middle = (f64::from(best) * f64::from(failed)).sqrt();
             (f64::from(failed) / f64::from(best) > PRECISION).then_some(middle as u32)
         }

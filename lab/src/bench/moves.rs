@@ -103,7 +103,7 @@ struct MoveFigures {
     ready_ms: f64,
     /// CPU time of the relay from the first move until all viewers were served again, percent of one CPU.
     cpu_percent: f64,
-    /// Number of status readings since the first move. The more there are, the more precise the times are.
+    /// Number of status readings since the first move. More readings make the measured times more precise.
     looks: usize,
     /// Longest queue of the kernel engine.
     queue: u64,

@@ -98,7 +98,7 @@ impl WireFigures {
         let mut last = None;
         let mut with_copy = 0;
         for went in left {
-            // The latest object that arrived before this copy left.
+            // The copy belongs to the latest object that arrived before the copy left.
             let index = entered.partition_point(|came| came <= went).checked_sub(1);
             match index.and_then(|index| entered.get(index)) {
                 Some(came) if index != last => {

@@ -220,7 +220,7 @@ impl ReceiverRun {
     fn end(&mut self, at: usize) {
         let Some(session) = self.sessions.get_mut(at).and_then(Option::take) else { return };
         if !session.is_drained {
-            // The endpoint still knows the connection, so make it forget it.
+            // The endpoint still has state for the connection, so make it drop that state.
             self.endpoint.handle_event(session.handle, EndpointEvent::drained());
         }
         if let Some(deadline) = session.deadline {

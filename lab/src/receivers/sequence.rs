@@ -76,7 +76,7 @@ impl Sequence {
     /// Returns the index of a group, and adds the group if it is new.
     fn place_of(&mut self, id: u64) -> usize {
         self.groups.binary_search_by_key(&id, |group| group.id).unwrap_or_else(|place| {
-            // Only the oldest group of all can have been joined in its middle.
+            // The subscription can have started only inside the oldest group of all.
             let is_joined = place == 0 && self.closed.is_none();
             self.groups.insert(place, SequenceGroup { id, is_joined, came: Ranges::default() });
             place

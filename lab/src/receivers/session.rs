@@ -45,7 +45,7 @@ pub struct ReceiverSession {
     pub socket: usize,
     /// Whether the endpoint has forgotten the connection.
     pub is_drained: bool,
-    /// Whether its handshake still counts towards the limit of handshakes at the same time.
+    /// Whether the session's handshake still counts towards the limit of handshakes at the same time.
     pub is_new: bool,
     /// Time when the connection's next timer fires.
     pub deadline: Option<Instant>,

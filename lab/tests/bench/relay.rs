@@ -122,7 +122,7 @@ fn publishers_and_players_are_paired_or_skipped_with_reason() {
         );
         assert!(row["frames"].as_u64().is_some_and(|frames| frames >= 30), "{row}");
     }
-    // A run without any possible pair is an error.
+    // A run without any pair of compatible programs is an error.
     let (is_fine, rows, _) = matrix("--publishers chromium --players millrace --transport raw");
     assert!(!is_fine && rows.len() == 2);
     for row in rows {

@@ -80,7 +80,7 @@ impl AdaptPolicy {
     }
 }
 
-/// Size of the link's queue, as the time that the link needs to send it.
+/// Size of the link's queue, as the time that the link needs to send a full queue.
 const QUEUE_MS: u64 = 100;
 /// Longest time that the subscriber may run after publishing has ended.
 const SLACK: Duration = Duration::from_secs(60);
@@ -264,7 +264,7 @@ impl AdaptArgs {
         let asked = format!("subscribe --relay {}", route.relay);
         let subscriber = end("subscriber", route.subscribers, &asked)?;
         let mut changes = Vec::new();
-        // The rates divide the time into equal parts.
+        // The run is divided into equal parts, one for each rate of the link.
         let part = Duration::from_secs_f64(self.seconds as f64 / self.rates_mbit.len() as f64);
         for rate in &self.rates_mbit[1..] {
             std::thread::sleep(part);

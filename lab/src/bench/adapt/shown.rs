@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(renditions(&SENT, &others), "11-1");
         assert_eq!((figures.stall_ms_total, figures.key_frames_on_time_pct), (800.0, 100.0));
         assert!((figures.frames_shown_pct - 100.0 * 23.0 / 30.0).abs() < 1e-9);
-        // The two seconds after a change are left out of the gap.
+        // The two seconds after a change of the link do not count towards a stall.
         assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(2000)]).stall_ms_total, 0.0);
         assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(500)]).stall_ms_total, 520.0);
     }

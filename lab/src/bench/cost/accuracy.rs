@@ -50,8 +50,8 @@ pub struct CpuError {
     busy_pct: f64,
     /// Busy time that `/proc/stat` has in no column: interrupts of the idle CPU, and time between ticks.
     uncounted_pct: f64,
-    /// Time that a hypervisor gave to others. `/proc/stat` excludes it from the other columns, but the observer's clock
-    /// includes it.
+    /// Time that a hypervisor gave to other virtual machines. `/proc/stat` excludes it from the other columns, but the
+    /// observer's clock includes it.
     steal_pct: f64,
     procstat_user_pct: f64,
     /// Sum of the columns system, softirq and irq.
@@ -95,12 +95,12 @@ impl AccuracyFigures {
         }
     }
 
-    /// Returns the error against `/proc/stat` of the CPU whose median error is largest.
+    /// Returns the error against `/proc/stat` on one CPU: the one whose median error is largest.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
 
-    /// Returns the error against the clock of the CPU whose median error is largest.
+    /// Returns the error against the clock on one CPU: the one whose median error is largest.
     pub fn clock_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
     }

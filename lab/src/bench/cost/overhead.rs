@@ -21,7 +21,7 @@ const MEMORY_BYTES: usize = 64 << 20;
 const SETTLE: Duration = Duration::from_millis(200);
 /// Time in which the mode `auto` settles on a mode.
 const CHOOSING: Duration = Duration::from_millis(1500);
-/// Interval of the observer's reports. It is the same as in `millrace cost`.
+/// Interval of the observer's reports, which `millrace cost` uses as well.
 const PERIOD: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

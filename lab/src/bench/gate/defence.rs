@@ -68,7 +68,7 @@ impl Defence {
     }
 }
 
-/// Limits on clients, which each defence enforces by its own means.
+/// Limits on clients' connections, which each defence enforces by its own means.
 #[derive(Debug, Clone, Copy)]
 pub enum DefenceLimits {
     /// Number of connections that one client may have.
@@ -265,7 +265,7 @@ impl<'a> DefenceGuard<'a> {
 
 impl Drop for DefenceGuard<'_> {
     fn drop(&mut self) {
-        // Errors are ignored: removing the namespace removes what is left here.
+        // Errors are ignored: rules and programs that are left are removed with the server's namespace.
         let _ = match self.defence {
             Defence::None | Defence::User | Defence::UserEarly | Defence::Gate | Defence::GateAnswer => {
                 return;

@@ -302,8 +302,8 @@ pub fn rate(got: &[BodyTimes], span: (u64, u64)) -> f64 {
     within(got, span.0, span.1).count() as f64 / ((span.1 - span.0).max(1) as f64 / 1e9)
 }
 
-/// Returns the seconds from `from` until the rate of requests is back at the calm rate; `None` if it is not before
-/// `end`.
+/// Returns the seconds from `from` until the rate of requests is back at the rate before the attack; `None` if that
+/// does not happen before `end`.
 fn recovery_s(got: &[BodyTimes], from: u64, end: u64, calm: f64) -> Option<f64> {
     let over = RECOVERED_OVER.as_nanos() as u64;
     let step = over / 50;

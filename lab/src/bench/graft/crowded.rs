@@ -47,7 +47,7 @@ struct CrowdedRow {
     rate: u32,
     /// Times from the start of a carrier until it is warm, ms.
     times: Vec<f64>,
-    /// Handshakes per second that strangers started meanwhile.
+    /// Handshakes per second that strangers started during the measurement.
     begun: f64,
 }
 

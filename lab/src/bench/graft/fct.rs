@@ -120,7 +120,7 @@ pub fn run(args: FctArgs) -> anyhow::Result<()> {
 impl FctArgs {
     /// Creates a site whose queue holds one bandwidth-delay product.
     fn site(&self, network: NetworkProfile, round: usize) -> anyhow::Result<BenchSite> {
-        // Each round has its own seed, so that it loses other packets.
+        // Each round has its own seed, so that different packets are lost.
         let seed = self.seed.wrapping_add(round as u64);
         BenchSite::new(&network.topology(self.rate_mbit, Directions::Forward, seed)?)
     }

@@ -165,7 +165,7 @@ fn say([near, far]: &mut [TcpStream; 2], count: usize, us: &mut Vec<f64>) -> any
         far.read_exact(&mut message)?;
         far.write_all(&message)?;
         near.read_exact(&mut message)?;
-        // A round trip consists of two messages.
+        // A round trip consists of two messages, so each has half of its time.
         us.push(super::micros(start.elapsed()) / 2.0);
     }
     Ok(())

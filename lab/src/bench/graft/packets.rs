@@ -292,8 +292,8 @@ fn hold(
     Ok(())
 }
 
-/// Discards messages that a runtime sent before the other runtime existed. They reached the application's socket
-/// instead.
+/// Discards messages that a runtime sent before the other runtime existed. Such messages reached the application's
+/// socket instead of the session.
 pub fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
     to.set_nonblocking(true)?;
     while to.recv(&mut [0; 2048]).is_ok() {}

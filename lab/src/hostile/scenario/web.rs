@@ -38,8 +38,8 @@ fn session(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     attack.peer()
 }
 
-/// Does something for which the relay may close the connection. Waits until the relay has received it or has closed the
-/// connection.
+/// Calls a function that may make the relay close the connection. Waits until the relay has received everything or has
+/// closed the connection.
 fn dare(
     attack: &mut ScenarioAttack<'_>,
     mut peer: HostilePeer,

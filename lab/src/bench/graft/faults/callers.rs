@@ -24,7 +24,7 @@ const NAME: &str = "millrace-graft";
 
 /// A key and certificate that no host's settings trust, unless a test adds them.
 pub struct UnknownIdentity {
-    /// The public key, as settings spell it.
+    /// The public key, in the format of the daemon's settings.
     pub key: String,
     certificate: CertificateDer<'static>,
     private: Vec<u8>,

@@ -94,7 +94,7 @@ pub struct EndReport {
     pub received_hash: String,
     /// Longest time without data after the first byte, ms.
     pub pause_ms: f64,
-    /// Address of the other side, as this side sees it.
+    /// Address of the peer (client or server), as this side sees it.
     pub peer: Option<SocketAddr>,
     pub own: Option<SocketAddr>,
 }
@@ -205,7 +205,7 @@ impl SendPlan {
         })
     }
 
-    /// Makes each connection when it is due, whatever happened to earlier ones, as far as threads are free.
+    /// Makes each connection when it is due, even if earlier connections are still open, as long as a thread is free.
     fn send_at_rate(&self, ids: std::ops::Range<u64>, rate: u64) -> anyhow::Result<Reports> {
         ensure!(rate > 0 && self.bytes.is_some(), "--per-second requires --bytes");
         let start = Instant::now();

@@ -12,7 +12,7 @@ use crate::bench::table::columns;
 pub struct FaultOutcome {
     pub fault: String,
     pub carrier: String,
-    /// How many times the fault was produced.
+    /// Number of times that the fault was produced.
     pub runs: u64,
     pub connections: u64,
     /// Number of bytes that arrived, in both directions.

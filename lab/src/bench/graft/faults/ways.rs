@@ -272,7 +272,8 @@ pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         "1 MiB more had arrived {:.1} s after the address was removed",
         start.elapsed().as_secs_f64()
     ));
-    // New connections use the remaining address once the daemon has noticed the change. It checks once a second.
+    // New connections use the remaining address once the daemon has noticed the change. The daemon checks its addresses
+    // once a second.
     let mut reports = Vec::new();
     pair.wait("connections from the address that is left", || {
         let after = traffic.whole(TrafficLoad::with_size(3, 300_000))?;

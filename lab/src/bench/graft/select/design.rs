@@ -105,7 +105,7 @@ pub fn impairment(network: &TrainingNetwork) -> String {
         (rate_mbit * 1e6) as u64,
         (jitter_ms * 1e3) as u64
     );
-    // A mean burst below 1.5 packets is made of independent losses.
+    // If the mean burst is shorter than 1.5 packets, packets are lost independently.
     let burst = if *burst_packets < 1.5 { 1.0 } else { *burst_packets };
     text += &format!(" {}", loss(*loss_percent, burst));
     if *reorder_percent > 0.0 {
