@@ -1,5 +1,5 @@
-//! Compiles the kernel programs' parsers for their targets, with sanitizers and libFuzzer's coverage. The linker
-//! has to be clang, of the same version (scripts/fuzz.sh sees to it).
+//! Compiles the kernel programs' parsers for their targets, with sanitizers and libFuzzer's coverage. The linker must
+//! be clang of the same version, which scripts/fuzz.sh ensures.
 
 use std::{env, fs, path::PathBuf, process::Command};
 
@@ -7,7 +7,7 @@ const SOURCE: &str = "../testkit/parsers/src/bpf/parsers.native.c";
 const HEADERS: [&str; 5] =
     ["../kernel/src/bpf", "../relay/kernel/src/bpf", "../gate/src/bpf", "../graft/kernel/src/bpf", "../fanout/src/bpf"];
 const SANITIZERS: &str = "address,undefined";
-/// The prefix of the names of targets that need the native parsers.
+/// Prefix of the names of fuzz targets that link the natively compiled parsers.
 const KERNEL: &str = "kernel_";
 
 fn main() {

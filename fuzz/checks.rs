@@ -1,7 +1,8 @@
-//! Properties that hold for any bytes: the fuzz targets, and the replay of past crashes as an ordinary test.
+//! Checks of parsers of untrusted input with arbitrary bytes. Fuzz targets call them, and an ordinary test replays past
+//! crashes.
 //!
-//! Beyond "no panic, no read past the end", a parsed value that is written again parses to the same value. A parser of pieces gives the
-//! same result however the bytes are cut.
+//! No parser may panic or read past the end of its input. A parsed value, encoded again, must parse to the same value.
+//! An incremental parser must give the same result for every split of its input.
 #![allow(dead_code, reason = "each target uses one of these")]
 
 use std::{ops::RangeInclusive, time::Duration};
@@ -45,7 +46,7 @@ use millrace_quic::{
 
 type Check = fn(&[u8]);
 
-/// Every check by the name of its fuzz target and of its directory of fixtures.
+/// All checks by name, which is that of the check's fuzz target and of its directory of fixtures.
 pub const ALL: [(&str, Check); 14] = [
     ("fanout_datagram", fanout_datagram),
     ("graft_carry", graft_carry),
@@ -63,8 +64,8 @@ pub const ALL: [(&str, Check); 14] = [
     ("web_session", web_session),
 ];
 
-/// Whatever comes to the port of a stream, or of a receiver: what was read is read again as it was written, an answer is shorter than
-/// what it answers, and what is reported of it is RTCP.
+/// Checks datagrams that arrive at a fan-out stream's port or at a receiver. Parsed requests and answers round-trip, an
+/// answer is shorter than its request, and each reception report is valid RTCP.
 pub fn fanout_datagram(data: &[u8]) {
     if let Some(request) = ReceiverRequest::read(data) {
         assert!(data.len() >= REQUEST_BYTES && ReceiverRequest::is_meant(data));
@@ -79,7 +80,8 @@ pub fn fanout_datagram(data: &[u8]) {
     if rtcp::walk(data, |_| blocks += 1).is_some() {
         assert!(24 * blocks <= data.len());
     }
-    // As many datagrams of one receiver, each with its length in front.
+    // Reads the input as datagrams of one receiver. The byte before each datagram is its length, and also the time
+    // since the previous one in ms.
     let mut reception = Reception::default();
     let mut rest = data;
     let mut now = Duration::ZERO;
@@ -98,7 +100,8 @@ pub fn fanout_datagram(data: &[u8]) {
     }
 }
 
-/// A carried connection's stream is the same however it is cut, and what it says harms no ledger.
+/// Checks the stream of a tunnelled connection: its frames do not depend on how it is split, and no frame makes a byte
+/// ledger exceed its limits.
 pub fn graft_carry(data: &[u8]) {
     let Some((size, stream)) = data.split_first() else { return };
     let whole = carried(stream, stream.len().max(1));
@@ -124,7 +127,8 @@ pub fn graft_carry(data: &[u8]) {
     }
 }
 
-/// Decodes frames from pieces of `size` bytes, and joins neighbouring data. Returns the frames, and whether all of the stream was frames.
+/// Decodes frames from pieces of `size` bytes, and joins consecutive data frames. Returns the frames, and whether the
+/// whole stream was valid.
 fn carried(mut stream: &[u8], size: usize) -> (Vec<Carried>, bool) {
     let mut decoder = Decoder::default();
     let mut frames = Vec::<Carried>::new();
@@ -146,12 +150,12 @@ fn carried(mut stream: &[u8], size: usize) -> (Vec<Carried>, bool) {
     (frames, true)
 }
 
-/// The draft that a byte stands for.
+/// Maps a byte to a draft of MoQ Transport.
 fn draft(byte: u8) -> Draft {
     Draft::ALL[usize::from(byte) % Draft::ALL.len()]
 }
 
-/// A peer's message about grafts. Both sides judge the same offer, and reach the same verdict.
+/// Checks a message with which a peer negotiates grafts. Both hosts must reach the same verdict about the same offers.
 pub fn graft_message(data: &[u8]) {
     if let Some(probe) = ProbePacket::read(data).filter(|probe| probe.kind == ProbeKind::Ask) {
         assert!(probe.answer().len() <= data.len(), "an answer is no longer than what it answers");
@@ -183,7 +187,7 @@ fn opposite(statement: &Statement) -> Statement {
     other
 }
 
-/// Files of models, and what is asked of these.
+/// Checks model files: a parsed model round-trips, and ranks the arms for every set of features.
 pub fn graft_select(data: &[u8]) {
     let Ok(text) = str::from_utf8(data) else { return };
     let features: Features = text.lines().next().unwrap_or_default().parse().unwrap_or_default();
@@ -194,7 +198,7 @@ pub fn graft_select(data: &[u8]) {
     }
 }
 
-/// Control messages, one after the other. The first byte selects the draft.
+/// Checks consecutive MoQ control messages. The first byte selects the draft.
 pub fn moq_message(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
     let draft = draft(choice);
@@ -208,7 +212,7 @@ pub fn moq_message(data: &[u8]) {
     }
 }
 
-/// A payload. A parsed object that is written again parses to the same object.
+/// Checks a LOC payload: a parsed sample, encoded again, parses to the same sample.
 pub fn moq_loc(data: &[u8]) {
     if let Ok(object) = loc::LocSample::parse(data) {
         assert_ne!(object.timescale, 0);
@@ -217,7 +221,7 @@ pub fn moq_loc(data: &[u8]) {
     }
 }
 
-/// A subgroup stream. The first byte says how the rest is cut into pieces.
+/// Checks a subgroup stream. The first byte determines how the stream is split into pieces.
 pub fn moq_object(data: &[u8]) {
     let Some((&cut, mut stream)) = data.split_first() else { return };
     let whole = stream;
@@ -237,7 +241,7 @@ pub fn moq_object(data: &[u8]) {
         let (in_pieces, end_in_pieces, boundary_in_pieces) = parse(&mut pieces(stream, cut));
         assert_eq!(in_pieces, outcome);
         let (objects, error) = outcome;
-        // A malformed header ends the session, wherever the parser is then.
+        // A malformed object header ends the session, so the parser's offset after it does not matter.
         if error.is_none() {
             assert_eq!((end, boundary), (end_in_pieces, boundary_in_pieces));
             assert_eq!(end, whole.len() as u64);
@@ -251,15 +255,15 @@ pub fn moq_object(data: &[u8]) {
             let properties = header.properties.then_some(&object.properties[..]);
             let status = object.status.unwrap_or(Status::Normal);
             encode_object_header(previous, object.id, properties, object.payload_len, status, &mut written);
-            // Integers may have come in longer forms, never in shorter ones.
+            // The peer may have encoded integers in longer forms than necessary, so the new encoding is not longer.
             assert!(start + written.len() <= object.payload as usize);
             previous = Some(object.id);
         }
     }
 }
 
-/// A FETCH response. The first byte selects the draft. The lowest bit of the second is the group order, and its other bits say how to cut
-/// the rest.
+/// Checks a FETCH response. The first byte selects the draft. The lowest bit of the second byte is the group order, and
+/// its other bits determine how the response is split.
 pub fn moq_fetch(data: &[u8]) {
     let Some((&[spoken, choice], stream)) = data.split_first_chunk() else { return };
     let draft = draft(spoken);
@@ -277,7 +281,7 @@ pub fn moq_fetch(data: &[u8]) {
     let fetch = StreamHeader::Fetch { request_id: u64::from(choice) };
     assert_eq!(StreamHeader::decode(&mut &header[..]), Ok(Some(fetch)));
 
-    // Only what a relay would send: locations in order, and payloads short enough to write out.
+    // Encode only items that a relay would send: locations in order, and payloads of at most 64 KiB.
     let in_order = |before: Option<Location>, now: Location| match before {
         None => true,
         Some(before) if before.group == now.group => before.object < now.object,
@@ -305,7 +309,7 @@ pub fn moq_fetch(data: &[u8]) {
     assert!(boundary);
 }
 
-/// A datagram.
+/// Checks an object datagram: a parsed one round-trips, and its new encoding is not longer.
 pub fn moq_datagram(data: &[u8]) {
     let Ok(Some(datagram)) = ObjectDatagram::decode(Bytes::copy_from_slice(data)) else { return };
     let mut written = Vec::new();
@@ -314,7 +318,8 @@ pub fn moq_datagram(data: &[u8]) {
     assert_eq!(ObjectDatagram::decode(written.into()), Ok(Some(datagram)));
 }
 
-/// The frames of a decrypted packet.
+/// Checks the frames of a decrypted QUIC packet: they are contiguous, and a frame that is written again parses to the
+/// same frame.
 pub fn quic_frames(data: &[u8]) {
     let mut end = 0;
     for item in Walker::new(data) {
@@ -340,7 +345,8 @@ pub fn quic_frames(data: &[u8]) {
     assert_eq!(end, data.len());
 }
 
-/// An ACK frame that arrives at a sender. The first byte gives the distance between the sender's packet numbers on the wire.
+/// Checks the translation of a received ACK frame. The first byte determines how the sender's packet numbers map to
+/// those on the wire.
 pub fn quic_ack(data: &[u8]) {
     let Some((&spread, payload)) = data.split_first() else { return };
     let mut map = NumberMap::default();
@@ -375,7 +381,7 @@ pub fn quic_ack(data: &[u8]) {
     }
 }
 
-/// Transport parameters, behind two bytes of limit.
+/// Checks the capping of `initial_max_data` in transport parameters. The first two bytes are the limit.
 pub fn transport_params(data: &[u8]) {
     let Some((limit, encoded)) = data.split_first_chunk() else { return };
     let limit = u64::from(u16::from_be_bytes(*limit));
@@ -390,7 +396,8 @@ pub fn transport_params(data: &[u8]) {
     }
 }
 
-/// A client's input in a WebTransport session. The lowest bits of the first byte select its kind.
+/// Checks a client's input in a WebTransport session. The lowest two bits of the first byte select capsules, the start
+/// of a stream of either kind, or a datagram.
 pub fn web_session(data: &[u8]) {
     let Some((&choice, bytes)) = data.split_first() else { return };
     match choice % 4 {
@@ -401,7 +408,7 @@ pub fn web_session(data: &[u8]) {
     }
 }
 
-/// The stream of the session's request.
+/// Checks the capsules on the stream that requested the WebTransport session.
 fn capsules(stream: &[u8], cut: u8) {
     let parse = |pieces: &mut dyn Iterator<Item = &[u8]>| -> (Result<Option<Closed>, MalformedCapsule>, _) {
         let mut capsules = Capsules::default();
@@ -424,11 +431,11 @@ fn capsules(stream: &[u8], cut: u8) {
     }
 }
 
-/// The beginning of a stream, behind eight bytes of the session's ID.
+/// Checks the prefix that assigns a stream to a WebTransport session. The first eight bytes are the session's ID.
 fn front(bytes: &[u8], begins: fn(Binding, &[u8]) -> Begins, preamble: fn(Binding) -> Vec<u8>) {
     let Some((id, bytes)) = bytes.split_first_chunk() else { return };
     let binding = Binding::Session(u64::from_be_bytes(*id) & varint::MAX & !3);
-    // A known beginning stays known, and is not known earlier than necessary.
+    // Once enough bytes have arrived to recognise the prefix, further bytes must not change the result.
     let known = (0..=bytes.len()).map(|end| begins(binding, &bytes[..end]));
     let mut known = known.skip_while(|begins| *begins == Begins::Unknown);
     let first = known.next().unwrap_or(Begins::Unknown);
@@ -454,7 +461,7 @@ fn datagram_and_codes(bytes: &[u8]) {
     assert_eq!(binding.from_wire(binding.to_wire(number)), number.min(u64::from(u32::MAX)));
 }
 
-/// Feeds `pieces` to a parser: what it found until the end or the first error.
+/// Feeds `pieces` to a parser. Returns the items before the end or the first error, and that error.
 fn collect<'a, T>(
     pieces: &mut dyn Iterator<Item = &'a [u8]>,
     mut next: impl FnMut(&mut &'a [u8]) -> Result<Option<T>, DecodeError>,
@@ -473,7 +480,7 @@ fn collect<'a, T>(
     (found, None)
 }
 
-/// Cuts `bytes` into pieces of 1 to 8 bytes, in an order that `seed` gives.
+/// Splits `bytes` into pieces of 1 to 8 bytes, whose lengths follow from `seed`.
 fn pieces(mut bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
     let mut state = seed;
     std::iter::from_fn(move || {
@@ -485,7 +492,8 @@ fn pieces(mut bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Datagrams of any content: what was understood is written as it was, and what is kept is bounded (`Assembly` gives up).
+/// Checks the reassembly of messages from arbitrary datagrams. A parsed datagram is encoded to the same bytes. The
+/// input's length bounds the numbers of delivered and of abandoned messages.
 pub fn graft_parts(data: &[u8]) {
     let mut assembly = Assembly::default();
     let mut turns = Turns::default();

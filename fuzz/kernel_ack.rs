@@ -1,10 +1,10 @@
-//! Acknowledgements of packet grafts, `ack.h`, and what congestion control makes of them, `congestion.h`: whatever they say, in
-//! whatever order, nothing is believed that cannot be, and nothing twice.
+//! Checks the acknowledgements of packet grafts (`ack.h`) and their effect on congestion control (`congestion.h`). An
+//! impossible acknowledgement must be refused, and a repeated one must change nothing.
 
 const WINDOW: usize = 1024;
 const COME_BYTES: usize = WINDOW / 2 / 8;
 
-/// `struct graft_shared`.
+/// Copy of C's `struct graft_shared`.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq)]
 struct GraftSharedCopy {
@@ -31,7 +31,7 @@ struct GraftSharedCopy {
     pad: u32,
 }
 
-/// `struct graft_ack`.
+/// Copy of C's `struct graft_ack`.
 #[repr(C)]
 struct GraftAckCopy {
     newest: u32,
@@ -42,7 +42,7 @@ struct GraftAckCopy {
     tag: u64,
 }
 
-/// `struct congestion`.
+/// Copy of C's `struct congestion`.
 #[repr(C)]
 #[derive(Default)]
 struct Congestion {
@@ -55,7 +55,7 @@ struct Congestion {
     since_ns: u64,
 }
 
-// As parsers.native.c asserts of C's.
+// parsers.native.c asserts the same sizes and offsets for the C structures.
 const _: () = {
     use std::mem::offset_of;
 
@@ -85,35 +85,35 @@ unsafe extern "C" {
 const STEP: usize = 8;
 const MS: u64 = 1_000_000;
 
-/// A session under congestion control: the packets sent and delivered, and the window as time passes.
+/// A session of packet grafts whose congestion control a test drives with simulated packets and time.
 pub struct Controlled {
     shared: GraftSharedCopy,
     own: Congestion,
 }
 
 impl Controlled {
-    /// The round trip is 20 ms.
+    /// Creates a session whose smoothed round-trip time is 20 ms. `start` is its first packet number.
     pub fn new(start: u32) -> Self {
         let mut shared = GraftSharedCopy::new(start);
         (shared.srtt_us, shared.rttvar_us) = (20_000, 1000);
         Self { shared, own: Congestion::default() }
     }
 
-    /// Runs the control at a time, after `come` more packets have arrived and `losses` more losses were found. Sends as much as the window
-    /// allows, and returns it.
+    /// Runs congestion control at time `ms`, after `come` more packets were delivered and `losses` more losses were
+    /// detected. Then counts a full window of packets as sent. Returns the window in packets.
     pub fn look(&mut self, ms: u64, come: u32, losses: u32) -> u32 {
         self.shared.delivered = self.shared.delivered.wrapping_add(come);
         self.shared.losses += losses;
         if come > 0 {
             self.shared.acked_ns = ms * MS;
         }
-        // SAFETY: both are what they are called.
+        // SAFETY: all pointers refer to values of the declared types, which outlive the call.
         let window = unsafe { congestion_native_look(&mut self.own, &self.shared, 10, ms * MS) };
         self.shared.next = self.shared.delivered.wrapping_add(window);
         window
     }
 
-    /// The same, and nothing is sent.
+    /// Runs congestion control as [`Self::look`] does, without losses, but leaves no packet in flight.
     pub fn look_idle(&mut self, ms: u64, come: u32) -> u32 {
         let window = self.look(ms, come, 0);
         self.shared.next = self.shared.delivered;
@@ -149,10 +149,11 @@ impl GraftSharedCopy {
     }
 }
 
-/// Steps of 8 bytes: what happens, numbers near those that are known or anywhere, bits, and time.
+/// Checks a session with random steps of 8 bytes. A step has its kind (send or receive), packet numbers near the
+/// current ones or anywhere, a bitmap, and the elapsed time in ms.
 pub fn kernel_ack(data: &[u8]) {
     let Some((first, steps)) = data.split_first_chunk() else { return };
-    // Numbers wrap around.
+    // The first packet number is arbitrary, since packet numbers wrap around.
     let start = u32::from_be_bytes(*first);
     let mut shared = GraftSharedCopy::new(start);
     let mut own = Congestion::default();
@@ -163,7 +164,7 @@ pub fn kernel_ack(data: &[u8]) {
             0 => send(&mut shared, step[1], now_ns),
             _ => receive_step(&mut shared, step, now_ns),
         }
-        // SAFETY: both are what they are called.
+        // SAFETY: all pointers refer to values of the declared types, which outlive the call.
         let window = unsafe { congestion_native_look(&mut own, &shared, 10, now_ns) };
         assert!((1..=WINDOW as u32).contains(&window), "{window} packets may be under way");
     }
@@ -171,7 +172,7 @@ pub fn kernel_ack(data: &[u8]) {
 
 fn send(shared: &mut GraftSharedCopy, packets: u8, now_ns: u64) {
     for _ in 0..packets {
-        // As `window` has it.
+        // At most this many packets are in flight, as with the packet function `window`.
         if shared.next.wrapping_sub(shared.acked) < WINDOW as u32 / 2 {
             shared.went_ns[shared.next as usize % WINDOW] = now_ns;
             shared.next = shared.next.wrapping_add(1);
@@ -192,7 +193,7 @@ fn receive_step(shared: &mut GraftSharedCopy, step: &[u8; STEP], now_ns: u64) {
         tag: 0,
     };
     let before = shared.clone();
-    // SAFETY: both are what they are called.
+    // SAFETY: all pointers refer to values of the declared types, which outlive the call.
     let refused = unsafe { ack_native_take(shared, number, &raw const ack, now_ns) } != 0;
     let behind = |newer: u32, older: u32| newer.wrapping_sub(older);
     assert_eq!(before.next, shared.next);
@@ -207,9 +208,9 @@ fn receive_step(shared: &mut GraftSharedCopy, step: &[u8; STEP], now_ns: u64) {
     if refused || (number != before.acked && behind(number, before.acked) > WINDOW as u32) {
         assert!(before == *shared, "it says nothing that can be");
     }
-    // The same once more says nothing new.
+    // Receiving the same acknowledgement again must change nothing.
     let once = shared.clone();
-    // SAFETY: as above.
+    // SAFETY: all pointers refer to values of the declared types, which outlive the call.
     unsafe { ack_native_take(shared, number, &raw const ack, now_ns + MS) };
     assert!(once == *shared, "it was believed twice");
 }

@@ -1,5 +1,5 @@
-//! Properties that hold for any bytes that the kernel programs' parsers see. Their C source, compiled natively
-//! (`testkit/parsers/src/bpf/parsers.native.c`), accepts and extracts exactly what Rust does.
+//! Compares the kernel programs' parsers with Rust parsers on arbitrary bytes. The C source, compiled natively
+//! (`testkit/parsers/src/bpf/parsers.native.c`), must accept the same input and extract the same values.
 #![allow(dead_code, unused_imports, reason = "each target uses one of these")]
 
 use millrace_quic::{
@@ -32,7 +32,7 @@ pub use web::kernel_web;
 
 type Check = fn(&[u8]);
 
-/// Every check by the name of its fuzz target and of its directory of fixtures.
+/// All checks by name, which is that of the check's fuzz target and of its directory of fixtures.
 pub const ALL: [(&str, Check); 11] = [
     ("kernel_ack", kernel_ack),
     ("kernel_frames", kernel_frames),
@@ -47,12 +47,12 @@ pub const ALL: [(&str, Check); 11] = [
     ("kernel_web", kernel_web),
 ];
 
-/// `FRAMES_MAX` of frames.h.
+/// Value of `FRAMES_MAX` in frames.h.
 const FRAMES_MAX: usize = 2048;
-/// `QUIC_AT_MAX` of aead.h.
+/// Value of `QUIC_AT_MAX` in aead.h.
 const AT_MAX: usize = 2047;
 
-/// `struct frame_stream`.
+/// Copy of C's `struct frame_stream`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct FrameStream {
@@ -64,7 +64,7 @@ struct FrameStream {
     pad: u32,
 }
 
-/// `struct native_walk`.
+/// Copy of C's `struct native_walk`.
 #[repr(C)]
 struct NativeWalkCopy {
     steps: u32,
@@ -72,7 +72,7 @@ struct NativeWalkCopy {
     streams: *mut FrameStream,
 }
 
-/// `struct udp_packet`; ports in network byte order.
+/// Copy of C's `struct udp_packet`. Ports are in network byte order.
 #[repr(C)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct UdpPacket {
@@ -87,7 +87,7 @@ struct UdpPacket {
     family: u8,
 }
 
-/// `struct ip_carried`.
+/// Copy of C's `struct ip_carried`.
 #[repr(C)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct IpCarriedCopy {
@@ -96,7 +96,7 @@ struct IpCarriedCopy {
     protocol: u8,
 }
 
-/// `struct quic_short`.
+/// Copy of C's `struct quic_short`.
 #[repr(C)]
 #[derive(Default)]
 struct QuicShortCopy {
@@ -129,8 +129,8 @@ unsafe extern "C" {
     fn quic_native_protect(key: *const u8, packet: *mut u8, bytes: u32, at: u32, id_bytes: u32) -> i32;
 }
 
-/// The frames of a decrypted packet. The first byte is where in the buffer they begin, the second one fills what
-/// lies around them, which must not matter.
+/// Compares the parsers of a decrypted packet's frames. The first byte is the offset of the frames in their buffer. The
+/// second byte fills the rest of the buffer, which must not affect the result.
 pub fn kernel_frames(data: &[u8]) {
     let Some((&[at, fill], payload)) = data.split_first_chunk() else { return };
     let at = usize::from(at);
@@ -158,15 +158,16 @@ pub fn kernel_frames(data: &[u8]) {
 
     let mut streams = vec![FrameStream::default(); payload.len()];
     let mut walk = NativeWalkCopy { steps: 0, count: 0, streams: streams.as_mut_ptr() };
-    // SAFETY: `text` has the size that frames.h wants, and a STREAM frame has at least one byte.
+    // SAFETY: `text` has the size that frames.h requires. A STREAM frame takes at least one byte, so `streams` has room
+    // for all frames.
     let accepted = unsafe { frames_native_walk(text.as_ptr(), at as u32, end as u32, &raw mut walk) };
     assert_eq!(&streams[..walk.count as usize], want, "STREAM frames");
     assert_eq!(accepted == 1, good, "whether all are frames");
     assert!(walk.steps as usize <= payload.len() + 1, "a step took nothing");
 }
 
-/// A frame from Ethernet on. The lowest bit of the first byte says whether a VLAN tag, which is in the next two, comes outside of the
-/// frame.
+/// Compares the UDP parsers on an Ethernet frame. If the lowest bit of the first byte is set, the next two bytes are a
+/// VLAN tag that the kernel keeps beside the frame.
 pub fn kernel_udp(data: &[u8]) {
     let Some((&[beside, tci0, tci1], frame)) = data.split_first_chunk() else { return };
     let tci = (beside & 1 == 1).then(|| u16::from_be_bytes([tci0, tci1]));
@@ -174,7 +175,8 @@ pub fn kernel_udp(data: &[u8]) {
     let frame: Box<[u8]> = frame.into();
     let mut found = UdpPacket::default();
     let tci_pointer = tci.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: pointers to what the types say, `frame` with its length.
+    // SAFETY: the pointers refer to values of the declared types, and only that to the tag may be null. `frame` has the
+    // given length.
     let verdict =
         unsafe { udp_native_parse(frame.as_ptr(), frame.len() as u32, tci_pointer, &raw mut found) };
     match udp(&frame, tci) {
@@ -184,11 +186,12 @@ pub fn kernel_udp(data: &[u8]) {
     wire(&frame);
 }
 
-/// Checks the parser of packet grafts: UDP as above, and protocol 253 in place of UDP.
+/// Checks the parser of packet grafts, which accepts UDP and, in its place, IP protocol 253.
 fn wire(frame: &[u8]) {
     let mut found = UdpPacket::default();
     let mut carried = IpCarriedCopy::default();
-    // SAFETY: as in `kernel_udp`.
+    // SAFETY: the pointers refer to values of the declared types, and only that to the tag may be null. `frame` has the
+    // given length.
     let verdict =
         unsafe { wire_native_parse(frame.as_ptr(), frame.len() as u32, &raw mut found, &raw mut carried) };
     if verdict != OK {
@@ -207,7 +210,8 @@ fn wire(frame: &[u8]) {
         return;
     }
     assert_eq!(carried.protocol, 253);
-    // It is what it would be if it said UDP, but that IP says how long it is.
+    // With the protocol number changed to UDP, the UDP parser must find the same packet. Only the length differs: for
+    // protocol 253 it follows from the IP header.
     let mut other = frame.to_vec();
     other[protocol_at] = 17;
     let want = UdpPacket { udp_bytes: found.udp_bytes, ..of_udp(udp(&other, None).expect("UDP")) };
@@ -217,17 +221,18 @@ fn wire(frame: &[u8]) {
         std::array::from_fn(|word| u16::from_ne_bytes([frame[at + 2 * word], frame[at + 2 * word + 1]]));
     let mut on_the_wire = [0xffff; 4];
     let mut again = [0xffff; 4];
-    // SAFETY: each has the four words of a header.
+    // SAFETY: each array has the four 16-bit words of a UDP header.
     unsafe { wire_native_change(header.as_ptr(), on_the_wire.as_mut_ptr(), again.as_mut_ptr()) };
     let [source, destination, _, check] = header;
     assert_eq!(on_the_wire, [source, destination, check, 0]);
     assert_eq!(again, header);
 }
 
-/// Returns the verdict of the TC programs' parser on a frame without a tag outside of it.
+/// Returns the verdict of the TC programs' parser on a frame without a VLAN tag beside it.
 pub fn skb_verdict(frame: &[u8]) -> &'static str {
     let mut found = UdpPacket::default();
-    // SAFETY: as in `kernel_udp`.
+    // SAFETY: the pointers refer to values of the declared types, and only that to the tag may be null. `frame` has the
+    // given length.
     let verdict =
         unsafe { udp_native_parse(frame.as_ptr(), frame.len() as u32, std::ptr::null(), &raw mut found) };
     match verdict {
@@ -238,13 +243,13 @@ pub fn skb_verdict(frame: &[u8]) -> &'static str {
     }
 }
 
-/// `enum parse` of skb_udp.h.
+/// Values of `enum parse` in skb_udp.h.
 const OK: i32 = 0;
 const NOT_UDP: i32 = 1;
 const FRAGMENT: i32 = 2;
 const MALFORMED: i32 = 3;
 
-/// Returns the values that skb_udp.h has to find, or its verdict.
+/// Returns the values that the parser in skb_udp.h must find, or the verdict with which it must refuse the frame.
 fn udp(frame: &[u8], beside: Option<u16>) -> Result<UdpPacket, i32> {
     let word = |at: usize| frame.get(at..at + 2).map(|two| u16::from_be_bytes([two[0], two[1]]));
     let mut packet = UdpPacket { vlan: beside.map_or(0, |tci| tci & 0xfff), ..UdpPacket::default() };
@@ -295,7 +300,8 @@ fn udp(frame: &[u8], beside: Option<u16>) -> Result<UdpPacket, i32> {
     Ok(packet)
 }
 
-/// Hop-by-hop options, destination options and routing headers, four of them at most.
+/// Skips at most four IPv6 extension headers (hop-by-hop options, destination options, routing). Returns the offset of
+/// the UDP header.
 fn skip_extensions(frame: &[u8], mut next: u8, mut at: usize) -> Result<usize, i32> {
     for _ in 0..4 {
         match next {
@@ -312,8 +318,9 @@ fn skip_extensions(frame: &[u8], mut next: u8, mut at: usize) -> Result<usize, i
     if next == 17 { Ok(at) } else { Err(MALFORMED) }
 }
 
-/// A 1-RTT packet, behind the expected packet number, where the packet lies in its buffer and the length of its
-/// connection ID: removing header protection, the packet number, and applying header protection again.
+/// Compares header protection of 1-RTT packets: removing it, decoding the packet number, and applying it again. Before
+/// the packet, `data` has the expected packet number, the packet's offset in its buffer, and the length of its
+/// connection ID.
 pub fn kernel_quic(data: &[u8]) {
     let Some((expected, data)) = data.split_first_chunk() else { return };
     let Some((&[at0, at1, id_len], packet)) = data.split_first_chunk() else { return };
@@ -332,7 +339,8 @@ pub fn kernel_quic(data: &[u8]) {
     let key = secret.key_material().header;
     let mut header = QuicShortCopy::default();
     let mut number = 0;
-    // SAFETY: pointers to what the types say, `packet` with its length; it fits where it is put.
+    // SAFETY: all pointers refer to values of the declared types, and `packet` has the given length. The C function's
+    // buffer has room for the packet at `at`.
     let result = unsafe {
         quic_native_unprotect(
             key.as_ptr(),
@@ -358,7 +366,8 @@ pub fn kernel_quic(data: &[u8]) {
     assert_eq!(u64::from(header.number), truncated);
     assert_eq!(number, packet::decode_number(expected, truncated, number_len));
 
-    // SAFETY: as above.
+    // SAFETY: `key` and `packet` are valid for the given lengths, and the C function's buffer has room for the packet
+    // at `at`.
     let result = unsafe {
         quic_native_protect(key.as_ptr(), packet.as_mut_ptr(), packet.len() as u32, at as u32, id_len as u32)
     };

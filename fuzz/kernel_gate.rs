@@ -1,6 +1,6 @@
-//! The gate's parser (`gate_packet.h`) against a reading of the same rules in Rust.
+//! Compares the gate's parser (`gate_packet.h`) with an independent parser in Rust.
 
-/// `struct gate_packet`.
+/// Copy of C's `struct gate_packet`.
 #[repr(C)]
 #[derive(Clone, Debug, Default)]
 struct GatePacketCopy {
@@ -33,16 +33,17 @@ unsafe extern "C" {
     fn gate_native_read(frame: *const u8, bytes: u32, fill: u8, bare: u32, out: *mut GatePacketCopy) -> i32;
 }
 
-/// Bytes of a frame that are looked at, and the last place in there where a UDP header may begin.
+/// Number of bytes at the start of a frame that the gate reads. `UDP_AT_MAX` is the largest offset of a UDP header in
+/// them.
 const HEAD: usize = 256;
 const UDP_AT_MAX: usize = 160;
-/// `enum gate_find`.
+/// Values of C's `enum gate_find`.
 const OK: i32 = 0;
 const OTHER: i32 = 1;
 const NO_PORT: i32 = 2;
 const TOO_MANY: i32 = 3;
 
-/// `enum quic_kind`.
+/// Copy of C's `enum quic_kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QuicKindCopy {
     Nothing,
@@ -54,8 +55,8 @@ enum QuicKindCopy {
     Impossible,
 }
 
-/// A frame; the first byte is what lies behind it in the buffer, which must not matter. What follows its Ethernet header is read as a frame
-/// without one, too.
+/// Compares both parsers on an Ethernet frame, and on the same frame without its Ethernet header. The first byte fills
+/// the buffer after the frame, which must not affect the result.
 pub fn kernel_gate(data: &[u8]) {
     let Some((fill, frame)) = data.split_first() else { return };
     let Some(bare) = frame.get(14..) else { return };
@@ -65,7 +66,7 @@ pub fn kernel_gate(data: &[u8]) {
 
 fn compare(frame: &[u8], fill: u8, bare: bool) {
     let mut found = GatePacketCopy::default();
-    // SAFETY: pointers to what the types say, `frame` with its length.
+    // SAFETY: all pointers refer to values of the declared types, and `frame` has the given length.
     let verdict =
         unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, fill, bare.into(), &raw mut found) };
     let mut want = GateDatagram::default();
@@ -88,10 +89,11 @@ fn compare(frame: &[u8], fill: u8, bare: bool) {
     quic(frame, &want, &found);
 }
 
-/// Returns the gate's verdict on a frame of 14 bytes or more, and its notes for the rules.
+/// Returns the verdict of the gate's parser on a frame of at least 14 bytes, and the properties that rules can match:
+/// fragment, IP options, wrong lengths.
 pub fn gate_verdict(frame: &[u8]) -> (&'static str, Vec<&'static str>) {
     let mut found = GatePacketCopy::default();
-    // SAFETY: as in `compare`.
+    // SAFETY: all pointers refer to values of the declared types, and `frame` has the given length.
     let verdict = unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, 0, 0, &raw mut found) };
     let verdict = match verdict {
         OK => "UDP",
@@ -128,7 +130,7 @@ fn mapped(address: &[u8]) -> [u8; 16] {
     bytes
 }
 
-/// Returns the protocol behind an Ethernet header and its tags, and its offset.
+/// Returns the EtherType after at most two VLAN tags, and the offset of the header that follows.
 fn ethernet(head: &[u8]) -> (Option<usize>, usize) {
     let mut at = 12;
     for _ in 0..2 {
@@ -139,7 +141,7 @@ fn ethernet(head: &[u8]) -> (Option<usize>, usize) {
     (word(head, at), at + 2)
 }
 
-/// Returns the same for a frame that begins with its IP header.
+/// Returns the EtherType of a frame that begins with its IP header, and that header's offset, which is 0.
 fn version(head: &[u8]) -> (Option<usize>, usize) {
     let protocol = match head.first().map(|first| first >> 4) {
         Some(4) => Some(0x0800),
@@ -153,7 +155,7 @@ impl GateDatagram {
     /// Finds the UDP payload.
     ///
     /// # Errors
-    /// The gate's verdict on other packets.
+    /// The packet has no UDP payload that the gate can read. The error is the gate's verdict.
     fn find(&mut self, frame: &[u8], bare: bool) -> Result<(), i32> {
         let head = &frame[..frame.len().min(HEAD)];
         let (protocol, at) = if bare { version(head) } else { ethernet(head) };
@@ -176,7 +178,7 @@ impl GateDatagram {
         Ok(())
     }
 
-    /// Returns the offsets of UDP and of the packet's end.
+    /// Returns the offsets of the UDP header and of the packet's end, both from the IP header.
     fn ipv4(&mut self, bytes: &[u8]) -> Result<(usize, usize), i32> {
         let ip: &[u8; 20] = bytes.first_chunk().ok_or(OTHER)?;
         if ip[0] >> 4 != 4 || ip[0] & 15 < 5 || ip[9] != 17 {
@@ -245,7 +247,7 @@ fn quic(frame: &[u8], datagram: &GateDatagram, found: &GatePacketCopy) {
     }
 }
 
-/// A long header, read from `offset` of the payload on.
+/// A QUIC long header that is being read. `offset` is the position of the next field in the payload.
 struct GateLongHeader<'a> {
     at: usize,
     payload: &'a [u8],
@@ -300,7 +302,8 @@ impl<'a> GateLongHeader<'a> {
         Some((id, from))
     }
 
-    /// Token and length, as far as they are in what is looked at.
+    /// Checks the token and the length field, as far as they are in the bytes that the gate reads. Returns `None` if
+    /// the header is malformed.
     fn rest(&mut self, kind: QuicKindCopy) -> Option<()> {
         if kind == QuicKindCopy::Initial {
             let len = self.varint()?;

@@ -1,10 +1,11 @@
-//! TCP's option of grafts: `graft_option.h` against what `docs/notes/design/0012-graft.md` says of its form.
+//! Compares the parser of the TCP option for grafts (`graft_option.h`) with the format in
+//! `docs/notes/design/0012-graft.md`.
 
 unsafe extern "C" {
     fn graft_native_read(found: *const u8, bytes: u32) -> i32;
 }
 
-/// `enum graft_reading`.
+/// Copy of C's `enum graft_reading`.
 #[derive(Debug, PartialEq, Eq)]
 enum GraftReadingCopy {
     None,
@@ -16,10 +17,11 @@ enum GraftReadingCopy {
 const EXID: &[u8] = b"MRg1";
 const BYTES: usize = 12;
 
-/// Bytes as the kernel passes them: at most one more than the option has, which shows that it was longer.
+/// Compares both parsers on a TCP option. The kernel passes at most one byte more than a valid option has, so that the
+/// parser notices a longer one.
 pub fn kernel_graft(data: &[u8]) {
     let found = &data[..data.len().min(BYTES + 1)];
-    // SAFETY: the length is that of `found`, and it reads no more than `BYTES` of it.
+    // SAFETY: the length is that of `found`, and the C function reads at most `BYTES` bytes of it.
     let read = unsafe { graft_native_read(found.as_ptr(), found.len() as u32) };
     let reading = expected(found);
     assert_eq!(read, reading as i32, "{found:?}");

@@ -1,5 +1,5 @@
-//! Compares the bytes that both readers of a stream take of frames that overlap: `relay_judge.h`, which forwards them, and userspace
-//! behind `quic::received`, which keeps them and sends whatever was not forwarded.
+//! Compares how the two readers of a stream resolve overlapping STREAM frames. `relay_judge.h` forwards data in the
+//! kernel. Userspace, which reads through `quic::received`, sends the data that the kernel did not forward.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,20 +14,20 @@ use millrace_quic::{
 
 use super::subgroup::{RustSubgroupParser, SubgroupStateCopy};
 
-/// `enum relay_frame_outcome`.
+/// Values of C's `enum relay_frame_outcome`.
 const GOOD: u32 = 0;
 const MALFORMED: u32 = 5;
-/// `enum subgroup_field`.
+/// Values of C's `enum subgroup_field`.
 const OVER: u8 = 12;
 const BROKEN: u8 = 13;
 
-/// The stream's ID, and its length in bytes.
+/// ID of the tested stream. `STREAM` is the stream's length in bytes.
 const ID: u64 = 6;
 const STREAM: usize = 600;
-/// Bytes of its SUBGROUP_HEADER.
+/// Length of the stream's SUBGROUP_HEADER, bytes.
 const HEADER: usize = 3;
 
-/// `struct relay_ingress`.
+/// Copy of C's `struct relay_ingress`.
 #[repr(C)]
 struct RelayIngressCopy {
     slot: [u64; 3],
@@ -47,13 +47,14 @@ unsafe extern "C" {
     fn judge_native_datagram(group: u64, object: u64) -> u32;
 }
 
-/// Versions of the stream that the hostile publisher chooses from at each offset: well-formed, and different from their first object on.
+/// Versions of the stream's content, one of which the hostile publisher sends in each frame. All are well-formed, and
+/// they differ from the first object on.
 static STREAMS: LazyLock<[Vec<u8>; 3]> =
     LazyLock::new(|| [&[53usize, 1, 200, 0][..], &[51, 3], &[0, 7, 0, 190, 2]].map(subgroup));
-/// There is one ingress.
+/// Lock for the C code's only ingress, which all tests of this process share.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Objects of these lengths, again and again.
+/// Returns a subgroup stream of [`STREAM`] bytes. Its objects have these payload lengths in turn, in bytes.
 fn subgroup(lengths: &[usize]) -> Vec<u8> {
     let mut bytes = vec![0x30, 2, 0];
     for (id, len) in (0..).zip(lengths.iter().cycle()).take_while(|(id, _)| *id < 300) {
@@ -64,7 +65,7 @@ fn subgroup(lengths: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// Userspace: the seam, and quinn behind it.
+/// Stream data that quinn has received after `ReceivedStreams` has removed repeated bytes.
 #[derive(Default)]
 struct UserspaceReceiver {
     kept: BTreeMap<u64, u8>,
@@ -73,7 +74,8 @@ struct UserspaceReceiver {
 }
 
 impl UserspaceReceiver {
-    /// Takes a packet as the seam has left it; `false`: quinn closes the connection.
+    /// Receives the STREAM frames that `ReceivedStreams` has left in a packet. Returns `false` if quinn closes the
+    /// connection.
     fn take(&mut self, payload: &[u8]) -> bool {
         for item in Walker::new(payload) {
             let Ok((_, Frame::Stream(frame))) = item else { panic!("{item:?}") };
@@ -84,20 +86,20 @@ impl UserspaceReceiver {
             self.size = self.size.or(frame.fin.then_some(end));
             self.largest = self.largest.max(end);
             for (offset, byte) in (frame.offset..).zip(frame.data) {
-                // Whichever rule quinn has for bytes that come twice.
+                // No byte may arrive twice, so quinn's rule for repeated bytes does not matter.
                 assert_eq!(self.kept.insert(offset, *byte), None, "byte {offset} came twice");
             }
         }
         true
     }
 
-    /// Bytes from the beginning on, up to a hole.
+    /// Returns the bytes from the start of the stream up to the first gap.
     fn front(&self) -> Vec<u8> {
         (0..).map_while(|offset| self.kept.get(&offset).copied()).collect()
     }
 }
 
-/// Returns the state of userspace's parser behind the bytes; `None` if they are malformed.
+/// Returns the state of userspace's parser after the bytes; `None` if the bytes are malformed.
 fn position(bytes: &[u8]) -> Option<SubgroupStateCopy> {
     match RustSubgroupParser::Header(Vec::new()).take(bytes)? {
         RustSubgroupParser::Header(_) => None,
@@ -105,11 +107,12 @@ fn position(bytes: &[u8]) -> Option<SubgroupStateCopy> {
     }
 }
 
-/// Steps of four bytes each. A step is a frame of one of three streams, in the same packet as the one before or in the next, or one that
-/// the program leaves unread. Or userspace reads its packets.
+/// Checks a sequence of steps of four bytes. In a step either userspace reads its packets, or the publisher sends a
+/// STREAM frame from one of the three versions. That frame is in the previous packet or a new one, and the BPF program
+/// may leave it unread.
 pub fn kernel_overlap(data: &[u8]) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: it is the only one, and nobody has the other.
+    // SAFETY: the lock is held, so there is no other reference to the ingress.
     let ingress = unsafe { &mut *judge_native_begin() };
     let mut seam = ReceivedStreams::new(8);
     let mut userspace = UserspaceReceiver::default();
@@ -132,11 +135,11 @@ pub fn kernel_overlap(data: &[u8]) {
             let len = data.len() as u32;
             let fin = u32::from(*fin);
             if *unread {
-                // SAFETY: it takes numbers.
+                // SAFETY: the C function takes no pointers.
                 assert_eq!(unsafe { judge_native_leave(*offset, len, fin) }, 0, "nobody has the lock");
                 continue;
             }
-            // SAFETY: the data is as long as that.
+            // SAFETY: `data` has `len` bytes.
             let outcome = unsafe { judge_native_frame(data.as_ptr(), *offset, len, fin) };
             malformed |= outcome == MALFORMED;
             good.extend((outcome == GOOD).then_some((*offset, *data)));
@@ -177,11 +180,11 @@ struct OverlapPiece<'a> {
     offset: u64,
     data: &'a [u8],
     fin: bool,
-    /// More frames are in the packet than the program looks at.
+    /// Whether the BPF program leaves the frame unread, as it does with frames beyond its limit for a packet.
     unread: bool,
 }
 
-/// `None`: userspace reads.
+/// Decodes the steps into packets. `None` stands for a step in which userspace reads its packets.
 fn packets<'a>(data: &[u8], streams: &'a [Vec<u8>; 3]) -> Vec<Option<Vec<OverlapPiece<'a>>>> {
     let mut packets: Vec<Option<Vec<OverlapPiece<'a>>>> = Vec::new();
     for &[kind, from, len, more] in data.as_chunks().0 {
@@ -206,21 +209,21 @@ fn packets<'a>(data: &[u8], streams: &'a [Vec<u8>; 3]) -> Vec<Option<Vec<Overlap
     packets
 }
 
-/// Objects of one track as datagrams, with a group and an ID each: userspace keeps the first of each, and the program forwards
-/// none but that.
+/// Checks repeated object datagrams of one track. Userspace accepts only the first datagram with a group and object ID,
+/// and the BPF program must forward no other.
 pub fn kernel_twice(data: &[u8]) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: as above.
+    // SAFETY: the lock is held, so no other thread uses the ingress.
     unsafe { judge_native_begin() };
     let mut kept = BTreeSet::new();
     let mut last = None;
     for &[group, object] in data.as_chunks().0 {
         let at = (u64::from(group & 3), u64::from(object) << (group >> 2 & 7));
-        // SAFETY: it takes numbers.
+        // SAFETY: the C function takes no pointers.
         let is_good = unsafe { judge_native_datagram(at.0, at.1) } == GOOD;
         let is_first = kept.insert(at);
         assert!(is_first || !is_good, "{at:?} was forwarded twice");
-        // In the order of their IDs none is left out.
+        // Objects that arrive in ascending order of their IDs must all be forwarded.
         assert!(is_good || last.is_some_and(|last| at <= last), "{at:?} behind {last:?}");
         last = last.max(Some(at));
     }

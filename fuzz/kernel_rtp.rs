@@ -1,8 +1,8 @@
-//! The headers of RTP and RTCP: `rtp.h` against `millrace_fanout::rtp`.
+//! Compares the parsers of RTP and RTCP headers: `rtp.h` and `millrace_fanout::rtp`.
 
 use millrace_fanout::rtp::DatagramKind;
 
-/// `struct rtp_packet`.
+/// Copy of C's `struct rtp_packet`.
 #[repr(C)]
 #[derive(Debug, Default, PartialEq, Eq)]
 struct RtpPacketCopy {
@@ -24,7 +24,7 @@ const CONTROL: i32 = 2;
 
 pub fn kernel_rtp(data: &[u8]) {
     let mut parsed = RtpPacketCopy::default();
-    // SAFETY: the length is that of `data`, and it reads no more; it writes a `RtpPacketCopy`.
+    // SAFETY: the length is that of `data`, and `parsed` has the type that the C function writes.
     let kind = unsafe { rtp_native_read(data.as_ptr(), data.len() as u32, &raw mut parsed) };
     match DatagramKind::read(data) {
         None => assert_eq!(kind, NOT, "{data:?}"),

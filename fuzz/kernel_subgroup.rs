@@ -1,4 +1,4 @@
-//! Subgroup streams: `subgroup.h` against `moq::data`.
+//! Compares the parsers of subgroup streams: `subgroup.h` and `moq::data`.
 
 use millrace_moq::{
     ObjectParser, Position, StreamHeader, SubgroupId,
@@ -6,12 +6,12 @@ use millrace_moq::{
     vi64,
 };
 
-/// `FRAMES_MAX` of frames.h.
+/// Value of `FRAMES_MAX` in frames.h.
 const FRAMES_MAX: usize = 2048;
 
 const FETCH: u64 = 0x05;
 
-/// `struct subgroup_state`.
+/// Copy of C's `struct subgroup_state`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SubgroupStateCopy {
@@ -41,7 +41,7 @@ impl From<Position> for SubgroupStateCopy {
     }
 }
 
-/// `struct subgroup_head`.
+/// Copy of C's `struct subgroup_head`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct SubgroupHeadCopy {
@@ -67,31 +67,33 @@ unsafe extern "C" {
     fn subgroup_native_may_end(state: *const SubgroupStateCopy) -> i32;
 }
 
-/// `None`: malformed.
+/// Parses a piece with the C parser. Returns the new state; `None` if the piece is malformed.
 fn walk(mut state: SubgroupStateCopy, piece: &[u8], at: usize, fill: u8) -> Option<SubgroupStateCopy> {
     let end = at + piece.len();
     let mut text = vec![fill; FRAMES_MAX + 8];
     text[at..end].copy_from_slice(piece);
     let mut steps = 0;
-    // SAFETY: `text` has the size that frames.h wants, and the bytes lie in it.
+    // SAFETY: `text` has the size that frames.h requires, and contains the given range.
     let good =
         unsafe { subgroup_native_walk(&raw mut state, text.as_ptr(), at as u32, end as u32, &raw mut steps) };
     assert!(steps as usize <= piece.len() + 1, "a step took nothing");
     (good == 1).then_some(state)
 }
 
-/// The front of a stream as the kernel opens streams for it; `None`: it does not.
+/// Reads a stream's header with the C parser. Returns `None` if the kernel opens no streams to subscribers for such a
+/// header.
 fn read_head(stream: &[u8], at: usize, fill: u8) -> Option<SubgroupHeadCopy> {
     let mut text = vec![fill; FRAMES_MAX + 8];
     text[at..at + stream.len()].copy_from_slice(stream);
     let mut head = SubgroupHeadCopy::default();
-    // SAFETY: `text` has the size that frames.h wants, and the bytes lie in it.
+    // SAFETY: `text` has the size that frames.h requires, and contains the given range.
     let bad =
         unsafe { subgroup_native_read_head(text.as_ptr(), at as u32, stream.len() as u32, &raw mut head) };
     (bad == 0).then_some(head)
 }
 
-/// Rust's reading: a complete SUBGROUP_HEADER, in the shortest form except for its alias.
+/// Reads a stream's header with the Rust parser. Returns `None` unless the SUBGROUP_HEADER is complete and all its
+/// integers except the alias are in the shortest form.
 fn expected_head(stream: &[u8]) -> Option<SubgroupHeadCopy> {
     let mut rest = stream;
     let Ok(Some(Subgroup(header))) = StreamHeader::decode(&mut rest) else { return None };
@@ -118,14 +120,14 @@ fn expected_head(stream: &[u8]) -> Option<SubgroupHeadCopy> {
     })
 }
 
-/// Rust's parser. The header is read as a whole, the objects behind it in pieces.
+/// The Rust parser. It buffers the header until it is complete, and parses the objects piece by piece.
 pub(super) enum RustSubgroupParser {
     Header(Vec<u8>),
     Objects(ObjectParser),
 }
 
 impl RustSubgroupParser {
-    /// `None`: malformed, or no subgroup stream.
+    /// Parses the next piece. Returns `None` if it is malformed, or if the stream is no subgroup stream.
     pub(super) fn take(self, piece: &[u8]) -> Option<Self> {
         let (mut parser, bytes) = match self {
             Self::Objects(parser) => (parser, piece.to_vec()),
@@ -133,7 +135,7 @@ impl RustSubgroupParser {
                 bytes.extend_from_slice(piece);
                 let mut rest = &bytes[..];
                 match StreamHeader::decode(&mut rest).ok()? {
-                    // Another stream's header, which has its request ID to come.
+                    // The header of a FETCH stream, whose request ID has not arrived yet. This is no subgroup stream.
                     None if vi64::decode(&mut &bytes[..]) == Some(FETCH) => return None,
                     None => return Some(Self::Header(bytes)),
                     Some(Subgroup(header)) => {
@@ -150,8 +152,8 @@ impl RustSubgroupParser {
     }
 }
 
-/// A subgroup stream. The first byte says how the rest is cut, the second where in the buffer a piece begins, the third
-/// fills what lies around it.
+/// Compares both parsers on a subgroup stream. The first byte determines the length of pieces. The second byte is a
+/// piece's offset in its buffer, and the third byte fills the rest of the buffer.
 pub fn kernel_subgroup(data: &[u8]) {
     let Some((&[cut, at, fill], stream)) = data.split_first_chunk() else { return };
     let place = (usize::from(at), fill);
@@ -175,11 +177,11 @@ pub fn kernel_subgroup(data: &[u8]) {
             (state, taken as u64),
             "{position:?}"
         );
-        // SAFETY: a state.
+        // SAFETY: `state` is a valid state that outlives the call.
         assert_eq!(unsafe { subgroup_native_may_end(&raw const state) } == 1, parser.at_boundary());
     }
     assert_eq!(state, whole, "in one piece");
-    // Without framing anything goes.
+    // A stream with opaque content has no framing, so any bytes are accepted and leave the state unchanged.
     let opaque = SubgroupStateCopy::from(Position { field: Field::Opaque, ..Position::default() });
     assert_eq!(walk(opaque, stream, place.0, place.1), Some(opaque));
 }

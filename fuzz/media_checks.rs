@@ -1,7 +1,7 @@
-//! Properties that hold for any bytes as media to be published: the fuzz target, and the replay of its fixtures as a test.
+//! Checks the publishing of arbitrary bytes as media, for a fuzz target and for a test that replays its fixtures.
 //!
-//! Nothing panics. The published bytes are a bounded multiple of the input. Each object that is a fragment can be read again, and has as
-//! many samples as it was written with.
+//! Neither publishing the input nor reading the published fragments may panic. The number of published bytes is at most
+//! quadratic in the input's length.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use millrace_client::{
 };
 use millrace_moq::{GroupOrder, Location, Namespace};
 
-/// The first byte says how it is packaged; an MP4 file follows.
+/// Publishes an MP4 file. The first byte of `data` selects the packaging and how objects are cut, and the file follows.
 pub fn media_input(data: &[u8]) {
     let Some((&how, input)) = data.split_first() else { return };
     let packaging = if how & 1 == 0 { Packaging::Cmaf } else { Packaging::Loc };
@@ -27,7 +27,8 @@ pub fn media_input(data: &[u8]) {
             all.iter().for_each(|object| drop(playable(&object.payload)));
         }
     }
-    // A sample takes at least four bytes in the input, and 16 once its fragment is written again. Samples may overlap.
+    // A sample takes at least four bytes of the input, and 16 more in a published fragment. Samples may share bytes of
+    // the input, so the bound is quadratic.
     assert!(written <= 64 * (input.len() + 64) * (input.len() + 64));
 }
 
@@ -35,7 +36,7 @@ fn publish(input: &[u8], packaging: Packaging, cut: Cut) -> Arc<Broadcast> {
     let namespace = Namespace::from_path("a").expect("a name");
     let broadcast = Broadcast::new(namespace, History::default());
     let mut media = MediaPublisher::new(broadcast.clone(), packaging, cut).expect("names that fit");
-    // Other input is refused, which is all that can be required of it.
+    // An error is expected: most inputs are no valid MP4 file.
     let _ = feed(&mut media, input);
     broadcast
 }

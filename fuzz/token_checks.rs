@@ -1,4 +1,4 @@
-//! Properties that hold for any bytes as tokens, claims and keys: the fuzz target, and the replay of its fixtures as a test.
+//! Checks arbitrary bytes as tokens, claims and keys, for a fuzz target and for a test that replays its fixtures.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use coset::{CoseMac0Builder, HeaderBuilder, TaggedCborSerializable, iana};
@@ -15,7 +15,8 @@ use millrace_relay::access::{
 
 const SECRET: [u8; 32] = [7; 32];
 
-/// The first byte says what the others are.
+/// Checks `data`, whose first byte selects its kind: a Token structure, an unsigned token, claims to be signed, or a
+/// key.
 pub fn relay_token(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind % 6 {
@@ -28,7 +29,7 @@ pub fn relay_token(data: &[u8]) {
     }
 }
 
-/// A Token structure is understood as it was written, and its cache keeps to its limit.
+/// Checks that a parsed Token structure round-trips, and that the cache of registered tokens keeps its size limit.
 fn structure(bytes: &[u8]) {
     let sent = AuthToken(bytes.to_vec().into());
     let mut registered = RegisteredTokens::new(64);
@@ -63,7 +64,7 @@ fn signed_jwt(claims: &[u8]) {
     open(token::KIND_AGREED, format!("{message}.{tag}").into_bytes());
 }
 
-/// Whatever it says, it is refused or decides.
+/// Opens a validly signed token with arbitrary claims. It must be refused, or give a grant that answers every query.
 fn open(kind: u64, value: Vec<u8>) {
     let credential = Credential { kind, value: value.into() };
     let Ok(grant) = token::open(&credential, &[keys::read_secret(&SECRET).expect("a secret")]) else {

@@ -1,5 +1,5 @@
-//! Properties that hold for any bytes as a client's request for a WebTransport session: the fuzz target, and the replay of its fixtures as
-//! a test.
+//! Checks arbitrary bytes as a client's request for a WebTransport session, for a fuzz target and for a test that
+//! replays its fixtures.
 
 use std::{
     pin::pin,
@@ -19,7 +19,8 @@ use millrace_webtransport::{
 
 const PROTOCOLS: [&str; 2] = ["moqt-19", "moqt-18"];
 
-/// The first byte says whether the others are a stream, or lines of `name: value` in a HEADERS frame.
+/// Checks a request. The first byte selects whether the others are the raw stream, or lines `name: value` that are
+/// encoded in a HEADERS frame.
 pub fn web_request(data: &[u8]) {
     let Some((&choice, bytes)) = data.split_first() else { return };
     let built;
@@ -51,7 +52,7 @@ fn read(stream: &mut &[u8]) -> Result<AcceptedRequest, SessionRefused> {
     }
 }
 
-/// The relay looks at the URL.
+/// Checks an accepted request as the relay does: the URL's path and tokens, and an access rule.
 fn let_in(asked: &AcceptedRequest) {
     assert!(PROTOCOLS.contains(&&*asked.protocol));
     assert!(asked.path.starts_with('/') && !asked.path.contains('#'), "{asked:?}");
@@ -82,7 +83,7 @@ fn let_in(asked: &AcceptedRequest) {
     }
 }
 
-/// A HEADERS frame of such lines, as literals (RFC 9204, section 4.5.6).
+/// Returns a HEADERS frame with lines `name: value` as literal fields (RFC 9204, section 4.5.6).
 fn headers(lines: &[u8]) -> Vec<u8> {
     let mut section = vec![0, 0];
     for line in lines.split(|byte| *byte == b'\n') {
@@ -96,7 +97,7 @@ fn headers(lines: &[u8]) -> Vec<u8> {
     [&[1, len[0] | 0x80, len[1], len[2], len[3]], &section[..]].concat()
 }
 
-/// A string behind its length (RFC 7541, section 5.1).
+/// Appends a string after its length, which is a prefixed integer (RFC 7541, section 5.1).
 fn literal(flags: u8, mask: u8, text: &[u8], out: &mut Vec<u8>) {
     match text.len().checked_sub(mask.into()) {
         None => out.push(flags | text.len() as u8),

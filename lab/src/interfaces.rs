@@ -24,7 +24,7 @@ use row::{CaseSetup, InterfaceRow};
 
 #[derive(Debug, clap::Args)]
 pub struct InterfaceArgs {
-    /// Kinds of interfaces to test [default: all]
+    /// Kinds of network interfaces to test [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND,...")]
     kinds: Vec<InterfaceKind>,
     /// Run only one row for each kind, with offloads and without gate

@@ -9,7 +9,7 @@ use millrace::{
 };
 use millrace_lab::{bench, interfaces, lab, mesh, train};
 
-/// Networks of namespaces and emulated links, and measurements of Millrace and others in them.
+/// Networks of namespaces and emulated links, and measurements of Millrace and other programs in them.
 #[derive(Parser)]
 #[command(version, propagate_version = true)]
 struct LabCli {

@@ -278,7 +278,7 @@ impl<'a> MeshBroadcast<'a> {
         }
     }
 
-    /// Decides whether a relay's track moves to another upstream relay, by the product's own rules.
+    /// Decides whether a relay's track moves to another upstream relay, by the same rules as the real relay.
     fn look(&mut self, relay: usize) {
         if relay == self.origin || !self.wanted[relay] || self.dead.contains(&relay) {
             return;
@@ -602,7 +602,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_clusters_heal_without_circles_and_alike_for_one_seed() {
+    fn small_cluster_heals_without_loops_and_repeats_for_same_seed() {
         for seed in 1..4 {
             let args = MeshArgs { relays: 120, broadcasts: 50, viewers: 2000, sample: 5, seed };
             let lines = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();

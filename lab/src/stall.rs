@@ -1,4 +1,4 @@
-//! Strangers to a host's carriers: clients that start handshakes and never complete them.
+//! Clients that start handshakes with a graft's daemon and never complete them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

@@ -46,10 +46,10 @@ pub struct TrainArgs {
     /// repeated
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     arms: Vec<String>,
-    /// Number of networks that at least two branches of a decision must have
+    /// Number of networks that each decision must have in at least two branches
     #[arg(long, default_value_t = 2.0, value_name = "NETWORKS")]
     least: f64,
-    /// Confidence for pruning branches, in standard deviations of their errors; below 0 nothing is pruned
+    /// Confidence for pruning branches, in standard deviations of their numbers of errors; below 0 nothing is pruned
     #[arg(long, default_value_t = 0.3, value_name = "NUMBER", allow_negative_numbers = true)]
     doubt: f64,
     /// Largest number of decisions on the way to a leaf of the tree
@@ -104,7 +104,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<()> {
 }
 
 impl TrainArgs {
-    /// Returns the settings of the tree. All cases of a network are alike, so together they count as one.
+    /// Returns the settings of the tree. All cases of a network are alike, so together they count as one example.
     fn settings(&self, cases: &Cases, networks: usize) -> grow::Settings {
         let alike = cases.cases.len() as f64 / networks as f64;
         grow::Settings { least: self.least, doubt: self.doubt, alike, depth: self.depth }

@@ -115,7 +115,7 @@ impl NodePair {
         let is_netem = self.lab.link("pub-sub1").unwrap().is_netem();
         let look = || {
             numbers.extend(std::iter::from_fn(|| self.rx.receive(SILENCE)));
-            self.counters() // exact: `wait_until` looks again
+            self.counters() // exact: `wait_until` repeats the call
         };
         let is_empty = |counters: &lab::FrameCounters| {
             let has_come = is_netem || counters.received + counters.overrun >= self.sent.get();
@@ -174,7 +174,7 @@ fn commands_run_inside_a_node_of_the_lab() {
 
     // The child process is the program itself, so a signal to the child reaches the program.
     let mut child = sub.command("sleep").arg("1000").spawn().unwrap();
-    let comm = format!("/proc/{}/comm", child.id()); // exact: only a path
+    let comm = format!("/proc/{}/comm", child.id()); // exact: the file is read below
     wait_for("exec", || std::fs::read_to_string(&comm).is_ok_and(|comm| comm == "sleep\n"));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -184,7 +184,7 @@ fn commands_run_inside_a_node_of_the_lab() {
 fn segmentation_offload_does_not_reach_the_wire() {
     needs_root!("segmentation_offload_does_not_reach_the_wire");
     let pair = NodePair::new("");
-    let before = pair.counters(); // exact: no packet of the test is on its way
+    let before = pair.counters(); // exact: the test has sent no packet yet
     setsockopt(&pair.tx.socket, sockopt::UdpGsoSegment, &(PAYLOAD as i32)).unwrap();
     let segments: Vec<u8> = (0..10).flat_map(datagram).collect();
     if let Err(error) = pair.tx.socket.send_to(&segments, pair.rx.address()) {
@@ -196,18 +196,18 @@ fn segmentation_offload_does_not_reach_the_wire() {
     for number in 0..10 {
         assert_eq!(pair.rx.receive(PATIENCE), Some(number));
     }
-    let after = pair.counters(); // exact: the packets that arrived were counted before
+    let after = pair.counters(); // exact: the link counts packets before they arrive
     assert!(after.received - before.received >= 10);
     assert!(after.received_bytes - before.received_bytes >= 10 * FRAME as u64);
 }
 
 #[test]
-fn no_loss_loses_nothing_and_keeps_order() {
-    needs_root!("no_loss_loses_nothing_and_keeps_order");
+fn link_without_impairment_loses_and_reorders_nothing() {
+    needs_root!("link_without_impairment_loses_and_reorders_nothing");
     let pair = NodePair::new("");
     pair.burst(0..1000);
     assert_eq!(pair.rest(), (0..1000).collect::<Vec<_>>());
-    let counters = pair.counters(); // exact: the link is empty
+    let counters = pair.counters(); // exact: an empty link's counters are final
     assert_eq!((counters.lost, counters.overrun, counters.queue_dropped), (0, 0, 0));
 }
 
@@ -218,7 +218,7 @@ fn total_loss_loses_everything() {
     pair.burst(0..100);
     wait_for("losses", || pair.counters().lost >= 100);
     assert_eq!(pair.rest(), [0u32; 0]);
-    assert_eq!(pair.counters().delivered, 0); // exact: the link is empty
+    assert_eq!(pair.counters().delivered, 0); // exact: an empty link's counters are final
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn random_loss_counter_equals_missing_packets() {
     let missing = 2000 - pair.rest().len() as u64;
     // The bounds are five standard deviations from the mean of 400.
     assert!((310..490).contains(&missing), "{missing}");
-    assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: the link is empty
+    assert!((missing..=missing + STRAY).contains(&pair.counters().lost)); // exact: an empty link's counters are final
 }
 
 #[test]
@@ -305,7 +305,8 @@ fn full_queue_drops_packets_and_counts_them() {
     let dropped = 100 - numbers.len() as u64;
     assert!((90 - 3..=90 + STRAY).contains(&dropped), "{dropped}");
     assert!(numbers.is_sorted());
-    assert!((dropped..=dropped + STRAY).contains(&pair.counters().queue_dropped)); // exact: the link is empty
+    // exact: an empty link's counters are final
+    assert!((dropped..=dropped + STRAY).contains(&pair.counters().queue_dropped));
 }
 
 #[test]
@@ -392,15 +393,15 @@ fn netem_is_used_for_links_that_it_can_impair() {
     assert_eq!(pair.rest(), (0..10).flat_map(|n| [n, n]).collect::<Vec<_>>());
 
     link.set(LinkDirection::Forward, Impairment::parse("loss=100% burst-start=1%").unwrap()).unwrap();
-    let before = pair.counters(); // exact: the link is empty
+    let before = pair.counters(); // exact: an empty link's counters are final
     pair.burst(0..100);
     assert_eq!(pair.rest(), [0u32; 0]);
-    assert!(pair.counters().lost - before.lost >= 100); // exact: the link is empty
+    assert!(pair.counters().lost - before.lost >= 100); // exact: an empty link's counters are final
 
     let error = link.set(LinkDirection::Forward, Impairment::parse("rate=1mbit").unwrap()).unwrap_err();
     assert!(error.to_string().contains("emulate = true"), "{error}");
 
-    // netem cannot do these, or has no seed for them, so the emulator must be used.
+    // netem cannot impair links by jitter or rate, and has no seed, so these links must use the emulator.
     for text in ["jitter = '1ms'", "rate = '1mbit'"] {
         let file = format!("relays = 0\n[[link]]\nname = 'pub-sub1'\nboth = {{ {text} }}");
         let lab = Lab::new(&Topology::parse(&file).unwrap()).unwrap();
@@ -457,7 +458,7 @@ const HOLD: &str = "MILLRACE_TEST_HOLD_A_LAB";
 fn program_with_labs_removes_them_on_signal() {
     needs_root!("program_with_labs_removes_them_on_signal");
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "holds_a_lab_for_another_test", "--nocapture"])
+        .args(["--exact", "child_process_holds_a_lab_for_the_signal_test", "--nocapture"])
         .env(HOLD, "1")
         .stdout(Stdio::piped())
         .spawn()
@@ -471,14 +472,14 @@ fn program_with_labs_removes_them_on_signal() {
 }
 
 #[test]
-fn holds_a_lab_for_another_test() {
+fn child_process_holds_a_lab_for_the_signal_test() {
     if std::env::var_os(HOLD).is_none() {
         return;
     }
     lab::remove_on_signal().unwrap();
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     println!("\nholding {}", lab.id());
-    std::thread::sleep(Duration::from_secs(1000)); // exact: the test ends this process
+    std::thread::sleep(Duration::from_secs(1000)); // exact: the parent test kills this process
 }
 
 #[test]

@@ -29,8 +29,8 @@ fn error(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("text")
 }
 
-/// Builds a file of transfers. BBR is three times as fast as CUBIC with losses, and CUBIC without. A warm carrier is
-/// twice as fast as the better one.
+/// Builds a file of transfers. With losses BBR is three times as fast as CUBIC, and without losses CUBIC is three times
+/// as fast as BBR. A warm carrier is twice as fast as the better one.
 fn transfers() -> String {
     let mut text = head() + "\n";
     for network in 0..40 {
@@ -88,7 +88,7 @@ fn measured_runs_are_learned_and_reported() {
 }
 
 #[test]
-fn wrong_input_is_named() {
+fn error_names_the_wrong_training_or_model_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let here = directory.path();
     let good = transfers();

@@ -86,7 +86,7 @@ pub struct Cpumap {
 impl Cpumap {
     /// Attaches the program to the interface with this index in the calling thread's network namespace.
     pub fn attach(interface: i32) -> Result<Self, Error> {
-        /// Number of packets that may wait for the thread.
+        /// Number of packets that may wait in the CPU map for the thread.
         const QUEUE: u32 = 512;
         let mut object = embedded!("cpumap.bpf.o").open()?.load()?;
         // The second word of the map's value would be a program that the thread runs; 0 stands for none.

@@ -48,8 +48,8 @@ impl Flood {
         Ok(Self { object: open.load()?, frame })
     }
 
-    /// Sends this many packets. The interface counts and loses those that it has no room for. A signal may end the
-    /// flood early.
+    /// Sends this many packets. Packets for which the interface has no room are lost, and the interface counts them. A
+    /// signal may end the flood early.
     pub fn send(&self, packets: u32) -> Result<(), Error> {
         let input = ProgramInput {
             data_in: Some(&self.frame),

@@ -17,7 +17,7 @@ pub struct Config {
     pub min_payload_bytes: u32,
     /// Number of samples that may wait to be read. Later ones are dropped and counted in [`ProbeCounters::ring_full`].
     pub capacity: u32,
-    /// Mechanism by which the programs are attached. `None` takes TCX if the kernel has it, else clsact.
+    /// Mechanism by which the programs are attached. With `None`, the probe uses TCX if the kernel has it, else clsact.
     pub mechanism: Option<Mechanism>,
 }
 
@@ -111,13 +111,13 @@ impl PacketProbe {
         Ok(mechanism)
     }
 
-    /// Detaches the probe from every interface. Samples that were taken before can still be read.
+    /// Detaches the probe from every interface. Samples that the ring buffer already holds can still be read.
     pub fn detach(&mut self) {
         self.attachments.clear();
     }
 
-    /// Takes the waiting samples, oldest first for each CPU. Samples of different CPUs may be out of order by the time
-    /// that taking one sample needs.
+    /// Reads all samples from the ring buffer, oldest first for each CPU. Samples of different CPUs may be out of order
+    /// by the time that recording one sample needs.
     pub fn read(&mut self) -> Result<Vec<PacketSample>, Error> {
         let mut samples = Vec::new();
         let map = self.object.map("samples")?;

@@ -23,7 +23,7 @@ pub struct Softirqs {
 pub struct SoftirqTimes {
     /// Time of networking softirqs on all CPUs.
     pub all_ns: u64,
-    /// Time of those that interrupted the measured process.
+    /// Time of networking softirqs that interrupted the measured process.
     pub own_ns: u64,
 }
 

@@ -52,12 +52,12 @@ fn busy_cpu_has_no_idle_time() {
         "{idle_before} {idle_after}, {work_ns} of work"
     );
 
-    // Wait until `/proc/stat` reports that much idle time as well: another program may keep the CPU busy.
+    // Wait until `/proc/stat` reports `ENOUGH` idle time, which takes longer if another program keeps the CPU busy.
     let stat = idle_by_kernel(cpu);
     let (_, before, _) = time();
     let deadline = Instant::now() + BOUND;
     while idle_by_kernel(cpu) < stat + ENOUGH && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5)); // exact: the CPU is idle meanwhile, which is under test
+        std::thread::sleep(Duration::from_millis(5)); // exact: the test measures this idle time
     }
     let kernel = idle_by_kernel(cpu) - stat;
     let (_, after, _) = time();
@@ -72,7 +72,7 @@ fn busy_cpu_has_no_idle_time() {
 
 /// Returns the sum of `idle` and `iowait` in `/proc/stat`.
 fn idle_by_kernel(cpu: usize) -> Duration {
-    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat"); // exact: what is measured goes on in any case
+    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat"); // exact: a reading of a running clock
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} "))).expect("the CPU");
     let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().expect("a number")).collect();
     Duration::from_millis((fields[3] + fields[4]) * 10)

@@ -127,7 +127,7 @@ fn stamps_both_directions(name: &str, asked: Option<Mechanism>) {
     );
     assert!(samples.iter().all(|s| (before..after).contains(&s.time_ns)));
     assert!(samples.is_sorted_by_key(|s| s.time_ns));
-    let counters = probe.counters().expect("counters"); // exact: each packet came after it was counted
+    let counters = probe.counters().expect("counters"); // exact: the probe counts packets before they arrive
     assert_eq!(
         ProbeCounters { not_udp: 0, ..counters },
         ProbeCounters { sampled: 4, small: 2, ..ProbeCounters::default() }

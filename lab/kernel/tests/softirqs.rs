@@ -15,9 +15,9 @@ const PACKETS: usize = 2000;
 /// Loopback packets are received in a softirq on top of their sender. Softirqs on top of another process must not
 /// count.
 #[test]
-fn softirqs_are_timed_and_told_apart() {
+fn softirqs_are_timed_in_total_and_per_process() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP softirqs_are_timed_and_told_apart: needs root");
+        println!("SKIP softirqs_are_timed_in_total_and_per_process: needs root");
         return;
     }
     let mut other = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().expect("sleep runs");

@@ -46,7 +46,8 @@ fn student(degrees: usize) -> f64 {
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
         2.131,
     ];
-    // Beyond the table: 2.120 with 16 degrees, 1.960 with infinitely many.
+    // For more degrees of freedom than the table has, the quantile falls from 2.120 (16 degrees) to 1.960 (infinitely
+    // many).
     QUANTILES.get(degrees.saturating_sub(1)).copied().unwrap_or(2.12)
 }
 

@@ -99,7 +99,7 @@ impl Contender {
         self.setup().map(|setup| setup.gate)
     }
 
-    /// Returns Millrace's congestion control; `None` for other relays, whose own is not chosen here.
+    /// Returns Millrace's congestion control; `None` for other relays, which use their default.
     pub fn congestion_control(self) -> Option<&'static str> {
         self.setup().map(|setup| setup.congestion_control)
     }

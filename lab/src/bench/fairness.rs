@@ -30,13 +30,13 @@ use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
 pub struct FairnessArgs {
-    /// Relays whose flow is measured, interleaved
+    /// Relays whose flow is measured, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-cubic,user-cubic")]
     relays: Vec<Contender>,
     /// TCP flows to measure in place of a relay's, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
-    /// Flows that are neither a relay's nor TCP's, measured in the same way.
+    /// Flows besides those of relays and TCP, which are measured in the same way.
     #[arg(skip)]
     others: Vec<Other>,
     #[command(flatten)]
@@ -82,7 +82,7 @@ const SPARE_SECONDS: f64 = 6.0;
 /// Rate of the published media, as a multiple of the bottleneck's rate. It keeps the relay's queue full.
 const OVERLOAD: u32 = 2;
 const OBJECT_BYTES: u32 = 1200;
-/// Share of the published packet rate from which on media count as flowing.
+/// Media count as flowing once at least this share of the published packet rate arrives.
 const FLOWING: f64 = 0.1;
 
 pub fn run(args: FairnessArgs) -> anyhow::Result<()> {
@@ -122,7 +122,7 @@ enum CompetingFlow {
     Other(Other),
 }
 
-/// A flow that is neither a relay's nor TCP's.
+/// A flow that is sent neither by a relay nor over TCP.
 #[derive(Debug, Clone, Copy)]
 pub struct Other {
     pub label: &'static str,
@@ -130,7 +130,7 @@ pub struct Other {
     pub kind: &'static str,
     pub control: &'static str,
     /// Function that saturates the path over IPv4 for the given time, from the relay's host of a site to the
-    /// subscribers'. The number is the round-trip time, ms.
+    /// subscribers' host. Its number is the round-trip time in ms.
     pub send: fn(&BenchSite, u32, Duration) -> anyhow::Result<()>,
 }
 
@@ -341,10 +341,10 @@ impl Octets {
             let snmp6 = fs::read_to_string("/proc/thread-self/net/snmp6")?;
             let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
             let within = loopback_octets(&devices).context("no lo in dev")?;
-            // A tunnel passes received data to its server over loopback IPv4. Subtract loopback, so that they count
-            // once.
-            let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?.saturating_sub(within);
-            let v6 = ip6_in_octets(&snmp6).context("no Ip6InOctets in snmp6")?;
+            // A tunnel passes received data to its server over loopback IPv4. Loopback traffic is subtracted, so that
+            // the data count once.
+            let v4 = ip_in_octets(&netstat).context("netstat has no InOctets")?.saturating_sub(within);
+            let v6 = ip6_in_octets(&snmp6).context("snmp6 has no Ip6InOctets")?;
             Ok(Self { v4, v6 })
         })?
     }
@@ -411,7 +411,7 @@ impl Saturating {
 
 fn send_until(mut connection: TcpStream, stop: &AtomicBool) {
     let block = [0; 1 << 16];
-    // A write error ends the flow too. The figures then show that nothing arrived.
+    // A write error ends the flow too. The measured rates then show that nothing arrived.
     while !stop.load(Ordering::Relaxed) && connection.write_all(&block).is_ok() {}
 }
 

@@ -1,5 +1,5 @@
-//! `millrace-lab bench fanout`: compares three ways to send media to many receivers, interleaved. They are RTP by the
-//! kernel, UDP by a process with as few system calls as possible, and encrypted MoQ by the relay.
+//! `millrace-lab bench fanout`: compares three ways to send media to many receivers, in interleaved runs. They are RTP
+//! by the kernel, UDP by a process with as few system calls as possible, and encrypted MoQ by the relay.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub struct FanoutArgs {
     /// Numbers of receivers
     #[arg(long, value_delimiter = ',', default_value = "1,8,32,1000")]
     receivers: Vec<usize>,
-    /// Programs that fan out, interleaved
+    /// Programs that fan out, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "fanout,batched,kernel")]
     relays: Vec<Contender>,
     /// UDP payload of a packet, and payload of a MoQ object
@@ -75,8 +75,8 @@ impl FanoutArgs {
         Ok(())
     }
 
-    /// Lists the rows. Consecutive rows measure different programs, so that a drift of the machine affects all of them
-    /// alike.
+    /// Lists the result rows. Consecutive rows measure different programs, so that a drift of the machine affects all
+    /// of them alike.
     fn rows(&self) -> Vec<RelayRow> {
         let object_bytes = self.packet_bytes;
         let rate_hz = self.rate_hz;

@@ -18,8 +18,8 @@ pub struct RelayFigures {
     pub lost: u64,
     /// Time from the publisher's application to a subscriber's, us.
     pub latency_us: Option<Percentiles>,
-    /// Latency and delivery of all objects that subscribers were owed, including those that never arrived. Rows combine
-    /// it by rules of its own.
+    /// Latency and delivery of all objects that subscribers were owed, including those that never arrived.
+    /// `OwedFigures::spread` combines the rounds of this figure, since a latency may be infinite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owed: Option<OwedFigures>,
     /// Time from the relay's incoming interface to its outgoing one, us.
@@ -109,7 +109,7 @@ impl RelayRow {
         Some(RelayFigures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
     }
 
-    /// Returns the lowest, the median and the highest value of each owed figure.
+    /// Returns the lowest, the median and the highest value of each figure about owed objects (latency and delivery).
     fn owed(&self) -> Option<[OwedFigures; 3]> {
         OwedFigures::spread(
             &self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>(),
@@ -183,7 +183,7 @@ pub fn ensure_measured<'a, T: 'a>(
     Ok(())
 }
 
-/// Returns the first error. If only some rounds failed, it says how many.
+/// Returns the first round's error. If only some rounds failed, the text says how many.
 pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
     let errors: Vec<&String> = rounds.iter().filter_map(|round| round.as_ref().err()).collect();
     let first = errors.first()?;

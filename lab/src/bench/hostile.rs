@@ -28,10 +28,11 @@ use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
 pub struct HostileArgs {
-    /// Relays to attack, interleaved; only those of Millrace
+    /// Relays to attack, in interleaved runs; only those of Millrace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
-    /// Transports of the hostile client, interleaved; a scenario that needs one of them is skipped on the other
+    /// Transports of the hostile client, in interleaved runs; a scenario that needs one transport is skipped on the
+    /// other
     #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
     transport: Vec<LabTransport>,
     /// Scenarios of the hostile client (millrace-lab lab hostile --list); all by default
@@ -52,12 +53,13 @@ pub struct HostileArgs {
     json: Option<PathBuf>,
 }
 
-/// Load of the publisher and the subscriber that are not hostile.
+/// Load that the publisher and the subscriber make, which are not hostile.
 const LOAD: RowLoad =
     RowLoad { transport: LabTransport::Raw, subscribers: 1, object_bytes: 1200, rate_hz: 250 };
-/// Share of the packet rate from which on media count as flowing.
+/// Media count as flowing once at least this share of the published packet rate arrives.
 const FLOWING: f64 = 0.8;
-/// Extra time that the publisher sends, seconds: for the start, and for the first second, which is not owed.
+/// Extra time that the publisher sends, seconds: for the start, and for the first second, whose objects are not
+/// counted.
 const SPARE_SECONDS: f64 = 3.0;
 /// Longest time of one round of a scenario, which normally ends much sooner.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(120);
@@ -106,15 +108,16 @@ struct HostileFigures {
     quiet: MediaStretch,
     meanwhile: MediaStretch,
     alike: MediaStretch,
-    /// Results of the hostile clients (in `meanwhile`), and of the harmless ones (in `alike`).
+    /// Results of the hostile clients, which run during `meanwhile`. `steady` has those of the harmless ones, during
+    /// `alike`.
     attacks: Attacks,
     steady: Attacks,
 }
 
-/// A function that returns one of the figures.
+/// A function that returns one figure of a round.
 type Figure = fn(&HostileFigures) -> f64;
 
-/// Figures of one measured period.
+/// Figures of media, relay and newcomers in one measured period.
 #[derive(Debug, Clone, Copy)]
 struct MediaStretch {
     owed: OwedFigures,
@@ -258,7 +261,8 @@ fn render(rows: &[HostileRow]) -> String {
 }
 
 impl HostileArgs {
-    /// Lists the rows. Consecutive rows have different relays.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
+    /// them alike.
     fn rows(&self) -> anyhow::Result<Vec<HostileRow>> {
         if let Some(other) = self.relays.iter().find(|relay| relay.engine().is_none()) {
             bail!("{}: the scenarios are made for Millrace's relays only (kernel, user)", other.label());

@@ -23,10 +23,10 @@ use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
 pub struct IsolationArgs {
-    /// Relays to measure, interleaved
+    /// Relays to measure, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
-    /// Impairments of the other subscriber's link, interleaved; only those that are constant
+    /// Impairments of the other subscriber's link, in interleaved runs; only those that are constant
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bottleneck,lossy")]
     impair: Vec<LinkProfile>,
     /// Objects per second
@@ -49,11 +49,12 @@ pub struct IsolationArgs {
 /// The link that is impaired: that of the other subscriber.
 const OTHER_LINK: &str = "relay-sub2";
 const OTHER: &str = "sub2";
-/// Delay of a good link. The impaired links have the same.
+/// Delay of a good link. Impaired links have the same delay.
 const GOOD: &str = "delay=20ms";
-/// Share of the packet rate from which on media count as flowing.
+/// Media count as flowing once at least this share of the published packet rate arrives.
 const FLOWING: f64 = 0.8;
-/// Extra time that the publisher sends, seconds: for the start, and for the first second, which is not owed.
+/// Extra time that the publisher sends, seconds: for the start, and for the first second, whose objects are not
+/// counted.
 const SPARE_SECONDS: f64 = 3.0;
 
 pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
@@ -96,7 +97,7 @@ pub fn run(args: IsolationArgs) -> anyhow::Result<()> {
     super::figures::ensure_measured(rows.iter().map(|row| row.rounds.as_slice()))
 }
 
-/// Objects that were owed to both subscribers, and their delivery.
+/// Numbers of objects that each subscriber should have received (owed objects), and their delivery.
 #[derive(Clone, Copy)]
 struct Both {
     /// The subscriber whose link is always good.
@@ -217,7 +218,8 @@ fn render(rows: &[IsolationRow], limit: f64) -> String {
 }
 
 impl IsolationArgs {
-    /// Lists the rows. Consecutive rows have different relays.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
+    /// them alike.
     fn rows(&self) -> Vec<IsolationRow> {
         let row = |site, profile, relay: &Contender| IsolationRow {
             relay: *relay,

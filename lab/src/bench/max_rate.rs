@@ -230,7 +230,7 @@ fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
         (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),
         (Some(best), Some(failed)) => {
-            // The geometric mean, since the precision is a ratio.
+            // The next rate is the geometric mean, since the precision is a ratio.
             let middle = (f64::from(best) * f64::from(failed)).sqrt();
             (f64::from(failed) / f64::from(best) > PRECISION).then_some(middle as u32)
         }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn row_names_the_limiting_side() {
+    fn max_rate_row_names_the_limiting_program() {
         let load = RowLoad { transport: LabTransport::Raw, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
         let mut row = MaxRateRow::new(Contender::Kernel, load);
         let best = Some(Peak { rate_hz: 8000, goodput_mbit_s: 614.4, busy_cpus: 1.0, relay_cpus: 0.5 });

@@ -56,7 +56,7 @@ enum BenchCommand {
     Fanout(fanout::FanoutArgs),
     /// Share of a bottleneck that a relay's flow gets against TCP CUBIC
     Fairness(fairness::FairnessArgs),
-    /// The same video with and without the fast path: delay, system calls by name, CPU over time
+    /// The same video with and without the kernel's fast path: delay, system calls by name, CPU over time
     Thesis(thesis::ThesisArgs),
     /// Picture and sound of a viewer while a link loses most of its bandwidth and gets it back
     Adapt(adapt::AdaptArgs),

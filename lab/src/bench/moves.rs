@@ -103,7 +103,7 @@ struct MoveFigures {
     ready_ms: f64,
     /// CPU time of the relay from the first move until all viewers were served again, percent of one CPU.
     cpu_percent: f64,
-    /// Number of status readings since the first move. The more there are, the more precise the times are.
+    /// Number of status readings since the first move. More readings make the measured times more precise.
     looks: usize,
     /// Longest queue of the kernel engine.
     queue: u64,
@@ -165,7 +165,7 @@ fn render(rows: &[MoveRow]) -> String {
     text
 }
 
-/// A viewer before the move: its address, and the number of packets that the kernel had sent to it.
+/// A viewer's address before the move, and the number of packets that the kernel had sent to it.
 #[derive(Clone, Copy)]
 struct ViewerBeforeMove {
     remote: SocketAddr,
@@ -177,7 +177,8 @@ struct ViewerBeforeMove {
 /// Viewers of a relay, by session ID.
 struct Viewers(HashMap<u64, ViewerBeforeMove>);
 
-/// Numbers of viewers: with a new address, ready for the kernel there, and served by the kernel there.
+/// Numbers of viewers with a new address, of those to which the kernel is ready to send, and of those to which it has
+/// sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MovedViewers {
     moved: usize,

@@ -18,10 +18,10 @@ use crate::transport::LabTransport;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Pause between two readings of the relay's status.
 const LOOK: Duration = Duration::from_millis(10);
-/// Longest wait for a newcomer. One that is not ready by then counts with this time.
+/// Longest wait until a newcomer is ready. A newcomer that is not ready by then counts with this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Results of the newcomers in one period, and what the relay's status showed meanwhile.
+/// Results of the newcomers in one period, and figures of the relay's status in that period.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Newcomers {
     pub count: usize,

@@ -1,4 +1,5 @@
-//! Latency of all objects that subscribers were owed. A lost object counts as infinitely late.
+//! Latency of all objects that subscribers should have received (owed objects). A lost object counts as infinitely
+//! late.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +32,7 @@ pub type Percentile = fn(&Late) -> Option<f64>;
 pub const PERCENTILES: [(&str, Percentile); 3] =
     [("p50", |late| late.p50), ("p90", |late| late.p90), ("p99", |late| late.p99)];
 
-/// A function that picks one of the values of all rounds.
+/// A function that returns one of the rounds' values, such as the median or the lowest.
 type Pick = fn(&[f64]) -> Option<f64>;
 
 impl OwedFigures {

@@ -101,7 +101,7 @@ impl BenchProcess {
         while !condition() {
             self.check_runs()?;
             if start.elapsed() > limit {
-                bail!("{}: {what} did not happen within {limit:?}; {}", self.name, self.last_words());
+                bail!("{}: timed out after {limit:?} waiting for: {what}; {}", self.name, self.last_words());
             }
             std::thread::sleep(POLL);
         }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn early_end_is_noticed() {
+    fn early_end_of_an_awaited_process_is_an_error() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut gone = shell("gone", "echo cannot bind >&2; exit 1", directory.path());
         let error = gone.wait_until("listening", BOUND, || false).expect_err("it ended");

@@ -16,7 +16,8 @@ pub enum LinkProfile {
     Loss1,
     /// Delay of 20 ms in each direction, 2 % of packets lost
     Lossy,
-    /// Delay of 20 ms in each direction, losses in bursts: a thirtieth of the time, of four packets on average
+    /// Delay of 20 ms in each direction, bursts of losses that last four packets on average and take a thirtieth of the
+    /// time
     Bursts,
     /// Delay of 20 ms in each direction, 4 ms of jitter, 2 % of packets overtaken by up to 5 ms
     Reorder,

@@ -17,7 +17,7 @@ use crate::transport::LabTransport;
 
 #[derive(Debug, clap::Args)]
 pub struct RelayBenchArgs {
-    /// Relays to measure, interleaved
+    /// Relays to measure, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
     /// Skip the plain UDP forwarder, which is otherwise measured as well
@@ -32,10 +32,10 @@ pub struct RelayBenchArgs {
     /// Objects per second
     #[arg(long, default_value_t = 500, value_name = "HZ")]
     rate_hz: u32,
-    /// Transports of publisher and subscribers, interleaved
+    /// Transports of publisher and subscribers, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
     transport: Vec<LabTransport>,
-    /// Impairments of the link to the subscribers, interleaved
+    /// Impairments of the link to the subscribers, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean", value_name = "PROFILE")]
     impair: Vec<LinkProfile>,
     /// Instead, find the highest rate that each relay sustains without loss, starting from --rate-hz
@@ -145,8 +145,8 @@ impl RelayBenchArgs {
         Ok(())
     }
 
-    /// Lists the rows. Consecutive rows have different relays, so that a drift of the machine affects all of them
-    /// alike.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
+    /// them alike.
     fn rows(&self) -> Vec<RelayRow> {
         let object_bytes = self.object_bytes;
         let rate_hz = self.rate_hz;

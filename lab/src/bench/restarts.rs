@@ -28,22 +28,22 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct RestartArgs {
-    /// Relays to measure, interleaved; only those of Millrace
+    /// Relays to measure, in interleaved runs; only those of Millrace
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
     /// Publishers that are killed and restarted
     #[arg(long, value_enum, value_delimiter = ',', default_value = "millrace")]
     publishers: Vec<RestartPublishing>,
-    /// Seconds between the publisher's end and its restart; without a value it is not killed
+    /// Seconds between the publisher's end and its restart; without a value the publisher is not killed
     #[arg(long, value_delimiter = ',', num_args = 0.., default_value = "0,1,4,8", value_name = "SECONDS")]
     publisher_absent: Vec<f64>,
-    /// Seconds between the relay's end and its restart; without a value it is not killed
+    /// Seconds between the relay's end and its restart; without a value the relay is not killed
     #[arg(long, value_delimiter = ',', num_args = 0.., default_value = "2", value_name = "SECONDS")]
     relay_absent: Vec<f64>,
     /// Objects per second
     #[arg(long, default_value_t = 100, value_name = "HZ")]
     rate_hz: u32,
-    /// Number of measurements of each relay with each time of absence
+    /// Number of measurements of each relay with each time between end and restart
     #[arg(long, default_value_t = 20)]
     rounds: usize,
     /// Write the results to this file, as JSON

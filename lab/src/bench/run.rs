@@ -33,12 +33,11 @@ const SPARE_SECONDS: f64 = 15.0;
 /// Extra time that the publisher sends in a trial, seconds. Trials load fewer BPF programs.
 const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
-/// Share of the packet rate from which on traffic counts as flowing.
+/// Traffic counts as flowing once at least this share of the expected packet rate arrives.
 const FLOWING: f64 = 0.8;
-/// Share of the packet rate from which on traffic counts as flowing, on links that do not carry that rate.
+/// As `FLOWING`, for links that do not carry the expected packet rate.
 const NARROW_FLOWING: f64 = 0.3;
-/// Share of the packet rate from which on traffic counts as flowing in trials, whose rate may be too high for the
-/// relay.
+/// As `FLOWING`, for trials, whose rate may be too high for the relay.
 const TRIAL_FLOWING: f64 = 0.05;
 
 /// The lab and the settings of all runs.
@@ -90,11 +89,11 @@ impl BenchRun {
         let before = self.packets()?;
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let after = self.packets()?;
-        // Instruments come after the undisturbed period, one at a time.
+        // The instruments (probe, counters) run after the period without instruments, one at a time.
         let (probed, wire) = self.probed(load)?;
         let (syscalls_per_object, programs) = self.counted(contender, &relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
-        // Read while the relay still runs.
+        // Read the relay's memory while the relay still runs.
         let rss_bytes = peak_rss_bytes(relay.id())?;
         let received = traffic.finish()?;
 
@@ -139,8 +138,8 @@ impl BenchRun {
         Ok(LoadTrial { received, used, relay_cpus })
     }
 
-    /// Starts traffic for `seconds`, and waits until it flows and the warm-up is over. `flowing` is the share of the
-    /// rate from which on traffic counts as flowing.
+    /// Starts traffic for `seconds`, and waits until it flows and the warm-up is over. Traffic counts as flowing once
+    /// the share `flowing` of the packet rate arrives.
     fn start_traffic(
         &self,
         contender: Contender,
@@ -199,7 +198,8 @@ impl BenchRun {
         let used = UsageReading::take(relay.id())?.used_since(&before);
         let all_ns = later.all_ns - earlier.all_ns;
         let own_ns = later.own_ns - earlier.own_ns;
-        // The relay's CPU time contains softirqs that interrupted it. They are part of `all_ns` as well.
+        // The relay's CPU time contains the softirqs that interrupted it. They are subtracted, since `all_ns` contains
+        // them as well.
         Ok((used.process_ns.saturating_sub(own_ns) + all_ns) as f64 / used.elapsed_ns.max(1) as f64)
     }
 

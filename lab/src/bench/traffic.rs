@@ -48,7 +48,8 @@ pub struct ReceivedObjects {
     /// Rate at which objects were delivered, summed over all subscribers, objects per second.
     pub rate_hz: f64,
     pub latency_us: Option<Percentiles>,
-    /// Objects owed and their latency; `None` for the plain UDP sinks.
+    /// Objects that the subscribers should have received (owed objects), and their latency; `None` for the plain UDP
+    /// sinks.
     pub owed: Option<OwedFigures>,
     /// Objects per second that the publisher made. It is less than requested on a busy machine. `None` for the plain
     /// UDP source.
@@ -81,7 +82,7 @@ impl ExtraSubscriber {
         start(name, route.subscribers, command.0, command.1, directory).map(Self)
     }
 
-    /// Waits for the end of the traffic. Returns the objects owed to this subscriber.
+    /// Waits for the end of the traffic. Returns the figures of the objects that this subscriber should have received.
     pub fn finish(self) -> anyhow::Result<Option<OwedFigures>> {
         let output = self.0.finish_or_interrupt(END_LIMIT)?;
         Ok(received_by_clients(&output, 0.0)?.owed)

@@ -13,7 +13,7 @@ const LOOK_AROUND: Duration = Duration::from_secs(1);
 /// Number of CPUs that other programs may keep busy without a warning.
 const BUSY_CPUS: f64 = 0.1;
 
-/// A reading of the CPU clocks. The difference of two readings is the CPU time between them.
+/// A reading of the CPU clocks. The difference of two readings is the CPU time used between them.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageReading {
     at_ns: u64,

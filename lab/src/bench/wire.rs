@@ -59,7 +59,7 @@ pub fn matched(samples: &[PacketSample], ends: &WireHosts) -> WireFigures {
         };
         times.extend((0..sample.packets(ends.object_bytes)).map(|_| sample.time_ns));
     }
-    // Each CPU takes the time before it reserves space in the ring, so samples of two CPUs may be swapped.
+    // Each CPU reads the clock before it reserves space in the ring buffer, so samples of two CPUs may be out of order.
     entered.sort_unstable();
     let mut wire = WireFigures { latencies_ns: Vec::new(), matched: Matched::default() };
     wire.matched.objects = entered.len() as u64;
@@ -98,7 +98,7 @@ impl WireFigures {
         let mut last = None;
         let mut with_copy = 0;
         for went in left {
-            // The latest object that arrived before this copy left.
+            // The copy belongs to the latest object that arrived before the copy left.
             let index = entered.partition_point(|came| came <= went).checked_sub(1);
             match index.and_then(|index| entered.get(index)) {
                 Some(came) if index != last => {
@@ -205,9 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn unsorted_samples_and_edges_are_matched() {
-        // The copy at 50 belongs to an object before the first sample. The copy at 440 belongs to the last object,
-        // which is left out.
+    fn unsorted_samples_are_matched_and_last_object_is_left_out() {
+        // The copy sent at 50 ns has no object among the samples, since the first object arrived at 100 ns. The last
+        // object arrived at 400 ns and is left out, with its copy sent at 440 ns.
         let samples =
             [went(50, 1), went(280, 1), came(260), came(100), went(130, 1), came(400), went(440, 1)];
         let wire = matched(&samples, &ENDS);

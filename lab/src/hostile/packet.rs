@@ -86,7 +86,7 @@ impl LevelKeys {
         self.generations[1] = theirs + 1;
         self.theirs.1 = next.packet_key();
         self.theirs.0 = next;
-        // The peer began this update, so follow it.
+        // The peer began this key update, so our own keys are updated too.
         if ours == theirs {
             self.advance();
         }
@@ -162,7 +162,7 @@ pub fn seal(
         return out;
     }
     let kind = if level == EncryptionLevel::Initial { 0 } else { 2 };
-    // A long header, with the fixed bit set.
+    // Write a long header with the fixed bit set.
     out.push(0xc0 | kind << 4 | (packet::NUMBER_LEN as u8 - 1));
     out.extend_from_slice(&VERSION);
     for id in [route.to, route.from] {
@@ -215,7 +215,7 @@ pub fn next(
                     (level, std::mem::replace(datagram, rest), number_at, Some(from))
                 }
                 Ok(LongHeaderPacket::Retry(retry)) => {
-                    // A Retry has no length either.
+                    // A Retry packet has no length either, so it takes the rest of the datagram.
                     datagram.clear();
                     return Some(retry);
                 }

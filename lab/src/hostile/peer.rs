@@ -106,7 +106,7 @@ struct Space {
     expected: u64,
     received: BTreeSet<u64>,
     owes_ack: bool,
-    /// Frames that must arrive, with their time of sending, by packet number.
+    /// Frames that are sent again until they are acknowledged, with their time of sending, by packet number.
     unacked: BTreeMap<u64, (Instant, Vec<u8>)>,
     crypto_in: ReceivedStream,
     crypto_sent: u64,
@@ -278,7 +278,7 @@ impl HostilePeer {
     }
 
     /// Sends one packet with `frames` behind a Handshake packet in the same datagram. The relay's fast path passes such
-    /// datagrams to userspace, so it does not see the frames.
+    /// datagrams to userspace, so the fast path does not see the frames.
     pub fn send_hidden(&mut self, frames: Vec<u8>) -> Result<()> {
         let mut datagram = self.seal_at(EncryptionLevel::Handshake, Vec::new(), false)?;
         datagram.extend(self.seal_at(EncryptionLevel::OneRtt, frames, true)?);
@@ -459,7 +459,7 @@ impl HostilePeer {
             }
             Frame::PathChallenge(_) if !self.answers_challenges => {}
             Frame::PathChallenge(data) => {
-                // PATH_RESPONSE with the same data.
+                // Answer with a PATH_RESPONSE that has the same data.
                 let mut frames = vec![0x1b];
                 frames.extend_from_slice(&data);
                 self.send_at(level, frames, false)?;
@@ -539,7 +539,7 @@ impl HostilePeer {
         if let Some((sequence, id)) = self.next_ids.pop_front() {
             let retired = std::mem::replace(&mut self.remote_sequence, sequence);
             self.remote = id;
-            // RETIRE_CONNECTION_ID.
+            // Retire the old ID with a RETIRE_CONNECTION_ID frame.
             packet::write_fields(&[0x19, retired], &mut frames);
         }
         self.local_sequence += 1;
@@ -557,7 +557,7 @@ impl HostilePeer {
     /// Closes the connection. Returns its counts.
     pub fn close(mut self) -> Result<PeerCounts> {
         let mut frames = Vec::new();
-        // CONNECTION_CLOSE of the application, without a reason.
+        // Close with the application's CONNECTION_CLOSE frame (type 0x1d), without a reason.
         packet::write_fields(&[0x1d, 0, 0], &mut frames);
         self.send_at(EncryptionLevel::OneRtt, frames, false)?;
         Ok(self.counts)

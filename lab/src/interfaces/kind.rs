@@ -62,7 +62,7 @@ impl InterfaceKind {
         if self == Self::Jumbo { 9000 } else { 1500 }
     }
 
-    /// Returns what the running kernel lacks for this kind, if anything. A device is created in `node` to find out, and
+    /// Returns what the running kernel lacks for this kind, if anything. To find out, a device is created in `node` and
     /// removed again.
     pub fn missing(self, node: &LabNode) -> Option<String> {
         let probe = match self {
@@ -74,7 +74,7 @@ impl InterfaceKind {
             Self::Bond => "link add probe type bond",
         };
         let missing = ip(node, probe).err().map(|error| error.to_string());
-        let _ = ip(node, "link del probe"); // fails if the device could not be created
+        let _ = ip(node, "link del probe"); // fails if the device was not created
         // The loopback interface accepts no macvlan and no VLAN. The kernel reports that with another error than an
         // unknown type.
         missing.filter(|error| error.contains("Unknown device type"))

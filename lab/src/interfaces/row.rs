@@ -23,7 +23,7 @@ const OBJECTS_PER_GROUP: u32 = 30;
 /// Time that a process may take to start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The case that a row measures.
+/// The case that a row measures: a kind of interface, with or without offloads and gate.
 #[derive(Debug, Clone, Copy)]
 pub struct CaseSetup {
     pub kind: InterfaceKind,

@@ -296,8 +296,8 @@ impl AccuracyPath {
                 }),
                 Err(nix::errno::Errno::EAGAIN) if last_call => return Ok(arrivals),
                 Err(nix::errno::Errno::EAGAIN) => {
-                    // This is only checked in silence. The check locks the link, and this thread may lose the CPU while
-                    // it holds the lock.
+                    // The link is only checked while no probe arrives, since the check locks it, and this thread may
+                    // lose the CPU while it holds the lock.
                     last_call = sent_all.load(Ordering::Relaxed) && self.is_idle()?;
                     continue;
                 }

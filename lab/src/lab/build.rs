@@ -63,7 +63,8 @@ fn kinds(topology: &Topology) -> Vec<BuildKind> {
 }
 
 /// Turns off link-local addresses, router solicitations and duplicate address detection. Links then carry only what
-/// nodes send, and a few multicast listener reports when they come up. It affects devices that are created afterwards.
+/// nodes send, and a few multicast listener reports when they come up. The change affects only devices that are created
+/// afterwards.
 fn quiet_ipv6() -> Result<()> {
     sysctl("ipv6/conf/default/addr_gen_mode", "1")?;
     sysctl("ipv6/conf/default/accept_dad", "0")?;

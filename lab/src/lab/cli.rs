@@ -47,7 +47,7 @@ enum LabVerb {
     Exec(Exec),
     /// Show nodes, addresses, links and counters of the labs that are up
     Status(ShowCommand),
-    /// Change a link of a lab that is up
+    /// Change delay, loss, rate and other settings of a link while its lab is up
     Set(SetCommand),
     /// Remove the remains of labs whose owner died
     Clean,
@@ -133,9 +133,10 @@ struct SetCommand {
     which: Which,
     /// Link of the lab, such as pub-relay; see `lab status`
     link: String,
+    /// Directions in which the settings change
     #[arg(long, value_enum, default_value_t = Directions::Both)]
     direction: Directions,
-    /// `delay=10ms loss=1% ...`; see docs/notes/lab.md
+    /// Settings to change, such as `delay=10ms loss=1%`; see docs/notes/lab.md
     #[arg(required = true, value_name = "KEY=VALUE")]
     settings: Vec<String>,
 }

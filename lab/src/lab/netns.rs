@@ -64,7 +64,7 @@ impl Netns {
     }
 }
 
-/// Runs these lines with `ip -batch`.
+/// Runs these lines of `ip` commands with `ip -batch`.
 pub(super) fn ip(lines: &[String]) -> Result<()> {
     let what = || "run ip (iproute2)".to_owned();
     let mut child = Command::new("ip")

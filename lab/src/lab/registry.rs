@@ -169,7 +169,7 @@ fn lock_registry_for(whom: FlockArg) -> Result<Flock<File>> {
 fn lock_in(root: &Path, whom: FlockArg) -> Result<Flock<File>> {
     match DirBuilder::new().mode(0o700).create(root) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            // An older version may have created it accessible to others.
+            // An older version may have created the directory with access for others.
             fs::set_permissions(root, Permissions::from_mode(0o700)).map_err(|it| io("close", root, it))?;
         }
         made => made.map_err(|source| io("create", root, source))?,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn own_namespaces_are_recognised() {
+    fn namespaces_of_labs_are_recognised() {
         assert_eq!(id_of("mr-12.0-relay-2"), Some("mr-12.0".into()));
         for name in ["mr-12-relay", "mr-d-pub", "mr-.0-pub", "mr-12.x-pub", "mr-12.0", "blue"] {
             assert_eq!(id_of(name), None, "{name}");

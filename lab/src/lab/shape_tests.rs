@@ -7,7 +7,7 @@ fn shaper(settings: &str) -> Shaper {
 }
 
 fn counted(shaper: &Shaper) -> FrameCounters {
-    shaper.counters() // exact: the shaper changes nothing by itself
+    shaper.counters() // exact: the shaper changes only in calls
 }
 
 fn frame(number: u32, len: usize) -> Vec<u8> {

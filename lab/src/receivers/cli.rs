@@ -30,6 +30,7 @@ pub struct ReceiversArgs {
     /// Namespace of the track
     #[arg(long, value_name = "NAMESPACE")]
     name: String,
+    /// Name of the track
     #[arg(long, default_value = "objects", value_name = "TRACK")]
     track: String,
     /// Number of subscribers

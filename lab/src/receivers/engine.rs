@@ -174,7 +174,7 @@ impl ReceiverRun {
         let is_done =
             |session: &Option<ReceiverSession>| session.as_ref().is_some_and(ReceiverSession::is_done);
         let sessions = self.sessions.iter().enumerate();
-        // Their last streams may have arrived, or the wait for them may be over.
+        // The last streams of an ended track may have arrived by now, or the wait for them may be over.
         self.dirty.extend(sessions.filter(|(_, session)| is_done(session)).map(|(at, _)| at));
         if !self.have_come && self.handshakes == 0 && self.sessions.len() == self.settings.sessions {
             self.have_come = true;
@@ -220,7 +220,7 @@ impl ReceiverRun {
     fn end(&mut self, at: usize) {
         let Some(session) = self.sessions.get_mut(at).and_then(Option::take) else { return };
         if !session.is_drained {
-            // The endpoint still knows the connection, so make it forget it.
+            // The endpoint still has state for the connection, so make it drop that state.
             self.endpoint.handle_event(session.handle, EndpointEvent::drained());
         }
         if let Some(deadline) = session.deadline {

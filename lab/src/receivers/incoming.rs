@@ -29,7 +29,7 @@ struct CurrentObject {
     id: u64,
     /// Stream offset of the first byte after the object.
     end: u64,
-    /// First bytes of the payload, at most as many as a stamp has.
+    /// First bytes of the payload, at most as many as a stamp (number and time of sending) has.
     front: Vec<u8>,
     /// Number of bytes of the payload that belong to a stamp.
     stamp_len: usize,
@@ -113,14 +113,14 @@ impl IncomingObjects {
             let id = start.id;
             let end = start.end();
             self.current = Some(CurrentObject { id, end, front: Vec::new(), stamp_len });
-            // No byte follows that would end this object.
+            // An empty payload is complete already: no later call would end this object.
             if start.payload_len == 0 {
                 self.end_current(came);
             }
         }
     }
 
-    /// Copies those of `bytes` that belong to the stamp.
+    /// Copies the part of `bytes` that belongs to the current object's stamp.
     fn fill_stamp(&mut self, bytes: &[u8]) {
         if let Some(current) = &mut self.current {
             let missing = current.stamp_len - current.front.len();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_however_the_bytes_come() {
+    fn objects_are_found_in_pieces_of_any_size() {
         let expected = [(0, Some(stamp(4))), (1, None), (2, None), (3, None)];
         let expected = expected.map(|(id, stamp)| (Location::new(GROUP, id), stamp));
         let bytes = stream();

@@ -33,7 +33,7 @@ pub struct Settings {
     pub relay: SocketAddr,
     /// Host name of the relay, from the URL.
     pub host: String,
-    /// Path and query of the URL.
+    /// Path and query of the relay's URL.
     pub path: String,
     pub track: TrackName,
     pub sessions: usize,

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn share_is_moved_and_no_time_is_at_once() {
+    fn wave_without_duration_moves_its_share_at_once() {
         let (mut wave, began) = wave(0.25, Duration::ZERO);
         assert_eq!((wave.count(), wave.take_due(began).len()), (50, 50));
         let (mut none, began) = self::wave(0.0, WITHIN);

@@ -58,7 +58,7 @@ pub struct ReceiversReport {
     pub resumed_ms: Option<Percentiles>,
     /// Moves after which no object arrived.
     pub not_resumed: u64,
-    /// Packets to an address that their session had left. They are dropped.
+    /// Number of packets that arrived at an address after their session had moved away from it. They are dropped.
     pub packets_too_late: u64,
     /// Memory of this process per session once all were connected, bytes.
     pub bytes_per_session: u64,

@@ -47,7 +47,7 @@ pub struct Sequence {
 #[derive(Debug)]
 struct SequenceGroup {
     id: u64,
-    /// Whether the subscription started inside this group, so that its first objects are not owed.
+    /// Whether the subscription started inside this group, so that the group's first objects do not count as missing.
     is_joined: bool,
     came: Ranges,
 }
@@ -76,7 +76,7 @@ impl Sequence {
     /// Returns the index of a group, and adds the group if it is new.
     fn place_of(&mut self, id: u64) -> usize {
         self.groups.binary_search_by_key(&id, |group| group.id).unwrap_or_else(|place| {
-            // Only the oldest group of all can have been joined in its middle.
+            // The subscription can have started only inside the oldest group of all.
             let is_joined = place == 0 && self.closed.is_none();
             self.groups.insert(place, SequenceGroup { id, is_joined, came: Ranges::default() });
             place
@@ -113,7 +113,8 @@ impl SequenceGroup {
         last.end - begin - self.came.total()
     }
 
-    /// Gives up the first gaps while there are too many ranges. Returns the number of objects in them.
+    /// Counts the first gaps as missing for good while there are too many ranges. Returns the number of objects in
+    /// them.
     fn give_up(&mut self) -> u64 {
         let mut missing = 0;
         while self.came.len() > RANGES {

@@ -30,7 +30,7 @@ pub struct Wish {
     pub track: TrackName,
     /// Path and query for SETUP.
     pub path: String,
-    /// Authority for SETUP.
+    /// Authority that SETUP contains.
     pub authority: String,
 }
 
@@ -45,7 +45,7 @@ pub struct ReceiverSession {
     pub socket: usize,
     /// Whether the endpoint has forgotten the connection.
     pub is_drained: bool,
-    /// Whether its handshake still counts towards the limit of handshakes at the same time.
+    /// Whether the session's handshake still counts towards the limit of handshakes at the same time.
     pub is_new: bool,
     /// Time when the connection's next timer fires.
     pub deadline: Option<Instant>,
@@ -60,7 +60,7 @@ pub struct ReceiverSession {
     done: Option<(Instant, u64)>,
     pub ended: Option<ReceiverEnd>,
     sequence: Sequence,
-    /// Number of objects in the track, if an object's stamp says it; else 0.
+    /// Number of objects in the track, if a stamp in an object contains it; else 0.
     total: u64,
     has_objects: bool,
     /// Time of the last move; `None` once an object has arrived at the new address.
@@ -83,11 +83,11 @@ pub enum ReceiverEnd {
 pub enum ReceiverEvent {
     Connected,
     Subscribed,
-    /// The first object arrived; the time since the first packet.
+    /// The first object arrived. The value is the time since the session's first packet.
     FirstObject(Duration),
-    /// The first object after a move arrived; the time since the move.
+    /// The first object after a move arrived. The value is the time since the move.
     Resumed(Duration),
-    /// An object with a stamp arrived; its latency from the publisher.
+    /// An object with a time stamp arrived. The value is its latency from the publisher.
     Latency(Duration),
     /// A stream was reset, or ended inside an object.
     Cut,
@@ -341,7 +341,7 @@ fn read_stream(
             Err(ReadError::Reset(_)) => break StreamEnd::Reset,
         }
     };
-    // The result says whether packets are to be sent, which the session's owner checks anyway.
+    // The result (whether packets are to be sent) is ignored, since the session's owner checks that anyway.
     let _ = chunks.finalize();
     Ok(end)
 }

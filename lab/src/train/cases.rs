@@ -12,7 +12,7 @@ use super::runs::TrainingRun;
 
 /// Congestion controls that represent plain TCP in the comparison.
 pub const TCP: [&str; 2] = ["cubic", "bbr"];
-/// Share of the best utility from which on an arm counts as right, too.
+/// An arm also counts as right if its utility is at least this share of the best arm's.
 pub const TIE: f64 = 0.95;
 
 /// A question, with the cost and utility of each arm.
@@ -20,9 +20,9 @@ pub const TIE: f64 = 0.95;
 pub struct TrainingCase {
     pub network: u32,
     pub features: Features,
-    /// Cost in ms, in the order of the arms; `None` if the arm did not transfer the data.
+    /// Cost of each arm in ms, in the order of the arms; `None` if the arm did not transfer the data.
     pub cost_ms: Vec<Option<f64>>,
-    /// Utility from 0 to 1, in the order of the arms.
+    /// Utility of each arm from 0 to 1, in the order of the arms.
     pub utility: Vec<f64>,
 }
 
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn right_arms_follow_from_times() {
+    fn right_arms_follow_from_transfer_times() {
         let runs = [
             run(1, "bbr", 1.0),
             run(1, "carried-warm", 0.5),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_values_are_classes() {
+    fn seed_tree_columns_are_classes() {
         let features = "rtt=300,loss=0.5,profile=loss".parse().unwrap();
         assert_eq!(seed_values(&features), [Some(2.0), Some(1.0), None, Some(2.0)]);
     }

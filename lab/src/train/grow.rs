@@ -14,9 +14,9 @@ use millrace_graft_proto::select::tree::{Branch, DEPTH_MAX, Leaf, Node, Rank, Sp
 pub struct Example {
     /// Values in the order of the columns; `None` if unknown.
     pub values: Vec<Option<f64>>,
-    /// Whether each arm is right, in the order of the arms.
+    /// Whether each arm (congestion control or tunnel) is a right answer, in the order of the arms.
     pub right: Vec<bool>,
-    /// Utility from 0 to 1, in the order of the arms.
+    /// Utility of each arm from 0 to 1, in the order of the arms.
     pub utility: Vec<f64>,
 }
 

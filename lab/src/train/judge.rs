@@ -13,31 +13,32 @@ use super::runs::TrainingRun;
 pub const FOLDS: usize = 5;
 /// Quantile of the normal distribution for a 95 % interval.
 const Z: f64 = 1.96;
-/// Ratio of costs above which an arm counts as slower than TCP.
+/// An arm counts as slower than TCP if its cost is more than this multiple of TCP's.
 const SLOWER: f64 = 1.05;
 
-/// Score of one way to decide.
+/// Score of one method to choose an arm (congestion control or tunnel).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Score {
     pub by: String,
     pub cases: usize,
     /// Share of cases whose chosen arm was right.
     pub right: f64,
-    /// 95 % interval by Wilson. Its sample size is the number of networks, since cases of one network are alike.
+    /// Lower bound of the 95 % interval (Wilson) of `right`. The sample size is the number of networks, since cases of
+    /// one network are alike.
     pub right_low: f64,
     pub right_high: f64,
-    /// Mean utility that was lost against the best arm, of 1.
+    /// Mean difference between the utility of the best arm and of the chosen arm, 0 to 1.
     pub regret: f64,
     /// Share of cases whose cost was more than 5 % above TCP's, by TCP's congestion control.
     pub slower_than: Vec<(String, f64)>,
 }
 
-/// Scores of all ways to decide that are compared, and details of the tree's.
+/// Scores of all compared methods to choose an arm, and details of the tree's score.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JudgeReport {
     pub networks: usize,
     pub incomplete: usize,
-    /// Scores of the ways to decide, the tree's first.
+    /// Scores of the compared methods, the tree's first.
     pub scores: Vec<Score>,
     pub classes: Vec<CandidateScore>,
     /// Numbers of cases by right arm (row) and chosen arm (column). If the chosen arm is right, it counts as the right
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_leaf_has_the_usual_cost_of_its_cases() {
+    fn tree_leaf_has_the_90th_percentile_cost_of_its_cases() {
         let mut cases = cases(true);
         for case in &mut cases.cases {
             case.features = case.features.clone().with(Feature::Rate, 10.0);
@@ -297,7 +298,8 @@ mod tests {
         }
     }
 
-    /// A tree that could recognise a network from the training would be right. It must not be able to.
+    /// The right arm depends on the network alone, which no feature shows. A tree that recognised networks from the
+    /// training would be right, so scoring must use other networks.
     #[test]
     fn property_that_no_feature_shows_is_not_learned() {
         let report = judge(&cases(false), SETTINGS);
@@ -305,9 +307,10 @@ mod tests {
         assert!(report.scores[0].regret > 0.1);
     }
 
-    /// Networks differ: on every second one, another arm is best in each transfer. On the rest it is always the same arm.
+    /// On every second network the best arm differs from transfer to transfer. On the other networks it is always the
+    /// same arm.
     #[test]
-    fn repeated_transfers_show_the_share_of_chance() {
+    fn best_arm_of_other_transfers_is_scored_per_network() {
         let runs = |seeds: u32| -> Vec<TrainingRun> {
             let mut runs = Vec::new();
             for (network, seed) in (0..10).flat_map(|network| (1..=seeds).map(move |seed| (network, seed))) {

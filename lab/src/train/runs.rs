@@ -252,7 +252,8 @@ impl<'a> CsvFields<'a> {
         if text.is_empty() { Ok(None) } else { figure(name, text).map(Some) }
     }
 
-    /// Parses the times of the ladder's sizes. They must increase, up to the first size that was not reached.
+    /// Parses the times at which each size of the ladder had arrived. They must not decrease, up to the first size that
+    /// was not reached.
     fn ladder(&mut self) -> Result<[Option<f64>; LADDER_KIB.len()], String> {
         let mut rungs = [None; LADDER_KIB.len()];
         let mut before = Some(0.0);
@@ -295,7 +296,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lines_are_read_as_they_were_written() {
+    fn transfer_lines_round_trip() {
         let mut cut = run(2, "carried-warm", 2.5);
         cut.came.rungs_ms[7..].fill(None);
         let runs = [run(1, "mr_pcc", 1.0), cut];

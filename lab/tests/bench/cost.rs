@@ -19,12 +19,12 @@ fn has(program: &str) -> bool {
 /// Checks that each context is reported under load by its name. Checking the accuracy would need longer runs on a quiet
 /// machine.
 #[test]
-fn each_context_of_the_kernel_has_its_name() {
+fn each_kernel_context_is_reported_by_name() {
     if !nix::unistd::geteuid().is_root() {
-        return println!("SKIP each_context_of_the_kernel_has_its_name: needs root");
+        return println!("SKIP each_kernel_context_is_reported_by_name: needs root");
     }
     if ["iperf3", "perf", "nft"].iter().any(|program| !has(program)) {
-        return println!("SKIP each_context_of_the_kernel_has_its_name: needs iperf3, perf and nft");
+        return println!("SKIP each_kernel_context_is_reported_by_name: needs iperf3, perf and nft");
     }
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
@@ -38,7 +38,7 @@ fn each_context_of_the_kernel_has_its_name() {
     assert_eq!(rows.len(), 12);
     for row in &rows {
         if let Some(error) = row.get("error") {
-            println!("SKIP each_context_of_the_kernel_has_its_name, {}: {error}", row["scenario"]);
+            println!("SKIP each_kernel_context_is_reported_by_name, {}: {error}", row["scenario"]);
             continue;
         }
         let figures = &row["figures"];
@@ -48,13 +48,13 @@ fn each_context_of_the_kernel_has_its_name() {
 }
 
 #[test]
-fn accuracy_and_overhead_of_one_scenario() {
+fn accuracy_and_overhead_of_one_scenario_are_reported() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP accuracy_and_overhead_of_one_scenario: needs root");
+        println!("SKIP accuracy_and_overhead_of_one_scenario_are_reported: needs root");
         return;
     }
     if !has("iperf3") || !has("perf") {
-        println!("SKIP accuracy_and_overhead_of_one_scenario: needs iperf3 and perf");
+        println!("SKIP accuracy_and_overhead_of_one_scenario_are_reported: needs iperf3 and perf");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

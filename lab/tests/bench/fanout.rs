@@ -8,9 +8,9 @@ const RECEIVERS: f64 = 3.0;
 const RATE_HZ: f64 = 100.0;
 
 #[test]
-fn kernel_process_and_moq_are_measured() {
+fn fanout_by_kernel_by_process_and_over_moq_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP kernel_process_and_moq_are_measured: needs root");
+        println!("SKIP fanout_by_kernel_by_process_and_over_moq_is_measured: needs root");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

@@ -124,9 +124,9 @@ fn each_graft_benchmark_measures_something() {
 }
 
 #[test]
-fn lists_are_swapped_under_datagrams() {
+fn packet_functions_are_swapped_without_losing_datagrams() {
     let arguments = "swap --packets 20000 --rate 5000";
-    let Some(rows) = rows("lists_are_swapped_under_datagrams", arguments) else { return };
+    let Some(rows) = rows("packet_functions_are_swapped_without_losing_datagrams", arguments) else { return };
     let [row] = &rows[..] else { panic!("{rows:?}") };
     for (what, count) in [("sent", 20000), ("received", 20000), ("lost", 0), ("wrong", 0), ("twice", 0)] {
         assert_eq!(row[format!("packets_{what}")], count, "{row}");
@@ -137,9 +137,9 @@ fn lists_are_swapped_under_datagrams() {
 
 /// Checks that each list of functions keeps its promises on a link that loses packets. The figures are not checked.
 #[test]
-fn lost_messages_are_repaired_as_graft_promises() {
+fn lost_messages_are_repaired_as_functions_promise() {
     let arguments = "repair --windows 1,16 --loss 5 --rtt-ms 10 --delay-rtt-ms 20 --delay-loss 5 --rate 100 --seconds 3 --rounds 1";
-    let Some(rows) = rows("lost_messages_are_repaired_as_graft_promises", arguments) else { return };
+    let Some(rows) = rows("lost_messages_are_repaired_as_functions_promise", arguments) else { return };
     let (windows, messages): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row["part"] == "window");
     assert_eq!(windows.iter().map(|row| row["window"].clone()).collect::<Vec<_>>(), [1, 16]);
     for row in &windows {
@@ -233,9 +233,9 @@ fn graft_changes_with_the_path() {
 
 /// The memory that the daemon reports is the kernel's figure. It does not grow when the sessions are used.
 #[test]
-fn sessions_take_the_stated_memory() {
+fn sessions_use_the_memory_that_the_daemon_reports() {
     let arguments = "sessions --sessions 1,3 --rate 200 --seconds 1 --rounds 1 --memory-sessions 1,300";
-    let Some(rows) = rows("sessions_take_the_stated_memory", arguments) else { return };
+    let Some(rows) = rows("sessions_use_the_memory_that_the_daemon_reports", arguments) else { return };
     let of = |part: &str| rows.iter().filter(|row| row["part"] == part).collect::<Vec<_>>();
     let delays = of("delay");
     let received = of("receive");
@@ -260,8 +260,8 @@ fn sessions_take_the_stated_memory() {
 
 /// Both paths are used, and the remaining one continues after the other was cut.
 #[test]
-fn benchmark_uses_two_paths() {
-    let Some(rows) = rows("benchmark_uses_two_paths", "paths --rate-mbit 5 --seconds 2 --rounds 1") else {
+fn session_uses_both_paths() {
+    let Some(rows) = rows("session_uses_both_paths", "paths --rate-mbit 5 --seconds 2 --rounds 1") else {
         return;
     };
     let names: Vec<_> = rows.iter().map(|row| row["paths"].as_str().expect("a name")).collect();

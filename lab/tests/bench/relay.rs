@@ -11,9 +11,9 @@ const SUBSCRIBERS: f64 = 2.0;
 const RATE_HZ: f64 = 200.0;
 
 #[test]
-fn forwarder_is_measured_and_a_missing_relay_is_reported() {
+fn plain_forwarder_is_measured_and_missing_relay_is_reported() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP forwarder_is_measured_and_a_missing_relay_is_reported: needs root");
+        println!("SKIP plain_forwarder_is_measured_and_missing_relay_is_reported: needs root");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -122,7 +122,7 @@ fn publishers_and_players_are_paired_or_skipped_with_reason() {
         );
         assert!(row["frames"].as_u64().is_some_and(|frames| frames >= 30), "{row}");
     }
-    // A run without any possible pair is an error.
+    // A run without any pair of compatible programs is an error.
     let (is_fine, rows, _) = matrix("--publishers chromium --players millrace --transport raw");
     assert!(!is_fine && rows.len() == 2);
     for row in rows {
@@ -153,9 +153,9 @@ fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
 }
 
 #[test]
-fn bottleneck_is_shared_with_tcp() {
+fn share_of_a_bottleneck_against_tcp_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP bottleneck_is_shared_with_tcp: needs root");
+        println!("SKIP share_of_a_bottleneck_against_tcp_is_measured: needs root");
         return;
     }
     let rows = rows(
@@ -177,9 +177,9 @@ fn bottleneck_is_shared_with_tcp() {
 }
 
 #[test]
-fn bystanders_of_a_hostile_client_are_measured() {
+fn media_beside_a_hostile_client_are_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP bystanders_of_a_hostile_client_are_measured: needs root");
+        println!("SKIP media_beside_a_hostile_client_are_measured: needs root");
         return;
     }
     let rows = rows(
@@ -218,9 +218,9 @@ fn bystanders_of_a_hostile_client_are_measured() {
 
 /// How long it takes until viewers are served again depends on the CPUs, and is not checked.
 #[test]
-fn moving_viewers_are_measured() {
+fn time_until_moved_viewers_are_served_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP moving_viewers_are_measured: needs root");
+        println!("SKIP time_until_moved_viewers_are_served_is_measured: needs root");
         return;
     }
     let rows = rows("moves --sessions 50 --rounds 1");
@@ -268,9 +268,9 @@ fn restarted_publishers_and_relays_are_measured() {
 
 /// Both engines are measured. The effect of one subscriber on the other depends on the machine, and is not checked.
 #[test]
-fn neighbour_of_a_bad_link_is_measured() {
+fn subscriber_beside_a_bad_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP neighbour_of_a_bad_link_is_measured: needs root");
+        println!("SKIP subscriber_beside_a_bad_link_is_measured: needs root");
         return;
     }
     let rows = rows("isolation --relays kernel,user --impair bursts --seconds 2 --rounds 1");
@@ -294,9 +294,9 @@ fn neighbour_of_a_bad_link_is_measured() {
 /// Both engines are measured, with several renditions and with one. The share that is shown in time depends on the
 /// machine, and is not checked.
 #[test]
-fn adaptation_is_measured() {
+fn adaptation_to_a_slow_link_is_measured() {
     if !nix::unistd::geteuid().is_root() {
-        println!("SKIP adaptation_is_measured: needs root");
+        println!("SKIP adaptation_to_a_slow_link_is_measured: needs root");
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

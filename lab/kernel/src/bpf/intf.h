@@ -27,8 +27,8 @@ struct probe_sample {
 	__be16 destination_port;
 	__u16 vlan;	 /* outermost VLAN ID; 0: untagged */
 	__u8 direction;	 /* enum probe_direction */
-	__u8 family;	 /* 4 or 6 */
-	__u8 source[16]; /* address; IPv4 in the first 4 bytes, the rest zero */
+	__u8 family;	 /* IP version: 4 or 6 */
+	__u8 source[16]; /* IPv4 addresses are in the first 4 bytes, the rest is zero */
 	__u8 destination[16];
 	__u32 pad;
 };

@@ -4,8 +4,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* Runs whenever a BPF program prints, so its own printing triggers it again. Only recursion_run prints and starts
- * this. */
+/* Runs whenever a BPF program calls bpf_printk, so its own call triggers it again. recursion_run makes the first call.
+ */
 SEC("tp_btf/bpf_trace_printk")
 int recursion_again(__u64 *ctx)
 {

@@ -75,7 +75,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedSample {
-    /// Payload in bytes, and VLAN ID.
+    /// A sample of an IPv4 packet: UDP payload in bytes, and VLAN ID.
     V4(u32, Option<u16>),
     V6(u32, Option<u16>),
     Small,
@@ -153,7 +153,7 @@ fn probe_programs_classify_packets() {
 }
 
 fn counted(probe: &mut PacketProbe) -> ProbeCounters {
-    probe.counters().expect("counters") // exact: nothing runs but by BPF_PROG_TEST_RUN, which has returned
+    probe.counters().expect("counters") // exact: BPF_PROG_TEST_RUN has returned
 }
 
 /// Runs a program on one packet. Returns the sample and the counter that result.

@@ -131,7 +131,7 @@ async fn publish(relay: SocketAddr, seconds: u64) -> anyhow::Result<SentRates> {
     let session = connect(relay).await?;
     let server = BroadcastServer::new(session.clone(), broadcast.clone());
     let serving = tokio::spawn(session.clone().run(server.clone()));
-    let _announced = server.announce().await.context("the relay does not take the namespace")?;
+    let _announced = server.announce().await.context("the relay refused the namespace")?;
     let sending = async {
         server.subscribed().await;
         let sent = emit(&mut videos, &mut sound, seconds).await;

@@ -24,7 +24,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct AdaptArgs {
-    /// Relays to measure, interleaved
+    /// Relays to measure, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
     relays: Vec<Contender>,
     /// How Millrace treats media where the link has too little bandwidth
@@ -80,9 +80,9 @@ impl AdaptPolicy {
     }
 }
 
-/// Size of the link's queue, as the time that the link needs to send it.
+/// Size of the link's queue, as the time that the link needs to send a full queue.
 const QUEUE_MS: u64 = 100;
-/// Longest time that the subscriber may take beyond the time of publishing.
+/// Longest time that the subscriber may run after publishing has ended.
 const SLACK: Duration = Duration::from_secs(60);
 
 pub fn run(args: AdaptArgs) -> anyhow::Result<()> {
@@ -125,7 +125,7 @@ struct AdaptRow {
     rounds: Vec<Result<AdaptRound, String>>,
 }
 
-/// The result of one run.
+/// The result of one run with a link whose bandwidth changes.
 #[derive(Serialize)]
 struct AdaptRound {
     #[serde(flatten)]
@@ -264,7 +264,7 @@ impl AdaptArgs {
         let asked = format!("subscribe --relay {}", route.relay);
         let subscriber = end("subscriber", route.subscribers, &asked)?;
         let mut changes = Vec::new();
-        // The rates divide the time into equal parts.
+        // The run is divided into equal parts, one for each rate of the link.
         let part = Duration::from_secs_f64(self.seconds as f64 / self.rates_mbit.len() as f64);
         for rate in &self.rates_mbit[1..] {
             std::thread::sleep(part);

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn undecodable_frames_are_not_shown() {
+    fn frames_after_a_missing_one_are_not_shown() {
         let mut came = all();
         // Frame 23 of group 2 is missing, so nothing more is shown until the key frame of group 3.
         came.retain(|object| object.rendition.is_none() || object.number != 23);
@@ -288,13 +288,13 @@ mod tests {
         assert_eq!(renditions(&SENT, &others), "11-1");
         assert_eq!((figures.stall_ms_total, figures.key_frames_on_time_pct), (800.0, 100.0));
         assert!((figures.frames_shown_pct - 100.0 * 23.0 / 30.0).abs() < 1e-9);
-        // The two seconds after a change are left out of the gap.
+        // The two seconds after a change of the link do not count towards a stall.
         assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(2000)]).stall_ms_total, 0.0);
         assert_eq!(AdaptFigures::from_arrivals(&SENT, &came, &[ms(500)]).stall_ms_total, 520.0);
     }
 
     #[test]
-    fn late_sound_late_key_frames_and_other_renditions_are_counted() {
+    fn late_audio_late_key_frames_and_rendition_changes_are_counted() {
         let mut came = all();
         for object in &mut came {
             match object.rendition {

@@ -31,7 +31,7 @@ pub struct CpuError {
     /// Time of all events by the observer, without the observer's own time in them (`observer_in_events_pct`).
     events_pct: f64,
     observer_in_events_pct: f64,
-    /// Time of the same events by the profile.
+    /// Time of all events by the `perf` profile.
     profile_events_pct: f64,
     /// Time of the observer itself, inside and outside of events, by the profile.
     observer_pct: f64,
@@ -50,8 +50,8 @@ pub struct CpuError {
     busy_pct: f64,
     /// Busy time that `/proc/stat` has in no column: interrupts of the idle CPU, and time between ticks.
     uncounted_pct: f64,
-    /// Time that a hypervisor gave to others. `/proc/stat` excludes it from the other columns, but the observer's clock
-    /// includes it.
+    /// Time that a hypervisor gave to other virtual machines. `/proc/stat` excludes it from the other columns, but the
+    /// observer's clock includes it.
     steal_pct: f64,
     procstat_user_pct: f64,
     /// Sum of the columns system, softirq and irq.
@@ -95,12 +95,12 @@ impl AccuracyFigures {
         }
     }
 
-    /// Returns the error against `/proc/stat` of the CPU whose median error is largest.
+    /// Returns the error against `/proc/stat` on one CPU: the one whose median error is largest.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
 
-    /// Returns the error against the clock of the CPU whose median error is largest.
+    /// Returns the error against the clock on one CPU: the one whose median error is largest.
     pub fn clock_error_pct(&self) -> Option<Spread> {
         worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
     }
@@ -146,7 +146,7 @@ pub struct ProcStatTimes {
 struct PartTimes {
     observer: f64,
     profile: f64,
-    /// Variance of the difference that results from the finite numbers of samples.
+    /// Variance of the difference between observer and profile that results from the finite numbers of samples.
     variance: f64,
 }
 
@@ -239,8 +239,8 @@ impl ProcStatTimes {
         self.kernel + self.user + self.steal
     }
 
-    /// Returns the kernel's time with a share of the stolen time. A hypervisor takes from kernel and user mode in
-    /// proportion.
+    /// Returns the kernel's time with a share of the stolen time. A hypervisor takes time from kernel and user mode in
+    /// proportion to their use.
     fn kernel_with_steal(self) -> f64 {
         let ticks = self.kernel + self.user;
         if ticks > 0.0 { self.kernel * self.counted() / ticks } else { self.steal }
@@ -334,8 +334,8 @@ pub fn measure(scenario: NetworkScenario, sample_hz: u32, length: Duration) -> a
     let report = observer.next(length)?;
     let end = monotonic_ns();
     let idle_after = idle.times()?;
-    // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If calls are
-    // timed from the system call on, the profile must count them from there as well.
+    // perf resolves the names of the observer's BPF programs when it ends, so the observer must still run. If the
+    // observer times calls from the system call on, the profile must count them from there as well.
     let socket_files = (report.method == Some(ReportMethod::SystemCalls)).then_some(LOAD);
     let profile = recording.finish(start, end, socket_files);
     drop(observer);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_time_is_more_than_its_ticks() {
+    fn busy_time_includes_time_in_no_procstat_column() {
         assert_eq!((STAT.busy(), STAT.counted(), STAT.uncounted()), (90.0, 80.0, 10.0));
     }
 
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_become_medians_with_extremes() {
+    fn rounds_are_combined_into_medians_with_extremes() {
         let figures = AccuracyFigures::from_rounds(&[
             round(57.0, (30.0, 29.0)),
             round(58.0, (30.0, 32.0)),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn worst_cpu_keeps_its_sign() {
+    fn error_of_worst_cpu_keeps_its_sign() {
         let mut low = round(40.0, (0.0, 0.0));
         let high =
             low.cpus.get(&0).copied().map(|cpu| AccuracyCpuTimes { events: 57.0, ..cpu }).expect("a CPU");
@@ -418,7 +418,7 @@ mod tests {
 
     /// A part that either the observer or the profile missed, in one round, counts as zero there.
     #[test]
-    fn absent_parts_are_zero() {
+    fn part_missing_in_observer_or_profile_counts_as_zero() {
         let mut other = round(57.0, (30.0, 30.0));
         other
             .parts

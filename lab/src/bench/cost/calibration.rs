@@ -34,7 +34,7 @@ pub struct CalibrationFigures {
     /// Time outside of the idle task by a clock: the load and everything else that ran.
     pub clock_busy_pct: f64,
     pub busy_pct: f64,
-    /// Busy time in the columns of `/proc/stat`, which ticks account.
+    /// Busy time in the columns of `/proc/stat`, which the kernel accounts at ticks.
     pub ticks_pct: f64,
     pub profile_busy_pct: f64,
 }
@@ -138,7 +138,7 @@ impl CalibrationLoad {
     }
 }
 
-/// Returns a pseudorandom 0.5 to 1.5 times [`BURST_NS`], from the lowest bits of a time.
+/// Returns a pseudorandom length of 0.5 to 1.5 times [`BURST_NS`], computed from the lowest bits of a time.
 fn varied(time_ns: u64) -> u64 {
     // This is multiplicative hashing (Knuth, TAOCP 6.4): the highest bits depend on all others.
     let hash = time_ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -32,8 +32,8 @@ struct ContextFigures {
     observer_pct: f64,
     profile_pct: f64,
     /// Allowed difference: 5 % of the profile's figure, or three standard errors of sampling. In scenarios without
-    /// networking it is the largest share that the observer may report. The profile does not know a socket's address
-    /// family before the call has reached the socket.
+    /// networking it is the largest share that the observer may report. Before a call has reached its socket, the stack
+    /// does not show the socket's address family, so the profile cannot tell whether the call is networking.
     allowed_points: f64,
     within: bool,
     /// Time of each event that occurred, percent of one CPU.
@@ -70,7 +70,7 @@ pub(super) fn run(args: &CostArgs) -> anyhow::Result<()> {
             write_json(path, &rows)?;
         }
     }
-    ensure!(!rows.is_empty(), "--only leaves no scenario");
+    ensure!(!rows.is_empty(), "--only matches no scenario");
     ensure!(rows.iter().any(|row| row.get("error").is_none()), "nothing could be measured");
     Ok(())
 }

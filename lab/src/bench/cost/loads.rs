@@ -166,7 +166,7 @@ impl Drop for RunningLoad {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // `check` has already reported a thread's error.
+            // An error is ignored here, since `check` has already reported it.
             let _ = thread.join();
         }
     }

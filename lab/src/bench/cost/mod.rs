@@ -45,13 +45,14 @@ pub struct CostArgs {
     /// Samples per second in the runs for accuracy
     #[arg(long, default_value_t = 1000, value_name = "HZ")]
     accuracy_hz: u32,
-    /// Run only scenarios whose names have all words of one of these: `veth tcp,gro=on`
+    /// Run only scenarios whose names contain all words of one of these entries, such as `veth tcp,gro=on`
     #[arg(long, value_delimiter = ',', value_name = "WORDS")]
     only: Vec<String>,
     /// Configurations of the observer whose overhead is measured
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = overhead::Variant::value_variants().to_vec())]
     observers: Vec<overhead::Variant>,
-    /// Only compare the observer with perf in each context of the kernel, for `--accuracy-seconds` each
+    /// Only compare the observer with perf in each context where the kernel runs networking, for `--accuracy-seconds`
+    /// each
     #[arg(long)]
     scenarios: bool,
     /// Write the results to this file, as JSON; it is rewritten after each row
@@ -59,7 +60,7 @@ pub struct CostArgs {
     json: Option<PathBuf>,
 }
 
-/// Protocols whose overhead is measured. UDP packets are smaller than TCP's here, so a byte costs more of them.
+/// Protocols whose overhead is measured. UDP packets are smaller than TCP's here, so the same data needs more of them.
 const OVERHEADS: [NetworkProtocol; 2] = [NetworkProtocol::Tcp, NetworkProtocol::Udp];
 
 pub fn run(args: CostArgs) -> anyhow::Result<()> {
@@ -148,7 +149,7 @@ impl CostArgs {
         let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
         for number in 1..=self.accuracy_rounds {
             for slot in &mut open {
-                // A slot stays empty once its scenario has failed, so that it is not measured again.
+                // The slot of a failed scenario stays empty, so that the scenario is not measured again.
                 let Some((scenario, mut rounds)) = slot.take() else { continue };
                 rows.progress.begin(format!("round {number}, {scenario}"));
                 let row = |figures| CostRow::from_accuracy(scenario, self.accuracy_hz, figures);

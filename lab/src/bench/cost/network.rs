@@ -151,7 +151,8 @@ pub fn needs(program: &str, package: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the topology. Offloads are off, so packets have the size of a wire's, and GRO has something to merge.
+/// Returns the topology. Segmentation offloads are off, so packets are as large as on a wire, and GRO has packets to
+/// merge.
 fn topology(way: NetworkRoute) -> Topology {
     let mut topology = Topology::default();
     if way == NetworkRoute::Veth {

@@ -21,20 +21,20 @@ const MEMORY_BYTES: usize = 64 << 20;
 const SETTLE: Duration = Duration::from_millis(200);
 /// Time in which the mode `auto` settles on a mode.
 const CHOOSING: Duration = Duration::from_millis(1500);
-/// Interval of the observer's reports. It is the same as in `millrace cost`.
+/// Interval of the observer's reports, which `millrace cost` uses as well.
 const PERIOD: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Variant {
-    /// Stacks through mapped memory, as by default
+    /// The observer reads stacks through mapped memory, as by default
     Array,
-    /// Stacks through a BPF ring buffer
+    /// The observer reads stacks through a BPF ring buffer
     RingBuffer,
-    /// The mode `sampling`
+    /// The observer's mode `sampling`
     Sampling,
-    /// The mode `auto`
+    /// The observer's mode `auto`
     Auto,
-    /// The defaults: the mode `auto`, and the frequency may be lowered
+    /// The observer's defaults: the mode `auto`, and the frequency may be lowered
     Default,
     /// Only the interrupts that take samples, without observing: the cost that every sampler has
     Clock,
@@ -78,7 +78,8 @@ impl Variant {
 #[derive(Debug, Serialize)]
 pub struct OverheadFigures {
     pub pairs_pct: Vec<f64>,
-    /// Amount that arrived per second without the observer: bytes of TCP or datagrams of UDP. The median of the pairs.
+    /// Amount that arrived per second without the observer, as the median of the pairs: bytes of TCP or datagrams of
+    /// UDP.
     delivered_per_second: f64,
     /// CPU time of the observer's process, user and system, percent of one CPU.
     pub observer_cpu_pct: f64,
@@ -86,7 +87,7 @@ pub struct OverheadFigures {
     pub sampled_pct: f64,
     /// Cost of timing events, percent of a CPU, by the latest estimate of the mode `auto`.
     timing_pct: Option<f64>,
-    /// Method by which calls were timed; `None` if they were not.
+    /// Method by which the observer timed calls; `None` if it timed none.
     method: Option<ReportMethod>,
     /// Samples per second and CPU; `None` if nothing was observed.
     pub frequency_hz: Option<u32>,

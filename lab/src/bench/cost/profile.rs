@@ -24,13 +24,14 @@ use super::network::needs;
 /// the observer's rate or of the tick's. Samplers in step would always see the receiver at the same moment after they
 /// interrupted the sender, when the receiver has nothing to do.
 const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
-/// Longest wait for perf's first sample. Before it, perf reads the state of everything that runs on the machine.
+/// Longest wait for perf's first sample. Before that sample, perf reads the state of all processes on the machine.
 const READY: Duration = Duration::from_secs(20);
 /// The command that perf starts once it samples. Its process shows that sampling has begun.
 const WORKLOAD: &str = "sleep";
 /// Time that sampling continues after the period. Samples in it show that perf sampled until the end of the period.
 const MARGIN: Duration = Duration::from_millis(500);
-/// Extra time of perf's workload. It ends perf if this program is killed, and covers delays on a busy machine.
+/// Extra time for which perf's workload runs, to cover delays on a busy machine. The workload's end stops perf even if
+/// this program is killed.
 const LONGEST: Duration = Duration::from_secs(120);
 const FINISH: Duration = Duration::from_secs(60);
 /// The highest bit, which is set in kernel addresses only.
@@ -81,8 +82,8 @@ impl PerfRecording {
     }
 
     /// Returns the samples between two times of `CLOCK_MONOTONIC`. With `socket_files`, all reads and writes of
-    /// processes with this name count as calls on sockets, from the system call on. A stack does not show which file is
-    /// meant before the call has reached the socket.
+    /// processes with this name count as calls on sockets, from the system call on. Before a call has reached the
+    /// socket, its stack does not show whether it reads or writes a socket or another file.
     pub fn finish(
         self,
         from_ns: u64,
@@ -130,7 +131,7 @@ impl Perf {
         to_ns: u64,
         socket_files: Option<&str>,
     ) -> anyhow::Result<BTreeMap<u32, CpuSamples>> {
-        // perf writes its data completely when it is interrupted.
+        // SIGINT makes perf write all its data before it ends.
         self.process.interrupt(FINISH)?;
         let output = Command::new("perf")
             .args(["script", "--ns", "--fields", "comm,pid,cpu,time,ip,sym", "--input"])
@@ -175,7 +176,7 @@ fn parse(
         }
         let stack: Vec<Box<str>> = lines.filter_map(kernel_function).collect();
         for function in &stack {
-            // Each function is looked up only once.
+            // Results are kept, so that each function is looked up in the taxonomy only once.
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
         let call = socket_files.filter(|files| *files == name).and_then(|_| file_call(&stack));
@@ -310,7 +311,7 @@ const NETWORKING: [&str; 77] = [
 ];
 const LOCAL: [&str; 4] = ["unix_", "netlink_", "rtnetlink_", "genl_"];
 
-/// Functions that all code calls. Tail-called, they hide their caller from the stack.
+/// Functions that all subsystems call. If one of them is tail-called, its caller is missing in the stack.
 const ANYWHERE: [&str; 1] = ["_raw_spin_"];
 
 /// Reports whether a stack belongs to networking. Its first function is the innermost one. Functions below a softirq

@@ -68,7 +68,7 @@ impl Defence {
     }
 }
 
-/// Limits on clients, which each defence enforces by its own means.
+/// Limits on clients' connections, which each defence enforces by its own means.
 #[derive(Debug, Clone, Copy)]
 pub enum DefenceLimits {
     /// Number of connections that one client may have.
@@ -265,7 +265,7 @@ impl<'a> DefenceGuard<'a> {
 
 impl Drop for DefenceGuard<'_> {
     fn drop(&mut self) {
-        // Errors are ignored: removing the namespace removes what is left here.
+        // Errors are ignored: rules and programs that are left are removed with the server's namespace.
         let _ = match self.defence {
             Defence::None | Defence::User | Defence::UserEarly | Defence::Gate | Defence::GateAnswer => {
                 return;
@@ -343,7 +343,7 @@ impl XdpFilter {
         unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-            .context("cannot detach mounts from the machine's")?;
+            .context("cannot make the namespace's mounts private")?;
         mount(Some("bpf"), BPF_FS, Some("bpf"), MsFlags::empty(), none)
             .with_context(|| format!("cannot mount {BPF_FS}"))?;
         File::open("/proc/thread-self/ns/mnt").context("cannot open the mount namespace")

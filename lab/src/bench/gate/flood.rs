@@ -35,8 +35,8 @@ const LIMITS: DefenceLimits = DefenceLimits::New { client: 10, all: 2000 };
 const SETTLE: Duration = Duration::from_millis(500);
 /// Extra time that processes may take to start and to end.
 const GRACE: Duration = Duration::from_secs(10);
-/// Packets between two readings of the clock. The kernel waits for some ms at the start and end of each run of the
-/// program.
+/// Number of packets in each run of the program. It is large, since the kernel waits for some ms at the start and end
+/// of a run.
 const CHUNK: u32 = 1 << 18;
 
 #[derive(Debug, clap::Args)]
@@ -74,7 +74,7 @@ pub fn send(args: Send) -> anyhow::Result<()> {
     let mac = parse_mac(&args.to_mac).ok_or_else(|| anyhow!("{} is not a MAC address", args.to_mac))?;
     let index = |device: String| if_nametoindex(device.as_str()).with_context(|| device);
     let flood = Flood::load(args.device.map(index).transpose()?, mac, args.to)?;
-    stay_here().context("cannot stay on one CPU")?;
+    stay_here().context("cannot pin the thread to one CPU")?;
     let length = Duration::from_secs_f64(args.seconds);
     let start = Instant::now();
     let cpu_start = cpu_ns()?;
@@ -127,7 +127,7 @@ pub struct FloodFigures {
     pub drops_per_second_per_core: Option<f64>,
     /// Run time of the gate's BPF programs per packet, ns, measured in a third, shorter flood.
     pub bpf_ns_per_packet: Option<f64>,
-    /// CPU time per packet by the idle time of all CPUs. It includes everything else that ran.
+    /// CPU time per packet, computed from the idle time of all CPUs. It includes everything else that ran.
     pub machine_ns_per_packet: f64,
 }
 
@@ -291,8 +291,8 @@ fn start(site: &GateBenchSite, device: Option<&str>, length: Duration) -> anyhow
 }
 
 fn finish(generator: BenchProcess, length: Duration) -> anyhow::Result<FloodResult> {
-    let sent: FloodResult =
-        serde_json::from_str(&generator.finish(length + GRACE)?).context("the generator's figures")?;
+    let sent: FloodResult = serde_json::from_str(&generator.finish(length + GRACE)?)
+        .context("cannot parse the generator's figures")?;
     ensure!(sent.packets > 0, "the generator could send nothing");
     Ok(sent)
 }

@@ -19,7 +19,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct GateArgs {
-    /// Defences to measure, interleaved
+    /// Defences to measure, in interleaved runs
     #[arg(
         long,
         value_enum,
@@ -117,8 +117,8 @@ impl GateArgs {
         Ok(())
     }
 
-    /// Lists the rows. Consecutive rows have different defences, so that a drift of the machine affects all of them
-    /// alike.
+    /// Lists the result rows. Consecutive rows have different defences, so that a drift of the machine affects all of
+    /// them alike.
     fn rows(&self) -> Vec<DefenceRow> {
         let row = |experiment, defence| DefenceRow { experiment, defence, rounds: Vec::new() };
         let experiments = self.experiments.iter();

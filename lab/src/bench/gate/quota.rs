@@ -31,8 +31,8 @@ use crate::stats::Percentiles;
 const LIMITS: DefenceLimits = DefenceLimits::Connections(1);
 /// Resolution of requests over time, and interval of CPU and memory samples.
 pub const BIN: Duration = Duration::from_millis(100);
-/// Time over which the rate of requests must be back for the server to count as recovered. `RECOVERED` is the required
-/// share of the rate before the attack.
+/// Time for which the rate of requests must be normal again until the server counts as recovered. `RECOVERED` is the
+/// required share of the rate before the attack.
 const RECOVERED_OVER: Duration = Duration::from_millis(500);
 const RECOVERED: f64 = 0.9;
 const SETTLE: Duration = Duration::from_millis(500);
@@ -85,7 +85,8 @@ pub struct QuotaFigures {
     pub attack_packets: u64,
     pub refused_packets: Option<u64>,
     /// CPU time of the server above its idle time, plus the run time of the gate's packet programs (`bpf`), per refused
-    /// packet. It is also given per attempt: an attempt that gets further sends more packets.
+    /// packet. The cost per attempt is reported too, since an attempt that gets further in the handshake sends more
+    /// packets.
     pub cpu_ns_per_refused_packet: Option<f64>,
     pub bpf_ns_per_refused_packet: Option<f64>,
     pub cpu_ns_per_refused_attempt: Option<f64>,
@@ -301,8 +302,8 @@ pub fn rate(got: &[BodyTimes], span: (u64, u64)) -> f64 {
     within(got, span.0, span.1).count() as f64 / ((span.1 - span.0).max(1) as f64 / 1e9)
 }
 
-/// Returns the seconds from `from` until the rate of requests is back at the calm rate; `None` if it is not before
-/// `end`.
+/// Returns the seconds from `from` until the rate of requests is back at the rate before the attack; `None` if that
+/// does not happen before `end`.
 fn recovery_s(got: &[BodyTimes], from: u64, end: u64, calm: f64) -> Option<f64> {
     let over = RECOVERED_OVER.as_nanos() as u64;
     let step = over / 50;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::stats::Spread;
 
-/// Name of the figure over time. Only single rounds have it, not rows.
+/// Name of the time series among the figures. Only single rounds have it, not the rows that combine rounds.
 pub const SERIES: &str = "series";
 /// Figures that every row has in JSON: `null` if they were not measured.
 const FIGURES: [&str; 7] = [

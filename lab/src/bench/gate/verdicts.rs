@@ -44,9 +44,9 @@ pub fn run(json: Option<&Path>) -> anyhow::Result<()> {
     json.map_or(Ok(()), |path| write_json(path, &rows))
 }
 
-/// Mean time that one frame takes.
+/// Mean times for which the gate's programs run on one frame.
 struct VerdictTimes {
-    /// Time of the gate's program alone.
+    /// Time of the gate's program alone, without the dispatcher.
     alone: Duration,
     /// Time of the whole dispatcher as an interface runs it: from its root through the gate, and on to the next
     /// program's slot, which is empty.

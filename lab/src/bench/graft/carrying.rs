@@ -50,8 +50,8 @@ impl<'a> Carrying<'a> {
         Self::by(hosts, 1, directory, ports, wanted)
     }
 
-    /// Creates both hosts, each with the addresses at which it can be reached. Carriers connect to the first `called`
-    /// addresses of the server.
+    /// Creates both hosts, each with the addresses at which it can be reached. The client's carriers connect to the
+    /// first `called` of the server's addresses.
     pub fn by(
         [client, server]: [(&'a LabNode, Vec<Ipv4Addr>); 2],
         called: usize,

@@ -37,7 +37,8 @@ pub struct ChoiceArgs {
     /// Congestion control that the model chooses on every network
     #[arg(long, default_value = "reno", value_name = "NAME")]
     learned: String,
-    /// Cost that the model expects, as a multiple of what the path allows; nine of ten training cases stay below
+    /// Cost that the model expects, as a multiple of the lowest that the path allows; nine of ten training cases cost
+    /// less
     #[arg(long, default_value_t = 2.0)]
     usual: f64,
     /// Use this model, made by `graft train`, instead of --learned and --usual
@@ -123,7 +124,7 @@ impl ChoiceArgs {
         host.status()?;
         let listener = far.enter(|| TcpListener::bind((far.addr_v4(), PORT)))??;
         let first = self.connect(&host, near, &listener)?;
-        host.wait_for("a choice", |status| {
+        host.wait_for("the model's choice", |status| {
             status.pointer("/status/selection/chosen").and_then(Value::as_u64) == Some(1)
         })?;
         let all: Result<Vec<_>, _> =
@@ -176,7 +177,7 @@ impl ChoiceArgs {
         all: &[Went],
         status: &Value,
     ) -> anyhow::Result<Value> {
-        let selection = status.pointer("/status/selection").context("no selection in the status")?;
+        let selection = status.pointer("/status/selection").context("the status has no `selection`")?;
         let learned = all.first().map(|went| went.arm.clone()).unwrap_or_default();
         let median = |is_learned: bool| {
             let mut ms: Vec<f64> =

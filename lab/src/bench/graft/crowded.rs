@@ -1,4 +1,5 @@
-//! `bench graft crowded`: how long a known peer waits for a carrier while strangers hold unfinished handshakes.
+//! `bench graft crowded`: how long a known peer waits for its tunnel (carrier) while unknown hosts (strangers) hold
+//! unfinished handshakes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -37,7 +38,7 @@ pub struct CrowdedArgs {
 const CARRIERS: u16 = 9188;
 /// Number of strangers' addresses in the IPv6 /64.
 const STRANGERS: u16 = 16;
-/// Addresses of the strangers. They are on the peer's host, but not the peer's own.
+/// Addresses of the strangers. The peer's host has them, but its daemon does not use them.
 const V4: &str = "192.0.2.1";
 const V6: &str = "2001:db8:96::";
 
@@ -46,7 +47,7 @@ struct CrowdedRow {
     rate: u32,
     /// Times from the start of a carrier until it is warm, ms.
     times: Vec<f64>,
-    /// Handshakes per second that strangers started meanwhile.
+    /// Handshakes per second that strangers started during the measurement.
     begun: f64,
 }
 
@@ -122,8 +123,8 @@ impl CrowdedArgs {
         counts: &[AtomicUsize; 2],
     ) -> anyhow::Result<(Vec<f64>, f64)> {
         let count = || counts.iter().map(|count| count.load(Relaxed)).sum::<usize>();
-        // Measure only once the crowd is there.
-        wait("strangers", || Ok(count() > 200))?;
+        // Measure only once the strangers hold unfinished handshakes.
+        wait("unfinished handshakes", || Ok(count() > 200))?;
         client.configure(0)?;
         let _near = client.host.start()?;
         client.host.wait_warm(1)?;
@@ -156,7 +157,7 @@ fn strangers(near: &LabNode, far: &LabNode) -> anyhow::Result<[Vec<IpAddr>; 2]> 
         ip(near, &["addr", "add", &format!("{address}/128"), "dev", "lo"])?;
     }
     ip(near, &["addr", "add", &format!("{V4}/32"), "dev", "lo"])?;
-    let way = near.interface(SUBSCRIBERS_LINK).context("no link between the hosts")?;
+    let way = near.interface(SUBSCRIBERS_LINK).context("the lab has no link between the hosts")?;
     ip(far, &["route", "add", V4, "via", &way.v4.to_string()])?;
     ip(far, &["-6", "route", "add", &format!("{V6}/64"), "via", &way.v6.to_string()])?;
     let v6 = v6.iter().map(|address| address.parse()).collect::<Result<_, _>>()?;
@@ -189,7 +190,7 @@ fn hosts<'a>(site: &'a BenchSite, carrier: &str) -> anyhow::Result<(CrowdedClien
     let server = GraftHost::new("server", site.subscribers()?, &directory("server"))?;
     let keys = (client.key()?, server.key()?);
     let own = format!("[agreement]\nkey = \"host.key\"\n[carry]\ncarrier = \"{carrier}\"\n");
-    let near = client.node.interface(SUBSCRIBERS_LINK).context("no link between the hosts")?;
+    let near = client.node.interface(SUBSCRIBERS_LINK).context("the lab has no link between the hosts")?;
     let at = server.node.addr_v4();
     let address = near.v4;
     server.configure(&format!(

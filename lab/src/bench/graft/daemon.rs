@@ -50,7 +50,7 @@ impl DaemonProcess {
             let all = status["sessions"].as_array();
             all.is_some_and(|all| all.iter().all(|session| session["has_keys"] == true))
         };
-        wait("keys of sessions", || Ok(have(self.status()?))).map(drop)
+        wait("the sessions' keys", || Ok(have(self.status()?))).map(drop)
     }
 
     pub fn id(&self) -> u32 {

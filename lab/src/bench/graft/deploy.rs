@@ -18,7 +18,7 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct DeployArgs {
-    /// Number of times that each graft is loaded and removed, interleaved
+    /// Number of interleaved rounds, in which each graft is loaded and removed once
     #[arg(long, default_value_t = 200)]
     rounds: usize,
     /// Write the results to this file, as JSON
@@ -51,7 +51,8 @@ pub fn run(args: DeployArgs) -> anyhow::Result<()> {
             (row.bytes, row.instructions) = (Some(image.len()), Some(instructions));
         }
         for (name, image) in SHIPPED {
-            // Bytes after the end of the ELF data change the file, but not its graft.
+            // Bytes appended to the ELF data make each file different, so that none is known, but do not change the
+            // graft.
             tag += 1;
             let image = [image, &u64::to_ne_bytes(tag)].concat();
             let (steps, instructions) = deployed(name, &image)?;

@@ -19,7 +19,7 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct FctArgs {
-    /// Congestion controls to measure, interleaved: grafts or the kernel's own
+    /// Congestion controls to measure, in interleaved runs: grafts or the kernel's own
     #[arg(
         long,
         value_delimiter = ',',
@@ -36,13 +36,15 @@ pub struct FctArgs {
     /// Round-trip time while the queue is empty
     #[arg(long, value_delimiter = ',', default_value = "20,100,600", value_name = "MS")]
     rtt_ms: Vec<u32>,
-    /// Measure only these combinations of size, loss and round-trip time, instead of those by the options above
+    /// Measure only these combinations of size, loss and round-trip time, instead of all that --sizes-kib, --loss and
+    /// --rtt-ms give
     #[arg(long, value_delimiter = ',', value_name = "KIB:PERCENT:MS")]
     cells: Vec<FctCell>,
     /// Number of transfers at the same time, each in its own lab
     #[arg(long, default_value_t = 1)]
     labs: usize,
-    /// Seed of the random losses; each further round adds 1, so runs to be combined need seeds that are further apart
+    /// Seed of the random losses; each further round adds 1, so the seeds of runs that --add combines must differ by at
+    /// least --rounds
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// File with results of an earlier run, whose rounds are added; may be repeated
@@ -118,7 +120,7 @@ pub fn run(args: FctArgs) -> anyhow::Result<()> {
 impl FctArgs {
     /// Creates a site whose queue holds one bandwidth-delay product.
     fn site(&self, network: NetworkProfile, round: usize) -> anyhow::Result<BenchSite> {
-        // Each round has its own seed, so that it loses other packets.
+        // Each round has its own seed, so that different packets are lost.
         let seed = self.seed.wrapping_add(round as u64);
         BenchSite::new(&network.topology(self.rate_mbit, Directions::Forward, seed)?)
     }
@@ -136,8 +138,8 @@ impl FctArgs {
             .collect()
     }
 
-    /// Measures round after round, with one cell at a time in each lab. In a cell the congestion controls take turns,
-    /// so that a drift of the machine affects all of them alike.
+    /// Measures round after round, with one cell (size, loss, round-trip time) at a time in each lab. In a cell, each
+    /// congestion control runs once per round, so that a drift of the machine affects all of them alike.
     fn measure(&self, cells: &[FctCell]) -> anyhow::Result<Vec<FctRow>> {
         let jobs: Vec<(usize, FctCell)> =
             (1..=self.rounds).flat_map(|round| cells.iter().map(move |cell| (round, *cell))).collect();

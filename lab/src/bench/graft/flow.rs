@@ -49,7 +49,8 @@ impl BegunTransfer {
             let mut left = bytes;
             while left > 0 {
                 let now = usize::try_from(left).map_or(block.len(), |left| left.min(block.len()));
-                // The receiver has closed the connection at the limit. Its own count of bytes is the result.
+                // A write error means that the receiver has closed the connection at the limit. The receiver's count of
+                // bytes is the result.
                 if sender.write_all(&block[..now]).is_err() {
                     return;
                 }

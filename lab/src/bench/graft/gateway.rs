@@ -22,7 +22,7 @@ use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
-    /// Number of rounds of each way, interleaved
+    /// Number of interleaved rounds with gateways and without
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Round trips of a 64-byte message in each round
@@ -178,8 +178,8 @@ impl<'a> GatewayHosts<'a> {
     fn wait_warm(&self) -> anyhow::Result<()> {
         self.near.wait_for("a warm carrier", |status| {
             let of = |what: &str| status.pointer(&format!("/status/carry/carriers/0/{what}"));
-            // A carrier is warm early in one direction. Data in the servers' direction must have opened that window as
-            // well.
+            // The state `warm` says that one direction is ready. Data from the servers must have opened the congestion
+            // window of the other direction as well.
             let came = of("received_bytes").and_then(Value::as_u64);
             of("state").and_then(Value::as_str) == Some("warm") && came > Some(256 << 10)
         })

@@ -107,7 +107,7 @@ pub fn wait(what: &str, mut ready: impl FnMut() -> anyhow::Result<bool>) -> anyh
     let start = Instant::now();
     while !ready()? {
         if start.elapsed() > LIMIT {
-            bail!("{what}: did not happen within {LIMIT:?}");
+            bail!("timed out after {LIMIT:?} waiting for {what}");
         }
         std::thread::sleep(LOOK);
     }

@@ -20,7 +20,7 @@ use crate::stats::{Percentiles, Spread};
 
 #[derive(Debug, clap::Args)]
 pub struct InstanceArgs {
-    /// Number of rounds of each arrangement, interleaved
+    /// Number of interleaved rounds of each arrangement of daemons
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Number of connections at the same time, all of them tunnelled
@@ -47,7 +47,7 @@ const BLOCK: usize = 1 << 16;
 /// Largest number of daemons on one host. Real hosts have fewer.
 const MOST: usize = 64;
 
-/// Unit that has a daemon of its own: the host, a cgroup, or a connection.
+/// Unit for which one daemon runs: the whole host, a cgroup, or a connection.
 #[derive(Clone, Copy, PartialEq)]
 enum Per {
     Host,
@@ -156,7 +156,7 @@ fn used(processes: &[BenchProcess], before: &[UsageReading]) -> anyhow::Result<f
     Ok(each.sum::<u64>() as f64 / 1e9)
 }
 
-/// Sends messages back and forth, and records the latency of each.
+/// Sends messages back and forth on one connection, and records the latency of each message in one direction.
 fn say([near, far]: &mut [TcpStream; 2], count: usize, us: &mut Vec<f64>) -> anyhow::Result<()> {
     let mut message = [7; MESSAGE];
     for _ in 0..count {
@@ -165,7 +165,7 @@ fn say([near, far]: &mut [TcpStream; 2], count: usize, us: &mut Vec<f64>) -> any
         far.read_exact(&mut message)?;
         far.write_all(&message)?;
         near.read_exact(&mut message)?;
-        // A round trip consists of two messages.
+        // A round trip consists of two messages, so each has half of its time.
         us.push(super::micros(start.elapsed()) / 2.0);
     }
     Ok(())

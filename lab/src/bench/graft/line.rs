@@ -51,7 +51,8 @@ impl ChannelEnd {
         Ok(runtime.connected(PEER, &self.exported)?)
     }
 
-    /// Passes key messages between the channel and the runtime. It must be called before each step of the runtime.
+    /// Passes key messages between the channel and the runtime. It must be called before each call of the runtime's
+    /// `step`.
     pub fn relay(&self, runtime: &mut PacketRuntime) -> anyhow::Result<()> {
         for word in self.hears.try_iter() {
             runtime.hear_key_word(PEER, &word)?;

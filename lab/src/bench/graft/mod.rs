@@ -46,9 +46,9 @@ enum GraftBenchCommand {
     Apps(apps::AppArgs),
     /// Throughput of a tunnel over two paths, and its longest gap when one is cut
     CarriedPaths(carried_paths::CarriedPathArgs),
-    /// Networks for which the model's choice is wrong, and the connections until it is corrected
+    /// Number of connections until a wrong choice of congestion control by the model is corrected, by network
     Choice(choice::ChoiceArgs),
-    /// Waiting time of a peer for its carrier while strangers hold unfinished handshakes
+    /// Time until a known peer's carrier (tunnel) is set up while strangers hold unfinished handshakes
     Crowded(crowded::CrowdedArgs),
     /// Time to load a graft and to attach TCP rules, by steps
     Deploy(deploy::DeployArgs),
@@ -75,7 +75,7 @@ enum GraftBenchCommand {
     Play(apps::video::VideoArgs),
     /// Throughput of a session of packet grafts over two paths, and its longest gap when one is cut
     Paths(paths::PathArgs),
-    /// A transfer whose path becomes long for a while, and its gain from another graft during that time
+    /// A transfer whose round-trip time grows for a while, and its gain from another graft during that time
     Reconfigure(reconfigure::ReconfigureArgs),
     /// Cost of tunnelling a connection on a good link, compared with haproxy
     Redirect(redirect::RedirectArgs),

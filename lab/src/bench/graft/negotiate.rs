@@ -155,7 +155,7 @@ impl<'a> NegotiateHosts<'a> {
     }
 }
 
-/// Fills a host's pool with the same graft under many names.
+/// Adds the same graft to a host's pool under many names.
 fn fill(host: &GraftHost<'_>, count: usize) -> anyhow::Result<()> {
     let pool = host.directory.join("pool");
     fs::create_dir_all(&pool)?;

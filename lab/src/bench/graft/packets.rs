@@ -21,7 +21,7 @@ use crate::stats::Percentiles;
 
 #[derive(Debug, clap::Args)]
 pub struct PacketBench {
-    /// Swap lists of packet functions instead, back and forth under this number of datagrams
+    /// Swap lists of packet functions instead, back and forth while this number of datagrams is sent
     #[arg(long = "packets", value_name = "COUNT")]
     count: Option<u64>,
     /// Round-trip time of the datagrams' path
@@ -292,8 +292,8 @@ fn hold(
     Ok(())
 }
 
-/// Discards messages that a runtime sent before the other runtime existed. They reached the application's socket
-/// instead.
+/// Discards messages that a runtime sent before the other runtime existed. Such messages reached the application's
+/// socket instead of the session.
 pub fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
     to.set_nonblocking(true)?;
     while to.recv(&mut [0; 2048]).is_ok() {}

@@ -184,7 +184,8 @@ impl MatrixEnd {
         Ok(format!("{}://{}", self.way.transport.scheme(), stage.site.route()?.relay))
     }
 
-    /// Starts the publisher. Returns the pipe that takes media; a program with its own camera ignores the pipe.
+    /// Starts the publisher. Returns the pipe to which media are written; a program with its own camera ignores the
+    /// pipe.
     pub fn publish(self, stage: &MatrixStage<'_>) -> anyhow::Result<(BenchProcess, ChildStdin)> {
         let node = stage.site.node("pub")?;
         let mut command = node.command(self.program.find(stage.browser)?);

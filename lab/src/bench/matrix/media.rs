@@ -140,7 +140,8 @@ mod tests {
             // The first frame occurs twice; only after one of them does the content match.
             (fragments(&[b"key", b"three"], 0), Ok((2, true))),
             (fragments(&[b"key", b"three"], 1), Ok((2, false))),
-            // These are one fragment per group, and an mdat without a moof.
+            // In the next two cases the player joined a group's frames into one fragment, or wrote an mdat box without
+            // a moof box.
             (fragments(&[b"keyonetwo", b"keythree"], 0), Ok((5, false))),
             (mp4_box(b"mdat", b"two"), Ok((1, false))),
             (fragments(&[b"key", b"two"], 0), Err("after 1 matching frames, from number")),
@@ -154,7 +155,7 @@ mod tests {
                 (found, expected) => panic!("{found:?} is not {expected:?}"),
             }
         }
-        // This player has a frame more than was published.
+        // The player's output has one more frame than was published.
         let more = media(&fragments(&[b"three", b"four", b"five"], 0));
         assert!(more.follows(&sent).is_err());
     }

@@ -80,7 +80,7 @@ struct MatrixCell {
     outcome: Option<MatrixOutcome>,
 }
 
-/// Result of a publisher with a player.
+/// Result of one publisher with one player at one relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MatrixOutcome {
     Played(FrameMatch),
@@ -131,7 +131,8 @@ impl MatrixArgs {
         other.map_or(Ok(()), |relay| bail!("--relays: {} is not a Millrace relay", relay.label()))
     }
 
-    /// Lists the cells. Consecutive cells have different engines.
+    /// Lists the cells (publisher, player, relay). Consecutive cells have different engines, so that a drift of the
+    /// machine affects both alike.
     fn cells(&self, browser: Option<&ViewerPrograms>) -> Vec<MatrixCell> {
         let mut cells = Vec::new();
         for (publishing, playing) in self.ways() {

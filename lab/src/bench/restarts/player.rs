@@ -96,8 +96,8 @@ impl RestartPlayer {
     /// Waits for a fragment of the publisher that was restarted at `back`, which counts fragments from the first one
     /// again. Returns the gap before it.
     pub fn gap(&mut self, back: u64, patience: Duration) -> Result<Gap, RestartFailure> {
-        // Fragments of the old publisher cannot appear any more: starting the new one takes longer than they are under
-        // way.
+        // Fragments of the old publisher cannot arrive any more: starting the new publisher takes longer than a
+        // fragment is on its way.
         self.wait_for("no media again", patience, |played| anew(played).map(drop))?;
         let enough = |played: &[Played]| (played.len() >= anew(played)? + BEHIND).then_some(());
         self.wait_for("media have ended", patience, enough)?;
@@ -132,7 +132,7 @@ fn repeated(played: &[Played]) -> usize {
 fn number(moof: &[u8]) -> anyhow::Result<u32> {
     let place = moof.windows(4).position(|kind| kind == b"mfhd");
     let number = place.and_then(|place| moof.get(place + 8..place + 12)?.try_into().ok());
-    number.map(u32::from_be_bytes).context("a fragment has no number")
+    number.map(u32::from_be_bytes).context("an MP4 fragment has no sequence number")
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub struct ThesisArgs {
     /// Length of the video, seconds
     #[arg(long, default_value_t = 30.0)]
     seconds: f64,
-    /// Number of runs of each engine, interleaved
+    /// Number of interleaved runs of each engine
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// One-way delay of the links to the publisher and to the subscriber
@@ -186,7 +186,7 @@ impl ThesisBench {
 
     fn subscriber(&self, series: &Path) -> anyhow::Result<BenchProcess> {
         let route = self.site.route()?;
-        // An earlier run may have left its file, which would be taken for this run's.
+        // An earlier run may have left its file, which would be read instead of this run's file.
         let _ = fs::remove_file(series);
         let mut command = route.subscribers.command(product()?);
         let arguments = format!("subscribe --name bench --json --tls-disable-verify moqt://{}", route.relay);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn series_are_parsed_as_they_are_written() {
+    fn arrivals_and_their_mean_are_computed_from_csv() {
         let text = "subscriber,sequence,sent_ns,latency_ns\n0,7,1000,20500\n0,8,2000,10000\n";
         let expected =
             [(7, 20.5), (8, 10.0)].map(|(sequence, delay_us)| ThesisArrival { sequence, delay_us });

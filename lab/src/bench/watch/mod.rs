@@ -27,10 +27,10 @@ use crate::progress::BenchProgress;
 
 #[derive(Debug, clap::Args)]
 pub struct WatchArgs {
-    /// Relays to measure, interleaved
+    /// Relays to measure, in interleaved runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay")]
     relays: Vec<Contender>,
-    /// Impairments of the link to the browser, interleaved; only those that are constant
+    /// Impairments of the link to the browser, in interleaved runs; only those that are constant
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean,loss1")]
     impair: Vec<LinkProfile>,
     /// Length of the measurement, which starts a second after the first picture
@@ -182,7 +182,8 @@ fn render(rows: &[WatchRow]) -> String {
 }
 
 impl WatchArgs {
-    /// Lists the rows. Consecutive rows have different relays.
+    /// Lists the result rows. Consecutive rows have different relays, so that a drift of the machine affects all of
+    /// them alike.
     fn rows(&self) -> Vec<WatchRow> {
         let row =
             |site, profile, relay: &Contender| WatchRow { relay: *relay, profile, site, rounds: Vec::new() };

@@ -32,7 +32,7 @@ pub struct PageReport {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WatchFigures {
     pub frames_owed: u64,
-    /// Share of the owed frames that were shown, percent.
+    /// Share of the frames due in the measured period that were shown, percent.
     pub frames_shown_pct: f64,
     /// Sum of the times over 250 ms without a new frame.
     pub stall_ms_total: f64,
@@ -139,13 +139,13 @@ mod tests {
         let due = |frame: u64| (START + clip::due(frame)).as_secs_f64() * 1e3;
         let seen: Vec<_> = frames.map(|frame| (frame, due(frame) + late)).collect();
         let second = seen[0].1 + 2000.0;
-        // The first pause is before the measurement, and the second one is within it.
+        // The first pause of the animation is before the measurement, and the second one is within the measured time.
         let gaps = vec![(second - 1500.0, 300.0), (second, 60.0)];
         PageReport { played: Some(seen[0].1 - 200.0), seen, gaps, buffer: Some(100.0) }
     }
 
     #[test]
-    fn punctual_frames_are_seen() {
+    fn punctual_frames_have_no_stalls() {
         let it = WatchFigures::from_report(START, 300, &seen(30..300, 120.0), 4).unwrap();
         assert_eq!((it.frames_owed, it.frames_shown_pct), (120, 100.0));
         assert_eq!((it.stall_ms_total, it.longest_stall_ms), (0.0, 0.0));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_frames_are_a_gap() {
+    fn missing_frames_count_as_a_stall() {
         let mut it = seen(30..300, 120.0);
         it.seen.retain(|(frame, _)| !(100..112).contains(frame));
         // A frame that is drawn twice counts with its first time.
@@ -166,7 +166,7 @@ mod tests {
         assert!((figures.frames_shown_pct - 90.0).abs() < 1e-6, "{figures:?}");
         assert!((figures.stall_ms_total - 13.0 * 1e3 / 29.95).abs() < 1e-3, "{figures:?}");
         assert_eq!(figures.stall_ms_total, figures.longest_stall_ms);
-        // Without the later frames, nothing new is shown until the end.
+        // Without the frames after the 40th, no new frame is shown until the end.
         it.seen.truncate(40);
         let figures = WatchFigures::from_report(START, 300, &it, 4).unwrap();
         assert!(figures.longest_stall_ms > 3000.0, "{figures:?}");

@@ -23,7 +23,7 @@ fn change(
         let due = began + ROUND * number / count;
         peer.pump(due.saturating_duration_since(Instant::now()), |_| false);
         if peer.closed.is_some() || began.elapsed() > ROUND {
-            break; // the relay may close the connection, or there was too little CPU
+            break; // stop early if the relay has closed the connection, or if this process had too little CPU
         }
         change(&mut peer, f64::from(number) / f64::from(count))?;
     }

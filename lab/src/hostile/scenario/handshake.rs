@@ -24,7 +24,8 @@ pub fn unfinished(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Leaves connections idle after the handshake. The relay closes them after its time-out, or earlier to make room.
+/// Leaves connections idle after the handshake. The relay closes them after its time-out, or earlier in favour of new
+/// connections.
 pub fn idle(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let connect = |_| HostilePeer::handshake(attack.target, ClientLimits::default());
     let mut peers: Vec<_> = (0..COUNT).map(connect).collect::<Result<_>>()?;

@@ -45,7 +45,7 @@ pub fn publisher(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     Ok(peer)
 }
 
-/// Opens a session with these limits that subscribes to track 0.
+/// Opens a session that subscribes to track 0 and gives the relay these limits.
 fn subscriber(attack: &ScenarioAttack<'_>, params: ClientLimits) -> Result<HostilePeer> {
     let mut peer = HostilePeer::connect(attack.target, params)?;
     peer.setup(attack.target)?;

@@ -280,7 +280,8 @@ pub struct ScenarioRound {
     /// do.
     pub ended: Option<String>,
     pub seconds: f64,
-    /// Objects that the relay still held after it had released the round's; `None` if its status was not read.
+    /// Numbers of sessions, streams and other objects that the relay holds after the round; `None` if its status was
+    /// not read.
     pub left: Option<LeftObjects>,
 }
 

@@ -177,7 +177,7 @@ pub fn overlap(attack: &mut ScenarioAttack<'_>) -> Result<()> {
             }
             subscriber.pump(MOMENT / 10, |_| false);
         }
-        let _ = publish_datagrams(&mut publisher, 0, GROUPS); // the relay may have closed the publisher
+        let _ = publish_datagrams(&mut publisher, 0, GROUPS); // fails if the relay has closed the publisher
         subscriber.pump(MOMENT, |_| false);
         if let Some(reason) = &subscriber.closed {
             bail!("the relay closed the subscriber after the overlap {overlap:?}: {reason}");

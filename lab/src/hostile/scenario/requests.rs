@@ -130,7 +130,7 @@ pub fn garbage(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     ];
     for frames in frames {
         let mut peer = attack.peer()?;
-        let _ = peer.send(frames, true).and_then(|()| peer.settle()); // an error is expected here as well
+        let _ = peer.send(frames, true).and_then(|()| peer.settle()); // fails if the relay has closed it
         attack.vanish(peer);
     }
     Ok(())

@@ -14,7 +14,8 @@ use crate::{
     transport::LabTransport,
 };
 
-/// Gives no credit to the relay. It must close the connection, although it cannot send the reason on a stream.
+/// Gives the relay no credit for streams or data. The relay must close the connection, although it cannot send the
+/// reason on a stream.
 pub fn no_credit(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let ScenarioAttack { target, .. } = *attack;
     // Without credit for streams the relay cannot send its SETUP, nor the one of HTTP/3.

@@ -38,8 +38,8 @@ fn session(attack: &ScenarioAttack<'_>) -> Result<HostilePeer> {
     attack.peer()
 }
 
-/// Does something for which the relay may close the connection. Waits until the relay has received it or has closed the
-/// connection.
+/// Calls a function that may make the relay close the connection. Waits until the relay has received everything or has
+/// closed the connection.
 fn dare(
     attack: &mut ScenarioAttack<'_>,
     mut peer: HostilePeer,
@@ -56,7 +56,7 @@ pub fn half_requests(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     for number in 0..CONNECTIONS {
         let mut peer = begun(attack)?;
         match number % 3 {
-            0 => {} // no request at all
+            0 => {} // a connection without a request
             1 => drop(peer.open_bare(StreamKind::Request, half, false)?),
             _ => drop(peer.open_bare(StreamKind::Request, &front(HEADERS, 10_000), false)?),
         }
@@ -99,12 +99,12 @@ pub fn headers(attack: &mut ScenarioAttack<'_>) -> Result<()> {
     let mut expands = vec![0x21, b'x', 0xff, len as u8 | 0x80, (len >> 7) as u8];
     expands.extend_from_slice(&expanding);
     let sections = [
-        fields(&[0xd7; 15_000]),                   // :scheme https, thousands of times
-        fields(&[0x21, b'x', 0].repeat(4_000)),    // x, without a value
-        fields(&expands),                          // much larger once it is decoded
-        fields(&[0x80, 0x10, 0x00, 0xff]),         // refers to the dynamic table
-        fields(&[&[0xff; 12][..], &[0]].concat()), // refers beyond the static table
-        fields(&[0x21, b'x', 0x7f, 0xff, 0xff, 0xff, 0x7f]), // announces a value that does not follow
+        fields(&[0xd7; 15_000]),                   // the field `:scheme: https`, 15,000 times
+        fields(&[0x21, b'x', 0].repeat(4_000)),    // the field `x` with an empty value, 4,000 times
+        fields(&expands),                          // a Huffman-coded value that is much longer when decoded
+        fields(&[0x80, 0x10, 0x00, 0xff]),         // a field from the dynamic table
+        fields(&[&[0xff; 12][..], &[0]].concat()), // a field beyond the static table
+        fields(&[0x21, b'x', 0x7f, 0xff, 0xff, 0xff, 0x7f]), // a field whose value is missing
         vec![0xff; 3],
         vec![0; 60_000],
         vec![],

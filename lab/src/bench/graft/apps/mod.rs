@@ -191,7 +191,7 @@ impl AppArgs {
         material: &AppMaterial,
         progress: &BenchProgress,
     ) -> anyhow::Result<Vec<AppRow>> {
-        // Each round has its own seed, so that it loses other packets.
+        // Each round has its own seed, so that different packets are lost.
         let seed = self.seed.wrapping_add(round as u64);
         let site = BenchSite::new(&network.topology(self.rate_mbit, Directions::Both, seed)?)?;
         let hosts = AppHosts::new(&site, apps, material)?;

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn lossy_bursts_form_their_own_network_and_stalls_are_counted() {
+    fn networks_with_loss_bursts_get_rows_of_their_own() {
         let watched =
             |stalls| ViewerFigures { start_s: 1.0, stalls, stalled_s: f64::from(stalls), is_over: false };
         let came = |stalls| RunResult { seconds: 1.0, is_over: false, watched: Some(watched(stalls)) };
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_are_compared_on_the_same_network() {
+    fn routes_are_compared_on_the_same_network() {
         let case = |rtt_ms, way: &str| AppCase { rtt_ms, way: way.into(), ..case_of("a") };
         let done = |seconds| RunResult { seconds, is_over: false, watched: None };
         let came = [
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_runs_are_drawn() {
+    fn runs_of_several_files_are_drawn_together() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("rows.json");
         let of = |way: &str, seconds| {

@@ -57,7 +57,8 @@ impl AppServer {
         self.programs().iter().find(is_not_there).copied()
     }
 
-    /// Starts the server on both ports, and waits until it answers. Its own files are in a directory of the host.
+    /// Starts the server on both ports, and waits until it answers. The server's configuration and data are in a
+    /// directory of the host.
     pub fn start(self, host: &GraftHost<'_>, served: &Path) -> anyhow::Result<Vec<BenchProcess>> {
         let own = host.directory.join(format!("{self:?}"));
         fs::create_dir_all(&own)?;

@@ -292,7 +292,7 @@ mod tests {
             playback.arrived(at, 2.0);
         }
         assert_eq!(playback.seen, ViewerFigures { start_s: 0.5, ..ViewerFigures::default() });
-        // 2.5 s of the 12 s were shown until 3 s, so 9.5 s are buffered, and 10 s may be.
+        // At 3 s, 2.5 s of the 12 s of film were shown, so 9.5 s of at most 10 s are buffered.
         assert!(near(playback.pause(3.0), 0.0) && near(playback.came - playback.shown, 9.5));
         playback.arrived(3.0, 2.0);
         assert!(near(playback.pause(3.0), 1.5) && near(playback.pause(4.0), 0.5));
@@ -304,10 +304,10 @@ mod tests {
         playback.arrived(1.0, 2.0);
         playback.arrived(3.5, 2.0);
         playback.arrived(7.0, 2.0);
-        // The buffer is empty from 3 s to 3.5 s and from 5.5 s to 7 s.
+        // The player's buffer is empty from 3 s to 3.5 s and from 5.5 s to 7 s.
         assert_eq!(playback.seen, ViewerFigures { start_s: 1.0, stalls: 2, stalled_s: 2.0, is_over: false });
         assert!(near(playback.seen.waited_s(), 3.0));
-        // The buffer is empty at 9 s, and the viewer leaves at 10 s.
+        // The player's buffer is empty at 9 s, and the viewer leaves at 10 s.
         let left = playback.left(10.0);
         assert_eq!(left, ViewerFigures { start_s: 1.0, stalls: 3, stalled_s: 3.0, is_over: true });
     }
@@ -335,7 +335,7 @@ mod tests {
 
     /// The server sends two responses in pieces on one connection.
     #[test]
-    fn answers_in_pieces_are_read_whole() {
+    fn http_responses_in_pieces_are_read_completely() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
         let at = listener.local_addr().expect("an address");
         let serving = std::thread::spawn(move || {
@@ -355,9 +355,9 @@ mod tests {
             }
         });
         let mut server = VideoServer::new(at, Instant::now() + Duration::from_secs(60)).expect("connected");
-        assert_eq!(server.get("/a").expect("a body"), b"first"); // exact: the answer to a request
-        assert_eq!(server.get("/b").expect("a body"), b""); // exact: the answer to a request
-        let error = server.get("/c").expect_err("it ended").to_string(); // exact: the answer to a request
+        assert_eq!(server.get("/a").expect("a body"), b"first"); // exact: an HTTP request
+        assert_eq!(server.get("/b").expect("a body"), b""); // exact: an HTTP request
+        let error = server.get("/c").expect_err("it ended").to_string(); // exact: an HTTP request
         assert!(error.contains("ended after 5 bytes of 9"), "{error}");
         serving.join().expect("served");
     }

@@ -11,15 +11,15 @@ const CARRIED: &str = "carried";
 /// Comparison of a route, or of a choice between routes, with plain TCP under one congestion control.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worse {
-    /// Name of the compared arm. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
+    /// Name of the compared route. `carried` is always tunnelled. `chosen` is plain TCP where the round-trip time is
     /// short, else tunnelled; it reuses the runs of both.
     pub arm: &'static str,
     pub than: String,
-    /// Number of pairs of an application and a network. `worse_cases` counts those whose median is longer by more than
-    /// 5 %.
+    /// Number of pairs of an application and a network. `worse_cases` counts those whose median is more than 5 % longer
+    /// than plain TCP's.
     pub cases: usize,
     pub worse_cases: usize,
-    /// Number of rounds in all cases. `worse_runs` counts those that were longer by more than 5 %.
+    /// Number of rounds in all cases. `worse_runs` counts those that took more than 5 % longer than plain TCP.
     pub runs: usize,
     pub worse_runs: usize,
 }

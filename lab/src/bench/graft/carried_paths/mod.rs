@@ -175,7 +175,7 @@ impl CarriedPathArgs {
         if let Some(pair) = &pair {
             pair.check_led(1)?;
         }
-        // A run with a cut has a rate as well, which is not comparable.
+        // A run whose path was cut has a rate as well, which cannot be compared with the rate of other runs.
         let mbit_s = drained.bytes as f64 * 8e-6 / self.seconds as f64;
         Ok(CarriedPathFigures { mbit_s, drained })
     }

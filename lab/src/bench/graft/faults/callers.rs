@@ -24,7 +24,7 @@ const NAME: &str = "millrace-graft";
 
 /// A key and certificate that no host's settings trust, unless a test adds them.
 pub struct UnknownIdentity {
-    /// The public key, as settings spell it.
+    /// The public key, in the format of the daemon's settings.
     pub key: String,
     certificate: CertificateDer<'static>,
     private: Vec<u8>,
@@ -138,7 +138,7 @@ fn call_by_tcp(at: SocketAddr, config: ClientConfig) -> anyhow::Result<()> {
 fn take_tcp(mut stream: TcpStream, config: Arc<ServerConfig>) {
     let Ok(mut tls) = ServerConnection::new(config) else { return };
     let _ = stream.set_read_timeout(Some(PATIENCE));
-    // rustls queues an alert before it returns the error.
+    // rustls queues an alert before it returns the error, so the alert is sent below.
     while tls.complete_io(&mut stream).is_ok_and(|(read, _)| read > 0) {}
     let _ = tls.write_tls(&mut stream);
 }

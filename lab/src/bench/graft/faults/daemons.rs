@@ -49,8 +49,8 @@ pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Re
         EndMethod::Signal => drop(gone),
         EndMethod::Kill => {
             gone.kill()?;
-            // The other daemon may not know yet that this one is gone. These connections may fail, or stay outside of
-            // the tunnel.
+            // The other daemon may not have noticed yet that this one has ended. Connections made now may fail, or stay
+            // outside of the tunnel.
             unaware = Some(traffic.begin(TrafficLoad::with_size(2, BYTES))?);
             if end == FaultedHost::Server {
                 pair.wait("a cold carrier", || Ok(pair.state()? == "cold"))?;
@@ -74,8 +74,8 @@ pub fn gone(case: &FaultCase<'_>, end: FaultedHost, by: EndMethod) -> anyhow::Re
     Ok(outcome)
 }
 
-/// Checks that new connections are tunnelled again and deliver all data. It repeats, since the pool must grow first:
-/// connections that find no room in time stay outside of the tunnel.
+/// Checks that new connections are tunnelled again and deliver all data. The check is repeated, since the carrier's
+/// pool of connections must grow first: application connections that find none free in time stay outside of the tunnel.
 fn carried(
     pair: &FaultPair<'_>,
     traffic: &FaultTraffic<'_>,
@@ -88,7 +88,7 @@ fn carried(
         let after = traffic.whole(TrafficLoad::with_size(3, BYTES))?;
         outcome.check(all_whole(&after), || "a connection did not deliver all data after the restart".into());
         all.extend(after);
-        pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
+        pair.wait("the end of all connections", || Ok(count(&pair.server, "connections")? == 0))?;
         let carried = count(&pair.server, "ended/done")? - before;
         if carried == 3 || start.elapsed() > LIMIT {
             outcome.check(carried == 3, || {

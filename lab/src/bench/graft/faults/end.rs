@@ -28,7 +28,7 @@ const SERVERS: u64 = 1 << 63;
 const BUFFER: usize = PIECE;
 /// Time without data after which a side gives up.
 const SILENCE: Duration = Duration::from_secs(90);
-/// Number of threads that make connections when a rate is given.
+/// Number of threads that make connections if the load has a rate of connections per second.
 const MAKERS: usize = 32;
 
 #[derive(Debug, clap::Args)]
@@ -94,7 +94,7 @@ pub struct EndReport {
     pub received_hash: String,
     /// Longest time without data after the first byte, ms.
     pub pause_ms: f64,
-    /// Address of the other side, as this side sees it.
+    /// Address of the peer (client or server), as this side sees it.
     pub peer: Option<SocketAddr>,
     pub own: Option<SocketAddr>,
 }
@@ -150,7 +150,7 @@ fn serve(at: SocketAddr, pause: Duration) -> anyhow::Result<Reports> {
     Ok(reports)
 }
 
-/// Serves a connection. Its report says `Silent` from its first message until its end.
+/// Serves a connection. Until the connection has ended, its report says `Silent`.
 fn answer(stream: &TcpStream, pause: Duration, reports: &Mutex<Reports>) {
     let mut head = [0; HEAD];
     let _ = stream.set_read_timeout(Some(SILENCE));
@@ -205,7 +205,7 @@ impl SendPlan {
         })
     }
 
-    /// Makes each connection when it is due, whatever happened to earlier ones, as far as threads are free.
+    /// Makes each connection when it is due, even if earlier connections are still open, as long as a thread is free.
     fn send_at_rate(&self, ids: std::ops::Range<u64>, rate: u64) -> anyhow::Result<Reports> {
         ensure!(rate > 0 && self.bytes.is_some(), "--per-second requires --bytes");
         let start = Instant::now();
@@ -291,7 +291,7 @@ struct SendingSide<'a> {
 }
 
 impl SendingSide<'_> {
-    /// Returns the number of bytes given to the kernel, their hash, and the error if the kernel did not take all.
+    /// Returns the number of bytes written to the socket, their hash, and the error if the kernel did not accept all.
     fn run(&self, mut to: &TcpStream, is_over: &AtomicBool) -> (u64, String, Option<ErrorKind>) {
         let has_enough = || self.enough.load(Ordering::Relaxed) || is_over.load(Ordering::Relaxed);
         let mut noise = Noise::new(self.seed);

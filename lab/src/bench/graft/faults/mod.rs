@@ -64,11 +64,11 @@ enum InjectedFault {
     Lost,
     /// UDP is blocked: another kind of carrier must be used
     UdpBlocked,
-    /// The client's address is removed while it has another route
+    /// The client's address is removed while the client has another route to the server
     PathChange,
-    /// The server's address that carriers connect to is removed while it has a second one
+    /// The server's address that carriers connect to is removed while the server has a second one
     AddressChange,
-    /// A NAT loses its state
+    /// A NAT between the hosts loses its state
     NatRebinding,
     /// A middlebox removes TCP options, including MPTCP's
     OptionsStripped,

@@ -12,7 +12,7 @@ use crate::bench::table::columns;
 pub struct FaultOutcome {
     pub fault: String,
     pub carrier: String,
-    /// How many times the fault was produced.
+    /// Number of times that the fault was produced.
     pub runs: u64,
     pub connections: u64,
     /// Number of bytes that arrived, in both directions.
@@ -21,13 +21,14 @@ pub struct FaultOutcome {
     pub whole: u64,
     /// Connections that were reset on both sides. All bytes before the reset were correct.
     pub reset: u64,
-    /// Whole connections that the client's daemon made outside of the tunnel, from a port of its own.
+    /// Connections that delivered all bytes, but that the client's daemon made outside of the tunnel, from a port of
+    /// its own.
     pub by_broker: u64,
-    /// Longest time without data on either side of a whole connection, ms.
+    /// Longest time without data on either side of a connection that delivered all bytes, ms.
     pub longest_pause_ms: f64,
     /// Counters in the status of each daemon, by host.
     pub counted: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Other observations.
+    /// Observations as text, such as the time until a fault was noticed.
     pub seen: Vec<String>,
     /// Errors. The list is empty if the fault had only the expected effects.
     pub wrong: Vec<String>,
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_known_to_one_end_only_is_wrong() {
+    fn connection_reported_by_one_end_only_is_an_error() {
         use DirectionEnd::{Differs, Refused, Reset, Short, Silent, Whole};
         let table = [
             (report(Whole, "a", "b"), Some(report(Whole, "b", "a")), (1, 0, 0)),

@@ -136,7 +136,7 @@ impl<'a> FaultPair<'a> {
 
     /// Returns the state of the carrier that the client uses now.
     pub fn state(&self) -> anyhow::Result<String> {
-        self.carrier(0, "state")?.context("no carriers in the status")
+        self.carrier(0, "state")?.context("the daemon's status has no carriers")
     }
 
     pub fn kind(&self) -> anyhow::Result<String> {
@@ -152,7 +152,7 @@ impl<'a> FaultPair<'a> {
 
     /// Waits until no connection is tunnelled any more.
     pub fn wait_for_end(&self) -> anyhow::Result<Duration> {
-        self.wait("the end", || {
+        self.wait("the end of all connections", || {
             Ok(count(&self.client, "connections")? + count(&self.server, "connections")? == 0)
         })
     }
@@ -178,13 +178,13 @@ pub fn moved(pair: &FaultPair<'_>) -> anyhow::Result<u64> {
 /// Waits until `bytes` more bytes have been tunnelled.
 pub fn flowing(pair: &FaultPair<'_>, bytes: u64) -> anyhow::Result<()> {
     let before = moved(pair)?;
-    pair.wait("traffic", || Ok(moved(pair)? >= before + bytes)).map(drop)
+    pair.wait("tunnelled bytes", || Ok(moved(pair)? >= before + bytes)).map(drop)
 }
 
 /// Returns the counters of a host that an operator would check, by name, without those that are 0.
 pub fn counted(host: &GraftHost<'_>) -> anyhow::Result<BTreeMap<String, u64>> {
     let status = host.status()?;
-    let carry = status.pointer("/status/carry").context("no carry in the status")?;
+    let carry = status.pointer("/status/carry").context("the daemon's status has no section `carry`")?;
     let numbers = |value: &Value| {
         let pairs = value.as_object().into_iter().flatten();
         pairs.filter_map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect::<Vec<_>>()
@@ -252,7 +252,7 @@ impl Drop for Middlebox<'_> {
     }
 }
 
-/// Copies the program to another file, which stands for another build.
+/// Copies the program to another file, which the test uses as if it were another build.
 pub fn another_build(directory: &Path) -> anyhow::Result<std::path::PathBuf> {
     let path = directory.join("millrace-other");
     std::fs::copy(product()?, &path)?;

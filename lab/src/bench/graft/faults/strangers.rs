@@ -48,8 +48,8 @@ impl fmt::Display for HeldResources {
     }
 }
 
-/// Tests both directions: the client calls a server of another version, and a client of another version calls the
-/// server.
+/// Tests both directions: the client connects to a server of another version, and a client of another version connects
+/// to the server.
 pub fn other_version(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let mut outcome = case.outcome();
     let kinds = [case.kind];
@@ -63,13 +63,14 @@ pub fn other_version(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let _far = pair.server.start()?;
     let _near = pair.client.start()?;
     let wanted = "another version of carriers";
-    pair.wait("a refusal in words", || Ok(pair.client.status()?.to_string().contains(wanted)))?;
-    let detail = pair.carrier(0, "detail")?.context("no detail in the status")?;
+    pair.wait("a reason in the status", || Ok(pair.client.status()?.to_string().contains(wanted)))?;
+    let detail = pair.carrier(0, "detail")?.context("the status has no detail of the carrier")?;
     outcome.seen.push(format!("the client's status says: {detail}"));
-    // The version is checked before the key, so the caller's key does not matter.
+    // The version is checked before the key, so it does not matter that the server does not know the connecting
+    // client's key.
     let called = pair.stranger.enter(|| identity.call(case.kind, pair.at(CARRIERS)?, OTHER))?;
     called?;
-    pair.wait("its count", || Ok(count(&pair.server, "ended/other-version")? > 0))?;
+    pair.wait("the count of other versions", || Ok(count(&pair.server, "ended/other-version")? > 0))?;
     let traffic = FaultTraffic::new(&pair)?;
     let reports = traffic.whole(TrafficLoad::with_size(5, 300_000))?;
     outcome
@@ -105,7 +106,7 @@ pub fn stranger(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     outcome.check(unknown >= HANDSHAKES, || {
         format!("{unknown} of {HANDSHAKES} handshakes were counted as unknown callers")
     });
-    pair.wait("the last of its descriptors", || {
+    pair.wait("the daemon to close descriptors", || {
         Ok(HeldResources::by(&far)?.descriptors <= before.descriptors)
     })?;
     let after = HeldResources::by(&far)?;

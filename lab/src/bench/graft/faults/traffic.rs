@@ -14,9 +14,9 @@ use super::pair::{FaultPair, PORT};
 use crate::bench::graft::host::{GraftHost, LIMIT};
 use crate::bench::process::BenchProcess;
 
-/// Longest wait for the reports. It is longer than the time after which the applications give up.
+/// Longest wait for the reports. It is longer than the time without data after which the applications give up.
 const PATIENCE: Duration = Duration::from_secs(200);
-/// Pause after each piece, us. With it, three connections send a few MB per second in each direction.
+/// Pause after each piece, us. With this pause, three connections send a few MB per second in each direction.
 const PAUSE_US: u64 = 25_000;
 const BATCH: u64 = 1 << 20;
 
@@ -139,7 +139,7 @@ fn start(
     let mut command = host.node.command(std::env::current_exe()?);
     command.args(["bench", "graft", "fault-end"]).args(arguments);
     let (mut process, enough) = BenchProcess::start_fed(name, host.cgroup.command(&command), &directory)?;
-    // A client that makes connections at a rate prints nothing before its end, so there is no start to wait for.
+    // A client that makes connections at a rate prints nothing before its end, so its start cannot be awaited.
     if !arguments.iter().any(|it| it == "--per-second") {
         let mut is_ready = false;
         let out = directory.join(format!("{name}.out"));

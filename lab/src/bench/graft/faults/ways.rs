@@ -20,7 +20,7 @@ const CONNECTIONS: u64 = 3;
 const REBINDINGS: u64 = 5;
 /// First port that the NAT assigns.
 const TRANSLATED: u16 = 20_000;
-/// Outage that a carrier survives.
+/// Length of an outage that a carrier survives.
 const AWAY: Duration = Duration::from_secs(3);
 
 fn drops(ways: &[&str]) -> Vec<(&'static str, String)> {
@@ -67,7 +67,7 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     for number in 0..case.args.cuts {
         let offset = moved(&pair)? + random.u64(..APART);
         let before = count(&pair.client, "resumed")?;
-        pair.wait("traffic", || Ok(moved(&pair)? >= offset))?;
+        pair.wait("tunnelled bytes", || Ok(moved(&pair)? >= offset))?;
         match (case.kind, number % 2) {
             // The kernel closes the carrier's TCP connection, on either host.
             (FaultedCarrier::Tcp, 0) => {
@@ -82,7 +82,7 @@ pub fn cut(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
                 again(&pair, &setting, end, turns[end])?;
             }
         }
-        let resumed = pair.wait("a resumption", || Ok(count(&pair.client, "resumed")? > before))?;
+        let resumed = pair.wait("a resumed connection", || Ok(count(&pair.client, "resumed")? > before))?;
         begun_again = begun_again.max(resumed);
     }
     outcome.runs = case.args.cuts;
@@ -124,9 +124,9 @@ pub fn blackhole(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     flowing(&pair, 1 << 20)?;
     let blocked = block(pair.server.node, &["udp", "tcp"])?;
     let start = Instant::now();
-    // The first new connection reveals the outage, and waits.
+    // The first new connection makes the daemon notice the outage, and waits until then.
     let finder = traffic.begin(TrafficLoad::with_size(1, 100_000))?;
-    pair.wait("a suspicion", || Ok(pair.state()? != "warm"))?;
+    pair.wait("notice of the outage", || Ok(pair.state()? != "warm"))?;
     outcome.seen.push(format!("noticed after {:.0} ms", start.elapsed().as_secs_f64() * 1e3));
     let cold = count(&pair.client, "verdicts/cold")?;
     let led = count(&pair.client, "verdicts/led")?;
@@ -169,7 +169,7 @@ pub fn lost(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     outcome.check(all_reset(&lost), || "a connection without a carrier was not reset".into());
     let after = traffic.whole(TrafficLoad::with_size(3, 100_000))?;
     outcome.check(all_whole(&after), || "a connection outside of the tunnel did not deliver all data".into());
-    pair.wait("the end", || Ok(count(&pair.server, "connections")? == 0))?;
+    pair.wait("the end of all connections", || Ok(count(&pair.server, "connections")? == 0))?;
     traffic.end([lost, after], &mut outcome)?;
     note(&pair, &mut outcome)?;
     Ok(outcome)
@@ -182,8 +182,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let pair =
         FaultPair::new(&case.site, &Setting { more: "window-kib = 512", ..Setting::from_kinds(&kinds) })?;
     let _daemons = pair.start()?;
-    pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
-    pair.wait("both kinds", || {
+    pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
+    pair.wait("carriers of both kinds", || {
         let status = pair.client.status()?;
         Ok(status
             .pointer("/status/carry/carriers")
@@ -196,17 +196,17 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     for _ in 0..3 {
         let before = count(&pair.client, "resumed")?;
         let blocked = block(pair.server.node, &["udp"])?;
-        pair.wait("TCP", || Ok(pair.kind()? == "tcp"))?;
-        pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+        pair.wait("a TCP carrier", || Ok(pair.kind()? == "tcp"))?;
+        pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
         flowing(&pair, 1 << 20)?;
         drop(blocked);
-        pair.wait("QUIC", || Ok(pair.kind()? == "quic"))?;
+        pair.wait("a QUIC carrier", || Ok(pair.kind()? == "quic"))?;
         // Connections stay on their carrier. Only the end of that carrier moves them to a new one, which is of the
         // preferred kind.
         let before = count(&pair.client, "resumed")?;
         run(pair.client.node, "ss", &["-K", "-t", &format!("dport = :{CARRIERS}")])?;
-        pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
-        pair.wait("both kinds", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
+        pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+        pair.wait("carriers of both kinds", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
     }
     outcome.runs = 3;
     let reports = vec![batch.end()?];
@@ -214,8 +214,8 @@ pub fn udp_blocked(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     Ok(outcome)
 }
 
-/// Makes MPTCP give up a dead path sooner, since MPTCP has no time-out of its own for that. With this setting, which an
-/// operator could use as well, the kernel gives up after some 13 s.
+/// Makes MPTCP give up a dead path sooner, by the sysctl `tcp_retries2`, which an operator could set as well. The
+/// kernel then gives up after some 13 s. MPTCP has no time-out of its own for a dead path.
 fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()> {
     for node in [pair.client.node, pair.server.node].into_iter().filter(|_| kind == FaultedCarrier::Mptcp) {
         node.enter(|| std::fs::write("/proc/sys/net/ipv4/tcp_retries2", "5"))?.context("tcp_retries2")?;
@@ -224,7 +224,7 @@ fn be_impatient(pair: &FaultPair<'_>, kind: FaultedCarrier) -> anyhow::Result<()
 }
 
 /// Gives the client a second route to the server, through the stranger. It is used when the direct link is gone. The
-/// server answers to the client's address there on the same route.
+/// server reaches the client's address on that route through the stranger too.
 fn detour(pair: &FaultPair<'_>) -> anyhow::Result<()> {
     let [client, server] = [pair.client.node, pair.server.node];
     let via = |link| anyhow::Ok(address(pair.stranger, link)?.to_string());
@@ -267,12 +267,13 @@ pub fn path_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     let near = address(node, SUBSCRIBERS_LINK)?;
     let start = Instant::now();
     run(node, "ip", &["address", "del", &format!("{near}/24"), "dev", &device])?;
-    flowing(&pair, 1 << 20).context("after the address was removed")?;
+    flowing(&pair, 1 << 20).context("no data arrived after the address was removed")?;
     outcome.seen.push(format!(
         "1 MiB more had arrived {:.1} s after the address was removed",
         start.elapsed().as_secs_f64()
     ));
-    // New connections use the remaining address once the daemon has noticed the change. It checks once a second.
+    // New connections use the remaining address once the daemon has noticed the change. The daemon checks its addresses
+    // once a second.
     let mut reports = Vec::new();
     pair.wait("connections from the address that is left", || {
         let after = traffic.whole(TrafficLoad::with_size(3, 300_000))?;
@@ -301,16 +302,16 @@ pub fn address_change(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
     pair.configure(&setting, 0)?;
     let _daemons = pair.start()?;
     let way = || anyhow::Ok(pair.carrier(0, "way")?.unwrap_or_default());
-    pair.wait("the first address", || Ok(way()?.contains(&goes.to_string())))?;
-    pair.wait("both addresses", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
+    pair.wait("a carrier to the first address", || Ok(way()?.contains(&goes.to_string())))?;
+    pair.wait("carriers to both addresses", || Ok(pair.carrier(1, "state")?.as_deref() == Some("warm")))?;
     let traffic = FaultTraffic::new(&pair)?;
     let batch = traffic.begin(TrafficLoad::steady(CONNECTIONS))?;
     flowing(&pair, 1 << 20)?;
     let device = device(pair.server.node, PUBLISHER_LINK)?;
     let start = Instant::now();
     run(pair.server.node, "ip", &["address", "del", &format!("{}/24", goes.ip()), "dev", &device])?;
-    pair.wait("the other address", || Ok(way()?.contains(&stays.to_string())))?;
-    pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= CONNECTIONS))?;
+    pair.wait("a carrier to the other address", || Ok(way()?.contains(&stays.to_string())))?;
+    pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= CONNECTIONS))?;
     outcome.seen.push(format!(
         "all connections continued {:.0} ms after the address was removed",
         start.elapsed().as_secs_f64() * 1e3
@@ -379,7 +380,7 @@ pub fn nat_rebinding(case: &FaultCase<'_>) -> anyhow::Result<FaultOutcome> {
         translator = Some(Middlebox::new(pair.client.node, &rules)?);
         if case.kind != FaultedCarrier::Quic {
             let start = Instant::now();
-            pair.wait("resumptions", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
+            pair.wait("resumed connections", || Ok(count(&pair.client, "resumed")? >= before + CONNECTIONS))?;
             outcome.seen.push(format!(
                 "all connections continued after {:.0} ms",
                 start.elapsed().as_secs_f64() * 1e3
@@ -406,7 +407,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_are_dropped_both_ways() {
+    fn carrier_packets_are_dropped_in_both_directions() {
         let rules = drops(&["udp", "tcp"]);
         let text: Vec<_> = rules.iter().map(|(hook, rule)| format!("{hook} {rule}")).collect();
         assert_eq!(

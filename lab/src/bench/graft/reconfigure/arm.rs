@@ -25,10 +25,10 @@ pub enum ReconfigureMethod {
 
 /// Interval at which the daemon's status is read.
 const POLL: Duration = Duration::from_millis(20);
-/// Time that a transfer may take, in addition to the time that the path stays long.
+/// Time that a transfer may take, in addition to the time for which the round-trip time stays long.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// State of the session at one moment.
+/// State of the session when the daemon's status was read.
 #[derive(Clone, Debug)]
 pub struct StateSample {
     pub at_s: f64,
@@ -43,7 +43,7 @@ pub struct MethodOutcome {
     pub arrivals: Vec<MessageArrival>,
     wrong: u64,
     pub looks: Vec<StateSample>,
-    /// Times at which the path became long, and short again, seconds.
+    /// Times at which the path's round-trip time became long, and short again, seconds.
     pub turned_s: [f64; 2],
     /// Counts of packets by outcome, at the sender and at the receiver.
     pub packets: [Value; 2],
@@ -102,8 +102,8 @@ impl ReconfigureArgs {
         })
     }
 
-    /// Makes the path long after `after_s`, and short again after `far_s` or when the transfer is over. Returns both
-    /// times.
+    /// Makes the path's round-trip time long after `after_s`, and short again after `far_s` or when the transfer is
+    /// over. Returns both times.
     fn turn_path(&self, site: &BenchSite, transfer: &SharedTransfer) -> anyhow::Result<[f64; 2]> {
         let link = site.link(SUBSCRIBERS_LINK)?;
         let mut turned_s = [0.0; 2];

@@ -1,5 +1,5 @@
-//! `bench graft reconfigure`: a transfer whose path becomes long for a while, and its gain from another graft during
-//! that time.
+//! `bench graft reconfigure`: a transfer whose round-trip time grows for a while, and its gain from another graft
+//! during that time.
 //!
 //! For each loss, Go-Back-N sends a whole window again. That costs little on a short path and much on a long one. So
 //! the session changes to partial reliability while the round-trip time is long, in one of these ways:
@@ -48,10 +48,10 @@ pub struct ReconfigureArgs {
     /// Round-trip time at which the graft is changed to partial reliability
     #[arg(long, default_value_t = 300, value_name = "MS")]
     at_rtt_ms: u32,
-    /// Time after which the path becomes long
+    /// Time after which the round-trip time grows
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     after_s: f64,
-    /// Time that the path stays long
+    /// Time for which the round-trip time stays long
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     far_s: f64,
     /// Random loss in the direction of the data

@@ -17,7 +17,7 @@ use crate::bench::usage::rss_bytes;
 const MESSAGE: usize = 64;
 /// Time after the end of the last connection in which the daemons release resources.
 const SETTLED: Duration = Duration::from_secs(12);
-/// Descriptors of this process beyond one for each connection.
+/// Number of file descriptors that this process needs in addition to one for each connection.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// Resident memory of the client's and of the server's daemon, bytes.
@@ -40,8 +40,8 @@ pub struct Many {
 }
 
 impl Many {
-    /// Measures one wave after the other. Each connection of a wave carries a message, and stays open until all have
-    /// done so.
+    /// Measures one wave of connections after the other. Each connection carries one message, and stays open until all
+    /// connections of the wave have done so.
     pub fn measure(
         pair: &Carrying<'_>,
         [server, client]: [&BenchProcess; 2],

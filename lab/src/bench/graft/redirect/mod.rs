@@ -27,10 +27,10 @@ use crate::stats::{Percentiles, Spread, median};
 
 #[derive(Debug, clap::Args)]
 pub struct RedirectArgs {
-    /// Measurements to make: the ways compared, or many connections at once
+    /// Measurements to make: a comparison of --ways, or many connections at once
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ways,many", value_name = "PART")]
     parts: Vec<RedirectPart>,
-    /// Ways of a connection to compare; each that needs daemons has its own
+    /// Ways to carry a connection, which are compared; each way that needs daemons has daemons of its own
     #[arg(
         long,
         value_enum,
@@ -39,7 +39,7 @@ pub struct RedirectArgs {
         value_name = "WAY"
     )]
     ways: Vec<RedirectMethod>,
-    /// Number of rounds of each way, interleaved
+    /// Number of rounds; each round measures every way once
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Round trips of a 64-byte message in each round

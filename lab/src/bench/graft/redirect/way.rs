@@ -25,7 +25,7 @@ pub enum RedirectMethod {
     Tcp,
     /// haproxy in TCP mode on the client's host
     Haproxy,
-    /// A daemon on each host whose rule leaves the connection as it is
+    /// A daemon on each host, with a rule that does not tunnel the connection
     InPlace,
     /// A tunnel with a QUIC carrier
     Quic,

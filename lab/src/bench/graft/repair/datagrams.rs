@@ -20,7 +20,7 @@ use crate::bench::site::BenchSite;
 use crate::lab::LabNode;
 
 const PORT: u16 = 7000;
-/// Pause of a sender after the session had no room for a datagram.
+/// Pause of a sender after the session's window had no space for a datagram.
 const NO_ROOM: Duration = Duration::from_micros(200);
 const HEAD: usize = 16;
 
@@ -114,8 +114,8 @@ impl DatagramRun {
         })
     }
 
-    /// Returns when a message is due, as time since `base`. Its delay is measured from then, so a wait for room adds to
-    /// the delay. Returns `None` after the end of the sending time.
+    /// Returns when a message is due, as time since `base`. Its delay is measured from that time, so waiting for space
+    /// in the window adds to the delay. Returns `None` after the end of the sending time.
     pub fn due(&self, number: u64, base: Instant) -> Option<Duration> {
         let now = base.elapsed();
         match self.pace {

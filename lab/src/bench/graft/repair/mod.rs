@@ -18,7 +18,7 @@ use crate::lab::{Directions, Topology};
 
 #[derive(Debug, clap::Args)]
 pub struct RepairArgs {
-    /// Measurements to make: Selective Repeat against Go-Back-N by window, or the delay of messages
+    /// Measurements to make: Selective Repeat against Go-Back-N by size of the window, or the delay of messages
     #[arg(long, value_enum, value_delimiter = ',', default_value = "window,delay", value_name = "PART")]
     parts: Vec<RepairPart>,
     /// Largest number of packets in flight
@@ -27,16 +27,16 @@ pub struct RepairArgs {
     /// Random loss of the link in the direction of the data
     #[arg(long, value_delimiter = ',', default_value = "1,2,5", value_name = "PERCENT")]
     loss: Vec<f64>,
-    /// Round-trip times for the measurement by window
+    /// Round-trip times in the measurement by window
     #[arg(long, value_delimiter = ',', default_value = "50,300", value_name = "MS")]
     rtt_ms: Vec<u32>,
     /// Limit the link's rate to one window per round trip; if absent, the rate is not limited
     #[arg(long)]
     filled: bool,
-    /// Round-trip time for the delay of messages
+    /// Round-trip time in the measurement of the delay of messages
     #[arg(long, default_value_t = 300, value_name = "MS")]
     delay_rtt_ms: u32,
-    /// Loss for the delay of messages
+    /// Random loss in the measurement of the delay of messages
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     delay_loss: f64,
     /// Messages per second

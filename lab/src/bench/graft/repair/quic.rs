@@ -75,7 +75,7 @@ async fn send(run: &DatagramRun, near: &Connection, base: Instant) -> anyhow::Re
     let mut number = 0;
     while let Some(due) = run.due(number, base) {
         sleep_until((base + due).into()).await;
-        // This waits while the congestion controller has no room for another datagram.
+        // The call waits while the congestion window has no room for another datagram.
         near.send_datagram_wait(message(number, due, run.bytes).into()).await?;
         number += 1;
     }

@@ -105,7 +105,7 @@ pub fn impairment(network: &TrainingNetwork) -> String {
         (rate_mbit * 1e6) as u64,
         (jitter_ms * 1e3) as u64
     );
-    // A mean burst below 1.5 packets is made of independent losses.
+    // If the mean burst is shorter than 1.5 packets, packets are lost independently.
     let burst = if *burst_packets < 1.5 { 1.0 } else { *burst_packets };
     text += &format!(" {}", loss(*loss_percent, burst));
     if *reorder_percent > 0.0 {
@@ -120,7 +120,7 @@ mod tests {
     use crate::lab::Impairment;
 
     #[test]
-    fn every_part_of_every_dimension_has_one_network() {
+    fn hypercube_has_one_network_in_every_part_of_a_dimension() {
         let all = networks(64, 1, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0));
         let mut parts: Vec<usize> =
             all.iter().map(|it| ((it.rtt_ms.ln() / 800_f64.ln() * 64.0) as usize).min(63)).collect();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn lab_accepts_all_networks() {
+    fn lab_accepts_every_network_of_the_hypercube() {
         for network in networks(200, 3, DesignRange(1.0, 800.0), DesignRange(0.5, 100.0)) {
             let text = impairment(&network);
             let made = Impairment::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));

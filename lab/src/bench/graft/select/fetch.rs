@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rungs_are_noted_when_all_their_bytes_arrived() {
+    fn transfer_size_is_recorded_when_all_its_bytes_arrived() {
         let mut got = FetchResult::default();
         got.note(1023, Duration::from_millis(10));
         assert!(got.rungs_ms.is_empty());

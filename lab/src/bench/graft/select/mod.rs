@@ -139,7 +139,7 @@ impl SelectArgs {
         let job = |(number, network): (u32, &TrainingNetwork)| {
             let mut arms: Vec<&str> = self.arms.iter().map(String::as_str).collect();
             arms.retain(|arm| !is_done(number, arm));
-            // Rotate the arms, so that a drift of the machine affects other arms on each network.
+            // Rotate the order of the arms, so that a drift of the machine affects different arms on each network.
             let first = (number + seed) as usize % arms.len().max(1);
             arms.rotate_left(first);
             Job { number, network: *network, seed, arms }
@@ -147,7 +147,8 @@ impl SelectArgs {
         (0..).zip(networks).map(job).filter(|job| !job.arms.is_empty()).collect()
     }
 
-    /// Measures all arms of a job. Returns how many transfers failed: all of them, if the lab could not be set up.
+    /// Measures all arms of a job on its network. Returns how many transfers failed: all of them, if the lab could not
+    /// be set up.
     fn on(&self, job: &Job<'_>, rows: &RowFile, progress: &BenchProgress) -> anyhow::Result<usize> {
         let place = match SelectSite::new(&job.network, job.number, job.seed, self.limit, self.most_kib) {
             Ok(place) => place,

@@ -85,7 +85,7 @@ impl SelectSite {
         let _client = pair.client.start()?;
         let start = Instant::now();
         pair.wait_warm()?;
-        // For a new carrier, the time to set it up is added to the transfer. For a warm one, it is not.
+        // The time to set up a new carrier is added to the transfer. A warm carrier adds no such time.
         let later = if warm { Duration::ZERO } else { start.elapsed() };
         if warm {
             std::thread::sleep(WARMING);
@@ -137,7 +137,8 @@ impl SelectSite {
         let mut left = self.bytes;
         while left > 0 {
             let now = usize::try_from(left).map_or(BLOCK, |left| left.min(BLOCK));
-            // The client closes the connection when it has enough. Its own count of bytes is the result.
+            // A write error means that the client has closed the connection, since it has received enough. The client's
+            // count of bytes is the result.
             if std::io::Write::write_all(&mut stream, &block[..now]).is_err() {
                 return Ok(());
             }

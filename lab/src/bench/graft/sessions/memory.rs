@@ -102,8 +102,8 @@ pub fn run(args: &SessionArgs, site: &BenchSite) -> anyhow::Result<(Vec<Value>, 
     Ok((rows, columns(&lines)))
 }
 
-/// Returns the CPU time per second of an idle daemon in ms. It waits first, so that nothing of earlier messages is
-/// left.
+/// Returns the CPU time per second of an idle daemon in ms. It waits first, until the work for earlier messages is
+/// done.
 fn idle_ms_s(process: u32) -> anyhow::Result<f64> {
     thread::sleep(CALM);
     let before = UsageReading::take(process)?;
@@ -121,7 +121,8 @@ fn use_each(site: &BenchSite, sessions: u16) -> anyhow::Result<()> {
         for at in 0..sessions {
             let from = UdpSocket::bind((near.addr_v4(), FIRST_PORT + at))?;
             from.send_to(b"message", (far.addr_v4(), PORT))?;
-            // Messages sent before the other host was ready may arrive here too, so the content is not compared.
+            // Messages that were sent before the other host was ready may arrive as well, so the content is not
+            // compared.
             to.recv(&mut [0; 2048]).with_context(|| format!("session {at} passed no message"))?;
         }
         Ok(())

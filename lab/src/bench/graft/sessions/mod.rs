@@ -19,8 +19,8 @@ use crate::lab::{LabNode, Topology};
 
 #[derive(Debug, clap::Args)]
 pub struct SessionArgs {
-    /// Measurements to make: the delay of messages, memory, ways to deliver messages to applications, or ways to learn
-    /// of room to send
+    /// Measurements to make: the delay of messages, memory, ways to deliver messages to applications, or ways to notify
+    /// a sender of space in its window
     #[arg(
         long,
         value_enum,
@@ -47,7 +47,7 @@ pub struct SessionArgs {
     /// Numbers of sessions for which memory is measured
     #[arg(long, value_delimiter = ',', default_value = "1,64,10000", value_name = "COUNT")]
     memory_sessions: Vec<u16>,
-    /// Round-trip times for senders that wait for room
+    /// Round-trip times in the measurement of senders that wait for space in their window
     #[arg(long, value_delimiter = ',', default_value = "20,100", value_name = "MS")]
     room_rtt_ms: Vec<u32>,
     /// Write the results to this file, as JSON

@@ -1,4 +1,5 @@
-//! Measures a sender that is stopped by a full window. Either the daemon notifies it of room, or it polls.
+//! Measures a sender that is stopped by a full window. Either the daemon notifies the sender of space in the window, or
+//! the sender polls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
