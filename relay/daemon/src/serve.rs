@@ -25,7 +25,7 @@ const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 /// Time between two checks whether files have changed: certificates, token keys, revocations.
 const LOOKS: Duration = Duration::from_millis(500);
 
-/// Serves until a signal arrives, then drains. `again` reads the settings again.
+/// Serves until a signal arrives, then drains. `again` reads the settings again on SIGHUP.
 ///
 /// # Errors
 /// Fails if the relay cannot start, or if a second signal ends it before the drain is over.
@@ -106,7 +106,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Watches the certificate and the files of access rights, and handles SIGHUP. New sessions get the latest certificate.
+/// Watches the certificate and the files of access rights, and handles SIGHUP. New sessions use the latest certificate.
 async fn keep_up(
     server: &RunningServer,
     made: &config::IdentityConfig,

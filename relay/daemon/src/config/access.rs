@@ -98,7 +98,7 @@ impl Issuer {
 }
 
 impl AccessConfig {
-    /// Returns an address that anyone can reach, if no setting restricts access and `public` is not set.
+    /// Returns a listen address that other hosts can reach, if no setting restricts access and `public` is not set.
     pub fn exposed(&self, listen: &[SocketAddr]) -> Option<SocketAddr> {
         let says = !self.rules.is_empty() || !self.keys.is_empty() || self.client_ca.is_some();
         let exposed = listen.iter().find(|addr| !addr.ip().to_canonical().is_loopback());
