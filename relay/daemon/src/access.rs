@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_access_file_allows_nothing() {
+    fn unreadable_access_file_grants_no_access() {
         let files = AccessFiles::new();
         files.put("one", &"1".repeat(32));
         files.put("two", &"2".repeat(32));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_keys_or_roots_do_not_open_a_relay() {
+    fn missing_keys_or_roots_do_not_make_a_relay_public() {
         let files = AccessFiles::new();
         let tokens = AccessConfig { keys: vec![files.secret("none", None)], ..AccessConfig::default() };
         let certificates = AccessConfig { client_ca: Some(files.path("none")), ..AccessConfig::default() };

@@ -130,7 +130,7 @@ pub enum GateChoice {
     Auto,
     /// Guard every interface with XDP in the driver, or fail to start
     On,
-    /// Guard every interface, with generic XDP in the stack where the driver has none
+    /// Guard every interface, with generic XDP where the driver does not support XDP
     Generic,
     Off,
 }
@@ -149,7 +149,7 @@ pub enum CongestionControl {
 /// UDP generic segmentation offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Gso {
-    /// Use it where the kernel has it
+    /// Use GSO where the kernel supports it
     Auto,
     On,
     Off,

@@ -155,7 +155,7 @@ impl RelayGuard {
         let now = match interfaces::list_interfaces(&self.listen) {
             Ok(now) => now,
             Err(error) => {
-                warn!(%error, "cannot list the network interfaces and their addresses: the gate stays where it is");
+                warn!(%error, "cannot list the network interfaces and their addresses: the gate keeps guarding the same interfaces");
                 names.clone()
             }
         };
@@ -385,7 +385,7 @@ fn denied(error: millrace_gate::Error) -> Error {
 /// Logs an error of the gate's count of sessions. The limit still holds, since the relay counts sessions itself.
 fn warn_on_error(result: Result<u32, millrace_gate::Error>) {
     if let Err(error) = result {
-        warn!(%error, "cannot tell the gate that a client's session began or ended: its count of sessions is wrong");
+        warn!(%error, "cannot tell the gate that a client's session began or ended: the gate's count of sessions is wrong");
     }
 }
 

@@ -69,10 +69,10 @@ pub async fn serve(
             info!(addr = %http.local_addr, token, "HTTP serves metrics, health and status");
             match (http.local_addr.ip().is_loopback(), &token) {
                 (false, None) => warn!(
-                    "the HTTP server answers beyond this machine, to anyone: set http-token-file, or listen on loopback"
+                    "the HTTP server answers requests from other hosts without a token: set http-token-file, or listen on loopback"
                 ),
                 (false, Some(_)) => warn!(
-                    "the HTTP server answers beyond this machine, and is not encrypted: its token can be read on the way"
+                    "the HTTP server answers requests from other hosts without encryption: its token can be read on the path"
                 ),
                 (true, _) => {}
             }
@@ -196,7 +196,7 @@ fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Res
     match &changed {
         Ok(()) => {
             let (engine, reason) = server.engine();
-            info!(engine, reason, "settings read again: they are in force");
+            info!(engine, reason, "the settings were read again and are in force");
         }
         Err(error) => error!(
             error = format!("{error:#}"),

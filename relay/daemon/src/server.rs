@@ -229,7 +229,7 @@ impl RunningServer {
             policy.doubts_certificates = true;
         }
         for UnreadSetting { what, reason } in &unread {
-            error!(what, reason, "a file of access rights is not usable: what it would allow is refused");
+            error!(what, reason, "a file of access rights is not usable: it grants no access");
         }
         let tokens = &policy.tokens;
         info!(

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_twice_as_long_as_what_a_tick_uses() {
+    fn keystream_ring_has_twice_the_packets_of_a_tick() {
         let mut demand = Demand::default();
         assert_eq!(run(&mut demand, 1, 1000), 8, "what was before does not count");
         assert_eq!(run(&mut demand, 1, 5), 16);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_given_back_when_no_stream_is_left_for_long() {
+    fn keystream_ring_is_freed_after_long_without_streams() {
         let mut demand = Demand::default();
         run(&mut demand, 10, 5);
         assert!((0..IDLE_TICKS).all(|_| demand.tick(50, false) > 0));

@@ -102,9 +102,9 @@ fn certificate() -> CertifiedKey {
     CertifiedKey::new(vec![generated.cert.der().clone()], key)
 }
 
-/// Returns the number of tasks in this test's runtime.
+/// Returns the number of asynchronous tasks in this test's runtime.
 fn tasks() -> usize {
-    // exact: the caller waits, or needs the number before it begins
+    // exact: the caller repeats the check, or needs the number before a session begins
     Handle::current().metrics().num_alive_tasks()
 }
 
@@ -112,7 +112,7 @@ async fn until(what: &str, reached: impl Fn() -> bool) {
     async_wait_for(what, || if reached() { Ok(()) } else { Err(format!("{} tasks", tasks())) }).await;
 }
 
-/// Waits until the session, and all tasks beyond the number `before`, are gone.
+/// Waits until the session has ended and the runtime has at most `before` tasks.
 async fn assert_gone(relay: &RelayUnderTest, session: &Remains, before: usize) {
     until("no session", || relay.server.status().sessions.is_empty()).await;
     until("no session object", || session.strong_count() == 0).await;
@@ -217,7 +217,7 @@ async fn subscriber_that_left_before_its_publisher_came_leaves_nothing() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (connection, session, control) = relay.establish().await;
-    // Longer than the test waits.
+    // The rendezvous timeout is longer than the test waits.
     let minute = Some(60_000);
     let streams = open_requests(&connection, |request| subscribe(request, minute)).await;
     until("every track", || relay.server.status().tracks.len() == STREAMS).await;
@@ -237,9 +237,9 @@ fn publish(number: u64) -> Publish {
     }
 }
 
-/// The number of tasks must not grow with the product of namespaces and tracks.
+/// With many namespaces and tracks of one publisher, the number of tasks must not grow with their product.
 #[tokio::test]
-async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
+async fn publisher_of_many_namespaces_gets_one_subscribe_per_track() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (publisher, published, control) = relay.establish().await;

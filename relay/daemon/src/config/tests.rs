@@ -188,7 +188,7 @@ fn contradictory_relay_settings_are_refused() {
 }
 
 #[test]
-fn relay_that_others_reach_needs_access_rules_or_public() {
+fn relay_reachable_by_others_needs_access_rules_or_public() {
     let rule = "[[allow]]\nnamespace = '**'\nsubscribe = ['anyone']\n";
     let table = [
         ("127.0.0.1:1", "", true),

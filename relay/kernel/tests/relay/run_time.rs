@@ -14,8 +14,8 @@ use crate::scene::{ID_LEN, OFFSET, RelayScene, STREAMS, slot, subscriber};
 
 const ROUNDS: usize = 5;
 const EGRESSES: [usize; 3] = [1, 8, 32];
-/// The pause between the packets of a stream with 500 objects a second. Other programs replace what the processor's
-/// caches have meanwhile.
+/// The pause between packets, as in a stream with 500 objects a second. Meanwhile other programs evict the program's
+/// data from the CPU caches.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy)]
@@ -104,7 +104,7 @@ impl RunTimeCase {
             chunk.offset = OFFSET + 1200 * number;
             let packet = scene.publisher.seal(0, number, 2, &chunk.encode());
             assert_eq!(scene.send(&packet).len(), egresses);
-            // The copies are read at once, because the kernel would have to allocate memory for waiting ones.
+            // The copies are read at once, because waiting copies would make the kernel allocate more memory.
             let mut buffer = [0; 2048];
             let mut read =
                 |subscriber: &KernelSubscriber| subscriber.socket.recv(&mut buffer).expect("a copy");

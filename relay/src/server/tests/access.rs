@@ -157,7 +157,7 @@ impl AccessSession {
         self.ask(PublishNamespace { request_id: self.id(), namespace, parameters }).await
     }
 
-    /// Returns the next request that the relay sends to this client.
+    /// Returns the next request that the relay sends to this test client.
     async fn asked(&self) -> (Message, AskedRequest) {
         let (send, recv) = patiently(self.connection.streams().accept_bi()).await.unwrap();
         let mut asked = AskedRequest {
@@ -173,7 +173,7 @@ impl AccessSession {
         (asked.message().await, asked)
     }
 
-    /// Waits until the relay closes the connection, and returns the code.
+    /// Waits until the relay closes the connection, and returns the close code.
     async fn closed(&self) -> code::Session {
         match patiently(self.connection.quic.closed()).await {
             quinn::ConnectionError::ApplicationClosed(close) => code::Session(close.error_code.into_inner()),
@@ -262,7 +262,7 @@ async fn an_established_publisher_is_not_displaced() {
 }
 
 #[tokio::test]
-async fn a_stranger_who_announces_the_namespace_is_not_asked_for_a_track_that_is_published() {
+async fn second_publisher_of_a_namespace_gets_no_subscribe_for_published_tracks() {
     let relay = RelayUnderTest::start();
     let owner = relay.client(SetupOptions::default()).await;
     let _published = owner.publish(&track(0), 1).await.accepted().await;
@@ -270,17 +270,17 @@ async fn a_stranger_who_announces_the_namespace_is_not_asked_for_a_track_that_is
     let _subscribed = subscriber.subscribe(&track(0), Parameters::default()).await.accepted().await;
     let rival = relay.client_at(ELSEWHERE).await;
     let _announced = rival.publish_namespace("a/room").await.accepted().await;
-    // The first request to the rival has to be for a track without another publisher.
+    // The first SUBSCRIBE that the second publisher gets has to be for a track without another publisher.
     let _other = subscriber.subscribe(&track(1), Parameters::default()).await;
     let (asked, _request) = rival.asked().await;
     let Message::Subscribe(subscribe) = asked else { panic!("{asked:?}") };
     assert_eq!(subscribe.track, track(1));
-    // exact: the rival would have been asked for the first track earlier
+    // exact: a SUBSCRIBE for the first track would have arrived earlier
     assert_eq!(relay.server.status().tracks.iter().map(|track| track.publishers).max(), Some(1));
 }
 
 #[tokio::test]
-async fn first_of_two_strangers_to_answer_has_the_track() {
+async fn first_of_two_publishers_to_answer_owns_the_track() {
     let relay = RelayUnderTest::start();
     let one = relay.client(SetupOptions::default()).await;
     let other = relay.client_at(ELSEWHERE).await;
@@ -303,7 +303,7 @@ async fn first_of_two_strangers_to_answer_has_the_track() {
 }
 
 #[tokio::test]
-async fn every_request_is_asked_about_before_anything_is_made() {
+async fn every_request_is_authorized_before_state_is_created() {
     let access = Access::new(tokens_only(), BudgetLimits::default());
     let relay = RelayUnderTest::with(access, |_| {});
     let client = relay.client_with(&claims(&["mine"], &[])).await;
@@ -443,7 +443,7 @@ async fn requests_that_a_token_allowed_end_when_it_expires() {
 }
 
 #[tokio::test]
-async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
+async fn expired_request_is_reset_with_its_streams() {
     let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let publisher = relay.client(SetupOptions::default()).await;
     let mut publish = publisher.publish_of(&in_room("a", "t"), 7);
@@ -492,7 +492,7 @@ async fn new_access_policy_applies_to_open_requests() {
 }
 
 #[tokio::test]
-async fn a_published_namespace_that_ends_takes_its_tracks_along() {
+async fn tracks_end_with_the_right_to_their_namespace() {
     let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let publisher = relay.client(SetupOptions::default()).await;
     let publish = PublishNamespace {
@@ -583,7 +583,7 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
     }
     assert_eq!(client.publish(&track(2), 2).await.refusal().await, Some(code::Request::EXCESSIVE_LOAD));
     assert_eq!(relay.refused("tracks"), 1);
-    // The place of an ended request is free again.
+    // A request that has ended no longer counts against the limit.
     drop(held.pop());
     until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
     // Sends requests until some exceed the rate, however slow the machine is.

@@ -48,8 +48,8 @@ impl AnsweredRequest {
     }
 }
 
-/// A client sends one second's worth of updates more than the budget holds. They take a second, and all are answered,
-/// because a refused update would end its request.
+/// A client sends one second's worth of updates more than the budget holds. The relay delays the excess updates by a
+/// second and answers all of them, because a refused update would end its request.
 #[tokio::test]
 async fn updates_beyond_the_request_rate_wait() {
     let relay = relay();
@@ -103,7 +103,7 @@ async fn refused_requests_count_against_the_rate() {
 
 /// A draft that allows repeated subscriptions to a track must not let one session use up the kernel's records.
 #[tokio::test]
-async fn a_session_subscribes_to_one_track_a_few_times() {
+async fn subscriptions_of_a_session_to_one_track_are_limited() {
     let relay = relay();
     let publisher = BudgetClient::connect(&relay).await;
     let mut published = publisher.ask(publish(0)).await;
@@ -118,7 +118,7 @@ async fn a_session_subscribes_to_one_track_a_few_times() {
     }
     assert_eq!(client.ask(again(4)).await.refusal().await, code::Request::EXCESSIVE_LOAD);
     assert_eq!(relay.server.status().access.refused["same_track"], 1); // exact: the subscription was refused
-    // Another session has its own count, and an ended subscription frees its place.
+    // The limit applies to each session separately, and a subscription that has ended no longer counts.
     let other = BudgetClient::connect(&relay).await;
     let mut its_own = other.ask(again(0)).await;
     assert!(matches!(its_own.message().await, Message::SubscribeOk(_)));
