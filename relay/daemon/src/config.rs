@@ -173,22 +173,22 @@ macro_rules! settings {
         #[derive(clap::Args, Clone, Debug, Default)]
         pub struct Settings {
             $($(#[$meta])* pub $field: Option<$type>,)*
-            /// `[[allow]]`, in the file only.
+            /// The `[[allow]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub allow: Vec<AccessRule>,
-            /// `[[issuer]]`, in the file only.
+            /// The `[[issuer]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub issuer: Vec<access::Issuer>,
-            /// `[[delay]]`, in the file only.
+            /// The `[[delay]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub delay: Vec<DelayRule>,
-            /// `[[ladder]]`, in the file only.
+            /// The `[[ladder]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub ladder: Vec<LadderRule>,
-            /// `[[peer]]`, in the file only.
+            /// The `[[peer]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub peer: Vec<PeerConfig>,
-            /// `[discovery]`, in the file only.
+            /// The `[discovery]` table, which only the settings file can have.
             #[arg(skip)]
             pub discovery: Option<DiscoveryConfig>,
         }
@@ -781,7 +781,7 @@ impl ConfigCheck {
         linger
     }
 
-    /// Returns a size of a BPF map, and reports a problem if it is 0 or larger than the kernel allows.
+    /// Returns the configured size of a BPF map. Reports a problem if the size is 0 or larger than the kernel allows.
     fn positive_or_default(&mut self, key: &str, given: Option<u32>, default: u32) -> u32 {
         const MOST: u32 = 1 << 24;
         let value = given.unwrap_or(default);

@@ -80,7 +80,7 @@ struct Followed {
 /// The thread that attaches a [`RelayGuard`] to the interfaces on which packets arrive, as addresses come and go, and
 /// logs the gate's events. Dropping this value ends the thread.
 pub struct InterfaceFollower {
-    /// The sender whose drop ends the thread.
+    /// The channel to the thread. Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }

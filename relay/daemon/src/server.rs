@@ -188,7 +188,7 @@ impl RunningServer {
         })
     }
 
-    /// Returns the listen addresses, with the ports that the kernel chose.
+    /// Returns the listen addresses; for port 0, with the port that the kernel assigned.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.relay.local_addrs()
     }

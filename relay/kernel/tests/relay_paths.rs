@@ -175,8 +175,8 @@ fn go_back_and_over_another(network: &NamespaceNetwork, lengths: [usize; 2]) {
 }
 
 #[test]
-fn copies_leave_by_the_same_and_by_another_interface() {
-    if !root("copies_leave_by_the_same_and_by_another_interface") {
+fn copies_are_sent_on_the_same_and_on_another_interface() {
+    if !root("copies_are_sent_on_the_same_and_on_another_interface") {
         return;
     }
     let network = NamespaceNetwork::new("hp");

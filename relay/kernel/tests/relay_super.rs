@@ -225,8 +225,8 @@ fn segments_after_the_last_run_are_left_to_userspace() {
 /// Segments of unknown connections and segments that are not authentic are declined one by one. The others are
 /// forwarded.
 #[test]
-fn a_forged_segment_is_declined_among_others() {
-    if !root("a_forged_segment_is_declined_among_others") {
+fn only_forged_segments_of_a_super_packet_are_declined() {
+    if !root("only_forged_segments_of_a_super_packet_are_declined") {
         return;
     }
     let network = NamespaceNetwork::new("sf");
@@ -347,9 +347,9 @@ fn super_packets_on_all_processors_are_each_forwarded_once() {
 /// of that call.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn time_per_packet_is_measured_by_segmentation() {
+fn time_per_packet_is_measured_with_and_without_gso() {
     const ROUNDS: usize = 300;
-    if !root("time_per_packet_is_measured_by_segmentation") {
+    if !root("time_per_packet_is_measured_with_and_without_gso") {
         return;
     }
     println!(

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_a_publisher_ends_in_time_or_on_arrival() {
+    fn wait_for_a_publisher_ends_on_timeout_or_arrival() {
         let now = Instant::now();
         let track = track(now);
         let first = upstream(1);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn upstream_relay_that_lags_delivers_copies_and_other_publishers_renumber() {
+    fn groups_of_a_lagging_upstream_relay_are_no_restart() {
         let now = Instant::now();
         let at = |group| Some(Location { group, object: 0 });
         for (is_upstream, claimed, group, numbering) in [

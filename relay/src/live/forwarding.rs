@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_begins_only_if_the_offload_has_not_forwarded_the_other() {
+    fn subgroup_copy_begins_only_if_the_offload_forwarded_no_other() {
         let scene = ForwardingScene::new();
         let first = scene.publisher(1);
         let second = scene.publisher(2);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn publisher_that_stays_ahead_is_forwarded() {
+    fn publisher_that_keeps_delivering_first_is_forwarded() {
         let mut scene = ForwardingScene::new();
         let first = scene.publisher(1);
         let second = scene.publisher(2);

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn relay_that_was_restarted_is_tried_again_at_once() {
+    fn restarted_upstream_relay_is_tried_again_at_once() {
         let now = Instant::now();
         let mut sources = sources(1, now);
         sources.rest(0, Duration::from_secs(60), true, now);

@@ -210,7 +210,7 @@ struct relay_path {
 	__u8 pad[3];
 };
 
-/* The outcome of one copy. */
+/* The outcome of one copy: a frame for one subscriber. */
 enum relay_egress_outcome {
 	RELAY_EGRESS_SENT = 0,
 	RELAY_EGRESS_GONE, /* the egress or the downstream connection was removed */

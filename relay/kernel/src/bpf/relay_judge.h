@@ -59,7 +59,7 @@ int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 a
 	return judge(&loop);
 }
 
-/* --- Runs --- */
+/* --- Runs of bytes after a hole --- */
 
 #define RUN_PIECE  (FRAMES_MAX / 2)
 #define RUN_PIECES 16 /* the most pieces (of RUN_PIECE bytes) of a run that are parsed for one frame */

@@ -8,7 +8,7 @@
 
 #include "frames.h"
 
-#define WEB_BARE   (~0ULL) /* in place of a session ID: the connection has no WebTransport session */
+#define WEB_BARE   (~0ULL) /* value in place of a session ID if the connection has no WebTransport session */
 #define WEB_STREAM 0x54	   /* type of a unidirectional WebTransport stream, followed by the session ID */
 
 /* Returns the length of the preamble that this end writes on a stream. */

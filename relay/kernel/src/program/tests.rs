@@ -139,7 +139,7 @@ impl ProgramBench {
     }
 
     fn counted(&self) -> RelayCounters {
-        self.relay.counters().expect("counters") // exact: the program runs only in BPF_PROG_TEST_RUN, which has returned
+        self.relay.counters().expect("counters") // exact: only BPF_PROG_TEST_RUN runs the program, and it has returned
     }
 }
 

@@ -154,7 +154,7 @@ fn keys() -> QuicKeys {
 
 /// Takes and carries out one batch. Returns the number of connections in it.
 fn work((queue, taker): &Both, all: &[&Arc<FakeSubject>]) -> usize {
-    queue.wake(); // makes `take` return at once
+    queue.wake(); // makes `take` return without waiting for a command
     let batch = taker.take(Instant::now()).unwrap();
     let connections = batch.connections.len();
     batch.carry_out(false, || {
@@ -184,7 +184,7 @@ fn ten_thousand_changes_of_a_path_are_one_command() {
 }
 
 #[test]
-fn one_wait_serves_all_connections_and_newcomers_go_first() {
+fn commands_without_wait_precede_one_wait_for_all_connections() {
     const MANY: u16 = 1000;
     let both: Both = CommandQueue::new();
     let log = CommandLog::default();

@@ -89,8 +89,8 @@ fn ipv6_copies_for_both_families_equal_userspace() {
 }
 
 #[test]
-fn copies_without_checksum_offload_equal_the_builders() {
-    if root("copies_without_checksum_offload_equal_the_builders") {
+fn copies_without_checksum_offload_equal_userspace() {
+    if root("copies_without_checksum_offload_equal_userspace") {
         equals_the_builder("n48", 4, &[6, 4], KeySuite::Aes128Gcm, 8, 200, false);
         equals_the_builder("n68", 6, &[6, 4], KeySuite::ChaCha20Poly1305, 8, 200, false);
     }

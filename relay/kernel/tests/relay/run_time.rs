@@ -110,7 +110,7 @@ impl RunTimeCase {
                 |subscriber: &KernelSubscriber| subscriber.socket.recv(&mut buffer).expect("a copy");
             scene.subscribers.iter().for_each(|subscriber| assert!(read(subscriber) > 1200));
             scene.capture.frames();
-            std::thread::sleep(pause); // exact: paces the sender
+            std::thread::sleep(pause); // exact: the pause between two packets of the sender
         }
         per_run(before)
     }

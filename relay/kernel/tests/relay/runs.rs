@@ -71,10 +71,10 @@ fn fan_out_beyond_the_budget_continues_in_further_runs() {
 }
 
 #[test]
-fn a_thousand_subscribers_of_one_stream_lose_nothing() {
+fn a_thousand_subscribers_get_every_byte_of_a_stream() {
     const SUBSCRIBERS: usize = 1100;
     const RUNS: u64 = SUBSCRIBERS.div_ceil(64) as u64;
-    if !root("a_thousand_subscribers_of_one_stream_lose_nothing") {
+    if !root("a_thousand_subscribers_get_every_byte_of_a_stream") {
         return;
     }
     let (_network, mut scene) = simple("tho");

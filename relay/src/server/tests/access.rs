@@ -246,7 +246,8 @@ async fn an_established_publisher_is_not_displaced() {
     let _published = owner.publish(&track, 1).await.accepted().await;
     let rival = relay.client_at(ELSEWHERE).await;
     assert_eq!(rival.publish(&track, 1).await.refusal().await, Some(code::Request::UNAUTHORIZED));
-    let status = relay.server.status(); // exact: both requests were answered
+    // exact: the relay updates its status before it answers a request
+    let status = relay.server.status();
     assert_eq!((status.tracks[0].publishers, status.tracks[0].owner.as_deref()), (1, Some("127.0.0.1")));
     assert_eq!(relay.refused("track_taken"), 1);
     // The same client may publish the track in a second session.
@@ -299,7 +300,8 @@ async fn first_of_two_publishers_to_answer_owns_the_track() {
     let _subscribed = subscribed.accepted().await;
     second.say(ok(2)).await;
     until("the second is refused", || relay.refused("track_taken") == 1).await;
-    assert_eq!(relay.server.status().tracks[0].publishers, 1); // exact: the second publisher was refused
+    // exact: the refusal that was awaited is the last change of the status
+    assert_eq!(relay.server.status().tracks[0].publishers, 1);
 }
 
 #[tokio::test]
@@ -329,7 +331,8 @@ async fn every_request_is_authorized_before_state_is_created() {
         let refusal = client.ask(request).await.refusal().await;
         assert_eq!(refusal, Some(code::Request::UNAUTHORIZED), "{name}");
         assert_eq!(relay.refused("not_allowed"), nth as u64 + 1, "{name}");
-        assert!(relay.server.status().tracks.is_empty(), "{name}"); // exact: the request was refused
+        // exact: the relay would have created a track before it answered the request
+        assert!(relay.server.status().tracks.is_empty(), "{name}");
     }
     let _mine = client.publish(&in_room("mine", "t"), 1).await.accepted().await;
 }
@@ -460,7 +463,7 @@ async fn expired_request_is_reset_with_its_streams() {
     assert_eq!(code, VarInt::from_u64(code::Reset::EXPIRED_AUTH_TOKEN.0).unwrap());
     assert_eq!(patiently(stream.stopped()).await, Ok(Some(1u32.into())));
     assert_eq!(relay.refused("token_expired"), 1);
-    let _ = (send.finish(), stream.finish()); // The streams may have been stopped by the relay.
+    let _ = (send.finish(), stream.finish()); // Errors are ignored, since the relay may have stopped the streams.
 }
 
 #[tokio::test]
@@ -484,7 +487,8 @@ async fn new_access_policy_applies_to_open_requests() {
     until("nobody publishes", || relay.server.status().tracks.iter().all(|track| track.publishers == 0))
         .await;
     until("its session is over", || relay.server.status().sessions.len() == 1).await;
-    assert_eq!(relay.server.status().access.revoked, 1); // exact: the new policy is in effect
+    // exact: a session ends only after the new policy has taken effect
+    assert_eq!(relay.server.status().access.revoked, 1);
     // Removing a key also ends the rights of the tokens that it signed.
     let tokens = Requirements { keys: vec![keys::read_secret(&[7; 32]).unwrap()], ..Requirements::default() };
     access.set_policy(AccessPolicy::new(vec![], tokens, false));
@@ -530,7 +534,8 @@ async fn request_updated_with_a_newer_token_continues() {
     let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     brief.subscribe(&in_room("a", "t"), parameters).await.accepted().await.reset().await;
     until("one subscriber", || relay.server.status().tracks[0].subscribers <= 1).await;
-    assert_eq!(relay.server.status().tracks[0].subscribers, 1); // exact: the other subscription has ended
+    // exact: the last change of the status was the end of the other subscription
+    assert_eq!(relay.server.status().tracks[0].subscribers, 1);
     // An update with an expired token ends the request.
     let parameters = with_tokens(vec![value(&JwtClaims { exp: Some(1.0), ..claims(&[], &["a"]) })]);
     subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
@@ -594,7 +599,8 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
         refused += u64::from(namespace.refusal().await.is_some());
         asked += 1;
     }
-    let status = relay.server.status(); // exact: all requests were answered
+    // exact: the relay counts a request before it answers the request
+    let status = relay.server.status();
     assert_eq!(relay.refused("request_rate"), refused);
     assert_eq!(status.sessions[0].requests, 3 + asked - refused);
     assert_eq!(status.access.clients[0].requests, 3 + asked - refused);
@@ -681,7 +687,7 @@ async fn changed_client_roots_apply_to_new_sessions() {
 }
 
 #[tokio::test]
-async fn client_certificate_gives_the_identity() {
+async fn client_identity_comes_from_its_certificate() {
     let authority = CertificateAuthority::new();
     let make = |name: &str| authority.sign(name);
     let rules = vec![rule("cams/**", &["cert:cam.example"], &["cert:*"])];
@@ -704,7 +710,7 @@ async fn client_certificate_gives_the_identity() {
     };
     let cam = connect(Some(make("cam.example"))).await;
     let _published = cam.publish(&in_room("cams", "t"), 1).await.accepted().await;
-    // exact: the publisher's request was answered
+    // exact: the relay sets the owner of a track before it answers PUBLISH
     assert_eq!(relay.server.status().tracks[0].owner.as_deref(), Some("cert:dns:cam.example"));
     let other = connect(Some(make("mic.example"))).await;
     let mut refused = other.publish(&in_room("cams", "u"), 1).await;

@@ -73,7 +73,8 @@ async fn updates_beyond_the_request_rate_wait() {
     }
     let took = begun.elapsed();
     assert!(took > Duration::from_millis(900), "{updates} updates took {took:?}");
-    assert!(relay.server.status().totals.message_waits > 0); // exact: all updates were answered
+    // exact: the relay counts a delayed update before it answers the update
+    assert!(relay.server.status().totals.message_waits > 0);
 }
 
 /// A request that is refused for another reason also counts against the budget.
@@ -117,13 +118,14 @@ async fn subscriptions_of_a_session_to_one_track_are_limited() {
         subscribed.push(asked);
     }
     assert_eq!(client.ask(again(4)).await.refusal().await, code::Request::EXCESSIVE_LOAD);
-    assert_eq!(relay.server.status().access.refused["same_track"], 1); // exact: the subscription was refused
+    // exact: the relay counts a refusal before it sends the refusal
+    assert_eq!(relay.server.status().access.refused["same_track"], 1);
     // The limit applies to each session separately, and a subscription that has ended no longer counts.
     let other = BudgetClient::connect(&relay).await;
     let mut its_own = other.ask(again(0)).await;
     assert!(matches!(its_own.message().await, Message::SubscribeOk(_)));
     drop(subscribed.pop());
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let subscribers = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("one subscription less", || subscribers() == 4).await;
     assert!(matches!(client.ask(again(5)).await.message().await, Message::SubscribeOk(_)));

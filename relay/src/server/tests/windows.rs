@@ -113,7 +113,8 @@ async fn idle_session_is_closed_when_others_need_its_window() {
         panic!("closed otherwise");
     };
     assert_eq!(closed.error_code, crate::wire::var(code::Session::DATA_STREAM_TIMEOUT.0));
-    assert_eq!(relay.server.status().receive.reclaimed, 1); // exact: the session was counted before it was closed
+    // exact: the relay counts an idle session before it closes the session
+    assert_eq!(relay.server.status().receive.reclaimed, 1);
     until("its window back", || fast.held(&relay) == 0).await;
     other.grow(&relay).await;
     assert!(other.connection.close_reason().is_none());

@@ -155,7 +155,7 @@ impl Sets {
         Ok(())
     }
 
-    /// Removes the track of a subscription that is over.
+    /// Removes the track of a subscription that is over from its switching set.
     pub fn remove(&self, request_id: u64, connection: &Connection) {
         let state = &mut *self.0.lock();
         let found = state.sets.values_mut().find_map(|set| set.take(request_id));

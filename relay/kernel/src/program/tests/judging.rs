@@ -196,8 +196,8 @@ fn malformed_bytes_are_not_forwarded() {
 /// Userspace keeps the first version of each byte. A frame is not forwarded if any of its bytes has arrived before,
 /// wherever that was.
 #[test]
-fn frame_over_earlier_bytes_is_not_forwarded() {
-    if !root("frame_over_earlier_bytes_is_not_forwarded") {
+fn frame_that_overlaps_received_bytes_is_not_forwarded() {
+    if !root("frame_that_overlaps_received_bytes_is_not_forwarded") {
         return;
     }
     let x = subgroup(&[100, 1000, 100]);
@@ -375,7 +375,7 @@ fn stream_is_forwarded_again_after_its_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, four + 50..five + 1)]), DECLINED);
     advance(&judge, three + 70);
     assert_eq!(judge.send(&[part(&stream, five + 1..five + 20)]), GOOD);
-    // The program's position never moves back.
+    // The program never moves its position in the stream back.
     advance(&judge, four);
     assert_eq!(judge.judged(), five + 20);
 

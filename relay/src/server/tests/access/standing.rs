@@ -33,7 +33,7 @@ async fn session_without_a_right_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn session_with_a_request_right_stays_until_the_right_ends() {
+async fn session_stays_open_as_long_as_the_right_of_a_request() {
     let relay = RelayUnderTest::with(
         bounded(UnprovenBounds { patience: BRIEFLY, ..UnprovenBounds::default() }),
         |_| {},
@@ -48,7 +48,7 @@ async fn session_with_a_request_right_stays_until_the_right_ends() {
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
     let own = with_tokens(vec![value(&claims(&[], &["a"]))]);
     let kept = lasting.subscribe(&in_room("a", "t"), own).await.accepted().await;
-    // exact: both requests were answered, and before that the session stops counting as one without a right
+    // exact: before a request is answered, its session stops counting as one without a right
     until("both have a right", || relay.server.status().access.unproven == 0).await;
     // A session keeps its right after the request has ended, as long as the token is valid.
     drop(kept);
@@ -96,7 +96,8 @@ async fn session_without_access_rules_needs_no_right() {
     let relay = RelayUnderTest::with(Access::new(AccessPolicy::default(), BudgetLimits::default()), |_| {});
     let client = relay.client(SetupOptions::default()).await;
     let _namespace = client.publish_namespace("a").await.accepted().await;
-    assert_eq!(relay.server.status().access.unproven, 0); // exact: the request was answered
+    // exact: the relay counts a session before it answers a request of the session
+    assert_eq!(relay.server.status().access.unproven, 0);
 }
 
 /// Returns a C4M token for one action in all namespaces.
@@ -137,7 +138,7 @@ async fn fill_of_a_subscription_needs_the_right_to_fetch() {
     let mut stream = open_stream(&publisher, &subgroup(7, 0)).await;
     // Writes an object of one byte, so that the cache has an object from before the subscription.
     stream.write_all(&[0, 1, b'x']).await.unwrap();
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let is_there = || relay.server.status().tracks.first().is_some_and(|track| track.objects_cached == 1);
     until("an object", is_there).await;
 
@@ -150,7 +151,7 @@ async fn fill_of_a_subscription_needs_the_right_to_fetch() {
     let mut subscribed = ask(&watcher, subscribe.into()).await.accepted().await;
     until("a fill", || relay.server.status().access.clients.iter().any(|one| one.fetched_bytes > 0)).await;
     subscribed.reset().await;
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let is_over = || relay.server.status().tracks.iter().all(|track| track.subscribers == 0);
     until("no subscriber", is_over).await;
     assert_eq!(relay.refused("token_expired"), 1);
