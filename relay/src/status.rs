@@ -139,7 +139,7 @@ pub struct ClusterLinkStatus {
     pub cost: u64,
     /// Number of namespaces that the relay announces.
     pub routes: u64,
-    /// True if the relay does not answer, or has sent GOAWAY. Routes of other relays are preferred.
+    /// True if the relay does not answer, or has sent GOAWAY. Routes of other relays are then preferred.
     pub suspect: bool,
 }
 
@@ -271,7 +271,7 @@ pub struct EngineStatus {
     /// Changes of sessions that were passed to the kernel engine.
     #[serde(default)]
     pub commands: u64,
-    /// Changes that were replaced by newer ones of the same session before they were applied.
+    /// Changes that a newer change of the same session replaced before they were applied.
     #[serde(default)]
     pub commands_coalesced: u64,
     /// Sessions that have shown a right and wait for a record in the kernel's tables.

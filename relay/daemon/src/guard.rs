@@ -128,7 +128,7 @@ impl RelayGuard {
     /// Applies new settings of the gate.
     ///
     /// # Errors
-    /// Fails if the settings require a gate that cannot run. Then nothing has changed.
+    /// Fails if the settings require a gate that cannot run. The gate is then unchanged.
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         let mut state = self.state.lock();
         if config.gate == GateChoice::Off {

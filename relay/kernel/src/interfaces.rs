@@ -149,8 +149,8 @@ fn attach(relay: &RelayProgram, name: &str) -> Result<ForwardingInterface, Error
     })
 }
 
-/// Refuses interfaces whose packets begin neither with an Ethernet header nor with an IP header (tun devices). Also
-/// refuses loopback, from which no other host is reached.
+/// Refuses interfaces whose packets begin neither with an Ethernet header nor, as on tun devices, with an IP header.
+/// Also refuses loopback, from which no other host is reached.
 fn check(name: &str, index: i32) -> Result<(), Error> {
     let error = |source| Error::Interface { name: name.to_owned(), source };
     let kind = millrace_transport::interfaces::kind(name).map_err(|errno| error(errno.into()))?;

@@ -25,8 +25,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Connects to a relay. A URL with `https` asks for a WebTransport session on the connection.
 ///
 /// # Errors
-/// Returns an error if the name has no usable address, or if no address answered in time. The error is the last
-/// attempt's.
+/// Returns an error if the name has no usable address, or if no address answered in time. In the latter case, returns
+/// the error of the last attempt.
 pub async fn connect(
     shared: &Arc<ServerShared>,
     url: &Url,

@@ -29,7 +29,7 @@ pub async fn run(
 ) -> Result<(), SessionError> {
     context.until_ready().await?;
     let _fallback = context.hub().publish(Namespace::default(), publisher, true);
-    // The guard registers the upstream relay for all namespaces, as the last one to be asked.
+    // The guard registers the upstream relay as publisher of all namespaces, which is used only if there is no other.
     let leave = async {
         context.until_peer_goes_away().await;
         publications.leave();

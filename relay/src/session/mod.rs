@@ -249,7 +249,7 @@ impl RelaySession {
         }
     }
 
-    /// Closes the session from our side.
+    /// Closes the session from this relay's side.
     pub fn close(&self, code: code::Session, reason: &str) {
         self.context.close(code, reason);
     }

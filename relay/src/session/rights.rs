@@ -32,7 +32,7 @@ pub struct SessionRights {
     access: Arc<Access>,
     usage: Arc<BudgetUsage>,
     registered: Mutex<RegisteredTokens>,
-    /// The cache account of the groups that the peer publishes.
+    /// The account that the cache charges with the groups that the peer publishes.
     account: OnceLock<Arc<Account>>,
     /// The subject and rights of the session, once SETUP has arrived.
     admitted: OnceLock<(Arc<SessionSubject>, Arc<Rights>)>,
@@ -95,7 +95,7 @@ impl SessionRights {
         self.admitted.get().map(|(subject, _)| subject.client())
     }
 
-    /// Returns the cache account of the groups that the peer publishes.
+    /// Returns the account that the cache charges with the groups that the peer publishes.
     pub fn account(&self) -> &Arc<Account> {
         self.account.get_or_init(|| {
             let account = self.client().map(|client| Account::from_share(Arc::clone(&client.cache)));

@@ -17,7 +17,7 @@ struct HeldUses {
     is_upstream: bool,
     /// True once the session has proved an access right, for example by a token.
     is_proven: bool,
-    // Uses under way, by [`UseKind`].
+    // Number of uses under way of each [`UseKind`].
     counts: [usize; 2],
 }
 

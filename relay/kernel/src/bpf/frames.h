@@ -85,7 +85,7 @@ struct frame_stream {
 	__u32 pad;
 };
 
-/* Moves over `bytes` bytes of the frame. FRAME_BAD: the payload is shorter. */
+/* Moves over `bytes` bytes of the frame. Returns FRAME_BAD if the payload is shorter. */
 static __always_inline enum frame_step frame_skip(struct frame_walk *walk, __u64 bytes)
 {
 	if (bytes > walk->end - walk->at)

@@ -25,7 +25,7 @@ pub struct WantedRing {
     pub text_bytes: usize,
 }
 
-/// The state of a ring after a refill.
+/// The state of a keystream ring after a refill.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Refill {
     /// Number of keystreams that were computed.

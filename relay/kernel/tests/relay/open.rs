@@ -508,7 +508,7 @@ fn each_subscriber_gets_its_own_preamble_and_alias() {
 }
 
 fn open_for_all(mut scene: RelayScene) {
-    // The subscribers' sessions and aliases.
+    // The WebTransport sessions and track aliases of the subscribers.
     const KINDS: [(Option<u64>, u64); 4] =
         [(Some(0), 9), (None, 300), (Some(1 << 60), u64::MAX), (Some(0), ALIAS)];
     scene.slots.clear();
