@@ -5,7 +5,7 @@ use std::{any::Any, net::IpAddr};
 /// Counts a session against the limits of its client and its client's networks, until it is dropped.
 pub type Permit = Box<dyn Any + Send>;
 
-/// The limit that a client's further session would exceed.
+/// The limit that one more session of a client would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooManySessions {
     /// The client's address has as many sessions as one address may have.
@@ -15,7 +15,7 @@ pub enum TooManySessions {
 }
 
 impl TooManySessions {
-    /// Returns the reason that is sent to the client.
+    /// Returns the close reason that is sent to the refused client.
     pub(crate) fn reason(self) -> &'static [u8] {
         match self {
             Self::Client => b"this client has as many sessions as it may have",
@@ -24,7 +24,7 @@ impl TooManySessions {
     }
 }
 
-/// Limits how many sessions a client may have. The relay asks before the handshake and again after it.
+/// Limits how many sessions a client may have. The relay calls it before the handshake and again after it.
 pub trait Admission: Send + Sync {
     /// Decides whether a handshake may begin. The source address may still be forged.
     ///

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use millrace_moq::msf::MsfCatalog;
 use parking_lot::Mutex;
 
-/// The newest catalog version that was read, parsed once for all sessions. `None` in place of a catalog: that version
-/// is not a valid catalog.
+/// The newest catalog version that was read, parsed once for all sessions. `None` in place of the catalog means that
+/// this version is invalid.
 #[derive(Default)]
 pub struct ParsedCatalog(Mutex<Option<(u64, Option<Arc<MsfCatalog>>)>>);
 
 impl ParsedCatalog {
     /// Returns the catalog of this version. `read` returns its JSON, and is called only if this version was not parsed
-    /// before. The outer `None`: `read` does not have the whole object yet. The inner `None`: the object is not a valid
-    /// catalog.
+    /// before. Returns `None` if `read` does not have the whole object yet, and `Some(None)` if the object is not a
+    /// valid catalog.
     pub fn get(
         &self,
         version: u64,
@@ -25,7 +25,7 @@ impl ParsedCatalog {
         {
             return Some(catalog.clone());
         }
-        // `read` returns `None` for an incomplete object. That is not stored, so the next caller tries again.
+        // For an incomplete object, `read` returns `None`. This result is not stored, so the next caller reads again.
         let catalog = MsfCatalog::parse(&read()?).ok().map(Arc::new);
         *newest = Some((version, catalog.clone()));
         Some(catalog)

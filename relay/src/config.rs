@@ -26,16 +26,17 @@ pub struct Config {
     /// QUIC and TLS settings: the relay's certificate, and the roots that an upstream relay's certificate is checked
     /// against.
     pub transport: millrace_transport::Config,
-    /// Size and age limits of the cache, and the part of it that one client's objects may fill.
+    /// Size and age limits of the cache, and the share of the cache that one client's objects may use.
     pub cache: cache::CacheLimits,
     /// The most sessions that may be open at a time. Further peers are refused before their handshake.
     pub max_sessions: usize,
     /// The most tracks that may exist at a time. Further subscriptions and publications are refused.
     pub max_tracks: usize,
-    /// The most tracks per session that the offload may prepare for, before their streams or datagrams begin. The
-    /// session with the upstream relay has no such limit.
+    /// The most tracks per session for which the offload may prepare forwarding before their streams or datagrams
+    /// begin. The session with the upstream relay has no such limit.
     pub offloaded_tracks: usize,
-    /// How long subscriptions wait for another publisher when their publisher was lost without ending its tracks.
+    /// How long subscriptions wait for a publisher to return, or for another one, after their publisher was lost
+    /// without ending its tracks.
     pub linger: Duration,
     /// Time from GOAWAY until sessions that are still open are closed.
     pub drain_timeout: Duration,
@@ -48,8 +49,8 @@ pub struct Config {
     /// Whether subscribers may name tracks that are alternatives of each other (draft-wilaw-moq-moqt-ssts, whose code
     /// points are provisional).
     pub switching_sets: bool,
-    /// MoQ drafts offered in WebTransport sessions, in order of preference. `transport.alpn` lists those offered over
-    /// plain QUIC.
+    /// MoQ drafts offered in WebTransport sessions, in order of preference. `transport.alpn` lists the drafts that are
+    /// offered over plain QUIC.
     pub drafts: Vec<Draft>,
     /// Origins of web pages that may open a WebTransport session.
     pub origins: Origins,
@@ -64,7 +65,7 @@ pub struct RelayCluster {
     pub cost: Option<u64>,
     /// The relays that this one connects to. Further relays may connect to it.
     pub peers: Vec<ClusterPeer>,
-    /// The most namespaces that one session may announce routes to.
+    /// The most namespaces to which one session may announce routes.
     pub max_routes: usize,
 }
 
@@ -119,8 +120,8 @@ pub struct UpstreamRelay {
 }
 
 impl UpstreamRelay {
-    /// Returns this relay under another URI, as a GOAWAY names one. An empty `uri` means the same URI. Returns `None`
-    /// if `uri` is not a relay's URI.
+    /// Returns the other relay's settings with the URI that its GOAWAY names. An empty `uri` keeps the present URI.
+    /// Returns `None` if `uri` is not a relay's URI.
     pub fn at(&self, uri: &str) -> Option<Self> {
         let url = match uri {
             "" => self.url.clone(),

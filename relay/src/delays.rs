@@ -82,7 +82,7 @@ impl TrackDelays {
         rule.map_or(*default, |(_, max_delay)| *max_delay)
     }
 
-    /// Replaces the track's delays. A stream that is open keeps the delay that it began with.
+    /// Replaces the track's delays. Streams that are open already keep the delay that they began with.
     pub fn change(&self, delays: &Delays, namespace: &Namespace) {
         *self.0.write() = delays.rules_of(namespace);
     }

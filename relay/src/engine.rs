@@ -30,7 +30,7 @@ impl RelayEngine {
         *self.why_user.lock() = reason.into();
     }
 
-    /// Returns the network interfaces that the offload is attached to, or was detached from.
+    /// Returns the network interfaces that the offload is attached to, or should be attached to.
     pub fn interfaces(&self) -> Vec<offload::OffloadInterface> {
         self.offload.as_ref().map(|offload| offload.interfaces()).unwrap_or_default()
     }

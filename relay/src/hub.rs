@@ -41,20 +41,21 @@ use super::{
     waiters::Waiters,
 };
 
-/// The shortest and the longest pause between two searches for a track's publishers on behalf of one waiting SUBSCRIBE.
-/// The pause doubles with each search, so publishers that come and go quickly cause few searches.
+/// The shortest and the longest pause between two searches for a track's publishers, while a SUBSCRIBE waits. The pause
+/// doubles with each search, so publishers that connect and disconnect quickly cause few searches.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// Limits and timeouts of the whole relay.
 #[derive(Clone, Copy, Debug)]
 pub struct HubLimits {
     pub max_tracks: usize,
-    /// The most tracks per session that the offload may prepare for, before their streams or datagrams begin. Streams
-    /// of further tracks are handed to the offload one by one, after userspace has read their beginning.
+    /// The most tracks per session for which the offload may prepare forwarding before their streams or datagrams
+    /// begin. Streams of further tracks are handed to the offload one by one, after userspace has read their beginning.
     pub offloaded_tracks: usize,
     /// How long an upstream subscription is kept after its last subscriber left.
     pub linger: Duration,
-    /// How long subscriptions wait for another publisher when their publisher was lost without ending its tracks.
+    /// How long subscriptions wait for a publisher to return, or for another one, after their publisher was lost
+    /// without ending its tracks.
     pub absence: Duration,
     /// The longest time that a SUBSCRIBE may wait for a publisher, whatever its RENDEZVOUS_TIMEOUT asks for.
     pub max_rendezvous: Duration,
@@ -119,8 +120,8 @@ impl Hub {
     /// Sets how long media may wait for slow subscribers, for tracks that exist and for later ones.
     pub fn set_delays(&self, delays: Delays) {
         self.delays.write().clone_from(&delays);
-        // `track` reads `delays` while it holds the write lock of `tracks`. So a track made with the old delays is in
-        // the map before this read lock is granted.
+        // `track` reads `delays` while it holds the write lock of `tracks`. So a track with the old delays is in the
+        // map before this read lock is granted, and is changed below.
         self.tracks.read().values().for_each(|track| track.set_delays(&delays));
     }
 
@@ -132,8 +133,8 @@ impl Hub {
         if let Some(track) = self.find_track(name) {
             return Ok(track);
         }
-        // Another thread may have added the track between the two locks, so the limit ignores a name that is in the map
-        // by now.
+        // Another thread may have added the track between the two locks, so the limit does not apply to a track that is
+        // in the map by now.
         let mut tracks = self.tracks.write();
         if tracks.len() >= self.limits.max_tracks && !tracks.contains_key(name) {
             return Err(RequestError::new(
@@ -177,8 +178,7 @@ impl Hub {
     /// Refuses a request for a track that does not exist and has no publisher, before a track is created for it.
     ///
     /// # Errors
-    /// Returns an error if the track does not exist and nobody that `requester` may be served by publishes its
-    /// namespace.
+    /// Returns an error if the track does not exist and its namespace has no publisher that may serve `requester`.
     pub fn check_known(&self, name: &TrackName, requester: Requester) -> Result<(), RequestError> {
         if self.find_track(name).is_some() || !self.publishers_of(name.namespace(), requester).all.is_empty()
         {
@@ -238,9 +238,9 @@ impl Hub {
         }
     }
 
-    /// Subscribes at a publisher that arrived late to all tracks below `namespace` that have subscribers and another
-    /// publisher. Existing subscriptions are then served by both (draft-18, "Publisher Interactions"). `pace` returns
-    /// the time at which the next page of tracks may be read.
+    /// Subscribes at a new publisher of `namespace` to all tracks below it that have subscribers and another publisher.
+    /// Both publishers then serve the existing subscriptions (draft-18, "Publisher Interactions"). `pace` returns the
+    /// time at which the next page of tracks may be read.
     pub async fn subscribe_existing(
         &self,
         namespace: &Namespace,
@@ -304,8 +304,8 @@ impl Hub {
         self.waiting.wake(track.name());
     }
 
-    /// Makes sure that a publisher serves `track`. Asks all its publishers, and returns with the first one that
-    /// accepts. Waits up to `rendezvous` for a publisher to appear.
+    /// Makes sure that a publisher serves `track`. Sends SUBSCRIBE to all publishers of its namespace, and returns when
+    /// the first one accepts. Waits up to `rendezvous` for a publisher to appear.
     ///
     /// # Errors
     /// Returns an error if nobody publishes the track, or every publisher refused.
@@ -329,7 +329,7 @@ impl Hub {
                 decided => return decided,
             }
             let next = Clock::now() + pause;
-            // A publisher that comes and goes quickly causes one search per pause at most.
+            // A publisher that connects and disconnects quickly causes at most one search per pause.
             let woken = async {
                 waiter.woken().await;
                 sleep_until(next).await;
@@ -350,10 +350,12 @@ impl Hub {
             )
         };
         if track.is_asked_by_way_of(requester.hop) {
-            // The relay that asks and this one would wait for each other's answer.
+            // This relay is requesting the track by a route through the requester, so the two relays would wait for
+            // each other's answer.
             return Err(looped());
         }
-        // One search at a time for each track. Whoever waited for the lock usually finds the track established.
+        // One task at a time searches for publishers of a track. A task that waited for this lock usually finds that
+        // the track has one.
         let _one_at_a_time = track.connecting.lock().await;
         if track.is_established() {
             return if self.would_loop(track, requester) { Err(looped()) } else { Ok(()) };
@@ -379,7 +381,7 @@ impl Hub {
         Err(refused)
     }
 
-    /// Asks relays of the cluster for the track, one after the other, until one accepts.
+    /// Subscribes to the track at relays of the cluster, one after the other, until one accepts.
     async fn try_relays(
         &self,
         track: &Arc<LiveTrack>,
@@ -387,7 +389,8 @@ impl Hub {
     ) -> SubscribeAnswer {
         let mut refused = self.absent();
         for relay in relays {
-            // Requests from relays on the path are refused meanwhile, since both sides would wait for each other.
+            // Meanwhile, requests for the track from relays on its path are refused, since both sides would wait for
+            // each other.
             let _asked = track.ask_by_way_of(self.hops_by(track, relay.id()));
             let (sender, mut answers) = mpsc::channel(1);
             relay.subscribe(Arc::clone(track), sender);
@@ -400,7 +403,7 @@ impl Hub {
         Err(refused)
     }
 
-    /// Returns the publishers that may be asked for `track`.
+    /// Returns the publishers at which the relay may subscribe to `track`.
     fn publishers_for(&self, track: &LiveTrack, requester: Requester) -> Publishers {
         let mut publishers = self.publishers_of(track.name().namespace(), requester);
         if !track.may_come_from_upstream() {
@@ -409,11 +412,11 @@ impl Hub {
         publishers
     }
 
-    /// Asks the other publishers of a track's namespace to serve subscriptions whose publisher was lost.
+    /// Subscribes at the other publishers of a track's namespace, after the publisher of its subscriptions was lost.
     fn replace_publisher(&self, track: &Arc<LiveTrack>) {
         let Publishers { mut all, in_turn } = self.publishers_for(track, Requester::NOBODY);
         if in_turn {
-            // Relays of a cluster have the same media, so one of them is enough.
+            // All relays of a cluster deliver the same media, so one of them is enough.
             all.truncate(1);
         }
         for publisher in all {
@@ -421,8 +424,8 @@ impl Hub {
         }
     }
 
-    /// Tells the watchers of `namespace` that it was withdrawn and published again, because a publisher below it was
-    /// restarted. Players then start over.
+    /// Reports to the watchers of `namespace` that it was withdrawn and published again, because a publisher below it
+    /// was restarted. Players then subscribe again.
     pub fn announce_again(&self, namespace: &Namespace) {
         self.namespaces.announce_again(namespace);
     }
@@ -459,8 +462,8 @@ impl Hub {
 
     fn forget(&self, track: &Arc<LiveTrack>) {
         let mut tracks = self.tracks.write();
-        // One reference is the caller's and one the map's. New ones are made only under the map's lock, so nobody
-        // else can get one now.
+        // The two references are the caller's and the map's. Further references are made only under the map's lock,
+        // which is held here, so the track is unused.
         if Arc::strong_count(track) <= 2 {
             tracks.remove(track.name());
             drop(tracks);

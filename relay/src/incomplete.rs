@@ -13,19 +13,19 @@ const LIMIT: usize = 4 << 20;
 #[derive(Default)]
 pub struct IncompleteBytes(AtomicUsize);
 
-/// One stream's part of the sum. Dropping it subtracts the part.
+/// The incomplete bytes of one stream, as a part of the session's sum. Dropping it subtracts them.
 pub struct HeldIncomplete {
     sum: Arc<IncompleteBytes>,
     bytes: usize,
 }
 
-/// The session's streams together hold more incomplete bytes than [`LIMIT`].
+/// The error if the session's streams together hold more incomplete bytes than [`LIMIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more than 4 MiB of messages and object headers that are not complete")]
 pub struct TooMuch;
 
 impl IncompleteBytes {
-    /// Returns the part of a new stream, which is 0.
+    /// Returns the counter of a new stream, which has no incomplete bytes.
     pub fn stream(self: &Arc<Self>) -> HeldIncomplete {
         HeldIncomplete { sum: Arc::clone(self), bytes: 0 }
     }
@@ -45,7 +45,7 @@ impl HeldIncomplete {
         if bytes == self.bytes {
             return Ok(());
         }
-        // A part that shrinks yields a huge number here. The wrapping additions make it a subtraction.
+        // If the number of bytes decreases, the difference wraps around, and the wrapping addition below subtracts.
         let grown = bytes.wrapping_sub(self.bytes);
         let sum = self.sum.0.fetch_add(grown, Relaxed).wrapping_add(grown);
         self.bytes = bytes;

@@ -1,4 +1,5 @@
-//! The configured renditions of a track: which tracks may be sent in its place.
+//! The configured ladders: tracks that are renditions of the same content, any of which may be sent in place of
+//! another.
 
 use millrace_moq::{
     TrackName,
@@ -14,9 +15,10 @@ pub enum AdaptiveMode {
     /// Subscriptions are never switched: subscribers get the track that they asked for.
     #[default]
     Off,
-    /// Only the configured ladders are used.
+    /// Renditions are taken only from the configured ladders.
     Ladders(Vec<LadderRule>),
-    /// The configured ladders are used first. Tracks in none of them use the catalog of their namespace.
+    /// Renditions are taken from the configured ladders. For a track in none of them, they are taken from the catalog
+    /// of its namespace.
     Catalogs(Vec<LadderRule>),
 }
 

@@ -47,7 +47,8 @@ use millrace_access::policy::RightHolder;
 /// 1. [`Self::claim`], for a publisher: the track belongs to its identity while a [`TrackClaim`] lives.
 /// 2. [`Self::prepare`], before its PUBLISH or our SUBSCRIBE is answered. It decides whether the track starts over.
 /// 3. [`Self::add_upstream`], once the publisher and this relay have agreed on a subscription.
-/// 4. [`Self::place`] for each group, before anything of the group is taken. Then come the subgroups and datagrams themselves.
+/// 4. [`Self::place`] for each group, before any stream or datagram of the group is accepted. Then come the subgroups
+///   and datagrams themselves.
 /// 5. [`Self::remove_upstream`], [`Self::supersede`] or [`Self::fail`], once.
 ///
 /// Subscribers may come and go at any time. Locks are taken in this order: `subscriptions`, `upstreams`, then
@@ -60,9 +61,10 @@ pub struct LiveTrack {
     cache: Arc<TrackCache>,
     delays: TrackDelays,
     subscriptions: RwLock<Vec<Arc<Subscription>>>,
-    /// The publishers' subscriptions. The first one leads; the others send copies of its objects, or stand by.
+    /// The publishers' subscriptions. The first publisher leads. The others send copies of its objects, or are
+    /// standbys, whose objects are dropped.
     upstreams: Mutex<Vec<Arc<UpstreamTrack>>>,
-    /// The publisher that the offload forwards. Locked after `subscriptions` and `upstreams`.
+    /// The publisher whose streams and datagrams the offload forwards. Locked after `subscriptions` and `upstreams`.
     forwarding: Mutex<Forwarding>,
     /// The wait for a publisher, if there is one. Locked after `upstreams`.
     absence: Mutex<Option<Absence>>,
@@ -76,10 +78,12 @@ pub struct LiveTrack {
     failures: watch::Sender<u64>,
     idle_since: Mutex<Instant>,
     group_request: Mutex<GroupRequest>,
-    /// The session that we unsubscribed from for lack of subscribers, if no publisher has come since.
+    /// The session at which the relay has unsubscribed for lack of subscribers, if the track has had no publisher
+    /// since.
     paused_at: Mutex<Option<u64>>,
     owner: Mutex<Option<TrackOwner>>,
-    /// The hops on the path of the cluster relay that is being asked for the track. Empty if none is being asked.
+    /// The hops on the route by which the track is being requested from a relay of the cluster. Empty without such a
+    /// request.
     asked: Mutex<Vec<HopId>>,
     /// The parsed content of the track, if the track is a catalog.
     pub catalog: ParsedCatalog,
@@ -91,7 +95,7 @@ struct TrackOwner {
     claims: usize,
 }
 
-/// One publisher's share in the ownership of a track. Dropping the last one frees the track.
+/// One publisher's share in the ownership of a track. When the last share is dropped, the track has no owner.
 pub struct TrackClaim(Arc<LiveTrack>);
 
 impl Drop for TrackClaim {
@@ -116,9 +120,9 @@ impl Drop for ClusterRequest {
 /// NEW_GROUP_REQUESTs of subscribers (draft-18, "NEW GROUP REQUEST Parameter").
 #[derive(Default)]
 struct GroupRequest {
-    /// The group to ask for in the next SUBSCRIBE to a publisher.
+    /// The group of the NEW_GROUP_REQUEST that the next SUBSCRIBE to a publisher contains.
     pending: Option<u64>,
-    /// The group that was asked for, and the track's largest group at that time. The request is outstanding until the
+    /// The requested group, and the track's largest group when it was requested. The request is outstanding until the
     /// largest group grows.
     outstanding: Option<(u64, Option<u64>)>,
 }
@@ -190,7 +194,7 @@ impl LiveTrack {
     /// [`Self::prepare`].
     pub fn claim(self: &Arc<Self>, identity: RightHolder) -> Option<TrackClaim> {
         let mut owner = self.owner.lock();
-        // An owner with 0 claims is possible only inside this function and `TrackClaim::drop`, both under this lock.
+        // An owner with 0 claims exists only inside this function and `TrackClaim::drop`, which hold this lock.
         let owner = owner.get_or_insert(TrackOwner { identity: identity.clone(), claims: 0 });
         if owner.identity != identity {
             return None;
@@ -199,21 +203,21 @@ impl LiveTrack {
         Some(TrackClaim(Arc::clone(self)))
     }
 
-    /// Notes that a relay is being asked for the track, and that objects from it would pass these hops. There is one
-    /// such request at a time.
+    /// Records that the track is being requested from a relay, by a route with these hops. There is one such request at
+    /// a time.
     pub fn ask_by_way_of(self: &Arc<Self>, hops: Vec<HopId>) -> ClusterRequest {
         *self.asked.lock() = hops;
         ClusterRequest(Arc::clone(self))
     }
 
-    /// Reports whether the track is being asked for at a relay whose route passes `hop`.
+    /// Reports whether the track is being requested from a relay whose route passes `hop`.
     pub fn is_asked_by_way_of(&self, hop: HopId) -> bool {
         hop.is_named() && self.asked.lock().contains(&hop)
     }
 
-    /// Prepares the track for a publisher. If the track has no other one, it starts over, and cached groups are
+    /// Prepares the track for a publisher. If the track has no other publisher, it starts over: its cached groups are
     /// dropped. Cached groups stay if subscriptions waited for a publisher, or if we unsubscribed from this same
-    /// publisher for lack of subscribers; then only a gap is noted.
+    /// publisher for lack of subscribers; then only a gap in the groups is recorded.
     pub fn prepare(&self, publisher: u64) {
         let upstreams = self.upstreams.lock();
         if !upstreams.is_empty() {
@@ -242,14 +246,14 @@ impl LiveTrack {
         self.forwarding.lock().choose(&upstreams);
     }
 
-    /// Makes `new` take over from the publishers that are being left. It begins with the group after the newest one
-    /// that any of them has begun, including groups that the offload forwarded. `largest` is the location that `new` is
-    /// at.
+    /// Makes `new` take over from the publishers that the track moves away from. It takes over with the group after the
+    /// newest group that any of them has begun, in userspace or the offload. `largest` is the largest location of
+    /// `new`.
     pub fn hand_over_to(&self, new: &Arc<UpstreamTrack>, largest: Option<Location>) {
         let upstreams = self.upstreams.lock();
         let mut forwarding = self.forwarding.lock();
         forwarding.choose(&upstreams);
-        // (0, 0) stands for no group at all.
+        // The location (0, 0) means that no group has begun.
         let forwarded = Some(forwarding.newest()).filter(|newest| *newest > (0, 0)).map(|newest| newest.0);
         let begun = self.data.largest().max(largest).map(|begun| begun.group).max(forwarded);
         let group = begun.map_or(0, |begun| begun.saturating_add(1));
@@ -258,8 +262,8 @@ impl LiveTrack {
         }
     }
 
-    /// Removes a publisher's subscription. After the last one, the track's subscriptions end with `ended`. If the
-    /// publisher was lost without PUBLISH_DONE, they first wait for another one for the time `wait`.
+    /// Removes a publisher's subscription. After the last publisher, the track's subscriptions end with `ended`. If
+    /// that publisher was lost without PUBLISH_DONE, they first wait up to `wait` for another one.
     pub fn remove_upstream(
         &self,
         upstream: &Arc<UpstreamTrack>,
@@ -283,7 +287,8 @@ impl LiveTrack {
         if waits {
             self.begin_wait(upstream, None, ended, now, wait);
         }
-        // `upstreams` stays locked up to here, so that no publisher is added between the removal and the notes.
+        // `upstreams` stays locked up to here, so that no publisher is added between the removal and the start of the
+        // wait.
         *self.idle_since.lock() = now;
         *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
         drop(upstreams);
@@ -328,7 +333,8 @@ impl LiveTrack {
 
     /// Adds a subscription. It first gets the cached objects of its window, then new ones as they arrive.
     pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
-        // The lock is held throughout, so an object that arrives now is sent either from the cache or as a new one.
+        // The lock is held to the end of this function, so an object that arrives meanwhile is sent exactly once: from
+        // the cache or as a new object.
         let mut subscriptions = self.subscriptions.write();
         let groups = self.cached(&subscription);
         self.offer_subgroups(&groups, &subscription, now, outbox);
@@ -362,7 +368,8 @@ impl LiveTrack {
         self.forwarding.lock().known_openings()
     }
 
-    /// Lets the offload open streams for a subscription wherever it may already do so for other subscriptions.
+    /// Adds a subscription to all openings of the track, so that the offload may open streams for it as for other
+    /// subscriptions.
     pub fn offer_openings(&self, subscription: &Subscription) {
         for opening in self.openings().iter().flat_map(|openings| openings.waiting()) {
             if !subscription.prepare(self.number, &opening) {
@@ -371,7 +378,8 @@ impl LiveTrack {
         }
     }
 
-    /// Prepares the offload for the publisher's next streams: for each it may then open a stream to each subscriber.
+    /// Prepares the offload for the publisher's next streams: for each such stream it may then open a stream to each
+    /// subscriber.
     pub fn replenish(&self, openings: &Arc<dyn OffloadOpenings>) {
         let subscriptions = self.subscriptions.read();
         for _ in 0..openings.missing(subscriptions.len()) {
@@ -405,8 +413,8 @@ impl LiveTrack {
         }
     }
 
-    /// Returns the cached groups of the subscription's window. Returns none while a new publisher has not shown yet
-    /// whether it continues the group numbering; a new subscriber then begins with that publisher's next group.
+    /// Returns the cached groups of the subscription's window. Returns none while it is unknown whether a new publisher
+    /// continues the group numbering. A new subscriber then begins with that publisher's next group.
     fn cached(&self, subscription: &Subscription) -> Vec<CachedGroup> {
         if self.upstreams.lock().first().is_some_and(|upstream| upstream.is_unnumbered()) {
             return Vec::new();
@@ -435,8 +443,8 @@ impl LiveTrack {
         self.subscriptions.read().is_empty().then(|| *self.idle_since.lock())
     }
 
-    /// Adds a subgroup stream of `upstream` that has begun. Its memory is counted against `account`, the publisher's.
-    /// `is_bound`: the offload forwards the stream already.
+    /// Adds a subgroup stream of `upstream` that has begun. Its memory is charged to `account`, the publisher's cache
+    /// account. `is_bound`: the offload forwards the stream already.
     ///
     /// # Errors
     /// Returns an error if the track has a copy of the subgroup already.
@@ -449,7 +457,7 @@ impl LiveTrack {
         account: &Arc<Account>,
     ) -> Result<(), Duplicate> {
         let upstreams = self.upstreams();
-        // The lock is held until the track has the subgroup, so that no other copy of it begins in between.
+        // The lock is held until the track has the subgroup, so that no other copy of the subgroup is added in between.
         let mut forwarding = self.forwarding.lock();
         if forwarding.is_elsewhere(upstream, &upstreams, subgroup.header()) && !is_bound {
             return Err(Duplicate::Arriving);
@@ -575,13 +583,13 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// Handles a NEW_GROUP_REQUEST. `group` is the first group that the subscriber does not know, or 0 if it knows
-    /// none.
+    /// Handles a NEW_GROUP_REQUEST. `group` is one more than the largest group that the subscriber knows, or 0 if it
+    /// knows none.
     pub fn request_group(&self, group: u64) {
         let largest = self.data.largest().map(|largest| largest.group);
         let mut request = self.group_request.lock();
-        // A request is pointless if the group exists already, if an equal one is outstanding, or if the publisher does
-        // not support it.
+        // No request is sent if the group exists already, if an equal request is outstanding, or if the publisher does
+        // not support the request.
         let stale = group != 0 && largest.is_some_and(|largest| group <= largest);
         let asked = request.outstanding.is_some_and(|(asked, at)| asked >= group && at == largest);
         let dynamic = self.data.parsed_properties().dynamic_groups == Some(true);

@@ -21,7 +21,7 @@ impl Outbox {
         connection.transmit(now, &mut self.batches[index].1);
     }
 
-    /// Sends all batches.
+    /// Sends the collected packets of all sockets.
     pub fn flush(&mut self) {
         for (connection, batch) in &mut self.batches {
             connection.flush(batch);

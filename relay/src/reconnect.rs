@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 const SHORTEST: Duration = Duration::from_millis(250);
-/// The longest pause. A session that lasted longer than this resets the pause to the shortest.
+/// The longest pause between connection attempts. A session that lasted longer than this resets the pause to the
+/// shortest.
 const LONGEST: Duration = Duration::from_secs(15);
-/// If the upstream relay was restarted after a session longer than this, the relay connects again at once.
+/// The least length of a session after which a restart of the upstream relay makes this relay connect again at once.
 const BRIEF: Duration = Duration::from_secs(1);
 
 /// The pause before the next connection. It doubles after each failed attempt and each short session.
@@ -17,10 +18,11 @@ impl Pauses {
         Self(SHORTEST)
     }
 
-    /// Returns the pause after a session of the length `lasted`, which is zero if the attempt failed. `forgotten`: the
-    /// upstream relay answered with a stateless reset, so it was restarted.
+    /// Returns the pause after a session of the length `lasted`, which is zero if the attempt failed. `forgotten` is
+    /// true if the upstream relay answered with a stateless reset, because it was restarted.
     pub fn next_pause(&mut self, lasted: Duration, forgotten: bool) -> Duration {
-        // The length is required so that a peer that resets each connection at once cannot cause a busy loop.
+        // A least session length is required, so that a peer that resets each connection at once cannot cause a busy
+        // loop.
         if forgotten && lasted > BRIEF {
             self.0 = SHORTEST;
             return Duration::ZERO;
@@ -48,9 +50,9 @@ mod tests {
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 15_000, 15_000]);
     }
 
-    /// An upstream relay that accepts sessions and ends them at once is not asked four times a second.
+    /// If an upstream relay accepts sessions and ends them at once, the pause between connection attempts still grows.
     #[test]
-    fn pause_after_short_sessions_doubles_and_after_a_long_one_is_short() {
+    fn reconnect_pause_doubles_after_short_sessions_only() {
         let mut pauses = Pauses::new();
         assert_eq!(milliseconds(&mut pauses, Duration::from_secs(1), 3), [250, 500, 1000]);
         assert_eq!(pauses.next_pause(LONGEST, false).as_millis(), 2000);
@@ -59,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn restarted_upstream_is_connected_to_at_once_but_not_again_and_again() {
+    fn restarted_upstream_is_reconnected_at_once_but_not_repeatedly() {
         let mut pauses = Pauses::new();
         assert_eq!(milliseconds(&mut pauses, Duration::ZERO, 3), [250, 500, 1000]);
         assert_eq!(pauses.next_pause(Duration::from_secs(5), true).as_millis(), 0);

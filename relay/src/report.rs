@@ -35,7 +35,7 @@ pub struct StatusSources<'a> {
     pub hub: &'a Hub,
     pub access: &'a Access,
     pub engine: &'a RelayEngine,
-    /// Endpoints that accept connections from clients.
+    /// QUIC endpoints that accept connections from clients.
     pub endpoints: &'a [Endpoint],
     pub outgoing: &'a [Endpoint],
     /// The sessions that are open now.

@@ -54,7 +54,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most handshakes with clients whose address is unproved. Further clients get a Retry packet first. It also bounds
 /// the offload records that forged addresses can occupy.
 const MAX_UNPROVED: usize = 64;
-/// How long a peer may take to answer a request of the relay.
+/// The longest time that a peer may take to answer a request of the relay.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the relay stays subscribed to a track that has no subscribers.
 const LINGER: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ pub struct BoundRelay {
 
 /// A running relay.
 ///
-/// [`Self::drain`] ends it, and gives peers time to go elsewhere first. [`Self::stop`] ends it at once.
+/// [`Self::drain`] sends GOAWAY, waits for peers to leave, and ends the relay. [`Self::stop`] ends it at once.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Handshake {
         Self { shared: Arc::clone(shared), proved }
     }
 
-    /// Notes that the client has proved its address. A WebTransport client still has to send its request.
+    /// Records that the client has proved its address. A WebTransport client still has to send its request.
     fn prove(&mut self) {
         if !std::mem::replace(&mut self.proved, true) {
             self.shared.handshakes.unproved.fetch_sub(1, Relaxed);
@@ -283,11 +283,11 @@ impl Server {
         self.shared.hub.with_table(|table| describe_routes(table, prefix))
     }
 
-    /// Connects to these relays, which a discovery store has named, in addition to those of the settings. A relay that the store
-    /// no longer names keeps its session, and is not connected to again after that.
+    /// Connects to these relays, which a discovery store has named, in addition to those of the settings. A relay that
+    /// the store no longer names keeps its session; after that session, it is not connected to again.
     pub fn set_found_peers(&self, peers: &[ClusterPeer]) {
         let mut tasks = self.tasks.lock();
-        while tasks.try_join_next().is_some() {} // a set keeps the results of tasks that have ended
+        while tasks.try_join_next().is_some() {} // removes tasks that have ended, whose results the set would keep
         for peer in self.shared.peers.take_found(peers) {
             tasks.spawn(Arc::clone(&self.shared).keep_peer(peer));
         }
@@ -308,7 +308,7 @@ impl Server {
         &self.shared.tracer
     }
 
-    /// Sets the certificate that new sessions are shown.
+    /// Sets the certificate that the relay presents to new sessions.
     pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
         for endpoint in &self.shared.endpoints {
             endpoint.set_certificate(Arc::clone(certificate));
@@ -348,7 +348,7 @@ impl Server {
                 if session.is_idle() { code::Session::NO_ERROR } else { code::Session::GOAWAY_TIMEOUT };
             session.close(code, "the relay is going away");
         }
-        // A timeout bounds the wait for peers that no longer answer. WebTransport sessions are closed inside their
+        // The timeout bounds the wait for peers that no longer respond. WebTransport sessions are closed inside their
         // connection first.
         let told = async {
             for session in &sessions {
@@ -393,12 +393,12 @@ impl ServerShared {
         sources.status()
     }
 
-    // Checks are in the order of their cost: an overloaded relay refuses before it does any cryptography.
+    // Checks are in the order of their cost: an overloaded relay refuses a client before it does any cryptography.
     async fn accept(self: Arc<Self>, index: usize) {
         let endpoint = &self.endpoints[index];
         while let Some(incoming) = endpoint.accept().await {
             let under_way = self.handshakes.all.load(Relaxed);
-            // Handshakes count as sessions, so that many of them at once cannot exceed the limit.
+            // Handshakes count as sessions, so that many simultaneous handshakes cannot exceed the limit.
             let full = self.sessions.lock().len() + under_way >= self.config.max_sessions;
             if full || self.draining.load(Relaxed) {
                 self.past.count_refused_session();
@@ -442,7 +442,8 @@ impl ServerShared {
                 };
                 let place = self.access.place(remote.ip());
                 if place.is_some() {
-                    // The receive window stays small until the client has shown a right, such as a token.
+                    // The receive window stays small until the client has proved an access right, for example by a
+                    // token.
                     connection.share_receive_window(Arc::new(WindowShare::new(0, None)));
                 }
                 let asked = tokio::select! {
@@ -491,7 +492,8 @@ impl ServerShared {
         let hub = Arc::clone(&self.hub);
         let session = Arc::new(RelaySession::new(hub, &self.access, connection, dialed, tunnel, place));
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
-        // A session that began just before the drain is not in the list that `drain` has read.
+        // A session that began just before the drain may be missing in the list that `drain` has read, so it gets
+        // GOAWAY here.
         if self.draining.load(Relaxed) {
             self.start_drain(&session);
         }
@@ -536,8 +538,8 @@ impl ServerShared {
     }
 }
 
-/// Binds sockets for connections to other relays, one for each address family that is listened on. They have a port of
-/// their own, because a gate in front of the relay's port drops packets that only servers send.
+/// Binds sockets for connections to other relays, one for each address family that is listened on. They use a different
+/// port than the listen addresses, because a gate in front of the relay's port drops packets that only servers send.
 ///
 /// # Errors
 /// Returns an error if no port is free.

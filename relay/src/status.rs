@@ -61,7 +61,7 @@ pub struct UpstreamStatus {
     pub host: String,
     /// The ID of the session with the upstream relay. Absent if there is none.
     pub session: Option<u64>,
-    /// Why there is no session with the upstream relay.
+    /// The reason why there is no session with the upstream relay. Empty if there is a session.
     pub reason: String,
     /// The configured upstream relays, in order of preference.
     pub sources: Vec<UpstreamSource>,
@@ -87,11 +87,11 @@ pub struct ClusterStatus {
     pub peers: Vec<ClusterPeerStatus>,
     /// The store through which relays are discovered, if the settings name one.
     pub discovery: Option<ClusterDiscoveryStatus>,
-    /// Sessions with relays that announce routes.
+    /// Sessions with relays of the cluster that announce routes to this one.
     pub links: Vec<ClusterLinkStatus>,
     /// Number of namespaces that are announced in the cluster.
     pub namespaces: u64,
-    /// Number of routes to these namespaces, including those of publishers here.
+    /// Number of routes to the announced namespaces, including those of publishers with a session at this relay.
     pub routes: u64,
     /// Number of namespaces whose tracks this relay receives from other relays.
     pub carried: u64,
@@ -105,11 +105,11 @@ pub struct ClusterDiscoveryStatus {
     pub store: String,
     /// Number of relays that the store names, without this one.
     pub found: u64,
-    /// True if the store contains this relay's record. A list never does.
+    /// True if the store contains this relay's record. Always false for a list of relays.
     pub registered: bool,
     /// Why the last attempt to read the store failed. Empty if it succeeded.
     pub error: String,
-    /// Attempts to read the store that have failed since the start.
+    /// Number of failed attempts to read the store since the relay started.
     pub failures: u64,
 }
 
@@ -121,7 +121,7 @@ pub struct ClusterPeerStatus {
     pub host: String,
     /// The ID of the session with the relay. Absent if there is none.
     pub session: Option<u64>,
-    /// Why there is no session with the relay.
+    /// Why there is no session with the relay. Empty if there is a session.
     pub reason: String,
     /// True if the relay was discovered through a store and is not in the settings.
     pub found: bool,
@@ -139,7 +139,7 @@ pub struct ClusterLinkStatus {
     pub cost: u64,
     /// Number of namespaces that the relay announces.
     pub routes: u64,
-    /// True if the relay does not answer, or has sent GOAWAY. Routes of other relays are preferred.
+    /// True if the relay does not answer, or has sent GOAWAY. Routes of other relays are then preferred.
     pub suspect: bool,
 }
 
@@ -271,7 +271,7 @@ pub struct EngineStatus {
     /// Changes of sessions that were passed to the kernel engine.
     #[serde(default)]
     pub commands: u64,
-    /// Changes that were replaced by newer ones of the same session before they were applied.
+    /// Changes that a newer change of the same session replaced before they were applied.
     #[serde(default)]
     pub commands_coalesced: u64,
     /// Sessions that have shown a right and wait for a record in the kernel's tables.
@@ -445,9 +445,10 @@ pub struct KeystreamStatus {
     /// Packets whose keystream was precomputed.
     #[serde(rename = "ahead")]
     pub hit: u64,
-    /// Packets whose keystream the kernel computed itself, because its place held another packet's.
+    /// Packets whose keystream the kernel computed itself, because the slot of the keystream ring held another packet's
+    /// keystream.
     pub stale: u64,
-    /// Packets whose keystream the kernel computed itself, because its place was empty.
+    /// Packets whose keystream the kernel computed itself, because the slot of the keystream ring was empty.
     #[serde(rename = "dry")]
     pub miss: u64,
 }
@@ -469,9 +470,9 @@ impl KeystreamStatus {
 /// Packets and bytes of one sender: the QUIC stack, the data plane or the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SentStatus {
-    /// UDP datagrams.
+    /// Number of UDP datagrams.
     pub packets: u64,
-    /// UDP payload bytes.
+    /// Number of UDP payload bytes.
     pub bytes: u64,
 }
 
@@ -520,7 +521,7 @@ pub struct CacheStatus {
 pub struct ReceiveStatus {
     /// Bytes of receive windows in use: bytes that peers may send, or have sent without being read.
     pub held: u64,
-    /// The most that [`Self::held`] may be, bytes.
+    /// Largest permitted value of [`Self::held`], bytes.
     pub limit: u64,
     /// Connections that were refused because the budget was used up.
     pub refused: u64,

@@ -174,8 +174,8 @@ impl Subscription {
         self.state.lock().options.clone()
     }
 
-    /// Returns where a joining FETCH ends. `None` if nothing had been published then, or if the subscription does not
-    /// forward.
+    /// Returns the location at which a joining FETCH ends. `None` if nothing was published when forwarding began, or if
+    /// the subscription does not forward.
     pub fn joining(&self) -> Option<Location> {
         let state = self.state.lock();
         state.joining.filter(|_| state.options.forward)
@@ -200,7 +200,7 @@ impl Subscription {
     ) -> bool {
         let mut state = self.state.lock();
         let group = subgroup.header().group;
-        // A track that turns out to be far behind its claimed start gives the subscription a new window.
+        // If the track turns out to be far behind the location that its publisher claimed, the window is recomputed.
         if from == self.track.number && state.check_start(&self.track.data, group) {
             self.take_back(now);
         }
@@ -665,8 +665,8 @@ impl SubscriptionState {
             None => match subgroup.extent().end {
                 // An empty subgroup is forwarded without objects.
                 SourceEnd::Fin { .. } => SubgroupView::whole(Arc::clone(subgroup), alias),
-                // The whole subgroup is wanted, so its header is sent at once. The offload continues with the first
-                // object.
+                // The whole subgroup is in the window, so its header is sent at once. The offload continues with the
+                // first object.
                 SourceEnd::Open if is_offloaded && last.is_none() => {
                     SubgroupView::whole(Arc::clone(subgroup), alias)
                 }

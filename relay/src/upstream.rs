@@ -62,7 +62,7 @@ pub struct UpstreamTrack {
     stream_ended: Notify,
     revoked: AtomicBool,
     revoking: Notify,
-    /// True once the publisher wants the subscription to move elsewhere.
+    /// True once the subscription is being moved to another session or publisher.
     leaving: AtomicBool,
     handover: Mutex<Option<TrackHandover>>,
     /// True if the track had other publishers before this one.
@@ -190,7 +190,7 @@ impl UpstreamTrack {
         }
     }
 
-    /// Notes that the publisher wants the subscription to move elsewhere.
+    /// Records that the subscription is being moved to another session or publisher.
     pub fn leave(&self) {
         self.leaving.store(true, Relaxed);
     }
@@ -208,7 +208,7 @@ impl UpstreamTrack {
         }
     }
 
-    /// Notes whether the track had other publishers before this one.
+    /// Records whether the track had other publishers before this one.
     pub fn set_rival(&self, rival: bool) {
         self.rival.store(rival, Relaxed);
     }
@@ -217,7 +217,8 @@ impl UpstreamTrack {
         self.rival.load(Relaxed)
     }
 
-    /// Makes the publisher a standby, because its group IDs differ from the leader's. It is asked to pause.
+    /// Makes the publisher a standby, because its group IDs differ from the leader's. The publisher is asked to pause
+    /// (FORWARD 0).
     pub fn stand_by(&self) {
         if !self.standing_by.swap(true, Relaxed) {
             self.ask(UpstreamRequest::Forward(false));
@@ -228,7 +229,7 @@ impl UpstreamTrack {
         self.standing_by.load(Relaxed)
     }
 
-    /// Makes the publisher the leading one, because those before it are gone.
+    /// Makes the publisher the leading one, because the earlier publishers of the track are gone.
     pub fn lead(&self) {
         self.set_rival(false);
         if self.stands_by() {
@@ -239,7 +240,7 @@ impl UpstreamTrack {
         }
     }
 
-    /// Notes that the publisher takes over from another one. Its first group will show whether it continues the group
+    /// Records that the publisher takes over from another one. Its first group will show whether it continues the group
     /// IDs, and decides how the `unfinished` streams end. `claimed` is the largest location that it named.
     pub fn returns(&self, claimed: Option<Location>, unfinished: Option<Unfinished>) {
         *self.returned.lock() = Some(Returned { claimed, _unfinished: unfinished });
@@ -296,13 +297,14 @@ impl UpstreamTrack {
         }
     }
 
-    /// Notes that the publisher sends datagrams. Nothing announces the last one, so the end of the track has to wait a
-    /// moment.
+    /// Records that the publisher sends datagrams. No message says which one is the last, so the end of the track is
+    /// delayed for late ones.
     pub fn saw_datagram(&self) {
         self.datagrams.store(true, Relaxed);
     }
 
-    /// Counts a stream whose header was read, until the guard is dropped. The track does not know the stream before.
+    /// Counts a stream as entering: its header was read, and it is not added to the track yet. Dropping the guard ends
+    /// this.
     pub fn enter(self: &Arc<Self>) -> EnteringStream {
         self.entering.fetch_add(1, SeqCst);
         EnteringStream(Arc::clone(self))

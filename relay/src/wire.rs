@@ -93,7 +93,7 @@ pub enum IncomingMessage {
     GoAway(GoAway),
     /// The stream ended with FIN, at a message boundary.
     Finished,
-    /// RESET_STREAM.
+    /// The peer has reset the stream (RESET_STREAM).
     Reset,
 }
 
@@ -261,7 +261,7 @@ pub struct Answers {
 pub struct DroppedStreamFate(Arc<AtomicU64>);
 
 impl DroppedStreamFate {
-    /// Sets the code with which the stream is reset, unless it is over before it is dropped.
+    /// Sets the code with which the stream is reset when this is dropped, unless the stream has ended before.
     pub fn set(&self, code: code::Reset) {
         self.0.store(code.0 + 1, Relaxed);
     }

@@ -30,7 +30,7 @@ use super::{
 pub struct AccessFileContents {
     pub policy: AccessPolicy,
     pub client_roots: Option<Arc<RootCertStore>>,
-    /// Files that could not be read or parsed, with the reasons.
+    /// Files of access rights that could not be read or parsed, each with the reason.
     pub unread: Vec<UnreadSetting>,
 }
 
@@ -46,8 +46,8 @@ pub fn read(access: &AccessConfig) -> anyhow::Result<AccessFileContents> {
     }
 }
 
-/// Reads every file that can be read. `known` has the result of the last reading, whose revocations stay in force if
-/// their file cannot be read now.
+/// Reads every file that can be read. `known` has the token requirements from the last reading. Its revocations stay in
+/// force if the revocation file cannot be read now.
 fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
     let mut unread = Vec::new();
     let mut or_unread = |what: String, error: anyhow::Error| {
@@ -90,7 +90,7 @@ fn load(access: &AccessConfig, known: &Requirements) -> AccessFileContents {
         }
     };
     let mut policy = AccessPolicy::new(access.rules.clone(), tokens, access.client_ca.is_some());
-    // Without roots, certificates of open sessions count for nothing either.
+    // Without usable roots, the client certificates of open sessions grant no access either.
     policy.doubts_certificates = access.client_ca.is_some() && client_roots.is_none();
     AccessFileContents { policy, client_roots, unread }
 }
@@ -122,16 +122,17 @@ fn read_ids(file: &RevokedFile) -> anyhow::Result<HashSet<String>> {
 /// The watch over the files of access rights.
 pub struct AccessFileWatch {
     access: AccessConfig,
-    /// Requirements from the last reading. Their revocations stay in force while a file of revocations cannot be read.
+    /// The token requirements from the last reading. Their revocations stay in force while a revocation file cannot be
+    /// read.
     tokens: Requirements,
-    /// Stamps of the files at the last reading.
+    /// Modification stamps of the access files at the last reading; a different stamp means that a file has changed.
     seen: Vec<Option<Stamp>>,
-    /// The problem of the settings at their last reading, if they could not be used.
+    /// The reason why the settings could not be used when they were last read; `None` if they could.
     settings: Option<UnreadSetting>,
 }
 
 impl AccessFileWatch {
-    /// Starts a watch. `policy` is the result of reading the files just now.
+    /// Starts watching the access files. `policy` is the access policy that was just read from them.
     pub fn new(access: &AccessConfig, policy: &AccessPolicy) -> Self {
         let tokens = policy.tokens.clone();
         let mut watch = Self { access: access.clone(), tokens, seen: Vec::new(), settings: None };
@@ -139,7 +140,8 @@ impl AccessFileWatch {
         watch
     }
 
-    /// Records that the settings were read again: they name these files, or could not be used.
+    /// Records the result of reading the settings again: the access files that they name, or the error that makes them
+    /// unusable.
     pub fn change(&mut self, settings: anyhow::Result<AccessConfig>) {
         match settings {
             Ok(access) => (self.access, self.settings) = (access, None),
@@ -156,7 +158,8 @@ impl AccessFileWatch {
         keys.chain(revoked).chain(&self.access.client_ca).map(|path| stamp(path)).collect()
     }
 
-    /// Reads the files again if one has changed since the last call, or if `always`. Returns `None` without a change.
+    /// Reads the access files again if one has changed since the last call, or if `always` is set. Otherwise returns
+    /// `None`.
     pub fn look(&mut self, always: bool) -> Option<AccessFileContents> {
         let now = self.stamps();
         if now == self.seen && !always {
@@ -185,7 +188,7 @@ pub fn token_file(path: PathBuf) -> Arc<dyn Fn() -> Option<Credential> + Send + 
 mod tests {
     use super::*;
 
-    /// Files of a relay's settings.
+    /// The access settings of a relay, which name its files of keys, revocations and roots.
     struct AccessFiles(tempfile::TempDir);
 
     impl AccessFiles {
@@ -212,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Returns the numbers of keys, revoked IDs and roots, and the files that could not be read.
+    /// Returns how many keys, revoked IDs and roots were read, and the files that could not be read.
     fn said(loaded: &AccessFileContents) -> (usize, usize, Option<usize>, Vec<&str>) {
         let tokens = &loaded.policy.tokens;
         let unread = loaded.unread.iter().map(|unread| unread.what.split(' ').next().unwrap_or_default());
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_access_file_allows_nothing() {
+    fn unreadable_access_file_grants_no_access() {
         let files = AccessFiles::new();
         files.put("one", &"1".repeat(32));
         files.put("two", &"2".repeat(32));
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_keys_or_roots_do_not_open_a_relay() {
+    fn missing_keys_or_roots_do_not_make_a_relay_public() {
         let files = AccessFiles::new();
         let tokens = AccessConfig { keys: vec![files.secret("none", None)], ..AccessConfig::default() };
         let certificates = AccessConfig { client_ca: Some(files.path("none")), ..AccessConfig::default() };

@@ -51,15 +51,16 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     pub access: AccessConfig,
     pub engine: EngineChoice,
-    /// Interfaces that engine `kernel` forwards from and that the gate guards; empty for those of the listen addresses.
+    /// Interfaces that engine `kernel` forwards from and that the gate guards; empty for the interfaces that have the
+    /// listen addresses.
     pub interfaces: Vec<String>,
-    /// Whether the relay's ports are guarded.
+    /// On which interfaces the gate (the relay's packet filter) guards the relay's ports.
     pub gate: GateChoice,
     /// Largest number of sessions of one client; `None` for any number.
     pub gate_sessions: Option<u32>,
     /// Whether engine `kernel` attaches again after its program was detached or its interface was created again.
     pub reattach: bool,
-    /// Memory in bytes of engine `kernel` for keystreams that are computed ahead.
+    /// Memory that engine `kernel` uses for precomputed packet keystreams, in bytes.
     pub keystream_bytes: u64,
     pub kernel: KernelLimits,
     pub identity: IdentityConfig,
@@ -79,11 +80,11 @@ pub struct Config {
     pub adaptive: AdaptiveMode,
     /// Whether subscribers may name alternates themselves.
     pub switching_sets: bool,
-    /// Limit of all cached media, in bytes.
+    /// Limit of the media that the relay caches over all tracks, in bytes.
     pub cache_bytes: u64,
     /// Limit of bytes that peers may send before the relay has read them, over all connections.
     pub receive_bytes: u64,
-    /// Cached groups older than this are evicted.
+    /// Age of cached groups beyond which they are evicted.
     pub cache_age: Duration,
     /// Time without a packet after which a session is closed.
     pub idle_timeout: Duration,
@@ -91,9 +92,9 @@ pub struct Config {
     pub max_tracks: usize,
     /// Time for which subscriptions wait for a publisher whose session was lost.
     pub linger: Duration,
-    /// Largest number of open requests in one session.
+    /// Largest number of MoQ requests that one session may have open.
     pub max_requests: usize,
-    /// Time from GOAWAY until sessions that are still open are closed.
+    /// Time between sending GOAWAY and closing the sessions that are still open.
     pub drain_timeout: Duration,
     /// URI in GOAWAY to which clients move.
     pub goaway_uri: Option<Url>,
@@ -129,7 +130,7 @@ pub enum GateChoice {
     Auto,
     /// Guard every interface with XDP in the driver, or fail to start
     On,
-    /// Guard every interface, with generic XDP in the stack where the driver has none
+    /// Guard every interface, with generic XDP where the driver does not support XDP
     Generic,
     Off,
 }
@@ -148,7 +149,7 @@ pub enum CongestionControl {
 /// UDP generic segmentation offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Gso {
-    /// Use it where the kernel has it
+    /// Use GSO where the kernel supports it
     Auto,
     On,
     Off,
@@ -168,26 +169,26 @@ const MIN_PACKETS_PER_KEY: u64 = 100;
 
 macro_rules! settings {
     ($($(#[$meta:meta])* $field:ident: $type:ty,)*) => {
-        /// Settings as they were given. A setting that was not given is `None`.
+        /// Unchecked settings, from flags or the file. A setting that neither contains is `None`.
         #[derive(clap::Args, Clone, Debug, Default)]
         pub struct Settings {
             $($(#[$meta])* pub $field: Option<$type>,)*
-            /// `[[allow]]`, in the file only.
+            /// The `[[allow]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub allow: Vec<AccessRule>,
-            /// `[[issuer]]`, in the file only.
+            /// The `[[issuer]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub issuer: Vec<access::Issuer>,
-            /// `[[delay]]`, in the file only.
+            /// The `[[delay]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub delay: Vec<DelayRule>,
-            /// `[[ladder]]`, in the file only.
+            /// The `[[ladder]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub ladder: Vec<LadderRule>,
-            /// `[[peer]]`, in the file only.
+            /// The `[[peer]]` tables, which only the settings file can have.
             #[arg(skip)]
             pub peer: Vec<PeerConfig>,
-            /// `[discovery]`, in the file only.
+            /// The `[discovery]` table, which only the settings file can have.
             #[arg(skip)]
             pub discovery: Option<DiscoveryConfig>,
         }
@@ -198,7 +199,7 @@ macro_rules! settings {
         }
 
         impl Settings {
-            /// Sets one key of the file.
+            /// Sets the setting with the name `key` to the value from the TOML file.
             fn set(&mut self, key: &str, value: ValueDeserializer<'_>) -> Result<(), toml::de::Error> {
                 match key.replace('-', "_").as_str() {
                     $(stringify!($field) => self.$field = Some(<$type>::deserialize(value)?),)*
@@ -489,7 +490,7 @@ settings! {
 /// A problem of one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
-    /// The place where the setting was given: `--flag`, or `FILE:LINE: key`.
+    /// The location of the setting: `--flag`, or `FILE:LINE: key`.
     pub place: String,
     pub message: String,
 }
@@ -500,7 +501,7 @@ impl fmt::Display for ConfigProblem {
     }
 }
 
-/// The list of all problems of the settings, in the file and in flags.
+/// The list of all problems that were found in the settings of the file and the flags.
 #[derive(Debug, thiserror::Error)]
 pub struct ConfigErrors(pub Vec<ConfigProblem>);
 
@@ -511,17 +512,17 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// Settings that a running relay keeps until it ends. When settings are read again, they are checked together with
-/// these.
+/// Settings that a running relay cannot change until it restarts. Reloaded settings are checked together with these.
 #[derive(Clone, Debug)]
 pub struct RunningConfig {
-    /// Listen addresses with the ports that the kernel chose.
+    /// Listen addresses; where the settings had port 0, with the port that the kernel assigned.
     pub listen: Vec<SocketAddr>,
     pub max_sessions: usize,
     pub queue: QueueConfig,
 }
 
-/// The settings read again would open the relay to everyone who reaches this address, on which it keeps listening.
+/// The error if reloaded settings would open the relay to everyone who reaches this address, on which it keeps
+/// listening.
 #[derive(Debug, thiserror::Error)]
 #[error("the relay listens on {0} until it is restarted, and {reason}", reason = access::exposes(.0))]
 pub struct Exposed(SocketAddr);
@@ -533,7 +534,8 @@ pub struct ConfigFile<'a> {
 }
 
 impl Config {
-    /// Returns the settings of a running relay after it has taken these: settings that only a restart can change stay.
+    /// Returns the settings of a running relay after a reload: `self`, with the values of `running` where only a
+    /// restart can change them.
     ///
     /// # Errors
     /// Fails if the result would open the relay to everyone without the setting `public`.
@@ -542,7 +544,8 @@ impl Config {
         if let Some(addr) = self.access.exposed(listen) {
             return Err(Exposed(addr));
         }
-        // Delays belong to a drop-policy, which only a restart can change: keep those of the policy in force.
+        // Delays are written for one drop-policy, which only a restart can change. If the reload names another policy,
+        // the old delays stay.
         let delays = if self.queue.policy == queue.policy { self.queue.delays } else { queue.delays.clone() };
         let queue = QueueConfig { delays, ..queue.clone() };
         Ok(Self { listen: listen.clone(), max_sessions: *max_sessions, queue, ..self })
@@ -560,10 +563,10 @@ impl Config {
     }
 }
 
-/// The check of settings, which collects their problems.
+/// A check of the settings that collects every problem it finds.
 struct ConfigCheck {
     flags: Settings,
-    /// The place in the file of each key that was given there.
+    /// The location in the file of each key that the file contains.
     places: HashMap<String, String>,
     problems: Vec<ConfigProblem>,
 }
@@ -778,7 +781,7 @@ impl ConfigCheck {
         linger
     }
 
-    /// Returns a size of a BPF map, and reports a problem if it is 0 or larger than the kernel allows.
+    /// Returns the configured size of a BPF map. Reports a problem if the size is 0 or larger than the kernel allows.
     fn positive_or_default(&mut self, key: &str, given: Option<u32>, default: u32) -> u32 {
         const MOST: u32 = 1 << 24;
         let value = given.unwrap_or(default);

@@ -17,15 +17,15 @@ use crate::{
     random,
 };
 
-/// Longest time that a relay waits at its end until its record is withdrawn.
+/// Longest time that a relay waits at shutdown for the store to remove its record.
 const WITHDRAWAL: Duration = Duration::from_secs(3);
 
-/// A relay's discovery, ready to start.
+/// The prepared connection to the discovery store, which is not yet started.
 pub struct RelayDiscovery {
     config: DiscoveryConfig,
     discovery: Discovery,
     upstream: Option<UpstreamConfig>,
-    /// This relay's record; `None` if the relay registers none, or has withdrawn it.
+    /// This relay's record in the store; `None` if the relay registers none, or has withdrawn it.
     own: watch::Sender<Option<RelayRecord>>,
 }
 
@@ -55,7 +55,7 @@ impl RunningDiscovery {
     pub async fn end(&self) {
         self.own.send_replace(None);
         let mut found = self.found.clone();
-        // A time-out or the end of discovery must not delay the relay's end.
+        // Errors are ignored: neither a time-out nor a stopped discovery task may delay the relay's shutdown.
         let _ = time::timeout(WITHDRAWAL, found.wait_for(|state| !state.is_registered)).await;
     }
 }

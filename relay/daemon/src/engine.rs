@@ -52,7 +52,7 @@ impl ChosenEngine {
     /// either by the kernel or by userspace.
     ///
     /// # Errors
-    /// Fails if the settings cannot be applied. Then nothing has changed.
+    /// Fails if the settings cannot be applied; the engine and its interfaces are then unchanged.
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         match (&self.kernel, config.engine) {
             (None, EngineChoice::Kernel) => Err(Error::NotLoaded),

@@ -50,13 +50,13 @@ pub enum Error {
     Denied(millrace_gate::Error),
 }
 
-/// The relay's gate, if it runs, and the numbers of sessions by client.
+/// The gate (XDP packet filter) that guards the relay's ports, if it runs, and the number of sessions of each client.
 pub struct RelayGuard {
     this: Weak<Self>,
     /// Listen addresses with the ports that the kernel chose.
     listen: Vec<SocketAddr>,
     /// State of the gate. This lock is held while programs are attached, which takes seconds with some network cards,
-    /// so new sessions must only take `seats`. `state` is locked before `seats`.
+    /// so code that accepts sessions must lock only `seats`. `state` is locked before `seats`.
     state: Mutex<GuardState>,
     seats: Mutex<Seats>,
 }
@@ -78,9 +78,9 @@ struct Followed {
 }
 
 /// The thread that attaches a [`RelayGuard`] to the interfaces on which packets arrive, as addresses come and go, and
-/// logs the gate's events. It ends when this is dropped.
+/// logs the gate's events. Dropping this value ends the thread.
 pub struct InterfaceFollower {
-    /// The sender whose drop ends the thread.
+    /// The channel to the thread. Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,10 +90,10 @@ struct RunningGuard {
     watch: GateWatch,
 }
 
-/// The numbers of sessions by client.
+/// The number of open sessions of each client.
 struct Seats {
     taken: NetworkPlaces,
-    /// The gate's scope, in which sessions are counted too. `None` without a gate.
+    /// The gate's scope, in which the gate counts sessions too. `None` without a gate.
     scope: Option<Scope>,
 }
 
@@ -103,7 +103,7 @@ impl Default for Seats {
     }
 }
 
-/// A counted session of a client. Dropping it ends the count.
+/// A session that counts against its client's limit. Dropping it subtracts the session.
 struct CountedSession {
     guard: Weak<RelayGuard>,
     client: IpAddr,
@@ -128,7 +128,7 @@ impl RelayGuard {
     /// Applies new settings of the gate.
     ///
     /// # Errors
-    /// Fails if the settings require a gate that cannot run. Then nothing has changed.
+    /// Fails if the settings require a gate that cannot run. The gate is then unchanged.
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         let mut state = self.state.lock();
         if config.gate == GateChoice::Off {
@@ -146,15 +146,16 @@ impl RelayGuard {
         self.settle(&mut state, config)
     }
 
-    /// Attaches the gate to interfaces on which packets arrive since the last check, and detaches it from others. Works
-    /// in the calling thread's network namespace, which must be that of [`start`](Self::start).
+    /// Attaches the gate to interfaces that have begun to receive the relay's packets since the last check, and
+    /// detaches it from the others. Works in the calling thread's network namespace, which must be that of
+    /// [`start`](Self::start).
     fn look(&self) {
         let mut state = self.state.lock();
         let Some(Followed { config, names }) = state.followed.take() else { return };
         let now = match interfaces::list_interfaces(&self.listen) {
             Ok(now) => now,
             Err(error) => {
-                warn!(%error, "cannot list the network interfaces and their addresses: the gate stays where it is");
+                warn!(%error, "cannot list the network interfaces and their addresses: the gate keeps guarding the same interfaces");
                 names.clone()
             }
         };
@@ -253,7 +254,7 @@ impl Seats {
         }
     }
 
-    /// Sets the scope and the limit. A new gate gets the counts of all clients.
+    /// Sets the gate's scope and the session limit. A new gate gets the session counts of all clients.
     fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
         self.taken.set_of_client(limit.map_or(usize::MAX, |limit| limit as usize));
         if let (None, Some(scope)) = (&self.scope, &scope) {
@@ -299,7 +300,7 @@ impl Drop for InterfaceFollower {
 
 impl GuardState {
     /// Guards the interfaces in `names` and no others. If one cannot be guarded, this fails if `must` is set. Otherwise
-    /// the relay runs without, and [`why_not`](Self::why_not) has the reason.
+    /// the relay runs without a gate there, and [`why_not`](Self::why_not) has the reason.
     fn guard(
         &mut self,
         config: &Config,
@@ -384,7 +385,7 @@ fn denied(error: millrace_gate::Error) -> Error {
 /// Logs an error of the gate's count of sessions. The limit still holds, since the relay counts sessions itself.
 fn warn_on_error(result: Result<u32, millrace_gate::Error>) {
     if let Err(error) = result {
-        warn!(%error, "cannot tell the gate that a client's session began or ended: its count of sessions is wrong");
+        warn!(%error, "cannot tell the gate that a client's session began or ended: the gate's count of sessions is wrong");
     }
 }
 
@@ -394,7 +395,7 @@ fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
         port: Some(addr.port()),
     };
     let mut places: Vec<_> = listen.iter().map(place).collect();
-    // The wildcard addresses of both families give the same place.
+    // The wildcard addresses of IPv4 and IPv6 both become a rule for any address, so one of the two is removed.
     places.sort_unstable();
     places.dedup();
     let mut modes = rules::Modes::default();
@@ -458,7 +459,7 @@ mod tests {
         assert_eq!(crowded(seats.take(address(0)).unwrap_err()), TooManySessions::Client);
         assert_eq!(crowded(seats.take(address(200)).unwrap_err()), TooManySessions::Network);
         assert!(seats.take([198, 51, 100, 1].into()).is_ok());
-        // The limit is raised, then removed.
+        // More sessions are accepted after the limit was raised, and any number after it was removed.
         seats.tell(None, Some(3));
         assert!(seats.take(address(200)).is_ok());
         seats.tell(None, None);

@@ -82,7 +82,7 @@ async fn trace(State(tracer): State<Arc<EventTracer>>, RawQuery(query): RawQuery
     }
 }
 
-/// Adds the number of listeners to `/events` to a relay's status.
+/// Adds the number of HTTP clients that listen to `/events` to a relay's status.
 struct CountedListeners {
     source: Arc<dyn StatusSource>,
     channel: Arc<Channel>,
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// Returns the tracer of a relay that does nothing.
+    /// Returns the tracer of a relay that has no sessions.
     fn tracer() -> Arc<EventTracer> {
         let settings = Settings {
             listen: Some(vec![std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()]),
@@ -191,7 +191,7 @@ mod tests {
             let addr = server.local_addr;
             let path = path.to_owned();
             let token = token.map(str::to_owned);
-            let asking = move || fetch(addr, &path, token.as_deref()); // exact: the source has fixed answers
+            let asking = move || fetch(addr, &path, token.as_deref()); // exact: the fake status source has fixed answers
             tokio::task::spawn_blocking(asking).await.unwrap().unwrap()
         };
         let get = async |path: &str| ask(path, Some(&token)).await;
@@ -215,7 +215,7 @@ mod tests {
         source.0.store(true, Ordering::Relaxed);
         assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
         let (code, body) = get("/status").await;
-        // exact: the source has fixed answers
+        // exact: `FakeStatusSource` always returns the same status
         assert_eq!((code, serde_json::from_str::<Status>(&body).unwrap()), (200, source.status()));
         let (code, body) = get("/metrics").await;
         assert_eq!(code, 200);
@@ -231,7 +231,8 @@ mod tests {
         }
     }
 
-    /// Listeners with the token that never read are limited in number, and leave nothing behind.
+    /// HTTP clients that listen to `/events` with the token and never read are limited in number, and are forgotten
+    /// when they disconnect.
     #[tokio::test(flavor = "multi_thread")]
     async fn event_listeners_that_never_read_are_bounded_and_forgotten() {
         const MANY: usize = 100;
@@ -257,7 +258,7 @@ mod tests {
         }
         let counts = async || {
             let token = token.clone();
-            // exact: every listener has its answer, and then it is asked again
+            // exact: every listener has received its response before `/status` is requested
             let asking = move || fetch(addr, "/status", Some(&token)).unwrap();
             let (_, body) = tokio::task::spawn_blocking(asking).await.unwrap();
             serde_json::from_str::<Status>(&body).unwrap().events

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machine_identity_is_its_id_and_name() {
+    fn machine_identity_has_machine_id_and_host_name() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str, text: &str| {
             let path = dir.path().join(name);

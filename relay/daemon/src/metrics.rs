@@ -514,7 +514,7 @@ impl RelaySnapshot {
     }
 }
 
-/// Encodes a counter with a value for each sender.
+/// Encodes a counter that has one value for packets sent by the kernel and one for those sent by userspace.
 fn per_sender(
     out: &mut Out<'_>,
     name: &str,

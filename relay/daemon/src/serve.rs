@@ -25,7 +25,7 @@ const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 /// Time between two checks whether files have changed: certificates, token keys, revocations.
 const LOOKS: Duration = Duration::from_millis(500);
 
-/// Serves until a signal arrives, then drains. `again` reads the settings again.
+/// Serves until a signal arrives, then drains. `again` reads the settings again on SIGHUP.
 ///
 /// # Errors
 /// Fails if the relay cannot start, or if a second signal ends it before the drain is over.
@@ -69,10 +69,10 @@ pub async fn serve(
             info!(addr = %http.local_addr, token, "HTTP serves metrics, health and status");
             match (http.local_addr.ip().is_loopback(), &token) {
                 (false, None) => warn!(
-                    "the HTTP server answers beyond this machine, to anyone: set http-token-file, or listen on loopback"
+                    "the HTTP server answers requests from other hosts without a token: set http-token-file, or listen on loopback"
                 ),
                 (false, Some(_)) => warn!(
-                    "the HTTP server answers beyond this machine, and is not encrypted: its token can be read on the way"
+                    "the HTTP server answers requests from other hosts without encryption: its token can be read on the path"
                 ),
                 (true, _) => {}
             }
@@ -106,7 +106,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Watches the certificate and the files of access rights, and handles SIGHUP. New sessions get the latest certificate.
+/// Watches the certificate and the files of access rights, and handles SIGHUP. New sessions use the latest certificate.
 async fn keep_up(
     server: &RunningServer,
     made: &config::IdentityConfig,
@@ -196,7 +196,7 @@ fn change(server: &RunningServer, config: anyhow::Result<Config>) -> anyhow::Res
     match &changed {
         Ok(()) => {
             let (engine, reason) = server.engine();
-            info!(engine, reason, "settings read again: they are in force");
+            info!(engine, reason, "the settings were read again and are in force");
         }
         Err(error) => error!(
             error = format!("{error:#}"),

@@ -48,15 +48,15 @@ use super::{
 pub struct RunningServer {
     relay: Arc<millrace_relay::Server>,
     meter: Arc<ShareMeter>,
-    /// The sender whose drop ends the measuring thread.
+    /// The channel to the thread that measures the kernel's share of the media. Dropping it ends the thread.
     _running: mpsc::Sender<()>,
     engine: ChosenEngine,
-    /// The follower, which is declared and so dropped before the gate that it uses.
+    /// The thread that attaches the gate to interfaces. The field precedes the gate so that the thread ends first.
     _follower: InterfaceFollower,
     guard: Arc<RelayGuard>,
     access: Arc<Access>,
     discovery: Option<RunningDiscovery>,
-    /// SHA-256 of the certificate that new sessions get.
+    /// SHA-256 of the certificate that new sessions are offered.
     fingerprint: Mutex<String>,
     is_self_signed: bool,
     has_webtransport: bool,
@@ -79,7 +79,7 @@ pub struct RelayIdentity {
     pub key_log: Option<Arc<dyn KeyLog>>,
     /// The secret of stateless resets, by which clients notice that the relay was restarted.
     pub lasting: Option<transport::LastingSecret>,
-    /// The discovery of other relays, ready to start.
+    /// The prepared discovery of other relays, which is not yet started.
     pub discovery: Option<RelayDiscovery>,
 }
 
@@ -188,7 +188,7 @@ impl RunningServer {
         })
     }
 
-    /// Returns the listen addresses, with the ports that the kernel chose.
+    /// Returns the listen addresses; for port 0, with the port that the kernel assigned.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.relay.local_addrs()
     }
@@ -201,7 +201,7 @@ impl RunningServer {
     /// Applies the settings of the engine and its interfaces, and no others. Blocks until they are in force.
     ///
     /// # Errors
-    /// Fails if the settings cannot be applied. Then nothing has changed.
+    /// Fails if the settings cannot be applied; the engine and its interfaces are then unchanged.
     pub fn change_engine(&self, config: &Config) -> Result<(), kernel::Error> {
         self.engine.change(config)
     }
@@ -209,18 +209,18 @@ impl RunningServer {
     /// Applies the settings of the gate.
     ///
     /// # Errors
-    /// Fails if the settings cannot be applied. Then nothing has changed.
+    /// Fails if the settings cannot be applied; the gate is then unchanged.
     pub fn change_gate(&self, config: &Config) -> Result<(), guard::Error> {
         self.guard.change(config)
     }
 
-    /// Applies the settings of the time that media may wait.
+    /// Applies the settings that limit how long media may be queued for a subscriber.
     pub fn set_delays(&self, config: &Config) {
         self.relay.set_delays(config.queue.delays.clone());
     }
 
     /// Applies these access rules, also to open sessions. Roots of clients' certificates apply to new sessions. While
-    /// there are no roots, certificates of open sessions count for nothing.
+    /// no roots can be read, client certificates of open sessions grant no access.
     pub fn set_access(&self, loaded: access::AccessFileContents) {
         let access::AccessFileContents { mut policy, client_roots, mut unread } = loaded;
         if let Err(error) = self.relay.set_client_roots(client_roots.as_ref()) {
@@ -229,7 +229,7 @@ impl RunningServer {
             policy.doubts_certificates = true;
         }
         for UnreadSetting { what, reason } in &unread {
-            error!(what, reason, "a file of access rights is not usable: what it would allow is refused");
+            error!(what, reason, "a file of access rights is not usable: it grants no access");
         }
         let tokens = &policy.tokens;
         info!(
@@ -273,7 +273,7 @@ impl RunningServer {
     }
 
     /// Sends GOAWAY on all sessions, waits until they have left or the drain timeout is over, and closes all sessions.
-    /// The discovery record is marked before and withdrawn at the end.
+    /// Before that, this relay's discovery record is marked as draining; at the end it is withdrawn.
     pub async fn drain(&self) {
         self.discovery.iter().for_each(RunningDiscovery::drain);
         self.relay.drain().await;
@@ -334,7 +334,7 @@ impl StatusSource for RunningServer {
     }
 }
 
-/// Measures the kernel's share of the media until the relay ends.
+/// Measures which share of the media the kernel engine sends, until the relay ends.
 fn measure(relay: &Weak<millrace_relay::Server>, meter: &ShareMeter, until: &mpsc::Receiver<()>) {
     let mut routes = InterfaceRoutes::default();
     while until.recv_timeout(share::PERIOD) == Err(RecvTimeoutError::Timeout) {
@@ -369,7 +369,7 @@ fn relay_config(config: &Config, identity: &RelayIdentity) -> millrace_relay::Co
     }
 }
 
-/// Returns the upstream relays, which all get the same credentials.
+/// Returns the upstream relays of the settings. The relay uses the same credentials for all of them.
 fn upstreams(upstream: &config::UpstreamConfig) -> Vec<millrace_relay::UpstreamRelay> {
     let token = upstream.token.clone().map(access::token_file);
     let with_token =
@@ -377,7 +377,7 @@ fn upstreams(upstream: &config::UpstreamConfig) -> Vec<millrace_relay::UpstreamR
     upstream.urls.iter().map(with_token).collect()
 }
 
-/// Returns the cluster's settings. Its relays get the credentials for upstream relays.
+/// Returns the cluster's settings. Connections to its relays use the credentials for upstream relays.
 fn cluster_of(
     cluster: &config::ClusterConfig,
     upstream: Option<&config::UpstreamConfig>,

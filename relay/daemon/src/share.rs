@@ -18,20 +18,22 @@ use crate::status::{EngineStatus, MediaShare, MediaShares, RelaySessionStatus};
 
 /// Time between two calls of [`ShareMeter::take`].
 pub const PERIOD: Duration = Duration::from_secs(5);
-/// Number of earlier moments that are kept. The difference to the oldest one covers ten seconds.
+/// Number of earlier samples of the relay's counters that are kept. The difference to the oldest one covers ten
+/// seconds.
 const MOMENTS: usize = 2;
-/// Number of media bytes below which a share is not significant.
+/// Number of media bytes in ten seconds below which the kernel's share of them is not reported.
 const LEAST: u64 = 50_000;
-/// Share of the kernel below which its path counts as off.
+/// The kernel's share of the media below which the log reports that userspace sends most of it.
 const OFF: f64 = 0.5;
-/// Share of the kernel from which its path counts as on again. The gap to [`OFF`] prevents repeated log lines.
+/// The kernel's share of the media from which the log reports that the kernel sends it again. The gap to [`OFF`]
+/// prevents repeated log lines.
 const ON: f64 = 0.8;
-/// Number of packets that one packet merged by GRO stands for.
+/// Assumed number of packets in one super-packet, which GRO has merged.
 const MERGED: u64 = 16;
 
-/// The reason for bytes that userspace sends by design, while the kernel counts no outcome against them.
+/// The reason in the status for media that userspace sends by design, and for which the kernel counts no refusal.
 const BY_DESIGN: &str = "userspace's own";
-/// The reason if no media packet reached the kernel engine's interfaces.
+/// The reason in the status if no media packet has arrived on the interfaces of engine `kernel`.
 const UNSEEN: &str = "not seen";
 
 type Counts = BTreeMap<String, u64>;
@@ -52,7 +54,7 @@ const HARMLESS: &[&str] = &[
     "replayed",
     "not_authentic",
 ];
-/// Outcomes of frames, new streams and copies that are no such reason either.
+/// Outcomes of frames, new streams and copies that are no reason why userspace sent media.
 const HARMLESS_BEHIND: &[&str] = &["good", "bound", "preamble", "sent", "before", "gone", "unopened"];
 
 /// Returns an operator's remedy for a reason, which is an outcome that the kernel counts or another reason. Empty if
@@ -98,7 +100,8 @@ pub fn remedy(reason: &str, interface: &str) -> String {
     }
 }
 
-/// Returns the growth and the name of the count that grew most since `before` and is not `harmless`.
+/// Returns the increase and the name of the outcome whose count grew most since `before`. Skips the outcomes in
+/// `harmless`.
 fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Option<(u64, &'a str)> {
     let grown = |(name, count): (&'a String, &u64)| {
         let weight = if name == "super_packet" { MERGED } else { 1 };
@@ -109,7 +112,7 @@ fn worst<'a>(now: &'a Counts, before: Option<&Counts>, harmless: &[&str]) -> Opt
     harmful.filter(|(count, _)| *count > 0).max_by_key(|(count, _)| *count)
 }
 
-/// The relay's counts at one moment.
+/// A sample of the relay's media counters.
 #[derive(Default)]
 struct ShareMoment {
     /// Bytes sent by the kernel, bytes sent by userspace, and outcomes of copies, by session.
@@ -159,7 +162,7 @@ pub struct ShareMeter(Mutex<ReportedShares>);
 struct ReportedShares {
     moments: VecDeque<ShareMoment>,
     shares: MediaShares,
-    /// Interfaces and sessions that the log has reported as off.
+    /// Interfaces and sessions whose media userspace mostly sends, as the log has reported.
     off: HashSet<ShareSubject>,
 }
 
@@ -168,7 +171,8 @@ impl ShareMeter {
         self.0.lock().shares.clone()
     }
 
-    /// Computes the shares from the relay's present counts. Logs where the kernel's path has gone off or is on again.
+    /// Computes the shares from the relay's present counts. Logs for which interfaces and sessions userspace now sends
+    /// most of the media, and for which the kernel sends it again.
     pub fn take(&self, engine: &EngineStatus, sessions: &[RelaySessionStatus], routes: &mut InterfaceRoutes) {
         let name_of = |ip: IpAddr| match &engine.interfaces[..] {
             // With a bridge or a bond, the route leads to another interface than the one with the program.
@@ -195,14 +199,15 @@ impl ReportedShares {
         let now = ShareMoment::from_engine(engine, sessions);
         let empty = ShareMoment::default();
         let before = self.moments.front().unwrap_or(&empty);
-        // Outcomes of publishers' packets have no session, so they may be the reason for any of them.
+        // Outcomes of publishers' packets are not counted by session, so they may be the reason for any subscriber's
+        // session.
         let (upstream, came) = now.upstream_since(before);
         let mut names = sessions
             .iter()
             .map(|one| name_of(one.remote.ip().to_canonical()))
             .collect::<Vec<_>>()
             .into_iter();
-        // Remedies name the interface on which media arrives: that of the first session that publishes.
+        // Remedies name the interface on which media arrives. It is taken from the first session that publishes.
         let publishes = |one: &RelaySessionStatus| one.publisher || one.upstream;
         let arrives = sessions.iter().zip(names.as_slice()).find(|(one, _)| publishes(one));
         let arrives = arrives.and_then(|(_, name)| name.clone()).unwrap_or_else(|| "INTERFACE".to_owned());
@@ -222,8 +227,8 @@ impl ReportedShares {
                 let own = copies.and_then(|copies| worst(copies, old.map(|old| &old.2), HARMLESS_BEHIND));
                 let worst = own.into_iter().chain(upstream).max_by_key(|(count, _)| *count);
                 let counted = worst.map_or(if came { BY_DESIGN } else { UNSEEN }, |(_, reason)| reason);
-                // A session that the kernel refuses or has no record for gets nothing from the kernel, whatever it
-                // counts.
+                // If the kernel engine refuses the session or has no record of it, that is the reason, whatever
+                // outcomes are counted.
                 let waits = one.kernel_record.as_deref().filter(|record| *record != "held");
                 share.reason = one.kernel_refused.as_deref().or(waits).unwrap_or(counted).to_owned();
                 share.remedy = remedy(&share.reason, &arrives);
@@ -254,7 +259,8 @@ impl ReportedShares {
         }
     }
 
-    /// Logs changes of interfaces. Changes of sessions are logged only while no interface as a whole is off.
+    /// Logs which interfaces have changed between kernel and userspace. Sessions are logged only while no whole
+    /// interface depends on userspace.
     fn log(&mut self) {
         let Self { shares: MediaShares { interfaces, sessions }, off, .. } = self;
         off.retain(|subject| match subject {
@@ -297,8 +303,8 @@ impl ReportedShares {
     }
 }
 
-/// Records whether the kernel's path is off for an interface or session. Returns the new state if it has changed: true
-/// for off.
+/// Records whether userspace sends most of the media of an interface or session. Returns `Some(true)` if it now does,
+/// `Some(false)` if it no longer does, and `None` without a change.
 fn turn(off: &mut HashSet<ShareSubject>, subject: ShareSubject, share: &MediaShare) -> Option<bool> {
     if share.bytes < LEAST {
         return None;

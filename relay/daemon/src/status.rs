@@ -11,10 +11,11 @@ pub use millrace_relay::status::*;
 
 use millrace_daemon::http::push;
 
-/// A source of snapshots of a running relay. Methods are called a few times a second at most, and may lock briefly.
+/// A source of snapshots of a running relay. HTTP handlers call its methods a few times a second at most, so they may
+/// hold a lock briefly.
 pub trait StatusSource: Send + Sync + 'static {
     fn status(&self) -> Status;
-    /// Returns the routes to namespaces below `prefix`; `None` if the relay is in no cluster.
+    /// Returns the routes to namespaces below `prefix`; `None` if the relay belongs to no cluster.
     fn routes(&self, prefix: &Namespace) -> Option<RoutesStatus>;
     /// Reports whether the relay is draining, without a whole snapshot.
     fn draining(&self) -> bool;
@@ -29,9 +30,10 @@ pub trait StatusSource: Send + Sync + 'static {
 /// The data with which the web page connects to the relay by WebTransport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Web {
-    /// UDP port of the first listen address. `None` if the relay does not serve WebTransport.
+    /// UDP port of the first listen address, for WebTransport. `None` if the relay does not serve WebTransport.
     pub port: Option<u16>,
-    /// Address for browsers on this machine. `localhost` could resolve to an address of the wrong family, IPv4 or IPv6.
+    /// Address for browsers on this machine. It is numeric, because `localhost` could resolve to the family (IPv4 or
+    /// IPv6) on which the relay does not listen.
     pub local: Option<IpAddr>,
     /// SHA-256 of the certificate in lower-case hexadecimal, if it is self-signed. Browsers accept it by this hash if
     /// it is valid for at most 14 days (WebTransport, `serverCertificateHashes`).
@@ -50,7 +52,7 @@ pub struct Status {
     /// Process ID of the relay.
     #[serde(default)]
     pub pid: u32,
-    /// Counts of listeners to `/events`.
+    /// Counts of the HTTP clients that listen to `/events`.
     #[serde(default)]
     pub events: push::PushCounts,
     /// Result of the latest reading of the settings.
@@ -86,10 +88,10 @@ pub struct MediaShare {
     /// UDP payload bytes sent by the kernel and by userspace.
     pub bytes: u64,
     pub by_kernel: u64,
-    /// Main reason why userspace sent the rest: an outcome that the kernel counts, or why the session has no record.
-    /// Empty if there is no rest.
+    /// Main reason why userspace sent the rest: an outcome that the kernel counts, or why the kernel engine has no
+    /// record of the session. Empty if the kernel sent everything.
     pub reason: String,
-    /// Command or setting that removes the reason; empty if none does or none is needed.
+    /// Command or setting that lets the kernel send more of the media; empty if there is none.
     pub remedy: String,
 }
 
@@ -112,7 +114,7 @@ pub struct GateStatusReport {
     pub on: bool,
     /// Guarded interfaces, and the reasons why others are not guarded.
     pub reason: String,
-    /// Number of refused packets by rule.
+    /// Number of packets that each rule of the gate has dropped.
     pub refused: BTreeMap<String, u64>,
     /// Interfaces that the gate should guard.
     #[serde(default)]

@@ -277,7 +277,7 @@ fn track_row(track: &RelayTrackStatus) -> Vec<String> {
     ]
 }
 
-/// Returns the row of a session's packets that the kernel handled.
+/// Returns the table row with a session's packets that the kernel engine handled.
 fn kernel_row(session: &RelaySessionStatus) -> Vec<String> {
     let sealed = session.keystreams.unwrap_or_default().sealed;
     vec![
@@ -316,7 +316,7 @@ pub fn lately(share: &MediaShare) -> String {
     }
 }
 
-/// Returns the copies that the kernel did not send to the session, by reason. `None` if there are none.
+/// Returns the number of packet copies that the kernel left unsent for the session, by reason. `None` if it sent all.
 fn declined(session: &RelaySessionStatus) -> Option<String> {
     let counts = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
     let counts = counts.map(|(reason, count)| format!("{reason} {count}"));

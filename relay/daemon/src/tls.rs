@@ -38,7 +38,8 @@ pub enum Error {
     SelfSignedPair(rustls::Error),
 }
 
-/// Reads or makes the certificate. `names` has the host names and addresses for which a self-signed one is valid.
+/// Reads the relay's certificate from its files, or makes a self-signed one. `names` has the host names and addresses
+/// for which a self-signed one is valid.
 pub fn identity(identity: &IdentityConfig, names: Vec<String>) -> Result<Arc<CertifiedKey>, Error> {
     Ok(Arc::new(match identity {
         IdentityConfig::Files { cert, key } => pem::pair(cert, key)?,
@@ -139,7 +140,8 @@ pub enum CertificateWatch {
 pub(super) type Stamp = (i64, i64, u64, u64);
 
 impl CertificateWatch {
-    /// Starts a watch from the present files, or from a certificate that was just made. `names` is as for [`identity`].
+    /// Starts watching the present certificate files, or the age of a self-signed certificate that was just made.
+    /// `names` is as for [`identity`].
     pub fn new(identity: &IdentityConfig, names: Vec<String>) -> Self {
         match identity {
             IdentityConfig::Files { cert, key } => {
@@ -149,8 +151,8 @@ impl CertificateWatch {
         }
     }
 
-    /// Returns the new certificate if it must be replaced, and `None` otherwise. With `always`, files are read in any
-    /// case.
+    /// Returns the new certificate if it must be replaced, and `None` otherwise. With `always`, unchanged certificate
+    /// files are read as well.
     pub fn look(&mut self, always: bool) -> Option<Result<Arc<CertifiedKey>, Error>> {
         match self {
             Self::Files { cert, key, seen } => {

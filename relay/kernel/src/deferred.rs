@@ -1,6 +1,6 @@
-//! Sockets for packets that need not wake this process, because the kernel has forwarded all of their content. They are
-//! steered to a socket of their own while the process sleeps. Once it is woken, by the ticker or by another packet, it
-//! reads that socket first, so that packets stay in order.
+//! Sockets for packets that need not wake this process, because the kernel has forwarded all of their content. While
+//! the process sleeps, the kernel steers such packets to the deferred socket, which wakes nobody. Once it is woken, by
+//! the ticker or by another packet, it reads that socket first, so that packets stay in order.
 
 use std::{
     net::UdpSocket,
@@ -11,27 +11,28 @@ use std::{
 use crate::program::DeferredSocket;
 use parking_lot::Mutex;
 
-/// The number of reads without a packet after which packets that are counted as waiting are considered dropped.
+/// Number of reads in a row that find no packet, after which packets that are counted as waiting are considered
+/// dropped.
 const PATIENCE: u8 = 3;
 
 /// The deferred socket of an endpoint, and the task that reads it.
 pub(super) struct Deferred {
     pub handle: DeferredSocket,
     socket: UdpSocket,
-    /// Number of packets that were dropped because the socket's buffer was full.
+    /// Number of packets that were dropped because the deferred socket's buffer was full.
     dropped: AtomicU64,
-    /// The count of publishers' packets at the last sleep.
+    /// Number of publishers' deferred packets when this process last went to sleep.
     media: AtomicU64,
-    // Reads in a row that found no packet.
+    // Number of reads in a row that found no packet in the deferred socket.
     vain: AtomicU8,
     reader: Mutex<Option<Waker>>,
-    /// True while the ticker rests. No packet is deferred then.
+    /// True while the ticker is paused. No packet is deferred then.
     resting: AtomicBool,
     ticker: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Deferred {
-    /// Makes the deferred socket of an endpoint. `ticker` is called when the ticker has to resume.
+    /// Makes the deferred socket of an endpoint. `ticker` is the function that resumes the ticker.
     pub fn new(handle: DeferredSocket, socket: UdpSocket, ticker: Box<dyn Fn() + Send + Sync>) -> Self {
         Self {
             handle,
@@ -49,17 +50,17 @@ impl Deferred {
         &self.socket
     }
 
-    /// Returns how many packets were steered to the socket and did not wake this process.
+    /// Returns how many packets were steered to the deferred socket and did not wake this process.
     pub fn packets(&self) -> u64 {
         self.handle.packets()
     }
 
-    /// Returns how many of these packets were dropped because the socket's buffer was full.
+    /// Returns how many deferred packets were dropped because the deferred socket's buffer was full.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Returns how many packets wait in the socket.
+    /// Returns how many packets wait in the deferred socket.
     pub fn waiting(&self) -> u64 {
         self.packets().saturating_sub(self.handle.taken())
     }
@@ -69,31 +70,32 @@ impl Deferred {
         self.handle.wake()
     }
 
-    /// Allows packets to be deferred again, after the other socket was read to its end.
+    /// Allows packets to be deferred again, after the main socket was read until it was empty. `others` is the value
+    /// that [`Deferred::wake`] returned.
     pub fn sleep(&self, others: u64) {
         self.media.store(self.handle.media(), Ordering::Relaxed);
         self.handle.sleep(others);
-        // Packets may be deferred again, so the ticker is needed. If `rest` runs at the same time, either its flag is
-        // seen here, or packets go on waking this process.
+        // Packets may be deferred again, so the ticker has to run. If `rest` runs at the same time, either this sees
+        // its flag, or every packet still wakes this process.
         if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
             (self.ticker)();
         }
     }
 
-    /// Lets the ticker rest. From now on every packet wakes this process, and the next one resumes the ticker.
+    /// Pauses the ticker. From now on every packet wakes this process, and the next packet resumes the ticker.
     pub fn rest(&self) {
         self.resting.store(true, Ordering::SeqCst);
         self.handle.wake();
     }
 
-    /// Counts packets that were read from the socket.
+    /// Counts packets that were read from the deferred socket.
     pub fn on_read(&self, packets: u64) {
         self.handle.take(packets);
         self.vain.store(0, Ordering::Relaxed);
     }
 
-    /// Notes that the socket was empty. Packets that are counted as waiting may be just arriving, or were dropped
-    /// because the buffer was full.
+    /// Records that a read found the deferred socket empty. Packets that are counted as waiting may be just arriving,
+    /// or were dropped because the buffer was full.
     pub fn on_nothing(&self) {
         let missing = self.waiting();
         if self.vain.fetch_add(1, Ordering::Relaxed) >= PATIENCE {
@@ -103,7 +105,7 @@ impl Deferred {
         }
     }
 
-    /// Sets the task that is woken when packets wait.
+    /// Sets the task that [`Deferred::tick`] wakes when packets wait in the deferred socket.
     pub fn set_reader(&self, waker: &Waker) {
         let mut reader = self.reader.lock();
         if !reader.as_ref().is_some_and(|reader| reader.will_wake(waker)) {
@@ -111,8 +113,8 @@ impl Deferred {
         }
     }
 
-    /// Wakes the reader if packets wait. Returns how many packets of publishers have arrived since the last sleep, or
-    /// `None` if none waits.
+    /// Wakes the reader if packets wait. Returns how many packets of publishers were deferred since this process went
+    /// to sleep, or `None` if no packet waits.
     pub fn tick(&self) -> Option<u64> {
         if self.waiting() == 0 {
             return None;

@@ -44,7 +44,7 @@ impl ForwardingInterfaces {
     /// Attaches to the named interfaces of the calling thread's network namespace, and detaches from all others.
     ///
     /// # Errors
-    /// Returns an error if one of them cannot be attached to. Nothing has changed then.
+    /// If one interface cannot be attached to, returns an error and changes nothing.
     pub fn set(&self, relay: &RelayProgram, names: &[String]) -> Result<(), Error> {
         let mut places = self.places.lock();
         let mut wanted: Vec<ForwardingInterface> = Vec::new();
@@ -75,7 +75,7 @@ impl ForwardingInterfaces {
         let mut places = self.places.lock();
         for place in places.iter_mut() {
             let Some(reason) = place.trouble(relay) else { continue };
-            // The loss is logged once, until the program is attached again.
+            // A detached program is logged once, and not again before it is attached again.
             if place.interface.attached.is_ok() {
                 warn!(
                     interface = place.interface.name,
@@ -112,7 +112,7 @@ impl ForwardingInterface {
         }
     }
 
-    /// Tries to attach again. The same obstacle is logged only once.
+    /// Tries to attach the program to the interface again. Repeated failures for the same reason are logged once.
     fn reattach(&mut self, relay: &RelayProgram) -> bool {
         match attach(relay, &self.interface.name) {
             Ok(place) => {
@@ -149,8 +149,8 @@ fn attach(relay: &RelayProgram, name: &str) -> Result<ForwardingInterface, Error
     })
 }
 
-/// Refuses interfaces whose packets begin neither with an Ethernet header nor with an IP header (tun devices). Also
-/// refuses loopback, from which no other host is reached.
+/// Refuses interfaces whose packets begin neither with an Ethernet header nor, as on tun devices, with an IP header.
+/// Also refuses loopback, from which no other host is reached.
 fn check(name: &str, index: i32) -> Result<(), Error> {
     let error = |source| Error::Interface { name: name.to_owned(), source };
     let kind = millrace_transport::interfaces::kind(name).map_err(|errno| error(errno.into()))?;

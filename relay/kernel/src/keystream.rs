@@ -10,15 +10,15 @@ use millrace_quic::{keys::TrafficSecret, keystream::KeystreamKey};
 use crate::program::Refill;
 use parking_lot::Mutex;
 
-/// Ticks without a stream after which the ring of a direction is given back.
+/// Number of ticks without a stream after which a direction's ring of keystreams is freed.
 const IDLE_TICKS: u32 = 200;
 
 /// One direction of a connection, for which keystreams are precomputed.
 ///
-/// A direction is *idle*, or *kept* by the thread that computes keystreams. [`Self::add_stream`] makes it kept and
-/// wakes the thread. [`Self::keep`] makes it idle some ticks after the last stream. Both use `kept` and `streams` with
+/// A direction is *idle*, or *kept*: the keystream thread fills its ring. [`Self::add_stream`] makes it kept and wakes
+/// the thread. [`Self::keep`] makes it idle some ticks after the last stream. Both use `kept` and `streams` with
 /// sequential consistency: `keep` clears `kept` and then reads `streams`, `add_stream` counts in `streams` and then
-/// sets `kept`. So a stream that is added at that moment is noticed by one of them.
+/// sets `kept`. So a stream that is added during `keep` is noticed by one of the two.
 #[derive(Default)]
 pub(super) struct KeystreamAhead {
     keys: Mutex<GenerationKeys>,
@@ -68,8 +68,8 @@ impl KeystreamAhead {
         self.streams.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Adjusts the ring to the demand. `number` is the number of the next packet. `refill` gets the wanted length, and
-    /// fills the ring.
+    /// Adjusts the ring to the demand. `number` is the next packet number. `refill` is called with the wanted length,
+    /// and fills the ring.
     pub fn keep(&self, number: u64, refill: impl FnOnce(u32) -> Refill) -> KeystreamPass {
         if !self.kept.load(Ordering::SeqCst) {
             return KeystreamPass::default();
@@ -81,7 +81,8 @@ impl KeystreamAhead {
         if wanted == 0 {
             *demand = Demand::default();
             self.kept.store(false, Ordering::SeqCst);
-            // A stream that was added meanwhile has found the direction kept, so nobody wakes the thread for it.
+            // A stream that was added meanwhile has found `kept` set, so it does not wake the thread. The direction has
+            // to stay kept.
             if self.streams.load(Ordering::SeqCst) > 0 {
                 self.kept.store(true, Ordering::SeqCst);
             }
@@ -93,9 +94,9 @@ impl KeystreamAhead {
 /// The result of one pass over the rings of a connection.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KeystreamPass {
-    /// True if a ring is still kept.
+    /// True if the keystream thread still has to fill a ring.
     pub any: bool,
-    /// True if a ring could not get its wanted length.
+    /// True if a ring is shorter than wanted, for lack of memory.
     pub short: bool,
 }
 
@@ -108,11 +109,11 @@ impl KeystreamPass {
 /// Computes the wanted length of a ring: twice the most packets that were recently sent within a tick.
 #[derive(Debug, Default)]
 struct Demand {
-    /// The number of the next packet at the last tick.
+    /// The next packet number at the last tick.
     number: Option<u64>,
-    /// The most packets within a tick, times `UNIT`. It halves in about 2 seconds.
+    /// The most packets that were sent within one tick, times `UNIT`. It halves in about 2 seconds.
     peak: u64,
-    /// The present length of the ring.
+    /// The present length of the ring, in keystreams.
     len: u32,
     idle: u32,
 }
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_twice_as_long_as_what_a_tick_uses() {
+    fn keystream_ring_has_twice_the_packets_of_a_tick() {
         let mut demand = Demand::default();
         assert_eq!(run(&mut demand, 1, 1000), 8, "what was before does not count");
         assert_eq!(run(&mut demand, 1, 5), 16);
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_given_back_when_no_stream_is_left_for_long() {
+    fn keystream_ring_is_freed_after_long_without_streams() {
         let mut demand = Demand::default();
         run(&mut demand, 10, 5);
         assert!((0..IDLE_TICKS).all(|_| demand.tick(50, false) > 0));

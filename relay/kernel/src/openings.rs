@@ -17,15 +17,15 @@ use super::{
     ingress::KernelIngress,
 };
 
-/// The number of openings that a track gets at first. It doubles when streams have found none.
+/// The number of openings that a track gets at first. It doubles when streams have begun without a free opening.
 const FIRST: u32 = 4;
 
-/// The openings of one track may take an eighth of all egresses, or be a single one.
+/// The openings of one track may use one eighth of all egresses. A single opening may use more.
 const PART: usize = 8;
 
 /// The use of the kernel's egresses, from which the number of openings of a track follows.
 struct Supply {
-    /// Number of egresses in the kernel's table.
+    /// Number of egress entries in the kernel's table, used and free.
     all: usize,
     /// Number of egresses that wait for a stream to begin, for all tracks.
     prepared: usize,
@@ -34,9 +34,9 @@ struct Supply {
 }
 
 impl Supply {
-    /// Returns how many openings to add for a track that has `waiting` and wants `wanted`; busy tracks want more. A
-    /// track may have its first one while less than three quarters of all egresses are prepared, further ones while
-    /// less than half are, and an eighth of all egresses in total.
+    /// Returns how many openings to add for a track that has `waiting` openings and wants `wanted`. It may add its
+    /// first opening while less than three quarters of all egresses are prepared, and further ones while less than half
+    /// are. In total, it may use an eighth of all egresses.
     fn missing(&self, wanted: usize, waiting: usize) -> usize {
         let Self { all, prepared, subscribers } = *self;
         let room = |part: usize| part.saturating_sub(prepared).checked_div(subscribers).unwrap_or(0);
@@ -48,12 +48,12 @@ impl Supply {
 
 /// The openings of one track of a publisher.
 pub(super) struct KernelOpenings {
-    // Dropped first, so that no further stream is bound.
+    // This field is dropped first, so that no further stream is bound to an opening.
     track: bpf::TrackRecord,
     /// The openings whose stream userspace has not accepted yet, whether they are bound or not.
     openings: Mutex<Vec<Arc<KernelIngress>>>,
     wanted: AtomicU32,
-    /// The count of streams without an opening when `wanted` was last adjusted.
+    /// Number of streams that had begun without an opening when `wanted` was last adjusted.
     missed: AtomicU32,
     connection: Arc<KernelConnection>,
     held: Arc<dyn Any + Send + Sync>,
@@ -68,7 +68,7 @@ impl KernelOpenings {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>, millrace_kernel::Error> {
         let track = connection.open_from(&seen)?.track(alias, last)?;
-        // Userspace is woken to add openings when half of them are left.
+        // The program wakes userspace to add openings when half of them are left.
         track.set_low(FIRST / 2);
         Ok(Arc::new(Self {
             track,
@@ -80,8 +80,8 @@ impl KernelOpenings {
         }))
     }
 
-    /// Returns how many openings the track should have. Doubles the number if streams have found none since the last
-    /// call.
+    /// Returns how many openings the track should have. Doubles the number if a stream has begun without a free opening
+    /// since the last call.
     fn wanted(&self) -> u32 {
         let missed = self.track.missed();
         if self.missed.swap(missed, Ordering::Relaxed) != missed {
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_track_gets_an_opening_and_the_busiest_more() {
+    fn each_track_gets_one_opening_and_busy_tracks_more() {
         for (prepared, subscribers, wanted, waiting, missing, why) in [
             (0, 8, 4, 0, 4, "as many as it wants"),
             (32, 8, 64, 4, 60, "busy"),

@@ -1,8 +1,8 @@
 //! The relay's BPF program and its handles. It forwards media at TC ingress, before any process wakes, for the
 //! connections and streams that userspace delegates to it.
 //!
-//! Userspace keeps the complete state. Every packet also reaches it unchanged, and it sends what the kernel did not.
-//! The steps are:
+//! Userspace keeps the complete state. Every packet also reaches userspace unchanged, and userspace sends what the
+//! kernel did not. The steps are:
 //!
 //! 1. [`RelayProgram::load`], then [`RelayProgram::attach`] to each interface that media arrives on.
 //! 2. An [`UpstreamRecord`] is made for each connection on which media arrives, with its connection IDs and receive
@@ -12,18 +12,19 @@
 //!    before the number word moves to that generation.
 //! 4. A [`SlotRecord`] is made for each stream of an upstream that is forwarded. Once userspace has opened a
 //!    subscriber's stream, an [`EgressRecord`] in the slot delegates it to the kernel. Removing the egress, or dropping
-//!    the slot, recalls it. [`DatagramRecord`] does the same for a track's datagrams. [`SlotRecord::advance`] tells the
-//!    program how far userspace has parsed the stream; the program forwards well-formed bytes after that position. A
-//!    [`TrackRecord`] has slots for streams that have not begun ([`UpstreamRecord::opening`]), with egresses for which
-//!    the program opens streams itself ([`SlotRecord::add_opened`]).
+//!    the slot, returns the stream to userspace. [`DatagramRecord`] does the same for a track's datagrams.
+//!    [`SlotRecord::advance`] tells the program how far userspace has parsed the stream; the program forwards
+//!    well-formed bytes after that position. A [`TrackRecord`] has slots for streams that have not begun
+//!    ([`UpstreamRecord::opening`]), with egresses for which the program opens streams itself
+//!    ([`SlotRecord::add_opened`]).
 //! 5. [`RelayProgram::drain`] reports the packets that were sent. Every packet is registered before it is sent, so
-//!    after a drain the packets of any received acknowledgement are known. There is one exception: while another CPU is
-//!    registering a packet, later registrations cannot be read. An unknown number below the number word is therefore no
-//!    protocol violation: drain again.
+//!    after a drain every packet that a received acknowledgement names is known. There is one exception: while another
+//!    CPU is registering a packet, later registrations cannot be read. An acknowledged number that is unknown but
+//!    already drawn is therefore no protocol violation: drain again.
 //!
 //! All handles share the maps. They stay valid, but have no effect, when the [`RelayProgram`] is detached or dropped. A
-//! removed entry is reused only when all program runs that may have seen it have ended. Waiting for that blocks the
-//! calling thread for some 10 ms. Only [`RelayProgram::settle`] does it, and methods whose documentation says so.
+//! removed entry is reused only when all program runs that may have seen it have ended. Waiting for these runs blocks
+//! the calling thread for some 10 ms. Only [`RelayProgram::settle`] waits, and methods whose documentation says so.
 
 mod buddy;
 mod config;
@@ -79,19 +80,19 @@ pub struct Forwarded {
     pub number: u64,
     /// The key generation that the packet was encrypted with.
     pub generation: u16,
-    /// ID of the downstream stream, or the track alias of a datagram.
+    /// ID of the stream on the subscriber's connection, or the track alias of a datagram.
     pub id: u64,
-    /// Offset in the downstream stream, or the group of a datagram.
+    /// Offset in the subscriber's stream, or the group ID of a datagram.
     pub offset: u64,
-    /// Object ID of a datagram. `None` for part of a stream.
+    /// Object ID of a datagram. `None` for a STREAM frame.
     pub object: Option<u64>,
-    /// Bytes that count against [`DownstreamRecord::set_max_data`].
+    /// Number of bytes that count against [`DownstreamRecord::set_max_data`].
     pub credit: u64,
-    /// Length of the stream bytes, or of the datagram.
+    /// Number of stream bytes, or length of the datagram in bytes.
     pub len: u16,
     /// True if the frame ends the stream.
     pub fin: bool,
-    /// UDP payload, in bytes.
+    /// Size of the UDP payload, in bytes.
     pub size: u16,
     /// Time of sending on `CLOCK_MONOTONIC`, in nanoseconds.
     pub time_ns: u64,
@@ -116,7 +117,7 @@ impl From<intf::Forwarded> for Forwarded {
     }
 }
 
-/// The loaded program. It forwards from the first [`attach`](Self::attach) until it is dropped.
+/// The loaded program. It forwards packets from the first [`attach`](Self::attach) until it is dropped.
 pub struct RelayProgram {
     attachments: Attachments,
     /// The attachment to the egress of the loopback interface, where the program handles clones of super-packets.
@@ -164,7 +165,7 @@ impl RelayProgram {
     /// arrive at loopback.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
         let object = lock(&self.object);
-        // Clones need their program before the first packet can be cloned.
+        // Clones of super-packets are sent to loopback, so the program is attached there first.
         self.clones.attach(&object.program("clone_egress")?, LOOPBACK, KernelHook::Egress, self.mechanism)?;
         self.attachments.attach(
             &object.program("relay_ingress")?,
@@ -188,8 +189,8 @@ impl RelayProgram {
         }
     }
 
-    /// Detaches the program from all interfaces. Records stay as they are. Meanwhile the replay windows of upstreams
-    /// move only by [`UpstreamRecord::observe`].
+    /// Detaches the program from all interfaces. Its records do not change. While it is detached, the replay windows of
+    /// upstreams move only by [`UpstreamRecord::observe`].
     pub fn detach(&self) {
         self.attachments.clear();
         self.clones.clear();
@@ -201,8 +202,8 @@ impl RelayProgram {
         self.upstream_from(expected, 0)
     }
 
-    /// Makes the record of a connection on which media arrives, as [`Self::upstream`] does. Userspace has claimed all
-    /// unidirectional streams with an index below `streams`.
+    /// Makes the record of a connection on which media arrives, as [`Self::upstream`] does. In addition, marks the
+    /// peer's unidirectional streams with an index below `streams` as claimed by userspace.
     pub fn upstream_from(&self, expected: u64, streams: u64) -> Result<UpstreamRecord, Error> {
         UpstreamRecord::new(self.shared.clone(), expected, streams)
     }
@@ -215,13 +216,14 @@ impl RelayProgram {
 
     /// Returns the arrival time of a subscriber's deferred packet that ends with these 8 bytes: `CLOCK_MONOTONIC` in
     /// microseconds, modulo 2^32. Returns `None` if it was not deferred ([`DownstreamRecord::set_deferral`]), or if a
-    /// later packet has overwritten the entry.
+    /// later packet has overwritten its arrival time.
     pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
         defer::arrival(&self.shared, end)
     }
 
-    /// Makes the record of a connection on which media is sent, without keys, credit and window. Its packet number word
-    /// begins with `word`; all senders have to use [`DownstreamRecord::number`] from now on.
+    /// Makes the record of a connection on which media is sent, without keys, flow control credit and congestion
+    /// window. Its packet number word begins with `word`; all senders have to use [`DownstreamRecord::number`] from now
+    /// on.
     pub fn downstream(&self, path: &PacketPath, mtu: u32, word: u64) -> Result<DownstreamRecord, Error> {
         DownstreamRecord::new(self.shared.clone(), path, mtu, word)
     }
@@ -246,9 +248,10 @@ impl RelayProgram {
         self.trace.drain(read)
     }
 
-    /// Waits until all program runs that began before the call have ended. Nothing that was removed before is used
-    /// after that, not even by packets between two runs: entries can be reused, and all packets sent with them are
-    /// registered. Keys and keystreams of ended connections are erased. Blocks the calling thread for some 10 ms.
+    /// Waits until all program runs that began before the call have ended. After that, no run uses records that were
+    /// removed before the call, not even for packets between two runs. Their entries can be reused, and all packets
+    /// sent with them are registered. Keys and keystreams of ended connections are erased. Blocks the calling thread
+    /// for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
     }
@@ -258,7 +261,7 @@ impl RelayProgram {
         lock(&self.shared.free).needs_settling()
     }
 
-    /// Reports whether there are keys of ended connections for [`settle`](Self::settle) to erase.
+    /// Reports whether keys of ended connections are left that [`settle`](Self::settle) would erase.
     pub fn has_old_keys(&self) -> bool {
         lock(&self.shared.free).has_old_keys()
     }
@@ -284,7 +287,7 @@ impl RelayProgram {
         })
     }
 
-    /// Returns the counters of received packets by outcome, since the program was loaded.
+    /// Returns how many packets, copies, frames and streams had each outcome since the program was loaded.
     pub fn counters(&self) -> Result<RelayCounters, Error> {
         let raw = lock(&self.object).counters("outcomes")?;
         RelayCounters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })

@@ -1,8 +1,9 @@
 //! The queue of commands for the engine's thread.
 //!
-//! Most commands are caused by peers, which can change ports and update keys at will. So each connection
-//! has one set of pending commands, in which newer ones replace older ones, and the queue consists of connections.
-//! Whatever peers do, it is never longer than the number of connections. The operator's commands are carried out first.
+//! Most commands are caused by peers, which can change ports and update keys at will. So each connection has one set of
+//! pending commands, in which newer ones replace older ones, and the queue consists of connections. Whatever peers do,
+//! it is never longer than the number of connections. The operator's commands, such as attaching to other interfaces,
+//! are carried out first.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -23,21 +24,21 @@ use tracing::error;
 pub(super) trait CommandSubject {
     fn place(&self) -> &ConnectionCommands;
 
-    /// Stops the program's use of the keys that those of `generation` replace. Returns whether [`Self::set_keys`] has
-    /// to wait for program runs.
+    /// Stops the program from using the old keys that the keys of `generation` replace. Returns whether
+    /// [`Self::set_keys`] has to wait for program runs.
     fn retire_keys(&self, generation: u16) -> bool;
 
     fn set_keys(&self, generation: u16, keys: &QuicKeys);
 
     fn set_open_keys(&self, generation: u16, keys: &QuicKeys);
 
-    /// Notes that the peer uses a connection ID from now on, or does not use it any more.
+    /// Tells the program that the peer uses a connection ID from now on, or does not use it any more.
     fn set_id(&self, id: &ConnectionId, is_used: bool);
 
     /// Stops the program from decrypting the peer's packets.
     fn stop_opening(&self);
 
-    /// Called when no program run sends on the connection any more.
+    /// Reports to the connection that no program run sends on it any more.
     fn on_released(&self);
 
     /// Reports whether [`Self::set_path`] has to wait for program runs.
@@ -45,11 +46,11 @@ pub(super) trait CommandSubject {
 
     fn set_path(&self, path: &OffloadPath);
 
-    /// Called when no program run sends on these streams any more.
+    /// Reports to the connection that no program run sends on these streams any more.
     fn on_returned(&self, keys: &[StreamKey]);
 
-    /// Called when an ingress is gone for which streams were prepared under these tags. They may have been opened in
-    /// vain.
+    /// Reports to the connection that the slot was removed for which streams with these tags were prepared. The program
+    /// may have opened these streams without sending anything on them.
     fn on_gone(&self, tags: &[u64]);
 }
 
@@ -65,12 +66,13 @@ struct PendingCommands {
     keys: [Option<(u16, Box<QuicKeys>)>; 2],
     /// Receive keys with their generation, by parity of the generation.
     open_keys: [Option<(u16, Box<QuicKeys>)>; 2],
-    /// Connection IDs that the peer newly uses (`true`) or does not use any more. The protocol bounds their number.
+    /// Connection IDs that the peer has begun to use (`true`) or does not use any more (`false`). The protocol bounds
+    /// their number.
     ids: Vec<(ConnectionId, bool)>,
     is_released: bool,
-    /// Streams that are recalled. There are at most as many as the connection has.
+    /// Streams that userspace takes back from the program. Their number is limited by the connection's streams.
     recalled: Vec<(StreamKey, Option<Box<dyn Delegation>>)>,
-    /// Tags of prepared streams whose ingress is gone. There are at most as many as the connection has.
+    /// Tags of prepared streams whose slot was removed. Their number is limited by the connection's streams.
     gone: Vec<u64>,
 }
 
@@ -85,7 +87,7 @@ pub(super) struct CommandQueue<C, O> {
 struct WaitingCommands<C, O> {
     orders: Vec<O>,
     connections: Vec<Arc<C>>,
-    /// True if the thread has to check something that is not in the queue.
+    /// True if the engine's thread has to wake up although no command is queued.
     wakes: bool,
     is_closed: bool,
 }
@@ -117,12 +119,12 @@ impl<C, O> CommandQueue<C, O> {
         self.waiting.lock().connections.len()
     }
 
-    /// Returns the number of connections' commands so far.
+    /// Returns the number of commands for connections that were queued so far.
     pub fn commands(&self) -> u64 {
         self.commands.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of commands that newer ones have replaced.
+    /// Returns the number of queued commands that were replaced by newer ones.
     pub fn coalesced(&self) -> u64 {
         self.coalesced.load(Ordering::Relaxed)
     }
@@ -132,7 +134,7 @@ impl<C, O> CommandQueue<C, O> {
         self.change(|waiting| waiting.orders.push(order));
     }
 
-    /// Wakes the thread to check something that is not in the queue.
+    /// Wakes the engine's thread for work that is not in the queue.
     pub fn wake(&self) {
         self.change(|waiting| waiting.wakes = true);
     }
@@ -189,13 +191,13 @@ impl<C: CommandSubject, O> CommandQueue<C, O> {
         });
     }
 
-    /// Queues the release of a connection. It is informed once no program run sends on it. Nothing is granted to it by
-    /// now.
+    /// Queues the release of a connection. The connection is informed once no program run sends on it. Its streams have
+    /// been recalled before.
     pub fn release(&self, connection: Arc<C>) {
         self.put(connection, |pending| std::mem::replace(&mut pending.is_released, true));
     }
 
-    /// Queues the recall of a delegation.
+    /// Queues the recall of a delegated stream, which userspace sends from then on.
     pub fn recall(&self, connection: Arc<C>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
         self.put(connection, |pending| {
             pending.recalled.push((key, delegation));
@@ -203,7 +205,8 @@ impl<C: CommandSubject, O> CommandQueue<C, O> {
         });
     }
 
-    /// Queues the news that an ingress is gone for which a stream was prepared or opened.
+    /// Queues a report to the connection: the slot was removed for which the stream with this tag was prepared or
+    /// opened.
     pub fn remove_connection(&self, connection: Arc<C>, tag: u64) {
         self.put(connection, |pending| {
             pending.gone.push(tag);
@@ -227,7 +230,8 @@ impl<C: CommandSubject, O> CommandQueue<C, O> {
 }
 
 impl<C: CommandSubject, O> Taker<C, O> {
-    /// Takes all pending commands. Waits for some until `deadline`. Returns `None` if the queue is closed.
+    /// Takes all pending commands. Waits until a command arrives or `deadline` passes. Returns `None` if the queue is
+    /// closed.
     pub fn take(&self, deadline: Instant) -> Option<CommandBatch<C, O>> {
         let (orders, connections) = {
             let mut waiting = self.0.waiting.lock();
@@ -258,11 +262,12 @@ impl<C, O> Drop for Taker<C, O> {
     }
 }
 
-// Order: what needs no wait, then one wait for all, then the rest, and the owners are informed last.
+// The order is: commands that need no wait for program runs, one wait for all connections, the other commands, and
+// reports to the connections.
 impl<C: CommandSubject, O> CommandBatch<C, O> {
     /// Carries out the commands of connections. `wait`, which waits for program runs, is called once if a command needs
     /// it or `must_wait` is set. Commands that need no wait are carried out first. A command that panics is dropped,
-    /// but no others: otherwise nobody would send the recalled streams.
+    /// and the others are still carried out: otherwise nobody would send the recalled streams.
     pub fn carry_out(mut self, must_wait: bool, wait: impl FnOnce()) {
         for (connection, pending) in &mut self.connections {
             guarded(|| pending.begin(&**connection));
@@ -289,7 +294,7 @@ pub(super) fn guarded(work: impl FnOnce()) {
     }
 }
 
-/// Replaces older keys. Returns whether there were any.
+/// Queues keys in place of older ones of the same parity. Returns whether keys were replaced.
 fn put_keys(places: &mut [Option<(u16, Box<QuicKeys>)>; 2], generation: u16, keys: QuicKeys) -> bool {
     let place = &mut places[usize::from(generation & 1)];
     let is_newer = place.as_ref().is_none_or(|(known, _)| *known <= generation);
@@ -315,7 +320,7 @@ impl PendingCommands {
         }
     }
 
-    /// Sets the path and the keys if no program run uses their place.
+    /// Sets the path and the keys if no program run can still use the map entry that they overwrite.
     fn install(&mut self, connection: &impl CommandSubject) {
         for place in &mut self.keys {
             let is_free = |keys: &mut (u16, _)| !connection.retire_keys(keys.0);

@@ -1,9 +1,9 @@
-//! Decides which connections get one of the kernel's records: those that value it most.
+//! Decides which connections get one of the kernel's records: those to which it is worth most.
 //!
-//! A connection *claims* a record, and states its worth. If none is free, it waits, ordered by worth and then by the
-//! time when it began to wait. A record whose worth has become nothing goes to a waiting connection. A connection
-//! without subscriptions loses its record to one that has some. A publisher, without which nothing can be forwarded,
-//! takes the record of a subscriber.
+//! A connection *claims* a record, and states its worth. If no record is free, it waits, ordered by worth and then by
+//! the time when it began to wait. A record that has no worth to its connection any more goes to a waiting connection.
+//! A connection without subscriptions loses its record to one that has some. A publisher, without which nothing can be
+//! forwarded, takes the record of a subscriber.
 //!
 //! A claim has no record, has one, or is returning it, from [`RecordDecision::Recall`] until
 //! [`RecordClaims::returned`]. Only the engine's thread calls [`RecordClaims::decide`], and carries out its decisions.
@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 /// tracks has no subscription for a moment.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The claims to the engine's records. `T` identifies the connection.
+/// The claims of connections to the kernel engine's records. `T` identifies the connection.
 pub(super) struct RecordClaims<T>(Mutex<RecordsState<T>>);
 
 struct RecordsState<T> {
@@ -30,9 +30,9 @@ struct RecordsState<T> {
     made: usize,
     next: u64,
     claims: HashMap<u64, RecordClaim<T>>,
-    /// Claims of some worth without a record, the first to be served first.
+    /// Waiting claims: those that have a worth and no record. The claim that gets the next record comes first.
     waiting: BTreeSet<(Reverse<Worth>, u64, u64)>,
-    /// Claims with a record, the first to lose it first.
+    /// Claims that have a record. The claim that loses its record next comes first.
     holders: BTreeSet<(Worth, Reverse<u64>, u64)>,
     taken: u64,
 }
@@ -56,7 +56,7 @@ enum Holds {
     Recalled,
 }
 
-/// A task for the engine's thread.
+/// A decision that the engine's thread carries out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RecordDecision<T> {
     /// Make a record for the claim with this number.
@@ -65,7 +65,7 @@ pub(super) enum RecordDecision<T> {
     Recall(T),
 }
 
-/// The tasks for the thread, and whether there are too few records.
+/// The decisions for the engine's thread, and whether connections wait because the table of records is full.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decided<T> {
     pub decisions: Vec<RecordDecision<T>>,
@@ -119,7 +119,7 @@ impl<T: Clone> RecordClaims<T> {
         !state.waiting.is_empty()
     }
 
-    /// Removes a claim. If it has a record, that is returned later. Returns whether [`Self::decide`] has to be called.
+    /// Removes a claim. A record of the claim is returned later. Returns whether [`Self::decide`] has to be called.
     pub fn leave(&self, number: u64) -> bool {
         let mut state = self.0.lock();
         state.unlist(number);
@@ -170,8 +170,8 @@ impl<T: Clone> RecordClaims<T> {
             );
         }
         let is_short = !state.waiting.is_empty();
-        // Records that are being returned will serve the first waiting claims, so only the others may take records from
-        // holders.
+        // Records that are being returned will go to the first waiting claims. Only claims after these may take records
+        // from other connections.
         let coming = state.made - state.holders.len();
         let most = state.holders.len();
         let worths: Vec<_> =
@@ -193,7 +193,7 @@ impl<T> RecordsState<T> {
         self.next
     }
 
-    /// Changes a claim, and moves it to the list where it belongs afterwards.
+    /// Changes a claim, and moves it to the list that matches its new state.
     fn change(&mut self, number: u64, change: impl FnOnce(&mut RecordClaim<T>)) {
         self.unlist(number);
         let Some(claim) = self.claims.get_mut(&number) else { return };
@@ -217,7 +217,7 @@ impl<T> RecordsState<T> {
         }
     }
 
-    /// Returns the claim whose record goes to one of the worth `to`.
+    /// Returns the claim that loses its record to a claim of the worth `to`.
     fn victim(&self, to: Worth, now: Instant) -> Option<u64> {
         let above = if to >= Worth::Publisher { Worth::Publisher } else { Worth::Subscriber };
         let is_old = |number: u64| {

@@ -1,11 +1,11 @@
-//! Logs, once for each, that a table of the program is full.
+//! Logs that a table of the program is full, once for each table.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_kernel::Error;
 use tracing::{debug, warn};
 
-/// Each table's name, its content, and the setting that enlarges it.
+/// The program's tables: name, kind of entries, and the setting that enlarges the table.
 const TABLES: [(&str, &str, &str); 5] = [
     ("downstreams", "sessions", "kernel-sessions"),
     ("upstreams", "sessions of publishers", "kernel-publishers"),
@@ -19,7 +19,7 @@ const TABLES: [(&str, &str, &str); 5] = [
 pub(super) struct FullTables([AtomicBool; TABLES.len()]);
 
 impl FullTables {
-    /// Logs why something is left to userspace. Warns once for each table that is full.
+    /// Logs the error because of which userspace serves a connection or stream. Warns once for each table that is full.
     pub fn explain(&self, error: &Error, what: &str) {
         debug!(%error, "the kernel engine has no free entry: {what}");
         if let Some((_, holds, setting)) = self.found_full(error) {
@@ -30,7 +30,7 @@ impl FullTables {
         }
     }
 
-    /// Returns the table that is full, at the first time only.
+    /// Returns the table that is full according to the error, but only the first time.
     fn found_full(&self, error: &Error) -> Option<&'static (&'static str, &'static str, &'static str)> {
         let Error::Full { what } = error else { return None };
         let (table, found) = TABLES.iter().zip(&self.0).find(|((name, ..), _)| name == what)?;

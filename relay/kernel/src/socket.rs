@@ -1,4 +1,5 @@
-//! A pair of UDP sockets of one endpoint: the main one, and the one for packets whose wake-up is deferred.
+//! A pair of UDP sockets of one endpoint: the main one, and the deferred socket, for packets that need not wake this
+//! process at once.
 
 use std::{
     fmt,
@@ -21,15 +22,15 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::deferred::Deferred;
 
-/// Receives from both sockets, and sends on the main one.
+/// Receives from the main and the deferred socket, and sends on the main one.
 pub(super) struct PairedSocket {
-    /// The main socket, registered for reads only. It would become writable after each packet that is sent, and each
-    /// time wake the task.
+    /// The main socket, registered for reads only. Registered for writes, it would become writable and wake the task
+    /// after each sent packet.
     main: AsyncFd<Arc<UdpSocket>>,
     main_state: UdpSocketState,
-    /// True if the main socket's send buffer was full, and has had no room since.
+    /// True from when the main socket's send buffer was full until the socket is writable again.
     full: Arc<AtomicBool>,
-    /// The count of packets on the main socket when it was last found empty.
+    /// Number of packets that had gone to the main socket when a read last emptied it.
     heard: AtomicU64,
     deferred: Arc<Deferred>,
     deferred_state: UdpSocketState,
@@ -51,7 +52,7 @@ impl PairedSocket {
         })
     }
 
-    /// Reads deferred packets, which are older than those of the main socket.
+    /// Reads deferred packets, which are always older than the packets in the main socket.
     fn recv_deferred(&self, bufs: &mut [IoSliceMut<'_>], meta: &mut [RecvMeta]) -> Option<usize> {
         if self.deferred.waiting() == 0 {
             return None;
@@ -68,7 +69,7 @@ impl PairedSocket {
         }
     }
 
-    /// Reads from the main socket. `others` is the number of packets that have gone there so far.
+    /// Reads from the main socket. `others` is the number of packets that have gone to the main socket so far.
     fn poll_main(
         &self,
         others: u64,
@@ -124,7 +125,7 @@ impl AsyncUdpSocket for PairedSocket {
         bufs: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        // The reader is set before the check, so that no packet is missed.
+        // The task to wake is set before the deferred socket is checked, so that no packet is missed.
         self.deferred.set_reader(context.waker());
         let others = self.deferred.wake();
         if let Some(count) = self.recv_deferred(bufs, meta) {
@@ -132,8 +133,8 @@ impl AsyncUdpSocket for PairedSocket {
         }
         let received = self.poll_main(others, context, bufs, meta);
         if received.is_pending() {
-            // `heard` is the count when the main socket was last found empty. This task may not have been woken for
-            // packets after that.
+            // This task may not have been woken for packets that arrived after the main socket was last empty, so its
+            // count of that time (`heard`) is passed.
             self.deferred.sleep(self.heard.load(Ordering::Relaxed));
         }
         received
@@ -156,12 +157,12 @@ impl AsyncUdpSocket for PairedSocket {
     }
 }
 
-/// Waits until the socket has room again after its send buffer was full.
+/// Waits until the socket is writable again after its send buffer was full.
 #[derive(Debug)]
 struct Poller {
     socket: Arc<UdpSocket>,
     full: Arc<AtomicBool>,
-    /// The socket, registered with the runtime for writability.
+    /// The main socket, registered with the runtime for writes while the task waits.
     waiting: Option<AsyncFd<UdpSocket>>,
 }
 
@@ -185,7 +186,8 @@ impl UdpPoller for Poller {
     }
 }
 
-/// The function is deprecated because a registered descriptor might change or be closed. A `UdpSocket`'s does neither.
+/// Registers a socket with the runtime. The constructor is deprecated because a descriptor might change or be closed
+/// while registered, which a `UdpSocket` never does.
 #[allow(deprecated)]
 fn register<S: AsRawFd>(socket: S, interest: Interest) -> io::Result<AsyncFd<S>> {
     AsyncFd::with_interest(socket, interest)

@@ -24,8 +24,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The shortest time between two erasures of ended connections' keys.
 const ERASE: Duration = Duration::from_millis(500);
 
-/// A command to attach to these interfaces. The engine's thread carries it out, because it is in the network namespace
-/// in which the engine was started.
+/// A command to attach to these interfaces. The engine's thread carries it out, because that thread is in the network
+/// namespace in which the engine was started.
 pub(super) struct SetInterfaces {
     pub names: Vec<String>,
     pub done: mpsc::SyncSender<Result<(), Error>>,
@@ -38,7 +38,7 @@ pub(super) fn work(kernel: &Weak<RelayKernel>, commands: &Taker<KernelConnection
     while let Some(mut batch) = commands.take(Instant::now() + LOOK) {
         let Some(kernel) = kernel.upgrade() else { return };
         for SetInterfaces { names, done } in std::mem::take(&mut batch.orders) {
-            guarded(|| drop(done.send(kernel.interfaces.set(&kernel.relay, &names)))); // An error means that nobody waits for the result.
+            guarded(|| drop(done.send(kernel.interfaces.set(&kernel.relay, &names)))); // Fails only if nobody waits.
         }
         // Erasing keys waits for program runs, so it is done only once in a while.
         let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
@@ -57,7 +57,7 @@ pub(super) fn work(kernel: &Weak<RelayKernel>, commands: &Taker<KernelConnection
 /// Waits for the program runs that have begun, and frees retired entries.
 pub(super) fn settle(kernel: &RelayKernel) {
     if let Err(error) = kernel.relay.settle() {
-        warn!(%error, "cannot wait until runs of the kernel's program have ended");
+        warn!(%error, "cannot wait until runs of the relay's BPF program have ended: removed entries stay in use");
     }
 }
 
@@ -86,7 +86,7 @@ impl CommandSubject for KernelConnection {
     fn set_id(&self, id: &ConnectionId, is_used: bool) {
         let changed = match (self.upstream(), is_used) {
             (Some(upstream), true) => {
-                // From now on all IDs belong to the upstream, to which each of them is added.
+                // The upstream record receives the peer's packets from now on, so all connection IDs move to it.
                 self.downstream.remove_ids();
                 upstream.add_id(id)
             }

@@ -11,7 +11,7 @@ use millrace_testkit::wait_until;
 use net::{NamespaceNetwork, inside, ip, root, run};
 use nix::sys::signal::{Signal, raise};
 
-/// Environment variable for the process that is to be killed: the network namespace in which it attaches.
+/// Environment variable with the network namespace in which the process that will be killed attaches the program.
 const NAMESPACE: &str = "MILLRACE_TEST_NAMESPACE";
 
 fn load(mechanism: Mechanism) -> RelayProgram {
@@ -19,7 +19,7 @@ fn load(mechanism: Mechanism) -> RelayProgram {
     RelayProgram::load(&config).expect("the program loads")
 }
 
-/// Returns the ways to attach a program that this kernel supports. TCX needs Linux 6.6.
+/// Returns the mechanisms to attach a program that this kernel supports. TCX needs Linux 6.6.
 fn mechanisms() -> Vec<Mechanism> {
     let has_tcx = tc::count(1, KernelHook::Ingress).is_ok();
     if has_tcx { vec![Mechanism::Tcx, Mechanism::Clsact] } else { vec![Mechanism::Clsact] }
@@ -86,7 +86,7 @@ fn detached_program_is_noticed_and_attached_again() {
 }
 
 #[test]
-fn killed_process_leaves_nothing_after_the_next_start() {
+fn programs_of_a_killed_process_are_removed_at_the_next_start() {
     if let Some(namespace) = std::env::var_os(NAMESPACE) {
         let relays: Vec<_> = mechanisms().into_iter().map(load).collect();
         inside(&namespace.to_string_lossy(), || {
@@ -96,7 +96,7 @@ fn killed_process_leaves_nothing_after_the_next_start() {
         });
         raise(Signal::SIGKILL).expect("it dies");
     }
-    if !root("killed_process_leaves_nothing_after_the_next_start") {
+    if !root("programs_of_a_killed_process_are_removed_at_the_next_start") {
         return;
     }
     let network = NamespaceNetwork::new("killed");
@@ -107,7 +107,7 @@ fn killed_process_leaves_nothing_after_the_next_start() {
 
     let myself = std::env::current_exe().expect("a path");
     let mut command = Command::new(myself);
-    command.args(["--exact", "killed_process_leaves_nothing_after_the_next_start"]);
+    command.args(["--exact", "programs_of_a_killed_process_are_removed_at_the_next_start"]);
     let died = command.env(NAMESPACE, &network.relay).output().expect("it starts").status;
     assert_eq!(died.signal(), Some(Signal::SIGKILL as i32));
     assert_eq!(filters(&network.relay).len(), 2, "a filter outlives its process");

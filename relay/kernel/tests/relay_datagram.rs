@@ -23,11 +23,13 @@ use peers::{KernelSubscriber, PORT, SubscriberPlace};
 use quic::DirectionKeys;
 
 const ALIAS: u64 = 300;
-/// The subscribers' track aliases: encoded shorter than the publisher's, as long, and as long as possible.
+/// The subscribers' track aliases. Their encodings are shorter than the publisher's, as long, and of the maximum
+/// length.
 const ALIASES: [u64; 3] = [7, 301, u64::MAX - 1];
 /// The largest DATAGRAM frame that the subscribers accept.
 const LIMIT: u32 = 1200;
-/// The subscriber's priority in the high byte, the publisher's priority for datagrams without one in the low byte.
+/// The egress priority: the subscriber's priority in the high byte, and in the low byte the publisher's default for
+/// datagrams without a priority.
 const LEVEL: u16 = 0x8040;
 
 /// A subscription of every group of the track.
@@ -44,7 +46,7 @@ struct DatagramScene {
     aliases: Vec<u64>,
     /// The bytes that WebTransport puts before the publisher's datagrams.
     front: Vec<u8>,
-    /// The same for each subscriber.
+    /// The bytes that WebTransport puts before each subscriber's datagrams.
     fronts: Vec<Vec<u8>>,
     from: UdpSocket,
     to: UdpSocket,
@@ -102,7 +104,7 @@ impl DatagramScene {
         }
     }
 
-    /// Puts the connections into these WebTransport sessions. A connection with `None` carries MOQT without
+    /// Assigns these WebTransport session IDs to the connections. A connection with `None` carries MOQT without
     /// WebTransport.
     fn bind(&mut self, publisher: Option<u64>, subscribers: &[Option<u64>]) {
         let front =
@@ -131,7 +133,7 @@ impl DatagramScene {
 
     /// Sends a packet of a track without any earlier datagram.
     fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
-        // Forgets the objects that have arrived, so that no object is a repeated one.
+        // Forgets the objects that have arrived, so that the program treats no object as a repeated one.
         self.slot.set_position(&PositionRecord::default());
         self.send_next(frames)
     }
@@ -378,8 +380,8 @@ fn plain_datagram(group: u64, object: u64, payload: Vec<u8>) -> ObjectDatagram {
 }
 
 #[test]
-fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
-    if !root("a_datagram_is_sent_within_every_limit_or_not_at_all") {
+fn datagram_is_sent_only_within_every_limit() {
+    if !root("datagram_is_sent_only_within_every_limit") {
         return;
     }
     let mut scene = DatagramScene::new("dgl", KeySuite::Aes128Gcm, &ALIASES[..1]);
@@ -390,7 +392,7 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
     // before its payload.
     assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 7)), EgressOutcome::Sent);
     assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 6)), EgressOutcome::TooLarge);
-    // The quarter stream ID of the session takes 1 or 2 more bytes.
+    // In a WebTransport session, the quarter stream ID takes 1 or 2 more bytes.
     for (session, more) in [(0, 1), (0x400, 2)] {
         scene.bind(Some(0), &[Some(session)]);
         assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 7 - more)), EgressOutcome::Sent);
@@ -446,8 +448,8 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
 
 /// Userspace keeps the first of two datagrams with the same object, even if their payloads differ.
 #[test]
-fn object_that_comes_twice_is_forwarded_once() {
-    if !root("object_that_comes_twice_is_forwarded_once") {
+fn object_that_arrives_twice_is_forwarded_once() {
+    if !root("object_that_arrives_twice_is_forwarded_once") {
         return;
     }
     let mut scene = DatagramScene::new("dgt", KeySuite::ChaCha20Poly1305, &ALIASES[..1]);

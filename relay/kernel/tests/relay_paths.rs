@@ -36,7 +36,7 @@ const EGRESS: EgressRecord = EgressRecord {
     group: 0,
 };
 
-/// A relay with one upstream that sends one stream to `interface`.
+/// A relay with one upstream, whose publisher sends one stream to `interface`.
 struct PathScene {
     relay: RelayProgram,
     _upstream: UpstreamRecord,
@@ -50,7 +50,7 @@ struct PathScene {
 }
 
 impl PathScene {
-    /// `ends` has the source and the destination address of the publisher's packets.
+    /// Makes the relay. `ends` has the source and the destination address of the publisher's packets.
     fn new(network: &NamespaceNetwork, interface: &str, ends: (IpAddr, IpAddr)) -> Self {
         let mut rng = Rng::with_seed(5);
         let relay =
@@ -175,8 +175,8 @@ fn go_back_and_over_another(network: &NamespaceNetwork, lengths: [usize; 2]) {
 }
 
 #[test]
-fn copies_leave_by_the_same_and_by_another_interface() {
-    if !root("copies_leave_by_the_same_and_by_another_interface") {
+fn copies_are_sent_on_the_same_and_on_another_interface() {
+    if !root("copies_are_sent_on_the_same_and_on_another_interface") {
         return;
     }
     let network = NamespaceNetwork::new("hp");
@@ -185,7 +185,7 @@ fn copies_leave_by_the_same_and_by_another_interface() {
     go_back_and_over_another(&network, [700, 20]);
 }
 
-/// Generic XDP gives TC a copy of the packet, with its link header at another place than usual.
+/// After generic XDP, TC gets a reallocated skb, in which the link header is at another position than usual.
 #[test]
 fn packets_that_pass_a_gate_in_generic_mode_are_forwarded() {
     if !root("packets_that_pass_a_gate_in_generic_mode_are_forwarded") {
@@ -247,7 +247,7 @@ fn frame_with_stacked_vlan_tags_is_left_to_userspace() {
         let before = scene.counted();
         let tag = [outer, 9].map(u16::to_be_bytes);
         wire.send(&[&frame[..12], tag.as_flattened(), &frame[12..]].concat());
-        // No socket listens on that VLAN, so only the outcome can be checked.
+        // No socket receives from the inner VLAN, so only the counted outcome can be checked.
         wait_until(
             "the count",
             || scene.counted().since(&before),
@@ -261,7 +261,7 @@ fn frame_with_stacked_vlan_tags_is_left_to_userspace() {
     assert!(scene.subscribers[0].socket.recv(&mut buffer).expect("a packet") > packet.len() - 8);
 }
 
-/// Tries to add a VXLAN interface. The namespace removes it at its end.
+/// Tries to add a VXLAN interface. It is removed together with its network namespace.
 fn has_vxlan(namespace: &str) -> bool {
     let add = ["-n", namespace, "link", "add", "probe", "type", "vxlan", "id", "1", "dstport", "4790"];
     std::process::Command::new("ip").args(add).output().expect("ip runs").status.success()

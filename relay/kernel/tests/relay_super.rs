@@ -1,5 +1,5 @@
 //! Tests of super-packets: several packets that a sender on the same machine passes to a veth interface as one (GSO).
-//! Some tests are about packets that only look like one. They need root.
+//! Some tests are about ordinary packets that only look like super-packets. They need root.
 
 #[path = "support/peers.rs"]
 mod peers;
@@ -28,7 +28,8 @@ use peers::{KernelSubscriber, PORT, SubscriberPlace};
 use quic::{DirectionKeys, StreamPart};
 
 const STREAM: u64 = 2;
-/// The offset of the first packet. All later offsets take as many bytes, so all packets have the same length.
+/// The stream offset of the first packet. Later offsets have the same encoded length, so all packets have the same
+/// length.
 const OFFSET: u64 = 1 << 20;
 const LOOPBACK: i32 = 1;
 const EGRESS: EgressRecord = EgressRecord {
@@ -77,7 +78,8 @@ impl SuperPacketScene {
         };
         let subscribers: Vec<_> = families.iter().enumerate().map(subscriber).collect();
         let sockets = subscribers.iter().map(|subscriber| &subscriber.socket).chain([&to]);
-        // A socket counts a copy with the memory of the whole super-packet, so the sockets need large buffers.
+        // The memory of the whole super-packet is charged to the socket for each copy, so the sockets need large
+        // buffers.
         sockets.for_each(|socket| setsockopt(socket, RcvBufForce, &(64 << 20)).expect("room for packets"));
         for subscriber in &subscribers {
             slot.add(&subscriber.downstream, &EGRESS).expect("an egress");
@@ -85,7 +87,7 @@ impl SuperPacketScene {
         Self { relay, upstream, slot, publisher, subscribers, from, to, sent: 0, offset: OFFSET, rng }
     }
 
-    /// Returns packets with these numbers of bytes of the stream.
+    /// Returns packets that carry these numbers of stream bytes.
     fn packets(&mut self, lengths: &[usize]) -> Vec<(StreamPart, Vec<u8>)> {
         let packet = |len: &usize| {
             let data = quic::bytes(*len, &mut self.rng);
@@ -113,8 +115,8 @@ impl SuperPacketScene {
         assert_eq!(sent.expect("sent"), bytes.len());
     }
 
-    /// Checks that userspace gets every packet unchanged. Returns the copies, which must all be there when the first
-    /// packet arrives.
+    /// Checks that userspace gets every packet unchanged. Returns the copies, which must all be registered when the
+    /// first packet arrives.
     fn receive(&self, packets: &[(StreamPart, Vec<u8>)]) -> Vec<Forwarded> {
         let mut forwarded = Vec::new();
         for (_, packet) in packets {
@@ -173,16 +175,16 @@ fn each_segment_of_a_super_packet_is_forwarded() {
             assert_eq!(packets.map(|outcome| counted.packets(outcome)), [1, lengths.len() as u64, 0]);
         }
         assert_eq!(capture.check(), 53 * 3);
-        // The program keeps nothing of the super-packet's clone: a packet alone is forwarded as usual.
+        // The program keeps no state of the super-packet's clone: a single packet is then forwarded as usual.
         scene.reaches_all(&[100]);
     }
 }
 
-/// One run makes fewer copies than there are, so a segment is continued in a further run. The runs also go on from one
-/// segment to the next.
+/// One run makes fewer copies than there are, so a segment is continued in a further run. A run may also begin further
+/// segments.
 #[test]
-fn copies_beyond_the_budget_go_out_in_further_runs() {
-    if !root("copies_beyond_the_budget_go_out_in_further_runs") {
+fn copies_beyond_the_budget_are_sent_in_further_runs() {
+    if !root("copies_beyond_the_budget_are_sent_in_further_runs") {
         return;
     }
     // With 3 copies a run, no segment with 5 subscribers fits into one.
@@ -203,8 +205,8 @@ fn copies_beyond_the_budget_go_out_in_further_runs() {
 }
 
 #[test]
-fn segments_beyond_the_last_run_are_for_userspace() {
-    if !root("segments_beyond_the_last_run_are_for_userspace") {
+fn segments_after_the_last_run_are_left_to_userspace() {
+    if !root("segments_after_the_last_run_are_left_to_userspace") {
         return;
     }
     let network = NamespaceNetwork::new("sl");
@@ -223,8 +225,8 @@ fn segments_beyond_the_last_run_are_for_userspace() {
 /// Segments of unknown connections and segments that are not authentic are declined one by one. The others are
 /// forwarded.
 #[test]
-fn a_forged_segment_is_declined_among_others() {
-    if !root("a_forged_segment_is_declined_among_others") {
+fn only_forged_segments_of_a_super_packet_are_declined() {
+    if !root("only_forged_segments_of_a_super_packet_are_declined") {
         return;
     }
     let network = NamespaceNetwork::new("sf");
@@ -253,11 +255,12 @@ fn a_forged_segment_is_declined_among_others() {
     assert_eq!((counted.packets(Outcome::Replayed), counted.packets(Outcome::Segmented)), (4, 1));
 }
 
-/// A super-packet is forwarded by way of a clone on the loopback interface. Userspace gets it uncopied if the program
-/// is missing there. This is reported and counted, and attaching again repairs it.
+/// A super-packet is forwarded by way of a clone on the loopback interface. If the program was detached from loopback,
+/// userspace gets the super-packet and no copies are made. The outcome is counted and reported until the program is
+/// attached again.
 #[test]
-fn a_super_packet_without_a_clone_is_for_userspace() {
-    if !root("a_super_packet_without_a_clone_is_for_userspace") {
+fn super_packet_without_a_clone_is_left_to_userspace() {
+    if !root("super_packet_without_a_clone_is_left_to_userspace") {
         return;
     }
     let network = NamespaceNetwork::new("sd");
@@ -280,8 +283,8 @@ fn a_super_packet_without_a_clone_is_for_userspace() {
 
 /// The deferred socket gets the super-packet and counts each of its segments.
 #[test]
-fn a_super_packet_is_deferred_as_a_whole() {
-    if !root("a_super_packet_is_deferred_as_a_whole") {
+fn super_packet_is_deferred_as_a_whole() {
+    if !root("super_packet_is_deferred_as_a_whole") {
         return;
     }
     let network = NamespaceNetwork::new("sw");
@@ -344,9 +347,9 @@ fn super_packets_on_all_processors_are_each_forwarded_once() {
 /// of that call.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
-fn time_per_packet_is_measured_by_segmentation() {
+fn time_per_packet_is_measured_with_and_without_gso() {
     const ROUNDS: usize = 300;
-    if !root("time_per_packet_is_measured_by_segmentation") {
+    if !root("time_per_packet_is_measured_with_and_without_gso") {
         return;
     }
     println!(

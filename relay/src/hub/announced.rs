@@ -36,7 +36,7 @@ impl RoutePublication {
     /// Replaces the path and the cost that the other relay announces for this route.
     ///
     /// # Errors
-    /// Returns an error if the route table refuses the announcement. The earlier announcement is withdrawn then.
+    /// If the route table refuses the announcement, withdraws the earlier one and returns an error.
     pub fn update(&self, announcement: Announcement) -> Result<(), AnnouncementRefusal> {
         let Some(namespaces) = self.namespaces.upgrade() else { return Ok(()) };
         let mut state = namespaces.0.lock();

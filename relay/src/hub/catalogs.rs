@@ -24,7 +24,7 @@ impl Hub {
         if let Some(ladder) = self.adaptive.ladder(track) {
             return Some(ladder);
         }
-        // The ladder of the catalog track itself would need that catalog first.
+        // The catalog track itself has no ladder: the relay would have to read the catalog to find it.
         let is_catalog = track.name()[..] == *msf::CATALOG.as_bytes();
         if is_catalog || !self.adaptive.reads_catalogs() {
             return None;
@@ -38,8 +38,8 @@ impl Hub {
         let track = self.established(&name, requester, Duration::ZERO, None).await.ok()?;
         let read = async {
             loop {
-                // The notification is requested before the look at the cache, so an object that completes in between is
-                // not missed.
+                // The notification is requested before the cache is read, so an object that completes in between is not
+                // missed.
                 let progress = track.progress.notified();
                 if let Some(catalog) = newest(&track) {
                     return catalog;

@@ -17,14 +17,14 @@ pub struct OperatorCounters {
     pub protocol_violations: AtomicU64,
     pub unknown_alias: AtomicU64,
     pub duplicate_subgroups: AtomicU64,
-    /// Subgroups that a publisher sent after its track was handed over to another publisher.
+    /// Number of subgroups that a publisher sent after another publisher had taken over its track.
     pub handed_over_subgroups: AtomicU64,
-    /// Subgroups and datagrams of standby publishers, which were dropped.
+    /// Number of subgroups and datagrams that were dropped because their publisher is a standby.
     pub standby_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
     pub malformed_tracks: AtomicU64,
-    /// Searches for publishers of a track that had none.
+    /// Number of searches for publishers of a track that had none.
     pub publisher_searches: AtomicU64,
     /// Messages on request streams that waited because their client had exceeded its request rate.
     pub message_waits: AtomicU64,
@@ -43,7 +43,8 @@ pub struct OperatorCounters {
     /// Announcements from other relays that were refused because the relay may not announce the namespace, or announces
     /// too many.
     pub routes_refused: AtomicU64,
-    /// Tracks that were not subscribed to at an additional publisher, because too many such requests were waiting.
+    /// Number of tracks without a subscription at an additional publisher, because too many SUBSCRIBE requests were
+    /// queued.
     pub backups_passed_over: AtomicU64,
 }
 

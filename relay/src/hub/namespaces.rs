@@ -22,7 +22,7 @@ use super::{
 };
 use crate::live::LiveTrack;
 
-/// Events that may wait for a watcher. A watcher that falls further behind is dropped.
+/// Number of events that may be queued for one watcher. A watcher that falls further behind is dropped.
 const WATCH_BACKLOG: usize = 1024;
 
 /// The publishers of a relay by namespace, and their watchers.
@@ -50,16 +50,17 @@ struct NamespaceEntry {
     session: u64,
     /// True for the configured upstream relay.
     is_upstream: bool,
-    /// The publisher is asked only if no other one publishes the namespace. True for the configured upstream relay.
+    /// True if the publisher is used only while no other one publishes the namespace, as the configured upstream relay.
     fallback: bool,
     number: u64,
 }
 
-/// The sessions to ask for a track.
+/// The sessions at which the relay may subscribe to a track.
 #[derive(Default)]
 pub struct Publishers {
     pub all: Vec<Arc<dyn HubPublisher>>,
-    /// True if the publishers are relays with the same media. They are then asked one at a time, in this order.
+    /// True if the publishers are relays with the same media. The relay then sends SUBSCRIBE to one at a time, in this
+    /// order.
     pub in_turn: bool,
 }
 
@@ -201,7 +202,7 @@ impl PublisherNamespaces {
         if !routed.is_empty() {
             return Publishers { all: routed, in_turn: true };
         }
-        // The upstream relay is asked last even for namespaces that it announced itself.
+        // The upstream relay is used last, even for namespaces that it has announced itself.
         let near = found.iter().any(|(fallback, _)| !fallback);
         let asked = found.into_iter().filter(|(fallback, _)| !near || !fallback);
         Publishers { all: asked.map(|(_, publisher)| publisher).collect(), in_turn: false }
@@ -248,8 +249,8 @@ impl PublisherNamespaces {
         self.watch_with(|state| &mut state.track_watchers, prefix, present)
     }
 
-    /// Registers a watcher. The present entries are listed after that, so an entry is listed twice at worst and never
-    /// missed.
+    /// Registers a watcher. The existing entries are listed after the registration, so an entry may be listed twice and
+    /// is never missed.
     fn watch_with<E>(
         self: &Arc<Self>,
         watchers: impl Fn(&mut NamespaceState) -> &mut Watchers<E>,

@@ -1,5 +1,5 @@
-//! Lists the entries of a map below a prefix in pages, so that a lock is held for one page only, and the list can stop
-//! early.
+//! Lists the entries of a map below a prefix in pages, so that the map's lock is held for one page at a time, and
+//! listing can stop early.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ pub const PAGE: usize = 64;
 pub type Pages<E> = Box<dyn FnMut() -> Page<E> + Send>;
 
 pub struct Page<E> {
-    /// The entries of the page that were asked for.
+    /// The entries of this page that passed the caller's filter.
     pub found: Vec<E>,
     /// True if another page may follow.
     pub more: bool,
@@ -35,15 +35,15 @@ pub fn page<K: Ord + Clone, V, E>(
     if let Some((last, _)) = entries.last() {
         *behind = Excluded((*last).clone());
     }
-    // A full page may have been the last one. The next page is empty then.
+    // If a full page was the last one, the next page is empty.
     let more = entries.len() == PAGE;
     Page { found: entries.into_iter().filter_map(|(key, value)| take(key, value)).collect(), more }
 }
 
-/// Returns the bound in front of the first track below a prefix.
+/// Returns the lower bound of the range of tracks below a namespace prefix.
 pub fn front(prefix: &Namespace) -> Bound<TrackName> {
-    // The empty track name sorts before every other one of the namespace. It cannot exceed the length limit, since it
-    // adds no bytes to the namespace.
+    // The empty track name sorts before every other track of the namespace. It adds no bytes, so the full name cannot
+    // exceed the length limit.
     TrackName::new(prefix.clone(), Bytes::new()).map_or(Unbounded, Included)
 }
 

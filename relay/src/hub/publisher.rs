@@ -1,4 +1,4 @@
-//! The interface of sessions that the hub calls. The hub does not depend on sessions, so they implement this trait.
+//! The traits by which the hub calls sessions. Sessions implement them, so that the hub does not depend on sessions.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -39,7 +39,7 @@ pub enum FetchPiece {
     Payload(Bytes),
 }
 
-/// A session with a publisher, which the hub asks for tracks and objects.
+/// A session with a publisher, at which the hub subscribes to tracks and fetches objects.
 pub trait HubPublisher: Send + Sync {
     /// Returns the session's ID.
     fn id(&self) -> u64;
@@ -51,7 +51,7 @@ pub trait HubPublisher: Send + Sync {
     fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<SubscribeAnswer>);
 
     /// Subscribes to `tracks` that already have another publisher, a few at a time. Skips tracks that are queued
-    /// already, and those that exceed the queue.
+    /// already, and tracks for which the queue has no space.
     fn back_up(&self, tracks: Vec<Arc<LiveTrack>>);
 
     /// Fetches the objects of `range` in `order`. Both ends of the range are included.
@@ -64,14 +64,14 @@ pub struct Requester {
     pub session: u64,
     /// True if the session is the one with the configured upstream relay.
     pub is_upstream: bool,
-    /// True if the peer is a relay of the cluster.
+    /// True if the session's peer is a relay of the cluster.
     pub is_relay: bool,
     /// The hop ID of the peer, or [`HopId::UNNAMED`] if the peer has none.
     pub hop: HopId,
 }
 
 impl Requester {
-    /// The requester of requests that the relay makes for itself.
+    /// The requester that stands for this relay itself.
     pub const NOBODY: Self = Self::client(0);
 
     /// Returns the requester for a session with a client that is no relay.

@@ -64,14 +64,14 @@ impl ChangedNamespaces {
 
 impl RouteWatch {
     /// Returns a namespace below the prefix that existed when the watch began, or whose routes have changed since.
-    /// `pace` returns the time at which the next page of existing ones may be read. Cancel safe.
+    /// `pace` returns the time at which the next page of existing namespaces may be read. Cancel safe.
     pub async fn next(&mut self, pace: impl Fn() -> Instant) -> Namespace {
         loop {
             if let Some(namespace) = self.changed.namespaces.lock().pop_first() {
                 return namespace;
             }
             let Some(present) = &mut self.present else {
-                // `notify_one` stores a permit, so a change between the look at the set and this await is not lost.
+                // `notify_one` stores a permit, so a change between reading the set and this await is not lost.
                 self.changed.notify.notified().await;
                 continue;
             };

@@ -22,19 +22,19 @@ use super::{
 };
 use crate::{live::LiveTrack, upstream::UpstreamTrack};
 
-/// The most relays that are asked for one track, one after the other.
+/// The most relays at which the relay tries to subscribe to one track, one after the other.
 const MAX_ASKED: usize = 3;
 /// How long a track stays at a relay that has withdrawn its route. The relay's PUBLISH_DONE for the track may still be
 /// on its way.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// The shortest time between a track's unexpected end and the SUBSCRIBE at the next relay. It keeps a track that ends
-/// again and again from causing a busy loop.
+/// The shortest time between a track's unexpected end and the SUBSCRIBE at the next relay. Without it, a track that
+/// ends repeatedly would cause a busy loop.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl NamespaceState {
-    /// Returns the relays that may be asked for tracks of `namespace`, the best one first. `longest` is the number of
-    /// fields of the longest matching namespace that a publisher here has announced. Relays are returned only for
-    /// longer namespaces.
+    /// Returns the relays at which tracks of `namespace` may be subscribed to, the best one first. `longest` is the
+    /// number of fields of the longest matching namespace that a publisher here has announced. Relays are returned only
+    /// for longer namespaces.
     pub(super) fn relays_of(
         &self,
         namespace: &Namespace,
@@ -51,7 +51,7 @@ impl NamespaceState {
             }
             let routes = table.routes_for(prefix, asker).into_iter().filter(|route| !route.is_local);
             for route in routes {
-                // A relay that announces several prefixes of the namespace is asked once.
+                // A relay that announces several prefixes of the namespace is returned once.
                 let is_new = !found.iter().any(|known| known.id() == route.key.link);
                 let relay = self.relays.get(&route.key.link).and_then(Weak::upgrade);
                 found.extend(relay.filter(|_| is_new && found.len() < MAX_ASKED));
@@ -74,7 +74,7 @@ impl Hub {
         self.namespaces.0.lock().table.as_ref().map(RouteTable::own)
     }
 
-    /// Calls `look` with the route table. Returns `None` if the relay is in no cluster.
+    /// Calls `look` with the locked route table, and returns its result. Returns `None` if the relay is in no cluster.
     pub fn with_table<T>(&self, look: impl FnOnce(&RouteTable) -> T) -> Option<T> {
         self.namespaces.0.lock().table.as_ref().map(look)
     }
@@ -107,7 +107,7 @@ impl Hub {
     }
 
     /// Marks a session with a relay as suspect while its peer does not answer. Routes of suspect sessions are used only
-    /// if there is no other.
+    /// if there is no other route.
     pub fn set_suspect(&self, session: u64, is_suspect: bool) {
         let mut state = self.namespaces.0.lock();
         if let Some(table) = &mut state.table {
@@ -126,8 +126,8 @@ impl Hub {
         self.namespaces.0.lock().table.as_ref()?.announcement(namespace, neighbour)
     }
 
-    /// Reports whether every source of the track passes through the relay `requester`. That relay must not be served
-    /// from here, since both would wait for each other.
+    /// Reports whether every path by which this relay gets the track passes through the relay `requester`. Then that
+    /// relay must not be served, since both would wait for each other.
     pub(super) fn would_loop(&self, track: &LiveTrack, requester: Requester) -> bool {
         let state = self.namespaces.0.lock();
         let Some(table) = state.table.as_ref().filter(|_| requester.hop.is_named()) else { return false };
@@ -144,12 +144,13 @@ impl Hub {
         self.with_table(hops).unwrap_or_default()
     }
 
-    /// Causes a new check of a namespace's routes, because a relay ended a track of it without PUBLISH_DONE.
+    /// Schedules a new check of a namespace's routes, because a relay ended a track of the namespace without
+    /// PUBLISH_DONE.
     pub fn route_lost(&self, namespace: &Namespace) {
         self.namespaces.0.lock().route_watchers.tell(namespace);
     }
 
-    /// Tells the route table the sessions that deliver tracks, by namespace. Routes in use are preferred.
+    /// Passes to the route table which sessions deliver tracks of which namespaces. The table prefers routes in use.
     pub(super) fn note_carried(&self, tracks: &[Arc<LiveTrack>]) {
         if self.hop().is_none() {
             return;
@@ -214,9 +215,9 @@ impl Hub {
         let namespace = track.name().namespace();
         let upstreams = track.upstreams();
         if upstreams.iter().any(|upstream| !upstream.is_of_relay) {
-            return; // published here, or by the upstream relay
+            return; // the track comes from a publisher of this relay or from the upstream relay
         }
-        // A publisher that is being left still counts as the source while no other one has taken over.
+        // A publisher whose track is being moved counts as the source until another one has taken over.
         let staying: Vec<_> = upstreams.iter().filter(|one| !one.is_leaving()).collect();
         let from: Vec<ClusterLink> = match staying.is_empty() {
             true => upstreams.iter().map(|upstream| upstream.publisher).collect(),
@@ -237,7 +238,7 @@ impl Hub {
                     upstreams.iter().for_each(|upstream| upstream.leave());
                 }
                 relay.back_up(vec![Arc::clone(track)]);
-                // The relay may refuse. The next best route is then tried after a while.
+                // If the relay refuses the track, the next best route is tried at the next check.
                 if upstreams.is_empty() {
                     rerouting.again(namespace, now + PAUSE * 10);
                 }
@@ -261,7 +262,7 @@ impl Hub {
 /// State that the task of [`Hub::follow_routes`] keeps between two changes of routes.
 #[derive(Default)]
 struct Rerouting {
-    /// Namespaces to check again, and the time of that check.
+    /// Namespaces whose routes are checked again, with the time of the check.
     later: BTreeMap<Namespace, Time>,
     /// When tracks lost their last route, by track number.
     lost: HashMap<u32, Time>,

@@ -85,9 +85,9 @@ async fn until_waiting(hub: &Hub, count: usize) {
 }
 
 /// A namespace or track that appears must not wake SUBSCRIBEs for other tracks, even if the names are similar. A
-/// SUBSCRIBE's own track wakes it once.
+/// SUBSCRIBE is woken once, when its track appears.
 #[tokio::test]
-async fn arrival_wakes_only_those_that_wait_for_it() {
+async fn new_publisher_wakes_only_waiters_for_its_tracks() {
     const WAITERS: usize = 7200;
     let hub = hub();
     let mut waiting = JoinSet::new();
@@ -121,7 +121,7 @@ async fn arrival_wakes_only_those_that_wait_for_it() {
     assert_eq!((hub.waiting.count(), searches()), (0, 2 * WAITERS as u64));
 }
 
-/// A publisher that comes and goes and refuses the track is asked at growing intervals.
+/// A publisher that connects, refuses the track and disconnects repeatedly gets SUBSCRIBE at growing intervals.
 #[tokio::test]
 async fn waiting_subscriber_retries_less_often_each_time() {
     let hub = hub();
@@ -131,7 +131,7 @@ async fn waiting_subscriber_retries_less_often_each_time() {
     for _ in 0..200 {
         drop(hub.publish(namespace("mine"), &(Arc::clone(&publisher) as _), false));
         let _present = hub.publish(namespace("mine"), &(Arc::clone(&publisher) as _), false);
-        sleep(Duration::from_millis(1)).await; // exact: the interval at which the publisher comes, not a wait
+        sleep(Duration::from_millis(1)).await; // exact: the interval at which the publisher connects, not a wait
     }
     let most = 2 + (begun.elapsed().as_millis() / PAUSES.0.as_millis()).ilog2();
     let asked = publisher.asked.load(Relaxed);
@@ -139,8 +139,8 @@ async fn waiting_subscriber_retries_less_often_each_time() {
     waiting.abort();
 }
 
-/// A watch lists the present namespaces page by page, and waits before each page but the first. Events during the
-/// listing are not missed.
+/// A watch lists the present namespaces page by page, and waits before each page but the first. Namespace changes
+/// during the listing are not missed.
 #[tokio::test]
 async fn watch_of_many_namespaces_is_paced() {
     let hub = hub();
@@ -171,9 +171,9 @@ async fn watch_of_many_namespaces_is_paced() {
     assert_eq!(watch.next(pace).await, Some(NamespaceEvent::Done(late)));
 }
 
-/// A new publisher is asked page by page for the tracks below its namespace.
+/// SUBSCRIBEs for the tracks below a new publisher's namespace are sent page by page.
 #[tokio::test]
-async fn publisher_of_many_tracks_is_asked_in_pages() {
+async fn publisher_of_many_tracks_gets_subscribes_in_pages() {
     let hub = hub();
     for number in 0..200 {
         hub.track(&track(&format!("mine/{number}")), Instant::now()).unwrap();

@@ -27,11 +27,11 @@ const TAKEOVER: Duration = Duration::from_secs(1);
 /// that the publisher was restarted.
 const UPSTREAM_LAG: u64 = 1;
 
-/// A track's wait for a publisher.
+/// The state of a track that waits for a publisher.
 pub(super) struct Absence {
     since: Instant,
     until: Instant,
-    /// The reason that subscriptions end with if no publisher comes.
+    /// The reason with which the subscriptions end if no publisher appears in time.
     ended: SubscriptionEnd,
     /// True if the publisher that was lost is the configured upstream relay.
     was_upstream: bool,
@@ -50,8 +50,8 @@ pub enum Numbering {
     /// The track starts over with this group, because the publisher was restarted and numbers its groups from the
     /// beginning.
     Anew,
-    /// The publisher's groups are far from those of the leading publisher. Its objects are dropped while that one
-    /// leads.
+    /// The publisher's group IDs are far from those of the leading publisher. It becomes a standby: its objects are
+    /// dropped until it leads itself.
     StandsBy,
 }
 
@@ -68,8 +68,8 @@ impl LiveTrack {
         Some(absence.until.saturating_duration_since(now))
     }
 
-    /// Reports whether the configured upstream relay may be asked for the track. It may not while subscriptions wait
-    /// for a publisher of this relay, since the upstream relay would have the track from here.
+    /// Reports whether the configured upstream relay may be asked for the track. It may not be asked while
+    /// subscriptions wait for a publisher of this relay, since the upstream relay would get the track from this relay.
     pub fn may_come_from_upstream(&self) -> bool {
         self.absence.lock().as_ref().is_none_or(|absence| absence.was_upstream)
     }
@@ -91,8 +91,8 @@ impl LiveTrack {
         *self.absence.lock() = Some(Absence { since: now, until, ended, was_upstream, owner, unfinished });
     }
 
-    /// Ends the wait if the track has a different owner now. Returns the reason with which the waiting subscriptions
-    /// end.
+    /// Ends the wait for a publisher if the track has a different owner now. Returns the reason with which the waiting
+    /// subscriptions end.
     pub(super) fn give_up_waiting(&self) -> Option<SubscriptionEnd> {
         let owner = self.owner();
         // A publisher may have moved to another relay of the cluster, which then announces the same track.
@@ -103,7 +103,7 @@ impl LiveTrack {
             .map(|absence| absence.ended)
     }
 
-    /// Ends the wait because a publisher has come.
+    /// Ends the wait because the track has a publisher again.
     pub(super) fn end_absence(&self, now: Instant) -> Option<Absence> {
         let absence = self.absence.lock().take()?;
         let seconds = now.saturating_duration_since(absence.since).as_secs_f64();
@@ -111,13 +111,13 @@ impl LiveTrack {
         Some(absence)
     }
 
-    /// Ends the subscriptions if their wait is over. Returns whether they still wait.
+    /// Ends the subscriptions if their wait for a publisher has timed out. Returns whether they still wait.
     pub fn end_wait(&self, now: Instant) -> bool {
         if !self.is_waiting() {
             return false;
         }
         let over = {
-            // The lock keeps a publisher from being added while the wait ends. Either the publisher takes the
+            // The lock keeps a publisher from being added while the wait ends. Either a publisher serves the
             // subscriptions, or they end.
             let _upstreams = self.upstreams.lock();
             let mut absence = self.absence.lock();
@@ -137,9 +137,9 @@ impl LiveTrack {
         }
     }
 
-    /// Gives up a silent publisher because another one answers. Later streams of the silent one are dropped. The
-    /// subscriptions wait for the time `wait`, since the other publisher may not have the track yet; open streams stay
-    /// open as long. Returns false if the silent publisher did not have the track.
+    /// Gives up a silent publisher because another one answers. Later streams of the silent publisher are dropped. The
+    /// subscriptions wait for the time `wait`, since the other publisher may not have the track yet; streams that are
+    /// open stay open for the same time. Returns false if the silent publisher did not have the track.
     pub fn supersede(&self, silent: &UpstreamTrack, wait: Duration, now: Instant) -> bool {
         let mut upstreams = self.upstreams.lock();
         let Some(place) = upstreams.iter().position(|other| std::ptr::eq(&**other, silent)) else {
@@ -164,8 +164,8 @@ impl LiveTrack {
     }
 
     /// Returns how a group of `upstream` relates to the track; called before anything of the group is processed. If the
-    /// group shows a restart, the track starts over. If it shows that the publisher is elsewhere, the publisher becomes
-    /// a standby.
+    /// group shows a restart, the track starts over. If the group is far from the leading publisher's, `upstream`
+    /// becomes a standby.
     pub fn place(&self, upstream: &UpstreamTrack, group: u64, now: Instant) -> Numbering {
         if upstream.stands_by() {
             return Numbering::StandsBy;
@@ -185,8 +185,8 @@ impl LiveTrack {
             let is_from_relay = upstream.is_of_upstream || upstream.is_of_relay;
             let is_behind = match claimed {
                 Some(claimed) if is_from_relay => is_beyond_lag(claimed.group, last.group),
-                // Without a claimed location the relay may have subscribed just now. Then group 0 or an old group shows
-                // a restarted publisher.
+                // If the publisher named no location, the relay may have subscribed just now. Group 0 or an old group
+                // then means that the publisher was restarted.
                 None if is_from_relay => group == 0 || is_beyond_lag(group, last.group),
                 Some(claimed) => claimed < last,
                 None => group <= last.group,
@@ -216,8 +216,8 @@ impl LiveTrack {
         outbox.flush();
     }
 
-    /// Ends the subgroups that the previous publisher left open. Their group IDs will be used for other groups, so the
-    /// rest can never be fetched; a subgroup whose objects are whole counts as complete.
+    /// Ends the subgroups that the previous publisher left open. Their group IDs will be reused for other groups, so
+    /// missing objects can never be fetched. A subgroup without an incomplete object counts as complete.
     fn conclude_groups(&self, now: Instant, outbox: &mut Outbox) {
         let groups = self.data.groups(0, u64::MAX);
         let subscriptions = self.subscriptions.read();
@@ -233,7 +233,7 @@ impl LiveTrack {
     }
 }
 
-/// Reports whether a group is more than [`UPSTREAM_LAG`] groups behind the last one.
+/// Reports whether a group is more than [`UPSTREAM_LAG`] groups behind the track's newest group.
 fn is_beyond_lag(group: u64, last: u64) -> bool {
     group.saturating_add(UPSTREAM_LAG) < last
 }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_owner_takes_over_a_waiting_track() {
+    fn waiting_track_is_taken_over_only_by_its_owner() {
         let now = Instant::now();
         for (next, waits) in [(1, true), (2, false)] {
             let track = track(now);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_a_publisher_ends_in_time_or_on_arrival() {
+    fn wait_for_a_publisher_ends_on_timeout_or_arrival() {
         let now = Instant::now();
         let track = track(now);
         let first = upstream(1);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn upstream_relay_that_lags_delivers_copies_and_other_publishers_renumber() {
+    fn groups_of_a_lagging_upstream_relay_are_no_restart() {
         let now = Instant::now();
         let at = |group| Some(Location { group, object: 0 });
         for (is_upstream, claimed, group, numbering) in [

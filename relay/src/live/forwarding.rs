@@ -1,10 +1,10 @@
 //! Chooses the publisher whose new streams and datagrams the offload forwards.
 //!
-//! A track may have several publishers with the same objects. The offload forwards those of one, the *forwarded*
-//! publisher, and does not see what the others send. Userspace accepts objects of the others unless the offload was
-//! first. For this, userspace *claims* each of their subgroups and datagrams at the forwarded publisher's
-//! [`OffloadOpenings`] or [`OffloadIngress`](millrace_transport::offload::OffloadIngress), which then do not forward it
-//! any more. One lock covers the check and the claim, so that no stream begins between them.
+//! A track may have several publishers with the same objects. The offload forwards the objects of one, the *forwarded*
+//! publisher, and does not see what the others send. Userspace accepts an object from another publisher unless the
+//! offload has forwarded it already. For this, userspace *claims* each of their subgroups and datagrams at the
+//! forwarded publisher's [`OffloadOpenings`] or [`OffloadIngress`](millrace_transport::offload::OffloadIngress), which
+//! then do not forward it any more. One lock covers the check and the claim, so that no stream begins between them.
 
 use std::{
     sync::Arc,
@@ -16,17 +16,18 @@ use millrace_transport::offload::OffloadOpenings;
 
 use crate::upstream::UpstreamTrack;
 
-/// How many subgroups in a row, and for how long, another publisher has to be first before the offload forwards it
-/// instead.
+/// How many subgroups in a row, and for how long, another publisher has to deliver first before the offload forwards
+/// that publisher instead.
 const AHEAD: (u32, Duration) = (4, Duration::from_secs(2));
 
-/// The forwarded publisher, and the observations that may replace it.
+/// The forwarded publisher, and the observations by which another publisher may replace it.
 #[derive(Default)]
 pub(super) struct Forwarding {
     upstream: Option<Arc<UpstreamTrack>>,
     /// The newest subgroup that has begun at any publisher, as group and subgroup ID. (0, 0) if there is none.
     newest: (u64, u64),
-    /// Another publisher that was first with its subgroups: its session, since when, and how many in a row.
+    /// A publisher that has begun the latest subgroups before all others: its session, since when, and how many in a
+    /// row.
     ahead: Option<(u64, Instant, u32)>,
 }
 
@@ -39,7 +40,7 @@ impl Forwarding {
         self.upstream.as_ref()?.offers.known_openings()
     }
 
-    /// Makes the offload forward `next`. Only subgroups after the newest forwarded one are then opened.
+    /// Makes the offload forward the publisher `next`. Only subgroups after the newest forwarded one are then opened.
     fn switch_to(&mut self, next: Option<Arc<UpstreamTrack>>) {
         // `withhold` closes the old publisher's openings and returns the last subgroup that they were used for.
         let last = self.upstream.take().and_then(|upstream| upstream.offers.withhold());
@@ -54,8 +55,8 @@ impl Forwarding {
         self.newest
     }
 
-    /// Chooses the forwarded publisher: the present one, unless it is a standby or is being left. If all are, the
-    /// present one stays.
+    /// Chooses the forwarded publisher: the present one, unless it is a standby or the track is being moved away from
+    /// it. If that is true of all publishers, the present one stays.
     pub fn choose(&mut self, upstreams: &[Arc<UpstreamTrack>]) {
         let is_fit = |upstream: &&Arc<UpstreamTrack>| !upstream.is_leaving() && !upstream.stands_by();
         let present = upstreams.iter().find(|upstream| self.is(upstream));
@@ -70,8 +71,8 @@ impl Forwarding {
         self.newest = (0, 0);
     }
 
-    /// Reports whether the offload forwards a copy of this subgroup, or will. If it reports false, the offload forwards
-    /// no copy of it. `upstreams` are all publishers of the track.
+    /// Reports whether the offload forwards or will forward a copy of this subgroup. If not, claims the subgroup, so
+    /// that the offload never forwards a copy. `upstreams` are all publishers of the track.
     pub fn is_elsewhere(
         &mut self,
         upstream: &Arc<UpstreamTrack>,
@@ -97,7 +98,7 @@ impl Forwarding {
         is_elsewhere
     }
 
-    /// Notes that `upstream` was the first publisher to begin a subgroup. A publisher that is ahead for long enough
+    /// Records that `upstream` was the first publisher to begin a subgroup. A publisher that is ahead for long enough
     /// becomes the forwarded one.
     pub fn came_first(&mut self, upstream: &Arc<UpstreamTrack>, now: Instant) {
         if self.is(upstream) {
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn second_publisher_that_comes_and_goes_changes_nothing() {
+    fn second_publisher_that_leaves_again_changes_nothing() {
         let scene = ForwardingScene::new();
         let first = scene.publisher(1);
         scene.begin(&first, 1, 0).unwrap();
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_begins_only_if_the_offload_has_not_forwarded_the_other() {
+    fn subgroup_copy_begins_only_if_the_offload_forwarded_no_other() {
         let scene = ForwardingScene::new();
         let first = scene.publisher(1);
         let second = scene.publisher(2);
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn next_publisher_is_forwarded_behind_all_that_was() {
+    fn next_publisher_is_forwarded_only_after_the_newest_group() {
         let scene = ForwardingScene::new();
         let old = scene.publisher(1);
         let openings = scene.openings(&old).expect("it is alone");
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn publisher_that_stays_ahead_is_forwarded() {
+    fn publisher_that_keeps_delivering_first_is_forwarded() {
         let mut scene = ForwardingScene::new();
         let first = scene.publisher(1);
         let second = scene.publisher(2);

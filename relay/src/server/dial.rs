@@ -14,18 +14,19 @@ use super::ServerShared;
 
 /// The port of moqt:// and https:// URLs that name none (draft-22, "MOQT URI Scheme").
 const DEFAULT_PORT: u16 = 443;
-/// How long after one address the next one is tried as well (RFC 8305, "Connection Attempt Delay").
+/// The delay after which the next address is tried while an attempt is under way (RFC 8305, "Connection Attempt
+/// Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// The most addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 8;
-/// How long all attempts together may take.
+/// The longest time that all connection attempts together may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to a relay. A URL with `https` asks for a WebTransport session on the connection.
 ///
 /// # Errors
-/// Returns an error if the name has no usable address, or if no address answered in time. The error is the last
-/// attempt's.
+/// Returns an error if the name has no usable address, or if no address answered in time. In the latter case, returns
+/// the error of the last attempt.
 pub async fn connect(
     shared: &Arc<ServerShared>,
     url: &Url,
@@ -71,7 +72,7 @@ async fn first_connection(shared: &Arc<ServerShared>, url: &Url) -> anyhow::Resu
 }
 
 /// Starts attempts one after the other: each after `delay`, or as soon as an earlier one fails. Returns the first
-/// success and aborts the rest. Calls `failed` for each failure before that.
+/// success and aborts the rest. Calls `failed` for each attempt that failed before the success.
 pub async fn first_success<T: Send + 'static, E: Send + 'static>(
     attempts: impl IntoIterator<Item = impl Future<Output = Result<T, E>> + Send + 'static>,
     delay: Duration,
@@ -88,13 +89,14 @@ pub async fn first_success<T: Send + 'static, E: Send + 'static>(
             Ok(Some(Ok(Ok(done)))) => return Some(done),
             Ok(Some(Ok(Err(error)))) => failed(error),
             Ok(None) if waiting.peek().is_none() => return None,
-            // A panicked attempt was logged by the panic hook. A timeout means that the next attempt starts.
+            // An attempt that panicked was logged by the panic hook. After a timeout, the next attempt starts.
             Ok(Some(Err(_)) | None) | Err(_) => {}
         }
     }
 }
 
-/// Returns the addresses so that both families alternate. The first one, which the resolver prefers, stays first.
+/// Returns the addresses in an order in which IPv4 and IPv6 alternate. The first one, which the resolver prefers, stays
+/// first.
 fn interleaved(addresses: impl Iterator<Item = SocketAddr>) -> VecDeque<SocketAddr> {
     let mut addresses = addresses.peekable();
     let Some(preferred) = addresses.peek().map(SocketAddr::is_ipv4) else { return VecDeque::new() };

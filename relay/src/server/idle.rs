@@ -16,10 +16,11 @@ const IDLE: Duration = Duration::from_secs(30);
 /// The smallest receive window, in bytes, for which a session is closed.
 const LARGE: u64 = 256 << 10;
 
-// A QUIC receive window cannot be taken back once granted (RFC 9000, section 4.1), so the session has to be closed.
+// Granted QUIC flow control credit cannot be revoked (RFC 9000, section 4.1), so the memory becomes free only when the
+// session is closed.
 impl ServerShared {
-    /// Closes the idle session with the largest receive window, if a window could not grow since the last call for lack
-    /// of memory.
+    /// Closes the idle session with the largest receive window, if, since the last call, another window could not grow
+    /// for lack of memory.
     pub(super) fn reclaim_window(&self, now: Instant) {
         if !self.config.transport.windows.take_pressed() {
             return;

@@ -26,7 +26,8 @@ use crate::{
 /// How long a session may last after the peer has sent GOAWAY, before the next one begins.
 const LEAVING: Duration = Duration::from_secs(15);
 
-/// Limit of relays from a store that have a task. Those whose session goes on count, too, although the store may have removed them.
+/// The most relays from a discovery store to which this relay keeps sessions. Relays with a session count, even if the
+/// store no longer lists them.
 const MAX_FOUND: usize = 1000;
 
 /// The relays that this one connects to, each with a task of its own, in the order in which they were first named.
@@ -36,21 +37,21 @@ pub struct KeptPeers(Mutex<Vec<Arc<KeptPeer>>>);
 /// A relay that this one connects to.
 pub struct KeptPeer {
     terms: ClusterPeer,
-    /// True if a store has named it, and not the settings.
+    /// True if a discovery store names the relay, and not the settings.
     is_found: bool,
-    /// Whether another session is begun when the present one ends. Always true for relays of the settings.
+    /// Whether this relay connects again when the present session ends. Always true for relays of the settings.
     wanted: AtomicBool,
     status: Mutex<status::ClusterPeerStatus>,
 }
 
 impl KeptPeers {
-    /// Returns the state of the connection to each relay.
+    /// Returns the connection state of each relay of the cluster.
     pub fn status(&self) -> Vec<status::ClusterPeerStatus> {
         self.0.lock().iter().map(|peer| peer.status.lock().clone()).collect()
     }
 
-    /// Takes the store's newest list. Returns the relays of it that have no task yet, as many as there is room for. A
-    /// relay of an earlier list that is not in this one is no longer wanted.
+    /// Takes the discovery store's newest list. Returns the listed relays that have no task yet, up to the limit. A
+    /// relay that is not in the list any more is no longer wanted.
     pub fn take_found(&self, found: &[ClusterPeer]) -> Vec<Arc<KeptPeer>> {
         let mut kept = self.0.lock();
         let named: HashSet<&Url> = found.iter().map(|peer| &peer.upstream.url).collect();
@@ -66,7 +67,7 @@ impl KeptPeers {
         fresh
     }
 
-    /// Adds a relay of the settings, which name each one once.
+    /// Adds a relay that the settings name. The settings contain each relay once.
     pub fn add(&self, terms: &ClusterPeer) -> Arc<KeptPeer> {
         let peer = KeptPeer::new(terms, false);
         self.0.lock().push(Arc::clone(&peer));

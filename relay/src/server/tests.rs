@@ -102,9 +102,9 @@ fn certificate() -> CertifiedKey {
     CertifiedKey::new(vec![generated.cert.der().clone()], key)
 }
 
-/// Returns the number of tasks in this test's runtime.
+/// Returns the number of asynchronous tasks in this test's runtime.
 fn tasks() -> usize {
-    // exact: the caller waits, or needs the number before it begins
+    // exact: the caller repeats the check, or needs the number before a session begins
     Handle::current().metrics().num_alive_tasks()
 }
 
@@ -112,7 +112,7 @@ async fn until(what: &str, reached: impl Fn() -> bool) {
     async_wait_for(what, || if reached() { Ok(()) } else { Err(format!("{} tasks", tasks())) }).await;
 }
 
-/// Waits until the session, and all tasks beyond the number `before`, are gone.
+/// Waits until the session has ended and the runtime has at most `before` tasks.
 async fn assert_gone(relay: &RelayUnderTest, session: &Remains, before: usize) {
     until("no session", || relay.server.status().sessions.is_empty()).await;
     until("no session object", || session.strong_count() == 0).await;
@@ -178,7 +178,7 @@ fn subscribe(request_id: u64, rendezvous_timeout: Option<u64>) -> Subscribe {
 }
 
 #[tokio::test]
-async fn embedding_program_gets_events_of_paths() {
+async fn path_events_are_reported_to_the_embedding_program() {
     let relay = RelayUnderTest::start();
     let mut changes = relay.server.path_changes();
     let (_client, _, _control) = relay.establish().await;
@@ -189,14 +189,15 @@ async fn embedding_program_gets_events_of_paths() {
             break change;
         }
     };
-    let status = relay.server.status(); // exact: the session is still open
+    // exact: the status lists the session as long as it is open
+    let status = relay.server.status();
     assert_eq!(u64::from(change.session), status.sessions[0].id);
     assert!(change.estimate.rtt > Duration::ZERO, "{change:?}");
     assert_eq!(change.estimate.loss, None, "too few packets");
 }
 
 #[tokio::test]
-async fn client_that_never_sent_setup_leaves_nothing() {
+async fn client_without_setup_leaves_no_tasks_or_state() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (connection, session) = relay.connect().await;
@@ -213,11 +214,11 @@ async fn client_that_never_sent_setup_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn subscriber_that_left_before_its_publisher_came_leaves_nothing() {
+async fn subscriber_that_leaves_before_its_publisher_leaves_no_state() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (connection, session, control) = relay.establish().await;
-    // Longer than the test waits.
+    // The rendezvous timeout is longer than the test waits.
     let minute = Some(60_000);
     let streams = open_requests(&connection, |request| subscribe(request, minute)).await;
     until("every track", || relay.server.status().tracks.len() == STREAMS).await;
@@ -237,9 +238,9 @@ fn publish(number: u64) -> Publish {
     }
 }
 
-/// The number of tasks must not grow with the product of namespaces and tracks.
+/// With many namespaces and tracks of one publisher, the number of tasks must not grow with their product.
 #[tokio::test]
-async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
+async fn publisher_of_many_namespaces_gets_one_subscribe_per_track() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (publisher, published, control) = relay.establish().await;
@@ -254,7 +255,7 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
         let subscribe = Subscribe { track: track(number), ..subscribe(number * 2, None) };
         requests.push(open_request(&subscriber, subscribe).await);
     }
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let edges = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("every subscription", || edges() == STREAMS as u64).await;
     let (second, other_published, second_control) = relay.establish().await;
@@ -264,7 +265,8 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
         let publish =
             PublishNamespace { request_id: number * 2, namespace, parameters: Parameters::default() };
         let (send, mut recv) = open_request(&second, publish).await;
-        // The answer is REQUEST_OK. Before it, all other publishers of the namespace have been asked to subscribe.
+        // The answer is REQUEST_OK. Before the relay sends it, it has queued SUBSCRIBEs at the new publisher for all
+        // tracks of the namespace.
         recv.read_chunk(1, true).await.unwrap().unwrap();
         requests.push((send, recv));
     }
@@ -281,13 +283,13 @@ async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
 }
 
 #[tokio::test]
-async fn ended_publisher_and_subscriber_leave_nothing_behind() {
+async fn ended_publisher_and_subscriber_leave_no_tasks_or_state() {
     let relay = RelayUnderTest::start();
     let before = tasks();
     let (publisher, published, control) = relay.establish().await;
     let publish = Publish { track_alias: 7, ..publish(0) };
     let request = open_request(&publisher, publish).await;
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let edges = || relay.server.status().tracks.first().map(|track| (track.publishers, track.subscribers));
     until("a publisher", || edges() == Some((1, 0))).await;
     let without_streams = tasks();
@@ -302,7 +304,8 @@ async fn ended_publisher_and_subscriber_leave_nothing_behind() {
     drop((streams, request, control, publisher));
     until("neither", || edges().is_none_or(|edges| edges == (0, 0))).await;
     until("no object of the publisher's session", || published.strong_count() == 0).await;
-    assert_eq!(relay.server.status().sessions.len(), 1); // exact: the publisher's session is gone
+    // exact: the publisher's session was removed from the status before its objects were dropped
+    assert_eq!(relay.server.status().sessions.len(), 1);
     subscriber.quic.close(0u32.into(), b"");
     drop((other_request, other_control, subscriber));
     assert_gone(&relay, &subscribed, before).await;

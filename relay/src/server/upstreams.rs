@@ -32,7 +32,7 @@ use crate::{
     status,
 };
 
-/// How long after one relay the next one is tried as well.
+/// The delay after which the next relay is tried while the attempt at the previous one is under way.
 const ATTEMPT_DELAY: Duration = Duration::from_secs(1);
 /// How long a session is kept after the relay moved to a preferred upstream relay, so that open streams can end.
 const LEAVING: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ struct UpstreamCandidates(Vec<UpstreamCandidate>);
 struct UpstreamCandidate {
     upstream: UpstreamRelay,
     pauses: Pauses,
-    /// The relay is not tried before this time.
+    /// The time before which the relay is not connected to again.
     until: Instant,
 }
 
@@ -84,7 +84,7 @@ impl UpstreamCandidates {
     }
 
     /// Delays the next attempt to reach a relay, after a failed attempt or a session of the length `lasted`.
-    /// `forgotten`: the relay was restarted and answers again.
+    /// `forgotten` is true if the relay was restarted and answers again.
     fn rest(&mut self, source: usize, lasted: Duration, forgotten: bool, now: Instant) {
         let source = &mut self.0[source];
         source.until = now + source.pauses.next_pause(lasted, forgotten);
@@ -148,7 +148,8 @@ impl ServerShared {
         Ok(UpstreamLink { source, upstream, connection, tunnel })
     }
 
-    /// Runs a session until it ends or is left. Returns the connection for the next session, if one was made already.
+    /// Runs a session until it ends or this relay moves to another upstream relay. Returns the connection to that
+    /// relay, if it was made already.
     async fn follow(
         self: &Arc<Self>,
         link: UpstreamLink,
@@ -165,7 +166,8 @@ impl ServerShared {
         let mut watch = connection.watch();
         let mut is_silent = false;
         let next = loop {
-            // While the present relay is silent, any other one is better. While it answers, only preferred ones are.
+            // While the present upstream relay is silent, this relay moves to any other one. While it answers, it moves
+            // only to a preferred one.
             let better = if is_silent { sources.0.len() } else { source };
             tokio::select! {
                 _ = &mut running => {
@@ -204,8 +206,8 @@ impl ServerShared {
                     if is_silent {
                         warn!(%host, next = link.upstream.url.authority(), "the upstream relay does not answer: moving to another");
                         session.close(code::Session::NO_ERROR, "no answer");
-                        // The tracks must have lost this session before the next one subscribes, or they would count it
-                        // as a second publisher.
+                        // The old session must be removed from the tracks before the next session subscribes, or it
+                        // would count as a second publisher.
                         let _ = running.await;
                         sources.rest(source, began.elapsed(), false, Instant::now());
                     } else {
@@ -227,7 +229,8 @@ impl ServerShared {
         next
     }
 
-    /// Closes a session that is being left, once another session has taken over its tracks and it is idle.
+    /// Closes the session with the previous upstream relay, once another session has taken over its tracks and it is
+    /// idle.
     async fn leave(self: Arc<Self>, session: Arc<RelaySession>) {
         loop {
             // The notification is requested before the sessions are checked, so that no end is missed.
@@ -308,20 +311,20 @@ mod tests {
     const FAILED: (Duration, bool) = (Duration::ZERO, false);
 
     #[test]
-    fn preferred_relay_is_tried_first_and_one_that_failed_rests() {
+    fn preferred_relay_is_tried_first_and_failed_one_is_delayed() {
         let now = Instant::now();
         let mut sources = sources(3, now);
         assert_eq!(sources.ready(3, now), Ok(vec![0, 1, 2]));
         sources.rest(0, FAILED.0, FAILED.1, now);
         assert_eq!(sources.ready(3, now), Ok(vec![1, 2]));
-        // The relays that are preferred to the one in use.
+        // Only the relays that are preferred to the one in use are tried.
         let rested = now + Duration::from_millis(250);
         assert_eq!(sources.ready(1, now), Err(rested));
         assert_eq!(sources.ready(1, rested), Ok(vec![0]));
     }
 
     #[test]
-    fn relay_that_was_restarted_is_tried_again_at_once() {
+    fn restarted_upstream_relay_is_tried_again_at_once() {
         let now = Instant::now();
         let mut sources = sources(1, now);
         sources.rest(0, Duration::from_secs(60), true, now);

@@ -22,7 +22,7 @@ async fn request(
 }
 
 /// Sends a request on a new stream and waits for the answer. REQUEST_ERROR, a timeout and a lost session are all
-/// returned as refusals.
+/// reported as refusals.
 pub async fn ask(
     context: &SessionContext,
     message: impl Into<Message>,
@@ -35,7 +35,7 @@ pub async fn ask(
         loop {
             match stream.reader.next().await? {
                 IncomingMessage::Message(answer) => return Ok((stream, answer)),
-                IncomingMessage::GoAway(_) => {} // A peer that is about to go away may still answer the request.
+                IncomingMessage::GoAway(_) => {} // A peer that has sent GOAWAY may still answer the request.
                 IncomingMessage::Finished | IncomingMessage::Reset => {
                     return Err(SessionError::Lost("the publisher dropped the request".into()));
                 }

@@ -1,4 +1,4 @@
-//! The session with the upstream relay: it learns this relay's namespaces, and this relay learns its namespaces.
+//! The session with the upstream relay: each relay announces its namespaces to the other.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -29,7 +29,7 @@ pub async fn run(
 ) -> Result<(), SessionError> {
     context.until_ready().await?;
     let _fallback = context.hub().publish(Namespace::default(), publisher, true);
-    // The guard registers the upstream relay for all namespaces, as the last one to be asked.
+    // The guard registers the upstream relay as publisher of all namespaces, which is used only if there is no other.
     let leave = async {
         context.until_peer_goes_away().await;
         publications.leave();
@@ -48,9 +48,9 @@ pub async fn run(
     }
 }
 
-/// Subscribes to the tracks that came from an earlier session with the upstream relay. A session that is being left
-/// stays open until this one has caught up. Tracks that are refused here stay at the earlier session. Subscribers of a
-/// lost session wait for this one.
+/// Subscribes to the tracks that came from an earlier session with the upstream relay. An earlier session that is still
+/// open keeps sending until this one has caught up, and keeps the tracks that are refused here. After a lost session,
+/// subscribers wait for this one.
 async fn take_over(context: &SessionContext, publications: &Arc<Publications>) {
     let now = std::time::Instant::now();
     let is_leaving = |track: &Arc<LiveTrack>| {
@@ -68,7 +68,7 @@ async fn take_over(context: &SessionContext, publications: &Arc<Publications>) {
     while asking.join_next().await.is_some() {}
 }
 
-/// Follows the upstream relay's namespaces, and publishes them in this relay.
+/// Watches the upstream relay's namespaces, and announces them to this relay's clients.
 async fn mirror_namespaces(
     context: &SessionContext,
     publisher: &Arc<dyn HubPublisher>,
@@ -125,7 +125,7 @@ async fn announce_namespaces(context: &Arc<SessionContext>) -> Result<(), Sessio
         match event {
             NamespaceEvent::Published(namespace) => {
                 if !context.hub().is_published_here(&namespace) || announced.contains_key(&namespace) {
-                    continue; // The upstream relay's own namespace, or one that was listed twice.
+                    continue; // Skips a namespace that came from the upstream relay itself, or that was listed twice.
                 }
                 match publish_namespace(context, &namespace).await {
                     Ok(request) => {
@@ -157,7 +157,7 @@ async fn publish_namespace(
     Ok(request)
 }
 
-/// A namespace that this relay has published at the upstream relay.
+/// A PUBLISH_NAMESPACE request with which this relay has published a namespace at the upstream relay.
 struct Announced {
     context: Arc<SessionContext>,
     namespace: Namespace,
@@ -177,7 +177,7 @@ impl Announced {
             };
             match incoming {
                 IncomingMessage::GoAway(_) => {
-                    // If the peer refuses the new request, the namespace stays published by the old one.
+                    // If the peer refuses the new PUBLISH_NAMESPACE, the namespace stays published by the old request.
                     if let Ok(moved) = publish_namespace(&self.context, &self.namespace).await {
                         self.request.cancel();
                         self.request = moved;

@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use super::{context::SessionContext, publish::Publications};
 use crate::{hub::OperatorCounters, live::LiveTrack};
 
-/// The most SUBSCRIBE requests that wait for an answer at the same time.
+/// The most SUBSCRIBE requests to additional publishers that may wait for an answer at the same time.
 pub const AT_ONCE: usize = 8;
-/// The most tracks that wait for such a SUBSCRIBE.
+/// The most tracks that may wait for a SUBSCRIBE to an additional publisher.
 const MAX_WAITING: usize = 4096;
 
-/// The waiting tracks, and the number of tasks that work on them.
+/// The tracks that wait for a SUBSCRIBE at this peer, and the number of tasks that send these SUBSCRIBEs.
 #[derive(Default)]
 pub struct Backups(Mutex<BackupState>);
 
@@ -38,7 +38,7 @@ impl Backups {
     ) {
         let mut state = self.0.lock();
         for track in tracks {
-            // A track that exceeds the queue keeps only its present publisher.
+            // A track that does not fit into the queue keeps only its present publisher.
             if state.waiting.len() >= MAX_WAITING {
                 OperatorCounters::count(&context.hub().counters.backups_passed_over);
             } else if state.known.insert(track.number) {

@@ -62,7 +62,7 @@ pub fn parameters(message: &Message) -> Option<&Parameters> {
     })
 }
 
-/// Returns how many requests a message counts as: its tokens, and at least 1.
+/// Returns how many requests a message counts as: the number of its authorization tokens, and at least 1.
 pub fn cost(message: &Message) -> u64 {
     let tokens = match message {
         Message::RequestUpdate(update) => update.parameters.authorization_tokens.len(),

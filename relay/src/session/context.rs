@@ -45,7 +45,8 @@ pub struct SessionContext {
     hub: Arc<Hub>,
     connection: Arc<Connection>,
     uses: Arc<Uses>,
-    /// The side that opened the connection, and the purpose of the connection.
+    /// Which side opened the connection, and whether the peer is a client, the upstream relay or a relay of the
+    /// cluster.
     link: SessionLinkEnd,
     /// The peer's hop ID and cost, if both relays are members of the cluster.
     hop: OnceLock<PeerHop>,
@@ -115,7 +116,7 @@ pub struct PeerHop {
 /// links.
 const LINK_COST: u64 = 1;
 
-/// Whether the peer's SETUP has arrived. Other messages of the peer wait for it.
+/// Whether the peer's SETUP has arrived. Other messages of the peer are processed only after SETUP.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReceivedSetup {
     Awaited,
@@ -240,7 +241,7 @@ impl SessionContext {
         self.hop.get().copied()
     }
 
-    /// Returns the peer's session and hop ID, by which routes are chosen for it.
+    /// Returns the peer's session ID and hop ID, which decide by which routes its requests are served.
     pub fn neighbour(&self) -> Neighbour {
         self.requester().neighbour()
     }
@@ -250,7 +251,7 @@ impl SessionContext {
         self.terms().is_some() || self.announces_routes.load(Relaxed)
     }
 
-    /// Notes that the peer has announced a namespace of another endpoint, so that it acts as a relay.
+    /// Records that the peer has announced a namespace of another endpoint, so that it acts as a relay.
     pub fn set_announces_routes(&self) {
         self.announces_routes.store(true, Relaxed);
     }
@@ -325,7 +326,7 @@ impl SessionContext {
         &self.authority
     }
 
-    /// Returns the session as the requester by which publishers are chosen.
+    /// Returns this session as a requester, which decides which publishers may serve it.
     pub fn requester(&self) -> Requester {
         let hop = self.hop().map_or(HopId::UNNAMED, |hop| hop.id);
         Requester { session: self.id, is_upstream: self.is_upstream(), is_relay: self.is_relay(), hop }
@@ -481,7 +482,7 @@ impl SessionContext {
         self.peer_goes_away.borrow().is_some()
     }
 
-    /// Notes that this session has taken over the tracks of earlier sessions with the upstream relay.
+    /// Records that this session has taken over the tracks of earlier sessions with the upstream relay.
     pub fn set_attached(&self) {
         self.attached.store(true, Relaxed);
     }
@@ -505,7 +506,7 @@ impl SessionContext {
     /// Checks the request ID of a message that opens a request or updates one.
     ///
     /// # Errors
-    /// Returns an error if the ID was used before, or belongs to our side.
+    /// Returns an error if the ID was used before, or has the parity of this relay's own IDs.
     pub fn check_request_id(&self, message: &Message) -> Result<(), SessionError> {
         // One side's request IDs are all even and the other's all odd, so `id / 2` numbers them without gaps.
         let Some(id) = message.request_id() else { return Ok(()) };
@@ -534,12 +535,12 @@ impl SessionContext {
         self.next_request.fetch_add(2, Relaxed)
     }
 
-    /// Returns a tag by which the owner of a data plane stream is found in events.
+    /// Returns a new tag for data plane streams. Events of a stream contain its tag, by which its owner is found.
     pub fn next_owner(&self) -> u64 {
         self.next_owner.fetch_add(1, Relaxed)
     }
 
-    /// Ends a malformed track, after the peer sent something that shows it.
+    /// Ends a track for all its subscribers and publishers, because the peer has sent malformed objects of the track.
     pub fn malformed(&self, track: &LiveTrack, malformed: TrackMalformed) {
         let now = Instant::now();
         OperatorCounters::count(&self.hub.counters.malformed_tracks);

@@ -11,14 +11,14 @@ use super::{context::SessionContext, rights::session_over};
 use crate::wire::{self, IncomingMessage, MessageReader, SessionError};
 use millrace_access::{rights::Rights, unproven};
 
-/// How long both SETUP messages together may take.
+/// The longest time from the start of a session until both SETUP messages were sent and received.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long after its control stream a connection may close without a protocol violation.
+/// The longest time between the end of the peer's control stream and of the connection that is no protocol violation.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
 /// Runs both control streams until the session is over. Ours begins with `setup`; the peer's comes from `streams`.
-/// `place` is the session's place among those that have not shown a right yet.
+/// `place` counts the session against the limit of sessions that have not proved an access right.
 pub async fn run(
     context: &SessionContext,
     setup: SetupOptions,
@@ -59,7 +59,7 @@ pub async fn run(
         }
     };
     let proven = || context.uses().prove();
-    // Ends the session if the peer does not show a right, such as a token, in time.
+    // Ends the session if the peer does not prove an access right in time, for example by a token.
     let without_right = context.authority().without_right(context.connection(), place, proven);
     let mut without_right = std::pin::pin!(without_right);
     loop {
@@ -137,8 +137,8 @@ fn on_message(context: &SessionContext, incoming: IncomingMessage) -> Result<(),
     }
 }
 
-/// Reports whether the connection closes within [`CLOSE_GRACE`]. A peer that closes it may end its streams a moment
-/// earlier.
+/// Reports whether the connection closes within [`CLOSE_GRACE`]. When a peer closes the connection, its streams may end
+/// a moment earlier.
 async fn is_closing(context: &SessionContext) -> bool {
     timeout(CLOSE_GRACE, context.connection().quic.closed()).await.is_ok()
 }

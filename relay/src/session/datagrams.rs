@@ -79,7 +79,7 @@ impl SessionDatagrams {
     }
 }
 
-/// Returns a copy that does not keep the whole received packet in memory.
+/// Returns a copy of the datagram, so that the buffer of the whole received packet can be freed.
 fn owned(datagram: ObjectDatagram) -> ObjectDatagram {
     ObjectDatagram {
         properties: Bytes::copy_from_slice(&datagram.properties),

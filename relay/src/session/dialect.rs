@@ -27,7 +27,8 @@ impl Dialect {
         Parameters { largest_object, ..Parameters::default() }
     }
 
-    /// Returns the filter to use for a subscription with the filter `filter`. `None` begins with the current group.
+    /// Returns the filter with which the relay serves a subscription that asks for `filter`. `None` means that it
+    /// begins with the current group.
     pub fn filter(self, filter: Option<Filter>) -> Option<Filter> {
         filter.filter(|filter| self == Self::Draft || *filter != Filter::NextObject)
     }

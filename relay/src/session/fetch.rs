@@ -57,7 +57,7 @@ impl Fetches {
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
         // The notification is requested before the response begins, so that a track that is found malformed meanwhile
-        // is noticed.
+        // ends the response.
         let mut failures = range.track.failures();
         let subscriber = parameters.subscriber_priority.unwrap_or(DEFAULT_PRIORITY);
         let (under_way, mut events) = self.responses.open(request_id, range, subscriber);
@@ -139,7 +139,8 @@ impl Fetches {
             hub.check_known(name, requester)?;
             return Ok((hub.track(name, Instant::now())?, first, last));
         }
-        // This kind of range depends on the largest location, so a publisher has to be asked first.
+        // The end of this range depends on the track's largest location, so a publisher has to name that location
+        // first.
         let track = hub.established(name, requester, Duration::ZERO, None).await?;
         let Some(largest) = track.data.largest() else {
             return Err(RequestError::new(code::Request::INVALID_RANGE, "nothing has been published yet"));
@@ -147,8 +148,8 @@ impl Fetches {
         Ok((track, range.start(Some(largest)), largest))
     }
 
-    /// Returns the track and the range of a joining FETCH. `from` is a number of groups before the subscription (`Ok`)
-    /// or a first group (`Err`).
+    /// Returns the track and the range of a joining FETCH. `from` is the number of groups before the subscription's
+    /// start (`Ok`), or the ID of the first group (`Err`).
     async fn join(
         &self,
         request_id: u64,

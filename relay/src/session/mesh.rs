@@ -36,11 +36,11 @@ pub async fn run(context: &Arc<SessionContext>, relay: &Arc<dyn HubPublisher>) -
     let Some(hop) = context.hop() else {
         warn!(
             session = context.id(),
-            "the peer speaks no cluster extension (no HOP_ID in its SETUP): it is not used"
+            "the peer speaks no cluster extension (no HOP_ID in its SETUP): no routes are exchanged with it"
         );
         return std::future::pending().await;
     };
-    info!(session = context.id(), hop = %hop.id, cost = context.link_cost(), "a relay of the cluster");
+    info!(session = context.id(), hop = %hop.id, cost = context.link_cost(), "exchanging routes with a relay of the cluster");
     let _registration = context.hub().register_relay(relay);
     tokio::select! {
         result = learn(context) => result,
@@ -80,7 +80,7 @@ async fn learn(context: &Arc<SessionContext>) -> Result<(), SessionError> {
             warn!(
                 session = context.id(),
                 reason = refused.reason,
-                "the relay of the cluster announces nothing"
+                "the relay of the cluster did not accept SUBSCRIBE_NAMESPACE: its routes are unknown"
             );
             return std::future::pending().await;
         }
@@ -131,7 +131,8 @@ fn take(
         None => {
             let (route, taken) =
                 hub.publish_route(namespace.clone(), session, announcement, context.link_cost());
-            // A refused route is kept, since a later update may be accepted. The number of routes is bounded.
+            // The guard of a refused route is kept, since a later update of the route may be accepted. The number of
+            // routes is bounded.
             if taken.is_ok() || routes.len() < hub.limits.max_routes {
                 routes.insert(namespace, route);
             }
@@ -162,7 +163,7 @@ async fn announce(context: &Arc<SessionContext>) -> Result<(), SessionError> {
             announced.remove(&namespace);
             continue;
         };
-        // If the peer refused or ended an earlier request, this change starts a new one.
+        // If the peer refused or ended the earlier PUBLISH_NAMESPACE, this change sends a new one.
         if let Some(request) = announced.get(&namespace).filter(|request| !request.is_closed()) {
             request.send_if_modified(|said| {
                 let is_news = *said != announcement;
@@ -183,7 +184,7 @@ async fn announce(context: &Arc<SessionContext>) -> Result<(), SessionError> {
 struct Announcing {
     context: Arc<SessionContext>,
     namespace: Namespace,
-    /// The announcement that the peer should know. When its sender is dropped, the namespace is withdrawn.
+    /// The path and the cost that are announced to the peer. When its sender is dropped, the namespace is withdrawn.
     changes: watch::Receiver<Announcement>,
     slots: Arc<Semaphore>,
 }
@@ -206,7 +207,7 @@ impl Announcing {
         loop {
             let incoming = tokio::select! {
                 incoming = request.reader.next() => incoming?,
-                // One update may be unanswered at a time. Changes in the meantime go into the next update.
+                // Only one REQUEST_UPDATE may be unanswered at a time. Changes in the meantime go into the next update.
                 changed = self.changes.changed(), if !awaited => {
                     if changed.is_err() {
                         request.cancel();
@@ -220,14 +221,14 @@ impl Announcing {
             };
             match incoming {
                 IncomingMessage::GoAway(_) => {
-                    // If the peer refuses the new request, the old one stays.
+                    // If the peer refuses the new PUBLISH_NAMESPACE, the old request stays.
                     if let Ok((moved, again)) = self.publish().await {
                         request.cancel();
                         (request, said, awaited) = (moved, again, false);
                     }
                 }
                 IncomingMessage::Message(Message::RequestOk(_)) if awaited => awaited = false,
-                // REQUEST_ERROR also ends the request. The next change of the route starts a new one.
+                // REQUEST_ERROR also ends the request. The next change of the route sends a new PUBLISH_NAMESPACE.
                 IncomingMessage::Message(Message::RequestError(_)) if awaited => return Ok(()),
                 IncomingMessage::Message(other) => {
                     return Err(SessionError::misplaced(&other, "for a published namespace"));
@@ -248,7 +249,8 @@ impl Announcing {
         Ok((request, said))
     }
 
-    /// Sends the changed parameters in REQUEST_UPDATE. Returns false if there were none, so that no answer will come.
+    /// Sends the changed parameters in REQUEST_UPDATE. Returns false if nothing has changed, so that no update was
+    /// sent.
     async fn update(
         &self,
         request: &mut RequestStream,

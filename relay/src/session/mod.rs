@@ -1,7 +1,7 @@
 //! One MoQ session: control streams, request streams, data streams and datagrams of one connection.
 //!
-//! A session is a [`SessionContext`] (the peer, what it may use, the tasks that end with it), and one module for each
-//! family of requests, which owns that family's state:
+//! A session is a [`SessionContext`] (the peer, its rights and quotas, the tasks that end with the session), and one
+//! module for each family of requests, which owns that family's state:
 //!
 //! | module | what the peer sends | state |
 //! | --- | --- | --- |
@@ -83,7 +83,8 @@ pub struct RelaySession {
     datagrams: Arc<SessionDatagrams>,
     publisher: Arc<dyn hub::HubPublisher>,
     setup: SetupOptions,
-    /// The session's place among those that have shown no right. Taken when the session starts to run.
+    /// Counts the session against the limit of sessions that have not proved an access right. `None` once the session
+    /// runs.
     place: Mutex<Option<unproven::UnprovenPlace>>,
 }
 
@@ -94,7 +95,7 @@ pub struct Dialed {
     pub peer: Option<Arc<PeerTerms>>,
 }
 
-/// The roles of the peer in the session, for the status.
+/// What the peer uses the session for, as the status shows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Roles {
     pub publisher: bool,
@@ -107,7 +108,7 @@ pub struct Roles {
 
 impl RelaySession {
     /// Makes a session. `dialed` is set if this relay opened the connection. `tunnel` is the WebTransport session, if
-    /// there is one. `place` is the session's place among those that have shown no right.
+    /// there is one. `place` counts the session against the limit of sessions that have not proved an access right.
     pub fn new(
         hub: Arc<Hub>,
         access: &Arc<Access>,
@@ -223,7 +224,7 @@ impl RelaySession {
         }
     }
 
-    /// Waits until the peer closes its WebTransport session. Never returns without one.
+    /// Waits until the peer closes its WebTransport session. Never returns over plain QUIC.
     async fn tunnel_closed(&self) -> SessionError {
         match self.context.tunnel() {
             Some(tunnel) => {
@@ -248,7 +249,7 @@ impl RelaySession {
         }
     }
 
-    /// Closes the session from our side.
+    /// Closes the session from this relay's side.
     pub fn close(&self, code: code::Session, reason: &str) {
         self.context.close(code, reason);
     }
@@ -297,7 +298,7 @@ impl RelaySession {
         }
     }
 
-    /// Returns a weak reference that expires when the last part of the session is dropped.
+    /// Returns a weak reference that expires when nothing holds the session's state any more.
     #[cfg(test)]
     pub fn remains(&self) -> Remains {
         Arc::downgrade(&self.context)

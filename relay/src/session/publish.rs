@@ -38,7 +38,7 @@ use millrace_access::{AccessRefusal, policy::RightHolder, rights::Rights};
 const RIVAL_LOOKS: Duration = Duration::from_secs(1);
 /// How long after PUBLISH_DONE datagrams of the track are still accepted. QUIC may reorder them.
 const LATE_DATAGRAMS: Duration = Duration::from_millis(100);
-/// How long after PUBLISH_DONE the relay waits for the streams that it announced.
+/// How long the relay waits for the data streams that PUBLISH_DONE has counted and that have not arrived.
 const LATE_STREAMS: Duration = Duration::from_secs(2);
 
 /// The tracks that the peer of one session publishes.
@@ -52,7 +52,7 @@ pub struct Publications {
     asking: Mutex<HashSet<u32>>,
     /// Tasks that wait until the peer has answered the SUBSCRIBE for a track, by track number.
     answered: Waiters<u32>,
-    /// Namespaces with a track whose group numbering the peer has restarted. They were announced again.
+    /// Namespaces that were announced again, because the peer has restarted the group numbering of one of their tracks.
     renumbered: Mutex<HashSet<Namespace>>,
 }
 
@@ -60,12 +60,12 @@ pub struct Publications {
 struct TrackDescription {
     alias: u64,
     largest: Option<Location>,
-    /// True if other sessions also publish the track, and answer.
+    /// True if other sessions also publish the track and still respond to probes.
     rivals: bool,
 }
 
-/// Marks the track with this number as being asked for at the peer. Dropping it wakes the tasks that wait for the
-/// answer.
+/// Marks that a SUBSCRIBE for the track with this number waits for the peer's answer. Dropping it wakes the tasks that
+/// wait for the same answer.
 struct TrackRequest<'a>(&'a Publications, u32);
 
 impl Drop for TrackRequest<'_> {
@@ -107,8 +107,8 @@ impl Publications {
         };
         let draft = self.context.draft();
         if self.contains(&track) {
-            // The draft may allow a second PUBLISH for the same track, but it would only bring copies of the same
-            // objects.
+            // A second PUBLISH for the same track is refused even if the draft allows it, since it would only deliver
+            // copies of the same objects.
             let code = match draft.repeats_subscriptions() {
                 true => code::Request::UNINTERESTED,
                 false => code::Request::DUPLICATE_SUBSCRIPTION,
@@ -150,14 +150,14 @@ impl Publications {
         }
     }
 
-    /// Subscribes to `track` at this publisher. Concurrent calls share one SUBSCRIBE. A task of its own follows the
+    /// Subscribes to `track` at this publisher. Concurrent calls share one SUBSCRIBE. A new task serves the
     /// subscription until it ends.
     ///
     /// # Errors
     /// Returns an error if the publisher refused, did not answer in time, or is gone.
     pub async fn subscribe(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
         let _asking = loop {
-            // The waiter is registered before the check, so that an answer in between is noticed.
+            // The waiter is registered before the check, so that an answer that arrives during the check is noticed.
             let answered = self.answered.wait(&track.number);
             if self.contains(&track) {
                 return Ok(());
@@ -176,7 +176,7 @@ impl Publications {
         if !track.is_open_to(&self.context.owner(&rights)) {
             return Err(request_error(AccessRefusal::Taken));
         }
-        // An upstream relay that was restarted may have to wait for its own publishers.
+        // An upstream relay that was restarted may have to wait until its publishers connect again.
         let waits = track.waits_for_upstream(Instant::now()).filter(|_| self.context.is_upstream());
         let parameters = Parameters {
             new_group_request: track.take_group_request(),
@@ -195,7 +195,7 @@ impl Publications {
         }
     }
 
-    /// Starts to follow a subscription that the publisher accepted.
+    /// Starts the task that serves a subscription which the publisher has accepted.
     fn adopt(
         self: &Arc<Self>,
         track: Arc<LiveTrack>,
@@ -205,7 +205,7 @@ impl Publications {
         rivals: bool,
     ) -> Result<(), RequestError> {
         let failed = |error| failed(&self.context, error);
-        // Another publisher may have claimed the track while this one was asked.
+        // Another publisher may have claimed the track while the SUBSCRIBE was under way.
         let claim = claim(&track, &rights, self.context.owner(&rights))?;
         self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
         debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed to a publisher's track");
@@ -245,14 +245,14 @@ impl Publications {
         Ok(Ok(()))
     }
 
-    /// Marks all publications of the upstream relay as being left: another session with it takes over their tracks.
+    /// Marks all publications of the upstream relay as leaving: their tracks move to another session.
     pub fn leave(&self) {
         let by_alias = self.by_alias.lock();
         by_alias.values().for_each(|published| published.upstream.leave());
     }
 
     /// Subscribes to the track again because the publisher has sent GOAWAY for the request. The old subscription
-    /// continues until the new one has caught up. Each track has one such move at a time.
+    /// continues until the new one has caught up. A track is moved by one new subscription at a time.
     fn move_request(self: &Arc<Self>, published: &PublishedTrack) {
         let PublishedTrack { track, upstream } = published;
         let is_other = |other: &&PublishedTrack| {
@@ -264,19 +264,19 @@ impl Publications {
             let family = Arc::clone(self);
             let track = Arc::clone(track);
             self.context.spawn(async move {
-                let _ = family.subscribe_anew(track).await; // If the publisher refuses, the old subscription stays.
+                let _ = family.subscribe_anew(track).await; // If refused, the old one stays.
                 Ok(())
             });
         }
     }
 
-    /// Probes other sessions of the same owner that publish the track. Tracks of silent ones are taken over at once,
-    /// since their idle timeout may be far away. Returns whether any other session answers; an answer up to `age` old
-    /// is enough.
+    /// Probes other sessions of the same owner that publish the track. Takes over the track from sessions that do not
+    /// answer, since their idle timeout may be far away. Returns whether any other session answers. An answer that is
+    /// up to `age` old is enough.
     async fn settle_rivals(&self, track: &Arc<LiveTrack>, age: Duration) -> bool {
         let mut asked = JoinSet::new();
         for rival in track.upstreams() {
-            // A publisher that is being left has a successor already, which is this session.
+            // A publisher that the track moves away from is not probed, because this session takes over from it anyway.
             if rival.publisher != self.context.id() && !rival.is_leaving() {
                 asked.spawn(async move { (rival.answers(age).await, rival) });
             }
@@ -298,8 +298,8 @@ impl Publications {
         others
     }
 
-    /// Gives up silent publishers of a track, after this peer has refused to publish it. A restarted publisher may
-    /// announce its namespace before it has the track, so it is asked again later.
+    /// Gives up publishers of a track that do not answer probes, after this peer has refused to publish it. A restarted
+    /// publisher may announce its namespace before it has the track, so SUBSCRIBE is sent again later.
     pub async fn relieve(&self, track: &Arc<LiveTrack>) {
         let rights = self.context.authority().may_serve(track.name());
         if rights.is_ok_and(|rights| track.is_open_to(&self.context.owner(&rights))) {
@@ -307,8 +307,8 @@ impl Publications {
         }
     }
 
-    /// Reports whether a group from the peer is accepted. Logs a restart of the numbering, or that the publisher
-    /// becomes a standby.
+    /// Reports whether a group from the peer is accepted. Logs if the publisher has restarted its group numbering, or
+    /// has become a standby.
     pub fn takes(&self, PublishedTrack { track, upstream }: &PublishedTrack, group: u64) -> bool {
         let session = self.context.id();
         let stood_by = upstream.stands_by();
@@ -330,7 +330,7 @@ impl Publications {
                         session,
                         track = %track.name().typed(),
                         group,
-                        "the publisher stands by: another session publishes this track with other group IDs, and answers"
+                        "the publisher becomes a standby: another session publishes this track with other group IDs, and answers"
                     );
                 }
                 false
@@ -393,7 +393,7 @@ impl Publications {
                 });
             }
             Entry::Vacant(entry) => {
-                // The track gets its upstream before a stream can find it by the alias.
+                // The publisher is added to the track before the alias is registered, by which streams find the track.
                 published.track.add_upstream(Arc::clone(&published.upstream), largest, Instant::now());
                 entry.insert(published.clone());
             }
@@ -404,13 +404,13 @@ impl Publications {
             info!(
                 session = self.context.id(),
                 track = %published.track.name().typed(),
-                "a second session publishes this track: its objects are copies if the group IDs agree, else it stands by"
+                "a second session publishes this track: its objects are copies if the group IDs agree, else it becomes a standby"
             );
         }
         if self.context.is_upstream() && self.context.peer_goes_away() {
             published.upstream.leave();
         }
-        // Waiting SUBSCRIBEs and watchers are told only when objects can arrive.
+        // Waiting SUBSCRIBEs and watchers are notified only when objects can arrive.
         if first {
             self.context.hub().track_established(&published.track);
         }
@@ -423,8 +423,8 @@ impl Publications {
     }
 }
 
-/// Returns the parameters of an update after which all objects of a PUBLISH are sent. `None` if the PUBLISH sends all
-/// already.
+/// Returns the parameters of a REQUEST_UPDATE that asks for all objects of a published track. `None` if the publisher
+/// sends all objects already.
 fn change_to_all(published: &Parameters) -> Option<Parameters> {
     let forward = published.forward.filter(|forward| !forward).map(|_| true);
     let filter = published.filter.map(|_| Filter::All);
@@ -436,7 +436,8 @@ fn change_to_all(published: &Parameters) -> Option<Parameters> {
 #[derive(Default)]
 struct Updates {
     unanswered: u64,
-    /// The newest update that has to wait. Its parameters replace those of earlier waiting updates.
+    /// The newest REQUEST_UPDATE that has to wait for an earlier answer. Its parameters replace those of earlier
+    /// waiting updates.
     waiting: Option<Parameters>,
 }
 
@@ -460,7 +461,7 @@ impl Updates {
         self.unanswered > 0
     }
 
-    /// Notes that an update was answered, and sends the waiting one.
+    /// Records that a REQUEST_UPDATE was answered, and sends the waiting one, if any.
     async fn answered(&mut self, context: &SessionContext, send: &mut Answers) -> Result<(), SessionError> {
         self.unanswered -= 1;
         match self.waiting.take() {
@@ -488,7 +489,8 @@ fn claim(track: &Arc<LiveTrack>, rights: &Rights, owner: RightHolder) -> Result<
     })
 }
 
-/// A registered track of the peer. Dropping it removes the track's publisher, and ends subscriptions as `ended` says.
+/// A registered track of the peer. Dropping it removes the track's publisher, and ends or suspends the track's
+/// subscriptions according to `ended`.
 struct Adopted {
     family: Arc<Publications>,
     published: PublishedTrack,
@@ -503,7 +505,8 @@ struct Adopted {
 impl Drop for Adopted {
     fn drop(&mut self) {
         let PublishedTrack { track, upstream } = &self.published;
-        // Objects that arrive after the publisher's right has expired must not reach subscribers.
+        // Ends the publisher's open streams: objects that arrive after its access right has expired must not reach
+        // subscribers.
         if self.rights.expiry_refusal().is_some() {
             upstream.revoke();
             self.ended.absent = false;
@@ -518,7 +521,7 @@ impl Drop for Adopted {
 }
 
 impl Adopted {
-    /// Follows the publication until it ends, then removes it.
+    /// Serves the publication's request stream until the publication ends, then removes the publication.
     async fn run(
         self,
         mut asks: mpsc::UnboundedReceiver<UpstreamRequest>,
@@ -529,7 +532,8 @@ impl Adopted {
         self.finish(result, stream).await
     }
 
-    /// Follows the publication until the publisher ends it, or until nobody needs it (`None`).
+    /// Serves the publication until the publisher ends it (returns its PUBLISH_DONE), or until nobody needs it (returns
+    /// `None`).
     async fn follow(
         &self,
         asks: &mut mpsc::UnboundedReceiver<UpstreamRequest>,
@@ -545,12 +549,13 @@ impl Adopted {
                 incoming = reader.next() => if let Some(done) = self.on_message(incoming?, updates, send).await? {
                     return Ok(Some(done));
                 },
-                // Once the new publisher has passed the handover group, old streams have some time to end.
+                // Once this publisher has reached the group from which another one takes over, its earlier streams have
+                // some time to end.
                 () = upstream.passed(), if handed_over.is_none() => {
                     handed_over = Some(Clock::now() + LATE_STREAMS);
                 }
                 () = sleep_until(handed_over) => if upstream.is_handed_over() {
-                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // Streams that take longer are cut off.
+                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // later streams are cut off
                     return Ok(None);
                 } else {
                     handed_over = None;
@@ -572,8 +577,8 @@ impl Adopted {
         }
     }
 
-    /// Checks whether the other publishers of the track still answer, and takes the track from silent ones. Never
-    /// returns.
+    /// Checks whether the other publishers of the track still answer, and takes over the track from those that do not.
+    /// Never returns.
     async fn watch_rivals(&self) {
         let PublishedTrack { track, upstream } = &self.published;
         while self.rivals && upstream.is_rival() {
@@ -583,8 +588,8 @@ impl Adopted {
         std::future::pending().await
     }
 
-    /// Handles a message on the request stream. Returns the publisher's PUBLISH_DONE, or one that stands for a closed
-    /// stream.
+    /// Handles a message on the request stream. Returns the publisher's PUBLISH_DONE, or an equivalent one if the
+    /// stream was closed without it.
     async fn on_message(
         &self,
         incoming: IncomingMessage,
@@ -639,7 +644,7 @@ impl Adopted {
         Ok(None)
     }
 
-    /// Removes the publication, after the streams that it announced have arrived or timed out.
+    /// Removes the publication, after the data streams that PUBLISH_DONE has counted have arrived or timed out.
     async fn finish(
         mut self,
         result: Result<Option<PublishDone>, SessionError>,
@@ -650,14 +655,16 @@ impl Adopted {
         match &result {
             Ok(Some(done)) => {
                 let all_here = upstream.has_seen_all(done.stream_count);
-                let _ = timeout(LATE_STREAMS, all_here).await; // A stream that was reset before its header arrived never counts, so the wait is bounded.
+                // A stream that was reset before its header arrived is never counted as arrived, so the wait has a
+                // timeout.
+                let _ = timeout(LATE_STREAMS, all_here).await;
                 if upstream.has_datagrams() {
                     sleep(LATE_DATAGRAMS).await;
                 }
                 let _ = send.finish(); // An error means that the publisher has stopped the stream.
                 self.ended = SubscriptionEnd::new(done.code, done.reason.clone());
-                // INTERNAL_ERROR of a relay means that the relay lost the track. Another relay may have it, so
-                // subscriptions wait.
+                // A relay ends a track with INTERNAL_ERROR when it has lost the track's publisher. Another relay may
+                // have it, so subscriptions wait.
                 self.ended.absent = upstream.is_of_relay && done.code == code::Done::INTERNAL_ERROR;
             }
             Ok(None) => {
@@ -667,7 +674,8 @@ impl Adopted {
                 self.ended = SubscriptionEnd { paused: true, ..ended };
             }
             Err(_) => {
-                let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // Readers of the streams also notice the lost connection, and end soon.
+                // The tasks that read the publisher's data streams notice the lost connection, too, and end soon.
+                let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await;
             }
         }
         drop(self);

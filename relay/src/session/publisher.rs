@@ -1,4 +1,4 @@
-//! The session's peer as a publisher, in the form that the hub asks for tracks.
+//! Implements the hub's interface to publishers (`HubPublisher`) for the peer of a session.
 
 use std::sync::Arc;
 
@@ -35,12 +35,12 @@ impl hub::HubPublisher for SessionPublisher {
         let publications = Arc::clone(&self.publications);
         let unheard = answers.clone();
         let begun = self.context.spawn(async move {
-            let _ = answers.send(publications.subscribe(track).await).await; // An error means that the asker has given up waiting.
+            let _ = answers.send(publications.subscribe(track).await).await; // Fails only if the caller no longer waits.
             Ok(())
         });
         if !begun {
             let gone = RequestError::new(code::Request::INTERNAL_ERROR, "the publisher is gone");
-            let _ = unheard.try_send(Err(gone)); // An error means that the asker has given up waiting.
+            let _ = unheard.try_send(Err(gone)); // Fails only if the caller no longer waits.
         }
     }
 

@@ -11,12 +11,12 @@ use tracing::info;
 /// The most datagrams of a session that may wait for the control message that defines their track alias.
 const MAX_WAITING_DATAGRAMS: usize = 64;
 
-/// The quotas of one session. Dropping a permit frees its place.
+/// The quotas of one session. A dropped permit can be taken again.
 pub struct Quotas {
     session: u64,
     waiting_datagrams: Arc<Semaphore>,
     offloaded_tracks: Arc<Semaphore>,
-    /// True once the log has a line that all offload places of the session are taken.
+    /// True once the log has reported that the session has used up its quota of offloaded tracks.
     is_told: AtomicBool,
 }
 
@@ -38,8 +38,8 @@ impl Quotas {
         Self::new(session, usize::MAX)
     }
 
-    /// Takes a place for a track that is announced to the offload. Returns `None` if all are taken, which is logged
-    /// once.
+    /// Takes a permit for a track that the offload may forward. Returns `None` if the session has used up its quota,
+    /// which is logged once.
     pub fn offloaded_track(&self) -> Option<OwnedSemaphorePermit> {
         let place = Arc::clone(&self.offloaded_tracks).try_acquire_owned().ok();
         if place.is_none() && !self.is_told.swap(true, Relaxed) {
@@ -51,7 +51,7 @@ impl Quotas {
         place
     }
 
-    /// Takes a place for a datagram that waits for its track alias. Returns `None` if all are taken.
+    /// Takes a permit for a datagram that waits for its track alias. Returns `None` if the quota is used up.
     pub fn waiting_datagram(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.waiting_datagrams).try_acquire_owned().ok()
     }

@@ -32,7 +32,7 @@ pub struct SessionRights {
     access: Arc<Access>,
     usage: Arc<BudgetUsage>,
     registered: Mutex<RegisteredTokens>,
-    /// The cache account of the groups that the peer publishes.
+    /// The account that the cache charges with the groups that the peer publishes.
     account: OnceLock<Arc<Account>>,
     /// The subject and rights of the session, once SETUP has arrived.
     admitted: OnceLock<(Arc<SessionSubject>, Arc<Rights>)>,
@@ -40,13 +40,13 @@ pub struct SessionRights {
     namespaces: Mutex<Vec<(Namespace, Arc<Rights>)>>,
 }
 
-/// A request that was admitted, with its rights and its place in the budgets.
+/// A request that was admitted, with its rights and its reservation in the budgets.
 pub struct Admitted {
     pub rights: Arc<Rights>,
     _place: Option<BudgetPlace>,
 }
 
-/// The peer's right to publish a namespace. Dropping it withdraws the right.
+/// The peer's right to publish a namespace. Dropping it removes the right.
 pub struct PublishingRight<'a> {
     authority: &'a SessionRights,
     rights: Arc<Rights>,
@@ -80,7 +80,7 @@ impl SessionRights {
         self.access.limits().same_track
     }
 
-    /// Reserves `cost` requests in the peer's budgets. Returns the time from which they may be made.
+    /// Reserves `cost` requests in the peer's budgets. Returns the time from which the budgets admit them.
     pub fn reserve(&self, cost: u64) -> Instant {
         self.admitted.get().map_or_else(Instant::now, |(subject, _)| subject.reserve(cost))
     }
@@ -95,7 +95,7 @@ impl SessionRights {
         self.admitted.get().map(|(subject, _)| subject.client())
     }
 
-    /// Returns the cache account of the groups that the peer publishes.
+    /// Returns the account that the cache charges with the groups that the peer publishes.
     pub fn account(&self) -> &Arc<Account> {
         self.account.get_or_init(|| {
             let account = self.client().map(|client| Account::from_share(Arc::clone(&client.cache)));
@@ -108,7 +108,8 @@ impl SessionRights {
         self.admitted.get().map(|(_, rights)| rights.identity())
     }
 
-    /// Decides whether the peer may have a session, by its SETUP. The rights say for how long.
+    /// Decides by its SETUP whether the peer may have a session. The returned rights contain the time until which it
+    /// may.
     ///
     /// # Errors
     /// Returns an error with which the session has to be closed.
@@ -147,8 +148,8 @@ impl SessionRights {
         self.access.count(refusal);
     }
 
-    /// Waits until the session has to be closed because it has shown no right in time
-    /// ([`SessionSubject::without_right`]). Calls `proven` when it has shown one.
+    /// Waits until the session has to be closed because it has not proved an access right in time
+    /// ([`SessionSubject::without_right`]). Calls `proven` when it has proved one.
     pub async fn without_right(
         &self,
         connection: &Connection,
@@ -202,7 +203,7 @@ impl SessionRights {
         })
     }
 
-    /// Notes that the peer publishes `namespace` under `rights`.
+    /// Records that the peer publishes `namespace` with the access rights `rights`.
     pub fn publishing(&self, namespace: &Namespace, rights: &Arc<Rights>) -> PublishingRight<'_> {
         self.namespaces.lock().push((namespace.clone(), Arc::clone(rights)));
         PublishingRight { authority: self, rights: Arc::clone(rights) }

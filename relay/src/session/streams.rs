@@ -85,8 +85,8 @@ impl StreamReceiver {
         let begun = self.enter(recv, &mut buffer).await;
         let entering =
             begun.as_ref().ok().and_then(Option::as_ref).and_then(|(_, header, _)| self.entering(header));
-        // The handle is asked for after the header arrived. A WebTransport preamble may come alone, and the kernel then
-        // opens streams only when the header follows.
+        // The offload's handle is requested only after the header has arrived. A WebTransport preamble may arrive
+        // alone, and the kernel then opens subscribers' streams only when the header follows.
         let bound = self.context.connection().offload(|offload| offload.accept(id));
         let Some((recv, header, len)) = begun? else { return Ok(()) };
         let mut held = self.context.incomplete();
@@ -111,8 +111,8 @@ impl StreamReceiver {
         Ok(())
     }
 
-    /// Counts a subgroup stream as entering until its track knows it. The offload may have forwarded its beginning
-    /// already.
+    /// Counts a subgroup stream as entering (header read, not yet added to its track). The offload may have forwarded
+    /// its beginning already.
     fn entering(&self, header: &StreamHeader) -> Option<EnteringStream> {
         let StreamHeader::Subgroup(header) = header else { return None };
         Some(self.publications.get(header.alias)?.upstream.enter())
@@ -201,8 +201,8 @@ impl StreamReceiver {
     }
 
     /// Adds a subgroup to the track. If another copy of it is arriving, this stream waits, bounded by flow control,
-    /// until that copy is complete or has broken off. `received_reset` is not awaited: quinn would keep its waker if
-    /// all of the stream had arrived. A reset shows when the stream is read.
+    /// until that copy is complete or has broken off. `received_reset` is not awaited while waiting, because quinn
+    /// would keep its waker if the whole stream had arrived. A reset is noticed when the stream is read.
     async fn begin(
         &self,
         PublishedTrack { track, upstream }: &PublishedTrack,
@@ -215,7 +215,7 @@ impl StreamReceiver {
         loop {
             let settled = track.settled.notified();
             let begun = track.begin(Instant::now(), upstream, subgroup, is_bound, self.context.account());
-            // From here on the track knows the stream, or knows of the copy.
+            // The stream no longer counts as entering: the track has it now, or another copy of its subgroup.
             drop(entering.take());
             match begun {
                 Err(Duplicate::Arriving) => {}
@@ -239,7 +239,7 @@ struct ReadHeader {
 }
 
 /// The offload's handles of a subgroup stream. `ingress` is set if the offload has opened subscribers' streams for it
-/// already. `entering` is set until the track knows the stream.
+/// already. `entering` is set until the stream was added to its track.
 struct OffloadedStream {
     ingress: Option<Arc<dyn OffloadIngress>>,
     entering: Option<EnteringStream>,
@@ -248,13 +248,13 @@ struct OffloadedStream {
 /// A subgroup that is arriving. Dropping it ends the subgroup, as incomplete unless its end was read.
 struct ArrivingSubgroup {
     track: Arc<LiveTrack>,
-    /// The track's openings, until new ones are prepared for the next subgroups.
+    /// The track's openings, as long as this stream has to prepare new ones for the next subgroups.
     openings: Option<Arc<dyn OffloadOpenings>>,
     subgroup: Arc<SubgroupStream>,
     writer: Option<SubgroupReceiver>,
     /// The offload's handle of the stream, if the offload can forward it.
     ingress: Option<Arc<dyn OffloadIngress>>,
-    /// Counts the bytes of an incomplete object header.
+    /// Counts the bytes of an incomplete object header against the session's limit.
     held: HeldIncomplete,
 }
 
@@ -286,8 +286,8 @@ impl ArrivingSubgroup {
             if self.is_contradicted() {
                 return Ok(contradicted(recv));
             }
-            // If the header arrived alone, the offload gets its position now, so that it can forward the next
-            // packet.
+            // If the header arrived without objects, the offload is told the position after it now, so that it can
+            // forward the next packet.
             let is_news = !bytes.is_empty() || is_first && self.ingress.is_some();
             is_first = false;
             if let Some(writer) = self.writer.as_mut().filter(|_| is_news) {

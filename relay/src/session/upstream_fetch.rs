@@ -85,7 +85,8 @@ impl UpstreamFetches {
         Ok(FetchAnswer { ok, objects: Box::new(objects) })
     }
 
-    /// Passes the data stream of a response to its FETCH. Returns the stream if no FETCH waits for it.
+    /// Passes the data stream of a FETCH response to the task that has sent the FETCH. Returns the stream if no FETCH
+    /// waits for it.
     pub fn take(&self, request_id: u64, response: UpstreamResponse) -> Result<(), UpstreamResponse> {
         match self.waiting.lock().remove(&request_id) {
             Some(waiting) => {
@@ -119,7 +120,7 @@ struct ArrivingResponse {
     /// Bytes that were read but not parsed.
     unread: Bytes,
     pieces: VecDeque<FetchPiece>,
-    /// Payload bytes of the last item that have not arrived.
+    /// Number of payload bytes of the last item that have not arrived.
     missing: u64,
 }
 
@@ -160,13 +161,13 @@ impl ArrivingResponse {
         loop {
             let payload = rest;
             let found = self.parser.next(&mut rest)?;
-            // The parser has skipped payload up to the next header. These bytes belong to the previous object.
+            // The parser has skipped payload bytes up to the next header; they belong to the previous object.
             let len =
                 usize::try_from(self.missing).map_or(payload.len(), |missing| missing.min(payload.len()));
             if len > 0 {
                 self.missing -= len as u64;
-                // The bytes are copied, because a slice would keep a whole batch of received packets in memory that no
-                // limit counts.
+                // The bytes are copied, because a slice would keep the buffer of a whole batch of received packets in
+                // memory, and no limit counts that buffer.
                 self.pieces.push_back(FetchPiece::Payload(Bytes::copy_from_slice(&payload[..len])));
             }
             let Some(found) = found else { break };

@@ -1,11 +1,12 @@
-//! Tracks the uses that a session makes of the relay. They decide how much one of the kernel's records is worth to the session.
+//! Counts what a session uses the relay for, which decides how much one of the kernel's records is worth to the
+//! session.
 
 use std::sync::Arc;
 
 use millrace_transport::{Connection, offload::Worth};
 use parking_lot::Mutex;
 
-/// Whether the session has shown a right, and the requests that it has under way.
+/// Whether the session has proved an access right, and the number of its open requests.
 pub struct Uses {
     connection: Arc<Connection>,
     held: Mutex<HeldUses>,
@@ -14,16 +15,17 @@ pub struct Uses {
 #[derive(Default)]
 struct HeldUses {
     is_upstream: bool,
-    /// True once the session has shown a right, such as a token.
+    /// True once the session has proved an access right, for example by a token.
     is_proven: bool,
-    // Uses under way, by [`UseKind`].
+    // Number of uses under way of each [`UseKind`].
     counts: [usize; 2],
 }
 
 /// The kinds of use that count for the value of a kernel record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UseKind {
-    /// The session has a subscription. A namespace that it announced counts the same until a track of it is asked for.
+    /// The session has a subscription. A namespace that the session has announced counts as a subscription, until a
+    /// track of the namespace is requested.
     Subscription,
     /// The session publishes a track.
     Publication,
@@ -40,7 +42,7 @@ impl Uses {
         Arc::new(Self { connection, held: Mutex::new(HeldUses { is_upstream, ..HeldUses::default() }) })
     }
 
-    /// Notes that the session has shown a right.
+    /// Records that the session has proved an access right.
     pub fn prove(&self) {
         self.change(|held| held.is_proven = true);
     }

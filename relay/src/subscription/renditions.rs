@@ -31,7 +31,7 @@ impl Subscription {
         }
     }
 
-    /// Notes that the track with this number has ended. If it is the subscription's own track, the subscription ends.
+    /// Records that the track with this number has ended. If it is the subscription's own track, the subscription ends.
     pub fn end_of(&self, number: u32, ended: &SubscriptionEnd) {
         if number == self.track.number {
             return self.end(ended.clone());
@@ -86,7 +86,7 @@ impl Subscription {
     }
 
     /// Stops the offload from opening streams for the subscription. Returns whether userspace knows the groups of all
-    /// streams that it has opened.
+    /// streams that the offload has opened.
     pub fn withdraw(&self, now: Instant) -> bool {
         self.connection.offload(|offload| offload.withdraw(now, self.owner))
     }

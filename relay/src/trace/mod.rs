@@ -213,7 +213,7 @@ impl EventTracer {
         }
     }
 
-    /// Collects events and passes them on. Returns false if there are no viewers any more.
+    /// Collects events and passes them to the viewers. Returns false if there are no viewers any more.
     fn turn(&self) -> bool {
         let mut state = self.state.lock();
         let now = Instant::now();

@@ -137,7 +137,7 @@ async fn trace_viewers_get_the_events_they_asked_for() {
 }
 
 #[tokio::test]
-async fn slow_trace_viewer_delays_nobody_and_learns_what_it_missed() {
+async fn slow_trace_viewer_gets_the_number_of_dropped_events() {
     const ROUND: usize = QUEUE / 2;
     let (tracer, tap) = tracer();
     let mut slow = tracer.watch(EventFilter::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Reads the settings of access: rules, tokens, certificates and budgets.
+//! Reads the settings of access control: rules, tokens, certificates and budgets.
 
 use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
@@ -20,7 +20,7 @@ pub const ALLOW: &str = "allow";
 /// The key of the token issuers, which only the file can have.
 pub const ISSUER: &str = "issuer";
 
-/// Settings of access.
+/// The settings of access control.
 #[derive(Clone, Debug, Default)]
 pub struct AccessConfig {
     pub rules: Vec<AccessRule>,
@@ -61,7 +61,7 @@ pub struct Issuer {
     revoked: Option<PathBuf>,
 }
 
-/// Writes the setting and its file.
+/// Writes the name of the setting and of its file, for messages.
 impl fmt::Display for KeyFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
@@ -74,7 +74,7 @@ impl fmt::Display for KeyFile {
     }
 }
 
-/// Writes the setting and its file.
+/// Writes the name of the setting and of its file, for messages.
 impl fmt::Display for RevokedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
@@ -98,7 +98,7 @@ impl Issuer {
 }
 
 impl AccessConfig {
-    /// Returns an address that anyone can reach, if no setting restricts access and `public` is not set.
+    /// Returns a listen address that other hosts can reach, if no setting restricts access and `public` is not set.
     pub fn exposed(&self, listen: &[SocketAddr]) -> Option<SocketAddr> {
         let says = !self.rules.is_empty() || !self.keys.is_empty() || self.client_ca.is_some();
         let exposed = listen.iter().find(|addr| !addr.ip().to_canonical().is_loopback());
@@ -160,7 +160,7 @@ struct IssuerTable {
     revoked: Option<PathBuf>,
 }
 
-/// A value that the file contains as text, parsed with `FromStr`.
+/// A value that the settings file contains as a string, and that is parsed with `FromStr`.
 pub(super) struct TextValue<T>(pub(super) T);
 
 impl<'de, T: FromStr<Err: std::fmt::Display>> Deserialize<'de> for TextValue<T> {

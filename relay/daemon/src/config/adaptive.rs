@@ -42,7 +42,7 @@ struct LadderTable {
 struct LadderRendition {
     /// Name of the track.
     name: String,
-    /// Bits per second.
+    /// Bit rate of the track, bits per second.
     bitrate: u64,
 }
 

@@ -12,7 +12,7 @@ use toml::{
 };
 use url::Url;
 
-/// The key of the table in the file.
+/// The name of the `[discovery]` table in the settings file.
 pub const DISCOVERY: &str = "discovery";
 
 const PREFIX: &str = "/millrace/relays/";
@@ -23,7 +23,7 @@ const LEASES: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Dura
 const INTERVAL: Duration = Duration::from_secs(10);
 const REGION_COST: u64 = 10;
 
-/// The store in which relays of the cluster are found, and the settings for connections to them.
+/// The store that lists the relays of the cluster, and the settings for connecting to those relays.
 #[derive(Clone, Debug)]
 pub struct DiscoveryConfig {
     pub store: DiscoveryStore,
@@ -33,7 +33,7 @@ pub struct DiscoveryConfig {
     pub region: Option<String>,
     /// Cost of receiving from a relay of another site.
     pub region_cost: u64,
-    /// Namespaces that the found relays may announce; empty for all.
+    /// Namespaces that relays found in the store may announce; empty for all.
     pub namespaces: Vec<Pattern>,
     /// File with root certificates for the store's server; `None` for the system's.
     pub tls_root: Option<PathBuf>,
@@ -41,12 +41,12 @@ pub struct DiscoveryConfig {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// The place where relays are found.
+/// The source of the list of relays.
 #[derive(Clone, Debug)]
 pub enum DiscoveryStore {
-    /// Records in etcd.
+    /// An etcd store that has a record for each relay.
     Etcd { endpoints: Vec<Url>, prefix: String, lease: Duration },
-    /// A list in a file or at a URL, read again every `interval`.
+    /// A list of relays in a file or at a URL, read again every `interval`.
     List { place: ListPlace, interval: Duration },
 }
 
@@ -71,7 +71,7 @@ struct DiscoveryEntry {
 }
 
 impl DiscoveryConfig {
-    /// Reads and checks the table.
+    /// Reads and checks the `[discovery]` table.
     pub fn read(value: Spanned<DeValue<'_>>) -> Result<Self, String> {
         let entry = DiscoveryEntry::deserialize(ValueDeserializer::from(value));
         entry.map_err(|error| error.message().to_owned()).and_then(checked)

@@ -19,17 +19,17 @@ use super::{
 /// The key of the delay rules, which only the file can have.
 pub const DELAY: &str = "delay";
 
-/// Default of `max-delay`. Of a total delay of 300 ms it leaves 50 ms for the network path.
+/// Default of `max-delay`. With a delay budget of 300 ms end to end, 50 ms remain for the network path.
 const MAX_DELAY: Duration = Duration::from_millis(250);
 
-/// Limits of media that waits for subscribers, and the choice of what is dropped beyond them.
+/// Limits of the media that is queued for subscribers, and the policy for what is dropped beyond these limits.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
     pub policy: DropPolicy,
     pub delays: Delays,
-    /// Largest number of bytes that wait for one subscriber.
+    /// Largest number of media bytes that are queued for one subscriber.
     pub bytes: u64,
-    /// Largest number of bytes of datagrams that wait for all subscribers together.
+    /// Largest number of datagram bytes that are queued for all subscribers together.
     pub datagram_bytes: u64,
 }
 
@@ -41,7 +41,7 @@ pub enum DropPolicy {
     Tail,
 }
 
-/// The longest time that media may wait; `None` for any time.
+/// The longest time that media may be queued for a subscriber; `None` for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxDelay(Option<Duration>);
 

@@ -188,7 +188,7 @@ fn contradictory_relay_settings_are_refused() {
 }
 
 #[test]
-fn relay_that_others_reach_needs_access_rules_or_public() {
+fn relay_reachable_by_others_needs_access_rules_or_public() {
     let rule = "[[allow]]\nnamespace = '**'\nsubscribe = ['anyone']\n";
     let table = [
         ("127.0.0.1:1", "", true),
@@ -398,7 +398,7 @@ fn unproven_sessions_are_at_most_half_of_max_sessions() {
     assert_eq!(of("unproven-sessions = 7"), 7);
 }
 
-/// New settings are checked together with those that a reload cannot change.
+/// Reloaded settings are checked together with those that only a restart can change.
 #[test]
 fn new_settings_are_checked_with_those_in_force() {
     let queue = config(&[], "").unwrap().queue;
@@ -417,7 +417,7 @@ fn new_settings_are_checked_with_those_in_force() {
         let taken = loopback(&format!("max-sessions = 9\n{text}")).in_force(&public).unwrap();
         assert_eq!((taken.listen, taken.max_sessions), (public.listen.clone(), 7), "{text}");
     }
-    // Delays for another drop-policy do not replace those of the policy in force.
+    // Reloaded delays for another drop-policy do not replace the delays of the policy that is in force.
     let delay = |text: &str| loopback(text).in_force(&local).unwrap().queue.delays.default;
     assert_eq!(delay("max-delay = 3"), Some(Duration::from_secs(3)));
     assert_eq!(delay("drop-policy = 'tail'"), queue.delays.default);

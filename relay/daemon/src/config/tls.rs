@@ -188,7 +188,7 @@ impl ConfigCheck {
     }
 }
 
-/// The key of peers with a cost or namespaces of their own, which only the file can have.
+/// The key of the `[[peer]]` tables, which set costs and namespaces for single relays. Only the file can have them.
 pub const PEER: &str = "peer";
 
 const ROUTES: usize = 10_000;
@@ -198,10 +198,10 @@ const ROUTES: usize = 10_000;
 pub struct ClusterConfig {
     /// The relay's hop ID in the cluster; `None` if a random one is chosen at each start.
     pub hop: Option<HopId>,
-    /// Cost of receiving from this relay, which peers are told.
+    /// Cost of receiving from this relay, which it announces to its peers.
     pub cost: Option<u64>,
     pub peers: Vec<PeerConfig>,
-    /// The store in which further relays are found.
+    /// The discovery store that lists further relays of the cluster.
     pub discovery: Option<DiscoveryConfig>,
     /// Largest number of namespaces for which one session may announce routes.
     pub max_routes: usize,

@@ -128,7 +128,7 @@ impl FromStr for RelayUrl {
     fn from_str(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| format!("`{}`: {error}", without_user(text)))?;
         if millrace_relay::has_user(&url) {
-            // The message does not show the URL, which has a password.
+            // The error message must not show the URL, because the URL has a password.
             return Err(
                 "a relay's address has no user and no password: the token is in upstream-token".to_owned()
             );

@@ -2,8 +2,8 @@
 /* Walks the frames of a decrypted 1-RTT payload (RFC 9000, section 19; RFC 9221; draft-ietf-quic-ack-frequency). It
  * accepts what millrace-quic's frame module accepts, but returns only STREAM and DATAGRAM frames.
  *
- * Parsing is done in steps of bounded work, so that BPF can loop over them. A step takes one frame, or one field of a
- * frame with many. Each step consumes at least one byte.
+ * Parsing is done in steps of bounded work, so that BPF can loop over them. A step parses one frame, or one field of a
+ * frame that has many fields. Each step consumes at least one byte.
  */
 #ifndef MILLRACE_FRAMES_H
 #define MILLRACE_FRAMES_H
@@ -67,10 +67,11 @@ enum frame_step {
 struct frame_walk {
 	__u32 at;
 	__u32 end;
-	__u32 varints;	/* variable-length integers of this frame that are still to be skipped */
-	__u32 prefixed; /* whether a length and as many bytes follow those integers */
+	__u32 varints; /* number of variable-length integers of the current frame that are still to be skipped */
+	__u32 prefixed; /* whether a length-prefixed field follows the integers that are to be skipped */
 	__u64 smallest; /* in an ACK frame: the smallest packet number acknowledged so far */
-	__u32 blocks;	/* in an ACK frame: gaps and range lengths still to come, before `varints` */
+	/* In an ACK frame: number of gaps and range lengths still to be read, before `varints` more integers. */
+	__u32 blocks;
 	__u32 pad;
 };
 
@@ -84,7 +85,7 @@ struct frame_stream {
 	__u32 pad;
 };
 
-/* Moves over `bytes` bytes of the frame. FRAME_BAD: the payload is shorter. */
+/* Moves over `bytes` bytes of the frame. Returns FRAME_BAD if the payload is shorter. */
 static __always_inline enum frame_step frame_skip(struct frame_walk *walk, __u64 bytes)
 {
 	if (bytes > walk->end - walk->at)
@@ -112,7 +113,8 @@ static __always_inline enum frame_step frame_prefixed(struct frame_walk *walk, c
 	return frame_skip(walk, len);
 }
 
-/* Sets what the next steps skip: `varints` integers, and then a length-prefixed field if `prefixed` is set. */
+/* Sets what the next steps of the walk skip: `varints` integers, and then a length-prefixed field if `prefixed` is set.
+ */
 static __always_inline enum frame_step frame_fields(struct frame_walk *walk, __u32 varints, __u32 prefixed)
 {
 	walk->varints = varints;
@@ -209,7 +211,7 @@ static __always_inline enum frame_step frame_next(struct frame_walk *walk, const
 {
 	__u64 type;
 
-	/* Fields of the frame that earlier steps have begun come first. */
+	/* If an earlier step has begun a frame, its remaining fields are parsed first. */
 	if (walk->blocks)
 		return frame_ack_block(walk, text);
 	if (walk->varints) {

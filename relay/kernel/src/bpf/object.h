@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Parses OBJECT_DATAGRAM of MoQ Transport (draft-18, section 11.3.1), as millrace-moq's data::datagram does. Datagrams
- * that are malformed there must be refused here, too: subscribers would close their sessions because of them.
+/* Parses OBJECT_DATAGRAM of MoQ Transport (draft-18, section 11.3.1), as millrace-moq's data::datagram does. A datagram
+ * that millrace-moq finds malformed must be refused here, too, or subscribers would close their sessions because of it.
  */
 #ifndef MILLRACE_OBJECT_H
 #define MILLRACE_OBJECT_H
@@ -48,7 +48,7 @@ static __always_inline __u32 vi64_width(__u8 first)
 	return 1 + ((low + high) * ones >> 48);
 }
 
-/* Reads a vi64. Not 0: it extends beyond the end of the datagram. */
+/* Reads a vi64. Returns an error (not 0) if it extends beyond the end of the datagram. */
 static __always_inline int vi64_take(struct frame_walk *walk, const __u8 *text, __u64 *value)
 {
 	const __u8 *from = text + (walk->at & FRAMES_MASK);
@@ -74,8 +74,8 @@ static __always_inline __u32 vi64_len(__u64 value)
 				    : 9;
 }
 
-/* Writes a vi64 of `len` bytes, which must suffice for it, so that it ends before `end`. At least the 8 bytes before
- * `end` are overwritten.
+/* Writes a vi64 of `len` bytes so that it ends before `end`. The value must fit in `len` bytes. At least the 8 bytes
+ * before `end` are overwritten.
  */
 static __always_inline void vi64_put_long_before(__u8 *end, __u64 value, __u32 len)
 {
@@ -97,7 +97,7 @@ static __always_inline __u32 vi64_put_before(__u8 *end, __u64 value)
 	return len;
 }
 
-/* Checks the properties, the status and the payload of a datagram. Not 0: it is malformed. */
+/* Checks the properties, the status and the payload of a datagram. Returns an error (not 0) if it is malformed. */
 static __always_inline int object_check_rest(struct frame_walk *walk, const __u8 *text, __u32 type)
 {
 	__u64 len, status = OBJECT_NORMAL;
@@ -114,7 +114,7 @@ static __always_inline int object_check_rest(struct frame_walk *walk, const __u8
 	return type & OBJECT_PROPERTIES || (status != OBJECT_ENDS_GROUP && status != OBJECT_ENDS_TRACK);
 }
 
-/* Parses the datagram of `len` bytes at position `at`. Not 0: it is malformed, or padding. */
+/* Parses the datagram of `len` bytes at position `at`. Returns an error (not 0) if it is malformed or padding. */
 static __always_inline int object_datagram(const __u8 *text, __u32 at, __u32 len, struct object_datagram *out)
 {
 	struct frame_walk walk = {.at = at, .end = at + len};

@@ -7,15 +7,15 @@
  * - relay_intf.h: the structures shared with userspace.
  * - relay_maps.h: configuration and maps. relay_work.h: the work area of a run.
  * - relay_ingress.h: finds and opens the received packet, and walks its frames.
- * - relay_open.h: streams that begin, for which egresses were prepared.
- * - relay_judge.h: which bytes of a stream may be forwarded. subgroup.h: their framing.
- * - relay_egress.h: admits, numbers, seals and sends a copy. relay_frame.h: its headers.
+ * - relay_open.h: opens subscribers' streams for a publisher's stream that begins.
+ * - relay_judge.h: decides which bytes of a stream may be forwarded. subgroup.h: parses the framing of streams.
+ * - relay_egress.h: admits, numbers, seals and sends a copy. relay_frame.h: writes its link, IP and UDP headers.
  * - relay_keystream.h: opens and seals with precomputed keystreams.
- * - relay_runs.h: a fan-out that takes several runs.
- * - relay_super.h: super-packets, segment by segment.
+ * - relay_runs.h: spreads a fan-out over several runs.
+ * - relay_super.h: forwards super-packets segment by segment.
  * - fan.h, fan_runs.h: the parts that all fan-outs share.
- * - relay_defer.h: packets that do not wake userspace.
- * - relay_trace.h: events about single packets.
+ * - relay_defer.h: defers packets that need not wake userspace.
+ * - relay_trace.h: sends events about single packets.
  */
 #include "relay_super.h"
 #include <linux/pkt_cls.h>
@@ -24,16 +24,16 @@
 static __always_inline int verdict_of(enum relay_outcome outcome)
 {
 	switch (outcome) {
-	case RELAY_CONTINUED:	 /* a clone of the packet waits in the queue for the next run */
-	case RELAY_NOT_RESTORED: /* the packet may contain another host's address by now */
+	case RELAY_CONTINUED: /* drop this skb: a clone of the packet is queued for the next run */
+	case RELAY_NOT_RESTORED: /* drop it: the packet was rewritten for a subscriber and could not be restored */
 		return TC_ACT_SHOT;
 	default:
 		return PASS_ON;
 	}
 }
 
-/* A run is split into functions that are called one after another and not inlined: the stack of the copies must stay
- * small.
+/* A run is split into functions that are called one after another and not inlined: the stack of the code that makes
+ * copies must stay small.
  */
 
 static __noinline enum relay_outcome begin(struct __sk_buff *skb, struct work *work)
@@ -81,8 +81,8 @@ int relay_ingress(struct __sk_buff *skb)
 	int verdict;
 
 	if (!work)
-		return PASS_ON; /* only the verifier needs this: each CPU has a work area */
-	/* Without the link header in linear memory, the frame is found to be no packet of ours. */
+		return PASS_ON; /* never NULL, since each CPU has a work area; the verifier needs the check */
+	/* The link header must be in linear memory; a frame without it is not recognized as a packet of the relay. */
 	have_link(skb);
 	/* An interrupt may start this program on a CPU whose run is not over. Only one of the two can use the CPU's
 	 * work area.

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Deferred wake-ups, as in interrupt moderation. A packet that userspace need not see at once is steered to a socket
- * that no thread sleeps on. Userspace reads that socket when another packet has woken it, or after a while.
+ * that no thread sleeps on. Userspace reads the deferred socket when another packet has woken it, or when its timer
+ * expires.
  *
  * Packets must not be reordered, since a publisher takes packets that are acknowledged out of order for lost, and slows
- * down. So once a packet wakes userspace, all further ones go to the socket that userspace reads, until it has read
- * everything and sleeps again. Packets in the deferred socket are therefore always older than those in the other one.
+ * down. So once a packet wakes userspace, all further packets go to the ordinary socket, until userspace has read
+ * everything and sleeps again. Packets in the deferred socket are therefore always older than those in the ordinary
+ * socket.
  */
 #ifndef MILLRACE_RELAY_DEFER_H
 #define MILLRACE_RELAY_DEFER_H
@@ -15,7 +17,8 @@
 #define DEFERRED_IN_A_ROW \
 	31 /* packets of one publisher that may be deferred in a row; a power of two minus one */
 
-/* Reports whether the packet belongs to an upstream, and goes up to userspace in this run. */
+/* Reports whether the packet belongs to an upstream connection, and is passed to userspace in this run of the program.
+ */
 static __always_inline int is_received(enum relay_outcome outcome)
 {
 	return outcome == RELAY_FORWARDED || outcome == RELAY_OVER_BUDGET || outcome == RELAY_REPLAYED ||
@@ -23,8 +26,8 @@ static __always_inline int is_received(enum relay_outcome outcome)
 	       outcome == RELAY_DECLINED;
 }
 
-/* Steers a packet, or a super-packet of `packets` segments, to the deferred socket. Returns 0 if it goes to the other
- * socket: because it `wakes` userspace, userspace is awake, or too many packets are deferred.
+/* Steers a packet, or a super-packet of `packets` segments, to the deferred socket. Returns 0 if the packet goes to the
+ * ordinary socket instead: because it `wakes` userspace, userspace is awake, or too many packets are deferred.
  */
 static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *deferral, __u32 key, int wakes,
 				 __u32 packets)

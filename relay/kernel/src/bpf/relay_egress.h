@@ -9,8 +9,8 @@
 
 #define MOST_CREDIT 0xffffffffU /* the most MAX_DATA credit that one copy may take, in bytes */
 /* Returns the MAX_DATA credit that a copy takes. The peer counts the largest offset of each stream (RFC 9000, section
- * 4.1), so bytes before the copy count, too, even if they were left to userspace. If userspace has sent those by now,
- * this counts more than needed.
+ * 4.1), so bytes before the copy count, too, even if they were left to userspace. Bytes that userspace has sent by now
+ * are counted twice.
  */
 static __always_inline __u32 credit_of(const struct relay_egress *egress, const struct egress_packet *packet)
 {
@@ -26,7 +26,9 @@ static __always_inline int is_unopened(__u64 id)
 	return id >= RELAY_CLOSED;
 }
 
-/* Finds the stream that a copy is sent on. If the copy has to open it, takes the ID of the downstream's next stream. */
+/* Finds the stream that a copy is sent on. If the copy has to open the stream, its ID is that of the downstream
+ * connection's next stream.
+ */
 static __always_inline enum relay_egress_outcome
 find_stream(const struct relay_downstream *downstream, const struct relay_egress *egress,
 	    const struct chunk *chunk, const struct subgroup_head *head, struct egress_packet *packet)
@@ -135,7 +137,8 @@ static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 a
 	return -1;
 }
 
-/* The order of the checks matters: only the last two take something, which has to be given back if a later step fails.
+/* Checks priority, stream credit, congestion window and connection credit of a copy. The last two checks reserve bytes,
+ * which have to be released if a later step fails.
  */
 static __always_inline enum relay_egress_outcome admit(struct relay_downstream *downstream,
 						       const struct relay_egress *egress,
@@ -188,8 +191,8 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 	return 0;
 }
 
-/* Opens the egress's stream with the ID that the packet was built for. Userspace may be faster at either of the two
- * words, and then the stream is not opened here.
+/* Opens the egress's stream with the ID that the packet was built for. Fails if userspace changes `egress->id` or
+ * `downstream->streams` first.
  */
 int open_stream(struct relay_downstream *downstream, struct relay_egress *egress, struct work *work)
 {
@@ -198,7 +201,9 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	if (!downstream || !egress || !work ||
 	    __sync_val_compare_and_swap(&egress->id, RELAY_UNOPENED, RELAY_OPENING) != RELAY_UNOPENED)
 		return -1;
-	/* Without the ID, the egress goes back to RELAY_UNOPENED, so that a later run or userspace can open it. */
+	/* If the stream ID was taken meanwhile, the egress returns to RELAY_UNOPENED, so that a later run or userspace
+	 * can open it.
+	 */
 	if (__sync_val_compare_and_swap(&downstream->streams, work->packet.streams,
 					work->packet.streams + 1) != work->packet.streams) {
 		__sync_val_compare_and_swap(&egress->id, RELAY_OPENING, RELAY_UNOPENED);
@@ -214,9 +219,9 @@ int open_stream(struct relay_downstream *downstream, struct relay_egress *egress
 	return 0;
 }
 
-/* Draws a packet number and registers the packet. It is registered before it exists, so that no acknowledgement can
- * arrive before its registration. Room in the ring is reserved first, because a drawn number must not be lost. Entries
- * of other CPUs wait until this one is submitted, so little may happen in between.
+/* Draws a packet number and registers the packet. Registration precedes sending, so that no acknowledgement can arrive
+ * for an unregistered packet. The ring entry is reserved first, because a number without a registration would be lost.
+ * Until the entry is submitted, userspace cannot read later entries of other CPUs, so little may happen in between.
  */
 static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
 							     struct relay_egress *egress,
@@ -265,7 +270,7 @@ static __always_inline void put_front(__u8 *end, const struct relay_egress *egre
 	__u32 bytes = packet->alias_bytes;
 
 	if (bytes < 1 || bytes > 9)
-		return; /* only for the verifier */
+		return; /* never true; the verifier needs this bound */
 	vi64_put_long_before(end, egress->alias, bytes);
 	end -= 1 + bytes;
 	*end = type;
@@ -287,7 +292,7 @@ static __always_inline void put_datagram_header(__u8 *end, const struct relay_eg
 }
 
 /* Writes the frame's header in front of the data, and returns its position. The bytes that it overwrites were parsed
- * before. 0: out of range, which only the verifier believes possible.
+ * before. Returns 0 if the position is out of range, which never happens but which the verifier cannot exclude.
  */
 static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_egress *egress,
 					      const struct egress_packet *packet, const struct chunk *chunk,
@@ -372,7 +377,7 @@ static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes
 	return bpf_skb_store_bytes(skb, 0, from, bytes, 0);
 }
 
-/* Sends the packet in place of the received one: rewrites the skb, and redirects a clone of it. */
+/* Sends a copy: overwrites the received skb with the copy's bytes, and redirects a clone of the skb. */
 int send(struct __sk_buff *skb, struct work *work, const struct net_path *path)
 {
 	__u32 at, bytes;
@@ -388,7 +393,7 @@ int send(struct __sk_buff *skb, struct work *work, const struct net_path *path)
 	return bpf_clone_redirect(skb, work->route.ifindex, 0);
 }
 
-/* Undoes the changes of `send`, so that the received packet goes up to userspace as it came. */
+/* Undoes the changes of `send`, so that the received packet is passed to userspace unchanged. */
 int restore(struct __sk_buff *skb, struct work *work)
 {
 	struct fan_frame *frame;
@@ -404,8 +409,8 @@ int restore(struct __sk_buff *skb, struct work *work)
 	return fan_tag_again(skb, frame);
 }
 
-/* Reports whether the entry does not belong to this slot any more. Between two runs it may have become another egress,
- * or be about to. Its epoch is written last, so it is read first, with a full barrier.
+/* Reports whether the egress entry was removed or no longer belongs to this slot. Between two runs of the program,
+ * userspace may reuse the entry. Userspace writes `epoch` last, so it is read first, with a full barrier.
  */
 static __always_inline int is_gone(struct relay_egress *egress, const struct relay_downstream *downstream,
 				   const struct work *work, const struct chunk *chunk)
@@ -420,7 +425,9 @@ static __always_inline int is_gone(struct relay_egress *egress, const struct rel
 	return egress->upstream_id != chunk->frame.id;
 }
 
-/* Reports whether the subscriber wants these bytes from the kernel, rather than from userspace or not at all. */
+/* Reports whether the frame is in the range that the subscriber has requested and that the kernel, not userspace,
+ * sends.
+ */
 static __always_inline int is_inside(const struct relay_egress *egress, const struct chunk *chunk,
 				     const struct subgroup_head *head, __u32 opens)
 {
@@ -436,7 +443,7 @@ static __always_inline int is_inside(const struct relay_egress *egress, const st
 	       at <= egress->max_offset;
 }
 
-/* Sends one copy. Each check that fails leaves the copy to userspace. */
+/* Sends one copy of a frame to one subscriber. If a check fails, userspace has to send the copy. */
 static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, struct work *work,
 							 struct relay_egress *egress,
 							 struct relay_downstream *downstream)
@@ -471,7 +478,9 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 		give_back(downstream, packet);
 		return outcome;
 	}
-	/* Later copies of the stream then count only bytes beyond these. */
+	/* Bytes up to this offset count against MAX_DATA only once, so later copies of the stream count only what
+	 * follows.
+	 */
 	if (packet->credit)
 		WRITE_ONCE(egress->counted, packet->offset + packet->len);
 	if (seal_packet(work, egress, path, downstream) || send(skb, work, &path->way))
@@ -504,7 +513,9 @@ static long next_egress(__u32 index, struct egress_loop *loop)
 			if (loop->work->arrival.traced_ns)
 				trace_copy(loop->work, egress, downstream, outcome);
 		}
-		/* Userspace is woken if it has to send a copy, or if others wait for the stream. */
+		/* The packet wakes userspace if userspace has to send this copy, or if subscribers without an egress
+		 * need the stream.
+		 */
 		if (outcome != RELAY_EGRESS_SENT || !READ_ONCE(egress->exclusive))
 			fan->wakes = 1;
 		add_to(&outcomes, RELAY_OUTCOMES + outcome, 1);

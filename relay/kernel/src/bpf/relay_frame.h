@@ -8,7 +8,7 @@
 #include "relay_intf.h"
 
 #define QUIC_AT \
-	64 /* of a QUIC packet in its buffer; in front is room for the other headers, or for a longer STREAM header */
+	64 /* position of a QUIC packet in its buffer, after space for the outer headers or a longer STREAM header */
 #define UDP_AT	      (QUIC_AT - UDP_BYTES)
 #define IPV4_FRAME_AT (UDP_AT - IPV4_BYTES - ETHERNET_BYTES)
 #define IPV6_FRAME_AT (UDP_AT - IPV6_BYTES - ETHERNET_BYTES)
@@ -29,7 +29,7 @@ static __always_inline void frame_udp(struct quic_buf *out, const struct net_pat
 		udp->check = csum_fold(sum);
 		return;
 	}
-	/* The bytes after the datagram have to be zero, because the sum is computed in whole words. */
+	/* The 4 bytes after the datagram are zeroed, because the checksum is computed over whole words. */
 	store32(at + (udp_bytes & (SUM_MAX - 1)), 0);
 	put_udp_checksum(udp, csum_add(at, udp_bytes, SUM_MAX, sum));
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Processes a received packet: finds its connection, decrypts it, walks its frames, and judges which may be forwarded.
+/* Processes a received packet: finds its connection, decrypts it, walks its frames, and decides which of them may be
+ * forwarded.
  *
  * Functions without `static`, here and in the other headers of the relay, are global functions. The verifier checks
  * each of them once rather than at each call, which keeps the program within the verifier's limits. In return, they
@@ -17,8 +18,9 @@
 #include "relay_trace.h"
 #include "skb_udp.h"
 
-#define NUMBERS_BEHIND 128 /* how far below the next packet number quinn tells new packets from duplicates */
-#define SHORTEST       14  /* shorter than any Ethernet frame and any 1-RTT packet, bytes */
+/* If a packet number is further below the next expected one than this, quinn treats it as a duplicate. */
+#define NUMBERS_BEHIND 128
+#define SHORTEST       14 /* lower bound for copied bytes, shorter than any Ethernet frame and any 1-RTT packet */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -42,7 +44,8 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	    (packet.destination_port != config.ports[0] && packet.destination_port != config.ports[1] &&
 	     packet.destination_port != config.ports[2] && packet.destination_port != config.ports[3]))
 		return RELAY_OTHER_PORT;
-	/* An interface without link headers: a header is added for the copies, and removed before the packet goes up.
+	/* The interface has no link headers: a header is added for the copies, and removed before the packet is passed
+	 * to userspace.
 	 */
 	if (bare) {
 		if (bpf_skb_change_head(skb, ETHERNET_BYTES, 0))
@@ -62,8 +65,8 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	return RELAY_FORWARDED;
 }
 
-/* Copies bytes of the packet to memory. Not inlined, so that the register which was checked is the one that the helper
- * gets.
+/* Copies bytes of the packet to memory. Not inlined, so that the compiler passes the bounds-checked register to the
+ * helper.
  */
 static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
 {
@@ -75,7 +78,7 @@ static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 byte
 	return bpf_skb_load_bytes(skb, at, to, bytes);
 }
 
-/* Decides by its first byte and its size whether a QUIC packet may be opened. */
+/* Decides by first byte and size whether a QUIC packet can be decrypted here. */
 static __always_inline enum relay_outcome check_size(__u8 first, __u32 packet_bytes)
 {
 	/* The fixed bit is ignored, because peers may grease it (RFC 9287). */
@@ -109,7 +112,7 @@ static __noinline enum relay_outcome load_packet(struct __sk_buff *skb, struct w
 	return RELAY_FORWARDED;
 }
 
-/* Finds the connection by the destination connection ID, which this relay has chosen and so has a fixed length. */
+/* Finds the connection by the destination connection ID, which has a fixed length because this relay chose it. */
 static __always_inline enum relay_outcome find_connection(struct work *work)
 {
 	struct relay_id id = {};
@@ -140,7 +143,9 @@ static __always_inline void raise_expected(struct relay_upstream *upstream, __u6
 	}
 }
 
-/* Returns keys of any generation. Header protection has the same key in all of them (RFC 9001, section 6). */
+/* Returns the keys of any installed generation, for removing header protection: that key is the same in all generations
+ * (RFC 9001, section 6).
+ */
 static __always_inline struct quic_keys *any_open_keys(const struct relay_upstream *upstream, __u32 index)
 {
 	__u32 key = 2 * index + !READ_ONCE(upstream->generations[0]);
@@ -158,7 +163,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	__u32 index, phase, generation;
 	__u64 number;
 
-	/* The key phase is known only without header protection, so two lookups are needed. */
+	/* The key phase can be read only after header protection is removed, so keys are looked up twice. */
 	if (!work || !walk)
 		return RELAY_MALFORMED;
 	index = work->arrival.upstream;
@@ -179,7 +184,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	/* In a further run the number is known, and the window would call it a replay. */
+	/* After the packet's first run its number is known, and the replay window would report it as a replay. */
 	number = work->cursor.id ? work->cursor.kept.number
 				 : quic_number(READ_ONCE(upstream->expected), &header);
 	trace_number(&work->arrival, number);
@@ -187,7 +192,9 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	extent.text_bytes = work->arrival.frame.packet_bytes - extent.header_bytes - QUIC_TAG;
 	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
 		return RELAY_NOT_AUTHENTIC;
-	/* quinn treats packets this far behind as duplicates, so their bytes must not be forwarded either. */
+	/* quinn drops packets whose number is more than NUMBERS_BEHIND below the expected one as duplicates, so their
+	 * bytes must not be forwarded either.
+	 */
 	if (!work->cursor.id && (number + NUMBERS_BEHIND < READ_ONCE(upstream->expected) ||
 				 mark_in(upstream->seen, RELAY_NUMBERS, number)))
 		return RELAY_REPLAYED;
@@ -215,7 +222,7 @@ struct walk_loop {
 	__u32 pad;
 };
 
-/* Records a frame that is left to userspace without being judged. */
+/* Records the range of a frame that is left to userspace without being checked. */
 static __always_inline void leave_chunk(struct work *work, const __u32 *index,
 					const struct frame_stream *frame)
 {
@@ -227,8 +234,8 @@ static __always_inline void leave_chunk(struct work *work, const __u32 *index,
 		note_late(work, frame->id);
 }
 
-/* Collects a frame for the fan-out if it has a slot or may get one. A further run takes the frames that the first run
- * found good.
+/* Collects a frame for the fan-out if it has a slot or may get one. Later runs of the same packet collect the frames
+ * that its first run found good.
  */
 __noinline int take_chunk(struct work *work, const struct chunk *found)
 {
@@ -246,14 +253,14 @@ __noinline int take_chunk(struct work *work, const struct chunk *found)
 	ingress = bpf_map_lookup_elem(&slots, &slot);
 	ordinal = work->fan.ordinal++;
 	good = ordinal < 64 && work->cursor.kept.good >> (ordinal & 63) & 1;
-	/* Userspace has to act on frames without a slot, so the packet wakes it. */
+	/* Userspace has to forward frames without a slot, so the packet wakes it. */
 	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && found->begins)) {
 		work->fan.wakes = 1;
 		if (!work->cursor.id && found->kind == RELAY_STREAM && !found->begins)
 			note_late(work, found->frame.id);
 		return 0;
 	}
-	/* A packet has more frames than one run handles. Userspace gets the rest. */
+	/* The packet has more frames than one run handles, so the rest is left to userspace. */
 	if (work->fan.chunks >= CHUNKS) {
 		work->fan.left_over = 1;
 		if (!work->cursor.id && found->kind == RELAY_STREAM)
@@ -291,7 +298,7 @@ int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, _
 	return 0;
 }
 
-/* Reports whether a frame begins here that only userspace handles: neither STREAM, DATAGRAM nor PADDING. */
+/* Reports whether the next frame is one that only userspace handles: anything but STREAM, DATAGRAM and PADDING. */
 static __always_inline int is_other(const struct frame_walk *walk, __u8 type)
 {
 	return walk->at < walk->end && type != FRAME_PADDING && type != FRAME_DATAGRAM &&
@@ -322,7 +329,7 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
-/* Not an outcome that is counted: the frame has no slot. */
+/* Stands for a frame without a slot, which is not counted in `outcomes`. */
 #define NO_SLOT RELAY_FRAME_OUTCOMES
 
 static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_outcome outcome)
@@ -333,7 +340,7 @@ static __always_inline enum relay_frame_outcome count_frame(enum relay_frame_out
 	return outcome;
 }
 
-/* Judges a collected frame, and finds its first egress. */
+/* Decides whether a collected frame may be forwarded, and finds its first egress. */
 static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk,
 							    struct subgroup_head *head)
 {
@@ -351,14 +358,14 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 	if (!ingress)
 		return RELAY_FRAME_GOOD;
 	chunk->egress = READ_ONCE(ingress->first);
-	/* The first run has judged the frame already. Judging it again would find it repeated. */
+	/* The packet's first run has checked the datagram already. A second check would report it as repeated. */
 	if (chunk->kind != RELAY_STREAM && work->cursor.id)
 		return RELAY_FRAME_GOOD;
 	if (chunk->kind != RELAY_STREAM)
 		return count_frame(
 			judge_datagram(ingress, chunk->frame.id, chunk->frame.offset, chunk->object));
 	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream) {
-		chunk->egress = RELAY_END; /* the slot was removed meanwhile */
+		chunk->egress = RELAY_END; /* userspace has removed the slot since the lookup */
 		return work->cursor.id ? RELAY_FRAME_GOOD : RELAY_FRAME_BUSY;
 	}
 	if (work->cursor.id)
@@ -366,7 +373,8 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 	return count_frame(judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame));
 }
 
-/* Judges the collected frame at index `i`. A good one is moved behind the good ones before it. */
+/* Decides whether the collected frame at index `i` may be forwarded. Good frames are moved to the front of `chunks`.
+ */
 __noinline enum relay_frame_outcome keep_chunk(struct work *work, __u32 i)
 {
 	enum relay_frame_outcome outcome;
@@ -396,8 +404,8 @@ __noinline enum relay_frame_outcome keep_chunk(struct work *work, __u32 i)
 	return outcome;
 }
 
-/* Keeps the good frames, unless one is malformed: userspace then closes the connection, and nothing of the packet may
- * be forwarded. The number of good frames is counted in memory, so that the verifier does not track a state for each
+/* Keeps only the frames that may be forwarded. If one is malformed, none is kept, because userspace will close the
+ * connection. The number of good frames is counted in memory, so that the verifier does not track a state for each
  * number.
  */
 enum relay_outcome judge_frames(struct work *work)
@@ -420,7 +428,7 @@ enum relay_outcome judge_frames(struct work *work)
 	return work->fan.kept || !has_slot ? RELAY_FORWARDED : RELAY_DECLINED;
 }
 
-/* Decrypts the packet, collects and judges its frames, and sets the first copy to be made. */
+/* Decrypts the packet, collects its frames and checks them, and selects the first copy to make. */
 static __always_inline enum relay_outcome walk_frames(struct work *work)
 {
 	struct walk_loop loop = {.work = work};

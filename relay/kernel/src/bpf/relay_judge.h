@@ -9,8 +9,8 @@
  *
  * A frame that begins later is left to userspace, and so are the frames after it until the hole is filled: by the
  * missing frame, or by userspace, which then sets `next` and `state`. Frames that arrive meanwhile without gaps are
- * kept as a run. When `next` reaches the run, it moves to the run's end at once. Otherwise packets that arrive quickly
- * would always be ahead of userspace's updates.
+ * stored as a run. When `next` reaches the run, it moves to the run's end at once. Without runs, a fast stream would
+ * always be ahead of the position that userspace reports.
  */
 #ifndef MILLRACE_RELAY_JUDGE_H
 #define MILLRACE_RELAY_JUDGE_H
@@ -19,7 +19,7 @@
 #include "subgroup.h"
 #include "util.h"
 
-#define JUDGE_STEPS 256 /* the most fields that are parsed in one frame */
+#define JUDGE_STEPS 256 /* the most fields of a subgroup stream that are parsed in one frame */
 
 struct judge_loop {
 	struct subgroup_state *state;
@@ -39,7 +39,7 @@ static __always_inline int judge(struct judge_loop *loop)
 {
 	__u32 bytes = loop->walk.end - loop->walk.at;
 
-	/* Inside an object's payload nothing has to be parsed, so most frames take this path. */
+	/* The whole frame lies inside an object's payload, so nothing has to be parsed. Most frames take this path. */
 	if (subgroup_is_inside(loop->state, bytes)) {
 		subgroup_skip(loop->state, bytes);
 		return SUBGROUP_DONE;
@@ -59,12 +59,12 @@ int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 a
 	return judge(&loop);
 }
 
-/* --- Runs --- */
+/* --- Runs of bytes after a hole --- */
 
 #define RUN_PIECE  (FRAMES_MAX / 2)
-#define RUN_PIECES 16 /* the most pieces of a run that are parsed for one frame */
+#define RUN_PIECES 16 /* the most pieces (of RUN_PIECE bytes) of a run that are parsed for one frame */
 
-/* Parses a piece of a run. */
+/* Parses a piece of a run: bytes that arrived after a hole in the stream. */
 int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 at, __u32 bytes)
 {
 	struct judge_loop loop = {.state = state, .walk = {.end = bytes}};
@@ -75,14 +75,14 @@ int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 a
 	return judge(&loop);
 }
 
-/* Reports whether there is a run that `next` has not passed. */
+/* Reports whether the ingress has a run that ends after `next`. */
 static __always_inline int is_ahead(const struct relay_ingress *ingress)
 {
 	return ingress->run_end > ingress->next;
 }
 
-/* Takes the buffer for the bytes of a run, unless another ingress uses it. Several ingresses share a buffer; one with a
- * run keeps it, which is checked with that ingress's lock held.
+/* Makes this ingress the owner of its run buffer, unless another ingress uses it. Several ingresses share a buffer. Its
+ * owner stays the same while it has a run, which is checked under the owner's lock.
  */
 static __always_inline void take_run(__u32 index)
 {
@@ -101,7 +101,7 @@ static __always_inline void take_run(__u32 index)
 		__sync_val_compare_and_swap(&run->owner, owner, index + 1);
 		return;
 	}
-	/* A test-and-set instead of waiting: without the buffer the run's bytes are just not kept. */
+	/* The lock is tried once, without waiting: if it is taken, the bytes of the run are not stored. */
 	if (__sync_lock_test_and_set(&other->lock, 1))
 		return;
 	if (!is_ahead(other))
@@ -109,7 +109,7 @@ static __always_inline void take_run(__u32 index)
 	__sync_lock_test_and_set(&other->lock, 0);
 }
 
-/* Returns the run buffer of this ingress. NULL: another ingress has it. */
+/* Returns the run buffer of this ingress. Returns NULL if another ingress owns the buffer. */
 static __always_inline struct run_bytes *find_run(__u32 index)
 {
 	__u32 key = index & (RUNS - 1);
@@ -133,7 +133,7 @@ static long copy_step(__u32 index, struct copy_loop *loop)
 	return 0;
 }
 
-/* Copies a frame's bytes to the run. Up to 7 bytes more are copied, which are overwritten later. */
+/* Appends a frame's bytes to the run buffer. Up to 7 further bytes are copied, which the next frame overwrites. */
 int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct frame_stream *frame, __u32 at)
 {
 	struct copy_loop loop = {};
@@ -147,13 +147,13 @@ int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct fr
 	return 0;
 }
 
-/* Reports whether bytes after `next` have arrived. */
+/* Reports whether stream bytes after the position `next` have arrived. */
 static __always_inline int has_apart(const struct relay_ingress *ingress)
 {
 	return ingress->apart_end > ingress->next;
 }
 
-/* Records that userspace has bytes from `offset` to `end`, after `next`. */
+/* Records that userspace has stream bytes from `offset` to `end`, which lie after the position `next`. */
 static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offset, __u64 end)
 {
 	if (!has_apart(ingress) || offset < ingress->apart)
@@ -162,7 +162,9 @@ static __always_inline void note_apart(struct relay_ingress *ingress, __u64 offs
 		ingress->apart_end = end;
 }
 
-/* Records a frame after a hole. If it overlaps with bytes that have arrived before, its bytes are not kept. */
+/* Records a frame after a hole. If it overlaps with bytes that have arrived before, its bytes are not stored in the
+ * run.
+ */
 static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
 				       const struct frame_stream *frame)
 {
@@ -187,14 +189,14 @@ static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 inde
 		keep_frame(run, in, frame, frame->offset - ingress->run);
 }
 
-/* If `next` lies inside the run, judges the rest of the run as far as possible. */
+/* If `next` lies inside the run, parses the rest of the run and moves `next` as far as possible. */
 static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 {
 	struct run_bytes *run;
 
 	if (ingress->next < ingress->run || !is_ahead(ingress))
 		return;
-	/* Inside a payload, the run can be skipped even if its bytes were not kept. */
+	/* A run that lies inside one payload can be skipped even if its bytes were not stored. */
 	if (subgroup_is_inside(&ingress->state, ingress->run_end - ingress->next)) {
 		subgroup_skip(&ingress->state, ingress->run_end - ingress->next);
 		ingress->next = ingress->run_end;
@@ -212,8 +214,8 @@ static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 		step = judge_run(&ingress->scratch, run, ingress->next - ingress->run, bytes);
 		if (step == SUBGROUP_BAD)
 			ingress->scratch = (struct subgroup_state){.field = SUBGROUP_BROKEN};
-		/* The rest has too many fields. `state` still belongs to `next`, so userspace or a later frame
-		 * continues there.
+		/* The rest of the run has too many fields for one frame. `state` and `next` stay at the last whole
+		 * piece, where userspace or a later frame continues.
 		 */
 		if (step == SUBGROUP_MORE)
 			return;
@@ -243,7 +245,7 @@ static __always_inline int fits_final(struct relay_ingress *ingress, const struc
 	return 1;
 }
 
-/* Judges the frame's bytes from `next` on, up to those that have arrived before it. */
+/* Parses the frame's bytes from `next` on, up to bytes that have arrived before the frame. */
 static __always_inline enum relay_frame_outcome take_frame(struct relay_ingress *ingress, __u32 index,
 							   const struct quic_buf *in,
 							   const struct frame_stream *frame, __u64 end)
@@ -300,7 +302,7 @@ static __always_inline enum relay_frame_outcome judge_locked(struct relay_ingres
 	return outcome;
 }
 
-/* Records a frame that is not judged. Userspace has its bytes. */
+/* Records the range of a frame that is not parsed here and whose bytes userspace has. */
 int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 {
 	__u64 end;
@@ -309,7 +311,7 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 		return -1;
 	end = frame->offset + frame->len;
 	if (ingress->id != frame->id)
-		end = 0; /* the slot was removed meanwhile */
+		end = 0; /* userspace has removed the slot since the lookup */
 	else if (!fits_final(ingress, frame, end))
 		ingress->state = (struct subgroup_state){.field = SUBGROUP_BROKEN};
 	if (end > ingress->next)
@@ -319,13 +321,15 @@ int leave_frame(struct relay_ingress *ingress, const struct frame_stream *frame)
 }
 
 #define DATAGRAM_WINDOW \
-	64 /* objects before the last one of a group for which the program knows whether they have come */
+	64 /* number of objects before the newest one whose arrival the program has recorded */
 
-/* Reports whether this is the first datagram with this object. Userspace keeps only the first, too. */
+/* Reports whether this is the first datagram with this object. Userspace keeps only the first datagram of an object,
+ * too.
+ */
 static __always_inline int is_first(struct subgroup_state *last, __u64 group, __u64 object)
 {
-	/* The differences wrap around if the object is on the other side of `previous`. Each is used only where it is
-	 * valid.
+	/* `behind` wraps around for an object after the last one, `ahead` for an object before it. Each is used only
+	 * where it is valid.
 	 */
 	__u64 behind = last->previous - 1 - object, ahead = object + 1 - last->previous;
 
@@ -345,7 +349,7 @@ static __always_inline int is_first(struct subgroup_state *last, __u64 group, __
 	return 1;
 }
 
-/* Judges an object that arrived as a datagram. */
+/* Decides whether an object that arrived as a datagram may be forwarded. */
 enum relay_frame_outcome judge_datagram(struct relay_ingress *ingress, __u64 alias, __u64 group, __u64 object)
 {
 	int first;
@@ -359,7 +363,7 @@ enum relay_frame_outcome judge_datagram(struct relay_ingress *ingress, __u64 ali
 	return first ? RELAY_FRAME_GOOD : RELAY_FRAME_REPEATED;
 }
 
-/* Judges a frame of a stream. If the frame is good, `next` moves to its end. */
+/* Decides whether a frame of a stream may be forwarded. If so, `next` moves to the frame's end. */
 enum relay_frame_outcome judge_frame(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
 				     const struct frame_stream *frame)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Decrypts and encrypts packets with the keystream that userspace has precomputed, or with one that is computed here.
+/* Decrypts and encrypts packets with the keystream that userspace has precomputed, or with one that it computes itself.
  */
 #ifndef MILLRACE_RELAY_KEYSTREAM_H
 #define MILLRACE_RELAY_KEYSTREAM_H
@@ -9,7 +9,8 @@
 
 #define NUMBER_MASK ((1ULL << RELAY_NUMBER_BITS) - 1)
 
-/* Returns the entry in which the keystream of a packet belongs, whether it is computed or not. NULL: there is no ring.
+/* Returns the ring entry for the keystream of a packet, which may not be computed yet. Returns NULL if the connection
+ * has no ring.
  */
 static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
 {
@@ -21,8 +22,8 @@ static __always_inline struct relay_keystream *find_keystream(const struct relay
 	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
 }
 
-/* Reports whether the entry belongs to the packet. The atomic operation is a full barrier, so what was read from the
- * entry before belongs to the packet, too.
+/* Reports whether the keystream entry belongs to the packet. The atomic operation is a full barrier, so a keystream
+ * that was read before it is the packet's, too.
  */
 static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
 {
@@ -59,7 +60,7 @@ static __noinline int open_text(struct relay_upstream *upstream, const struct qu
 }
 
 /* Encrypts a packet from one buffer into another. If userspace replaces the keystream meanwhile, the packet is
- * encrypted again with one that is computed here.
+ * encrypted again with a keystream that the program computes.
  */
 static __noinline int seal_text(struct relay_downstream *downstream, const struct quic_keys *keys,
 				struct work *work, const struct quic_extent *extent)

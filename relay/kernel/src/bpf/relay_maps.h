@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The configuration and the maps of the relay program. Userspace sets the sizes that are 1 here before it loads the
- * program.
+/* The configuration and the maps of the relay program. Maps whose `max_entries` is 1 here get their size from userspace
+ * before the program is loaded.
  */
 #ifndef MILLRACE_RELAY_MAPS_H
 #define MILLRACE_RELAY_MAPS_H
@@ -16,8 +16,8 @@ const volatile struct relay_config config = {};
 
 /* --- Connections --- */
 
-/* Destination connection ID -> index of an upstream. If nothing is forwarded from the connection: RELAY_SUBSCRIBER plus
- * the index of a downstream.
+/* Destination connection ID -> index of an upstream. For a connection that only subscribes: RELAY_SUBSCRIBER plus the
+ * index of a downstream.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -183,7 +183,7 @@ struct {
 	__uint(max_entries, 1);
 } supers SEC(".maps");
 
-/* Low bits of the index of an ingress -> bytes that arrived after a hole in its stream. */
+/* Low bits of the index of an ingress -> buffer for bytes that arrived after a hole in its stream. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

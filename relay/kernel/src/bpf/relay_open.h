@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Opens subscribers' streams for a publisher's stream that begins. The stream is bound to an opening: an ingress with
- * egresses, which userspace has prepared for the next stream of the track. Each egress opens its stream with the first
- * copy.
+/* Opens subscribers' streams for a publisher's stream that begins. The publisher's stream is bound to an opening: an
+ * ingress with egresses, which userspace has prepared for the next stream of the track. Each egress opens its
+ * subscriber's stream with the first copy.
  *
  * The program and userspace compete for the publisher's stream. The first one to mark it in `streams` of the upstream
  * owns it for good, and the other one opens no streams for it.
  *
  * In a WebTransport session a stream begins with the session's preamble, which may arrive in a packet of its own. The
- * stream is then marked in `preambles`.
+ * program then marks the stream in `preambles`.
  */
 #ifndef MILLRACE_RELAY_OPEN_H
 #define MILLRACE_RELAY_OPEN_H
@@ -17,11 +17,11 @@
 #include "util.h"
 
 #define UNIDIRECTIONAL 0x2 /* bit of a stream ID, RFC 9000, section 2.1 */
-#define SEEN_BLOCK     5   /* log2 of the numbers in one word of a window */
-#define SEEN_ATTEMPTS  4   /* attempts to change a word of a window that other CPUs change, too */
+#define SEEN_BLOCK     5   /* log2 of how many numbers one word of a window covers */
+#define SEEN_ATTEMPTS  4   /* the most compare-and-exchange attempts to change a word of a window */
 
-/* Marks a number in a window of `words` words, a power of two. Not 0: the number was marked before, or is too old to
- * tell.
+/* Marks a number in a window of `words` words, a power of two. Returns an error (not 0) if the number was marked
+ * before, or is older than the window.
  */
 static __always_inline int mark_in(__u64 *window, __u32 words, __u64 number)
 {
@@ -30,8 +30,8 @@ static __always_inline int mark_in(__u64 *window, __u32 words, __u64 number)
 
 	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*word);
-		/* The block number of a word tells which numbers it stands for. Newer blocks replace older ones, never
-		 * the reverse.
+		/* The high half of a word is its block number: which 32 numbers it covers. Newer blocks replace older
+		 * ones, never the reverse.
 		 */
 		__s32 ahead = (__u32)(old >> 32) - (__u32)block;
 		__u64 new = ahead ? block << 32 | bit : old | bit;
@@ -49,7 +49,7 @@ static __always_inline int mark_seen(__u64 *window, __u64 number)
 	return mark_in(window, RELAY_SEEN, number);
 }
 
-/* Reports whether a number is marked. False if newer numbers have replaced its word. */
+/* Reports whether a number is marked. Returns false if newer numbers have replaced the word that covered it. */
 static __always_inline int is_seen(const __u64 *window, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, word = READ_ONCE(window[block & (RELAY_SEEN - 1)]);
@@ -57,7 +57,7 @@ static __always_inline int is_seen(const __u64 *window, __u64 number)
 	return word >> 32 == (__u32)block && word >> (number & ((1 << SEEN_BLOCK) - 1)) & 1;
 }
 
-/* Reports whether a number is marked, or may have been: newer numbers have replaced its word. */
+/* Reports whether a number is marked, or may have been marked before newer numbers replaced its word. */
 static __always_inline int may_be_seen(const __u64 *window, __u64 number)
 {
 	__u64 word = READ_ONCE(window[(number >> SEEN_BLOCK) & (RELAY_SEEN - 1)]);
@@ -66,8 +66,8 @@ static __always_inline int may_be_seen(const __u64 *window, __u64 number)
 	return ahead > 0 || is_seen(window, number);
 }
 
-/* Records that bytes of a stream without a slot have arrived. Userspace keeps these bytes, even if others arrive with
- * the stream's beginning later, so only userspace may forward the stream.
+/* Records that bytes of a stream without a slot have arrived. Userspace keeps these bytes, even if a different version
+ * arrives later, so only userspace may forward the stream.
  */
 int note_late(struct work *work, __u64 id)
 {
@@ -83,16 +83,16 @@ int note_late(struct work *work, __u64 id)
 	return 0;
 }
 
-/* Reports whether a frame at the beginning of the stream has only the preamble. `web_enter_stream` has moved its offset
- * then.
+/* Reports whether a frame at the beginning of a stream has only the WebTransport preamble. Call after
+ * `web_enter_stream`, which moves the offset past the preamble.
  */
 static __always_inline int is_preamble(const struct frame_stream *frame)
 {
 	return frame->offset && !frame->len;
 }
 
-/* Reports whether the application's part of a stream from the peer begins in this frame. If it does, cuts the frame
- * down to that part.
+/* Reports whether the application's bytes of a peer's stream begin in this frame. If so, removes the WebTransport
+ * preamble from the frame.
  */
 int find_beginning(const struct work *work, struct frame_stream *frame)
 {
@@ -127,7 +127,7 @@ int read_head(const struct quic_buf *in, const struct frame_stream *frame, struc
 	return 0;
 }
 
-/* Reports whether a subgroup is later than the one that began last. */
+/* Reports whether a subgroup is later than the newest subgroup of its track. */
 static __always_inline int is_behind(const struct subgroup_head *head, const struct relay_track *track)
 {
 	return head->group > track->group ||
@@ -135,7 +135,7 @@ static __always_inline int is_behind(const struct subgroup_head *head, const str
 }
 
 /* Binds a stream to the next opening of its track, with the track's lock held. The stream's ID is written to the
- * ingress before the stream is marked, so that userspace, which finds the mark, finds the ID, too.
+ * ingress before the stream is marked as claimed, so that userspace finds the ID whenever it finds the mark.
  */
 static __always_inline enum relay_opening bind_locked(struct work *work, struct chunk *chunk,
 						      const struct subgroup_head *head,
@@ -160,7 +160,8 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 		return RELAY_OPENING_MISSED;
 	}
 	WRITE_ONCE(ingress->id, slot.id);
-	ingress->next = chunk->frame.offset; /* the slot begins after the preamble */
+	ingress->next =
+		chunk->frame.offset; /* offsets of the slot count from the end of the WebTransport preamble */
 	if (mark_seen(upstream->streams, slot.id >> 2)) {
 		WRITE_ONCE(ingress->id, RELAY_UNBOUND);
 		return RELAY_OPENING_TAKEN;
@@ -170,7 +171,7 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 	track->subgroup = head->subgroup;
 	if (left - 1 <= track->low)
 		work->fan.wakes = 1;
-	/* The opening is used up even if the map is full: userspace then forwards the stream. */
+	/* The opening is used up even if the map `slots` is full. Userspace then forwards the stream. */
 	if (bpf_map_update_elem(&slots, &slot, &index, BPF_NOEXIST))
 		return RELAY_OPENING_FULL;
 	chunk->ingress = index;

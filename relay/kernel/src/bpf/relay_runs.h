@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Spreads a fan-out over several runs of the program, with fan_runs.h.
  *
- * The packet goes up to userspace in its last run. All of its copies are registered by then, so userspace knows what
+ * The packet is passed to userspace in its last run. All of its copies are registered by then, so userspace knows what
  * not to send.
  */
 #ifndef MILLRACE_RELAY_RUNS_H
@@ -9,7 +9,9 @@
 
 #include "relay_maps.h"
 
-/* Queues the packet for another run. Not 0: there will be none, and the packet is unchanged. */
+/* Queues the packet for another run of the program. Returns an error (not 0) if that fails; the packet is then
+ * unchanged.
+ */
 static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 {
 	struct cursor_kept kept = {

@@ -2,13 +2,13 @@
 /* Forwards super-packets: several packets of one sender in one skb, merged by GRO, or not segmented yet because the
  * sender is on the same machine (GSO). Each segment is a QUIC packet, and is forwarded like one.
  *
- * The super-packet has to go up unchanged, but a program cannot shorten one without making it an ordinary packet for
- * good. So the copies are made of a clone, which is redirected to the loopback interface. There `clone_egress` gets it
- * at once, within the run for the super-packet: it forwards segment after segment, and drops the clone. The payload was
- * copied from the super-packet before.
+ * The super-packet has to be passed to userspace unchanged, but a program cannot shorten one without making it an
+ * ordinary packet for good. So the copies are made of a clone, which is redirected to the loopback interface. There
+ * `clone_egress` gets it at once, within the run for the super-packet: it forwards segment after segment, and drops the
+ * clone. The payload was copied from the super-packet before.
  *
- * A run begins no further segment once it has made as many copies as it may. The packet is then queued for another run,
- * as in relay_runs.h.
+ * Once a run has made `max_copies_per_run` copies, it begins no further segment. The packet is then queued for another
+ * run, as in relay_runs.h.
  */
 #ifndef MILLRACE_RELAY_SUPER_H
 #define MILLRACE_RELAY_SUPER_H
@@ -35,7 +35,9 @@ static __always_inline struct super_bytes *super_bytes(void)
 	return bpf_map_lookup_elem(&supers, &cpu);
 }
 
-/* Copies the payload of a super-packet to memory. Not 0: it is too long, or too short for a segment. */
+/* Copies the payload of a super-packet to memory. Returns an error (not 0) if the payload is too long, or too short for
+ * a packet.
+ */
 static __noinline int load_super(struct __sk_buff *skb, const struct fan_frame *frame)
 {
 	struct super_bytes *to = super_bytes();
@@ -49,7 +51,7 @@ static __noinline int load_super(struct __sk_buff *skb, const struct fan_frame *
 	return bpf_skb_load_bytes(skb, frame->packet_at, to->bytes, bytes);
 }
 
-/* Copies the present segment to the buffer in which it is decrypted. */
+/* Copies the current segment of the super-packet to the buffer in which it is decrypted. */
 static __noinline enum relay_outcome load_segment(struct work *work)
 {
 	__u32 at = work->super.segment * work->arrival.frame.segment_bytes & (SUPER_BYTES - 1);
@@ -69,7 +71,8 @@ static __noinline enum relay_outcome load_segment(struct work *work)
 	return RELAY_FORWARDED;
 }
 
-/* Decrypts the packet or the segment, and makes as many of its copies as this run may. RELAY_CONTINUED: there are more.
+/* Decrypts the packet or the segment, and makes as many of its copies as this run may. Returns RELAY_CONTINUED if
+ * copies are left for another run.
  */
 enum relay_outcome forward_packet(struct __sk_buff *skb, struct work *work)
 {
@@ -94,7 +97,7 @@ enum relay_outcome forward_packet(struct __sk_buff *skb, struct work *work)
 	return work->fan.left_over ? RELAY_OVER_BUDGET : RELAY_FORWARDED;
 }
 
-/* Counts the segment as done, since all of its copies were tried, or none can be made. */
+/* Counts a segment and moves to the next one, after all of its copies were tried or none can be made. */
 static __noinline int end_segment(struct __sk_buff *skb, struct work *work, enum relay_outcome outcome)
 {
 	work->super.received |= is_received(outcome);
@@ -104,7 +107,9 @@ static __noinline int end_segment(struct __sk_buff *skb, struct work *work, enum
 	count(work, outcome);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
-	/* Each segment takes one from the budget of copies, so that segments without copies are bounded, too. */
+	/* Each segment counts as one copy against `max_copies_per_run`, so that segments without copies are bounded,
+	 * too.
+	 */
 	work->copies++;
 	work->super.segment++;
 	work->cursor.id = 0;
@@ -131,15 +136,17 @@ static long next_segment(__u32 index, struct egress_loop *loop)
 	return 0;
 }
 
-/* Reports whether this is the clone that the CPU's present run has redirected. With PREEMPT_RT another packet may be
- * sent in between, but only privileged programs can set the mark.
+/* Reports whether this skb is the clone that the current run on this CPU has redirected. With PREEMPT_RT another packet
+ * may be sent in between, but only privileged programs can set the mark.
  */
 static __always_inline int is_clone(const struct __sk_buff *skb, const struct work *work)
 {
 	return skb->mark == CLONE_MARK && READ_ONCE(work->super.comes);
 }
 
-/* Prepares the clone for the copies: restores its firewall mark, and shortens it. Not 0: it cannot be used. */
+/* Prepares the clone for the copies: restores its firewall mark, and shortens it. Returns an error (not 0) if the clone
+ * cannot be shortened.
+ */
 static __noinline int begin_clone(struct __sk_buff *skb, struct work *work)
 {
 	struct fan_frame *frame = &work->arrival.frame;
@@ -182,7 +189,9 @@ static __noinline enum relay_outcome send_clone(struct __sk_buff *skb, struct wo
 	};
 	if (!work->cursor.kept.begun)
 		work->cursor.id = 0;
-	/* `begin_clone` clears `comes`. If it is still set after the redirect, the clone has not arrived. */
+	/* `begin_clone` clears `comes`. If the flag is still set after the redirect, the clone was not processed at the
+	 * loopback interface.
+	 */
 	WRITE_ONCE(super->comes, 1);
 	skb->mark = CLONE_MARK;
 	bpf_clone_redirect(skb, LOOPBACK, 0);
@@ -195,7 +204,7 @@ static __noinline enum relay_outcome send_clone(struct __sk_buff *skb, struct wo
 	return RELAY_SUPER_PACKET;
 }
 
-/* Queues the super-packet for another run, unless it has had as many as it may. The runs of each segment are counted
+/* Queues the super-packet for another run, unless it has had `max_runs` runs. The runs of each segment are counted
  * separately.
  */
 static __always_inline int put_back_super(struct __sk_buff *skb, struct work *work)
@@ -210,8 +219,8 @@ static __always_inline int put_back_super(struct __sk_buff *skb, struct work *wo
 	return failed;
 }
 
-/* Ends a run for the super-packet. All finished segments have been counted; the one that goes on in another run has
- * not.
+/* Ends a run for the super-packet. All finished segments have been counted, but not a segment that another run will
+ * continue.
  */
 static __noinline enum relay_outcome end_super(struct __sk_buff *skb, struct work *work,
 					       enum relay_outcome outcome)

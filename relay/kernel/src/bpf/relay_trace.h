@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Sends events about single packets to userspace, while somebody traces. */
+/* Sends events about single packets to userspace, while tracing is turned on. */
 #ifndef MILLRACE_RELAY_TRACE_H
 #define MILLRACE_RELAY_TRACE_H
 
@@ -16,7 +16,7 @@ static __always_inline void trace_arrival(struct work *work)
 		work->arrival.traced_ns = bpf_ktime_get_ns();
 }
 
-/* Stores the packet number, and stops tracing the packet if it is not in the sample. */
+/* Stores the packet number, and stops tracing the packet if its number is not a multiple of `every`. */
 static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 {
 	__u32 every = tracing.every;
@@ -78,8 +78,8 @@ int trace_copy(struct work *work, const struct relay_egress *egress,
 	return send_event(&event);
 }
 
-/* Sends an event for a traced packet that was handled. A packet that was forwarded has none, because its copies have
- * events.
+/* Sends an event for a traced packet that was handled. A packet that was forwarded gets no event of its own, because
+ * each of its copies has one.
  */
 int trace_packet(struct work *work, __u32 outcome)
 {

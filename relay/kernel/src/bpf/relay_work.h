@@ -13,23 +13,23 @@
 #include "web.h"
 #include <linux/bpf.h>
 
-#define FRAME_BYTES 2048  /* bytes; longer Ethernet frames are left to userspace */
-#define CHUNKS	    8	  /* the most frames of one packet that are forwarded; a power of two */
-#define SUPER_BYTES 65536 /* bytes; the payload of a super-packet is shorter */
+#define FRAME_BYTES 2048  /* longest Ethernet frame that is forwarded, bytes; userspace handles longer ones */
+#define CHUNKS	    8	  /* the most QUIC frames of one packet that are forwarded; a power of two */
+#define SUPER_BYTES 65536 /* size of the buffer for a super-packet's payload, bytes */
 #define SEGMENTS    128	  /* the most segments of a super-packet: UDP_MAX_SEGMENTS of Linux */
 
-/* A frame of the received packet that may be forwarded. */
+/* A QUIC frame of the received packet that may be forwarded. */
 struct chunk {
 	/* The application's part of the frame, without the preamble of a WebTransport session. For a datagram: `id` is
 	 * the alias, `offset` the group, and the data are the bytes after the alias.
 	 */
 	struct frame_stream frame;
 	__u64 object;
-	__u32 type; /* type of a datagram */
+	__u32 type; /* type of an object datagram */
 	__s32 priority;
 	__u32 kind;
 	__u32 ingress;
-	__u32 egress;  /* index of the slot's first egress */
+	__u32 egress;  /* index of the first egress of the frame's slot */
 	__u32 ordinal; /* the frame's number among the STREAM and DATAGRAM frames of the packet */
 	__u32 begins;  /* whether the application's part of a peer's stream begins in this frame */
 };
@@ -40,8 +40,8 @@ struct arrival {
 	__u64 number;	 /* packet number, for trace events */
 	__u64 web;	 /* ID of the upstream's WebTransport session, or WEB_BARE */
 	__u32 upstream;
-	__u32 downstream; /* index; set for the outcome RELAY_FROM_SUBSCRIBER only */
-	__u32 opens;	  /* number of tracks of the upstream whose streams may be opened */
+	__u32 downstream; /* index of the downstream, set only for the outcome RELAY_FROM_SUBSCRIBER */
+	__u32 opens;	  /* number of tracks of the upstream whose streams the program may open */
 	__u32 pad;
 	struct fan_frame frame;
 };
@@ -50,20 +50,20 @@ struct arrival {
 struct egress_packet {
 	__u64 word;    /* the packet number that was drawn, with its key generation */
 	__u64 id;      /* stream ID, or track alias */
-	__u64 streams; /* the downstream's `streams` when the ID of its next stream was taken */
+	__u64 streams; /* value of the downstream's `streams` when the ID of its next stream was read */
 	__u64 web;     /* ID of the downstream's WebTransport session, or WEB_BARE */
 	__u64 offset;  /* offset in the downstream stream, or group of a datagram */
 	__u32 data_at;
 	__u32 data_bytes; /* bytes that are copied unchanged from the received packet */
-	__u32 len;	  /* length of the stream bytes, or of the datagram */
-	__u32 credit;	  /* bytes that count against MAX_DATA */
+	__u32 len;	  /* number of stream bytes, or length of the datagram */
+	__u32 credit;	  /* number of bytes that the packet adds to the total for MAX_DATA */
 	__u32 level;
-	__u32 size; /* UDP payload, bytes */
+	__u32 size; /* size of the packet's UDP payload, bytes */
 	__u32 frame_bytes;
 	__u32 header_bytes;
 	__u32 fin;
 	__u32 opens;	   /* whether the packet opens its stream */
-	__u32 alias_bytes; /* length of the track alias, if the packet opens its stream */
+	__u32 alias_bytes; /* length of the subscriber's track alias in bytes, if the packet opens its stream */
 	__u32 pad;
 };
 
@@ -72,26 +72,29 @@ struct fan {
 	__u32 chunks;
 	__u32 chunk;
 	__u32 egress;
-	__u32 left_over; /* whether there were more frames than `chunks` has room for */
-	__u32 wakes;	 /* whether userspace should see the packet at once */
-	__u32 ordinal;	 /* ordinal of the next frame */
-	__u64 good;	 /* by ordinal: the frames that are forwarded */
-	__u32 opens;	 /* by index in `chunks`: the frames with which streams may be opened */
-	__u32 kept;	 /* number of frames that were judged and found good */
+	__u32 left_over; /* whether the packet has more frames than `chunks` can hold */
+	__u32 wakes;	 /* whether the packet has to wake userspace */
+	__u32 ordinal;	 /* ordinal that the next STREAM or DATAGRAM frame gets */
+	__u64 good;	 /* bitmap by ordinal: the frames of the packet that are forwarded */
+	__u32 opens; /* bitmap by index in `chunks`: the frames whose copies may open subscribers' streams */
+	__u32 kept;  /* number of frames that may be forwarded */
 };
 
 /* The super-packet that is being forwarded (relay_super.h). */
 struct super_packet {
-	__u32 segment;	/* index of the present or next segment */
+	__u32 segment;	/* index of the segment that is processed now or next */
 	__u32 segments; /* number of segments; 0: the packet is no super-packet */
-	__u32 bytes;	/* length of the payload */
-	__u32 mark;	/* firewall mark of the packet */
-	__u32 comes;	/* whether the clone is on its way through the loopback interface */
-	__u32 goes_on;	/* whether copies of a segment are left to a further run */
-	__u32 wakes;	/* whether userspace should see the packet at once */
-	__u32 received; /* whether a segment belongs to an upstream */
-	__u32 first;	/* index of the segment that this run began with */
-	__u32 cursor_id; /* cursor ID of the packet; the cursor in struct work is the segment's, and 0 in its first run */
+	__u32 bytes;	/* length of the super-packet's payload, bytes */
+	__u32 mark;	/* firewall mark (`skb->mark`) of the super-packet */
+	__u32 comes; /* whether the clone was redirected to the loopback interface and is not processed yet */
+	__u32 goes_on;	/* whether copies of a segment are left for another run */
+	__u32 wakes;	/* whether the super-packet has to wake userspace */
+	__u32 received; /* whether a segment of the super-packet belongs to an upstream connection */
+	__u32 first;	/* index of the first segment that this run has processed */
+	/* Cursor ID of the super-packet; the cursor in struct work belongs to the segment, and its ID is 0 in the
+	 * segment's first run.
+	 */
+	__u32 cursor_id;
 };
 
 /* The payload of a super-packet. */
@@ -102,16 +105,16 @@ struct super_bytes {
 /* The part of a packet's state that is kept between its runs. */
 struct cursor_kept {
 	__u64 number;	 /* number of the QUIC packet */
-	__u64 traced_ns; /* as in struct arrival */
-	__u64 good;	 /* as in struct fan, since frames are judged only once */
+	__u64 traced_ns; /* arrival time if the packet is traced, as in struct arrival */
+	__u64 good;	 /* frames that may be forwarded, as in struct fan; they are checked only once */
 	__u32 chunk;
-	__u32 opens;   /* as in struct fan */
+	__u32 opens;   /* frames that may open streams, as in struct fan */
 	__u32 segment; /* index of the segment, for a super-packet */
-	__u32 begun;   /* whether copies of the present segment were made */
+	__u32 begun;   /* whether an earlier run has made copies of the current segment */
 };
 
 #define CURSOR_ID \
-	0x4d520000U /* in the high half of an entry's ID, to tell the relay's entries from others' */
+	0x4d520000U /* high half of a cursor ID, to tell the relay's cursors from other programs' cursors */
 #include "fan_runs.h"
 
 /* The work area of one CPU. With PREEMPT_RT a run may interrupt another one on the same CPU; it then finds `busy` set.
@@ -130,7 +133,7 @@ struct work {
 	__u32 pad;
 	struct egress_packet packet;
 	struct cursor_entry
-		cursor; /* the place where this run continues; without an ID it is the packet's first run */
+		cursor; /* where this run continues the packet; the ID is 0 in the packet's first run */
 	struct bpf_fib_lookup route;
 };
 

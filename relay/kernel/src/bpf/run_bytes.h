@@ -5,12 +5,12 @@
 
 #include "frames.h"
 
-#define RUNS	  64	/* streams for which such bytes are kept at the same time; a power of two */
-#define RUN_BYTES 65536 /* bytes kept of one stream; a power of two */
+#define RUNS	  64	/* number of run buffers, for as many streams at the same time; a power of two */
+#define RUN_BYTES 65536 /* the most bytes of one run that are stored; a power of two */
 
-/* The bytes of a run, see struct relay_ingress. */
+/* Buffer for the bytes of a run, see `run` in struct relay_ingress. */
 struct run_bytes {
-	__u32 owner; /* index of the ingress plus 1; 0: unused */
+	__u32 owner; /* index of the ingress that owns the buffer plus 1; 0: unused */
 	__u32 pad;
 	__u8 bytes[RUN_BYTES + FRAMES_MAX + 16];
 };

@@ -11,7 +11,7 @@
 #include "object.h"
 #include "subgroup_intf.h"
 
-#define SUBGROUP_PAYLOAD_MAX ((1ULL << 62) - 1) /* the longest payload, since no QUIC stream is longer */
+#define SUBGROUP_PAYLOAD_MAX ((1ULL << 62) - 1) /* the longest payload: no QUIC stream has more bytes */
 
 enum subgroup_bits {
 	SUBGROUP_PROPERTIES = 0x01,
@@ -25,7 +25,7 @@ enum subgroup_bits {
 
 enum subgroup_step {
 	SUBGROUP_MORE = 0,
-	SUBGROUP_DONE, /* all bytes are parsed */
+	SUBGROUP_DONE, /* all bytes of the packet are parsed */
 	SUBGROUP_BAD,
 };
 
@@ -34,14 +34,14 @@ struct subgroup_head {
 	__u64 alias;
 	__u64 group;
 	__u64 subgroup;
-	__u64 object;	   /* ID of the first object; 0 if it has not arrived */
+	__u64 object;	   /* ID of the subgroup's first object; 0 if it has not arrived */
 	__s32 priority;	   /* publisher priority; negative: the default of the track */
 	__u32 alias_bytes; /* length of the alias, which follows the type of one byte */
 	__u32 is_read;
 	__u32 type;
 };
 
-/* Reads a vi64 in its shortest form. Not 0: it is not in its shortest form, or incomplete. */
+/* Reads a vi64 in its shortest form. Returns an error (not 0) if it is longer than needed, or incomplete. */
 static __always_inline int subgroup_take_short(struct frame_walk *walk, const __u8 *text, __u64 *value)
 {
 	__u32 at = walk->at;
@@ -49,8 +49,8 @@ static __always_inline int subgroup_take_short(struct frame_walk *walk, const __
 	return vi64_take(walk, text, value) || walk->at - at != vi64_len(*value);
 }
 
-/* Parses the SUBGROUP_HEADER in the `len` bytes at position `at`. Not 0: it is incomplete, not encoded as millrace-moq
- * does it, or the object that names the subgroup is missing. The alias may have any length.
+/* Parses the SUBGROUP_HEADER in the `len` bytes at position `at`. Returns an error (not 0) if it is incomplete, not
+ * encoded as millrace-moq does it, or lacks the object whose ID is the subgroup ID. The alias may have any length.
  */
 static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len,
 					      struct subgroup_head *head)
@@ -92,14 +92,14 @@ static __always_inline int subgroup_may_end(const struct subgroup_state *state)
 	return (state->field == SUBGROUP_OBJECT && !state->missing) || state->field == SUBGROUP_OPAQUE;
 }
 
-/* Reports whether the next `bytes` bytes are known to need no parsing. */
+/* Reports whether the next `bytes` bytes lie inside a payload or an unframed stream, and so need no parsing. */
 static __always_inline int subgroup_is_inside(const struct subgroup_state *state, __u64 bytes)
 {
 	return (state->field == SUBGROUP_IN_PAYLOAD && state->left >= bytes) ||
 	       state->field == SUBGROUP_OPAQUE;
 }
 
-/* Skips bytes that need no parsing. There must be as many. */
+/* Skips `bytes` bytes of payload. The caller has checked with `subgroup_is_inside` that they need no parsing. */
 static __always_inline void subgroup_skip(struct subgroup_state *state, __u64 bytes)
 {
 	if (state->field == SUBGROUP_OPAQUE)
@@ -121,7 +121,7 @@ static __always_inline enum subgroup_step subgroup_skip_run(struct subgroup_stat
 	return SUBGROUP_MORE;
 }
 
-/* Reads a vi64, or its next byte if it is incomplete. Returns 0 if more of its bytes are to come. */
+/* Reads a vi64, or its next byte if it is incomplete. Returns 0 if further bytes of the integer have not arrived. */
 static __always_inline int subgroup_vi64(struct subgroup_state *state, struct frame_walk *walk,
 					 const __u8 *text, __u64 *value)
 {
@@ -155,7 +155,7 @@ static __always_inline enum subgroup_step subgroup_type(struct subgroup_state *s
 	return SUBGROUP_MORE;
 }
 
-/* Computes an object ID: the difference to the previous one, minus 1, is what the stream contains. */
+/* Computes an object ID. The stream contains its difference to the previous object ID, minus 1. */
 static __always_inline enum subgroup_step subgroup_object(struct subgroup_state *state, __u64 delta)
 {
 	__u64 id = delta;
@@ -213,7 +213,7 @@ static __always_inline enum subgroup_step subgroup_status(struct subgroup_state 
 	return SUBGROUP_MORE;
 }
 
-/* Continues after a complete integer, by the field that it belongs to. */
+/* Processes a complete integer according to its field, and selects the next field. */
 static __always_inline enum subgroup_step subgroup_value(struct subgroup_state *state, __u64 value)
 {
 	switch (state->field) {
@@ -244,7 +244,7 @@ static __always_inline enum subgroup_step subgroup_value(struct subgroup_state *
 	}
 }
 
-/* Parses a field, a part of one, or as much of a payload as there is. */
+/* Parses one field, a part of a field, or as much of a payload as the packet has. */
 static __always_inline enum subgroup_step subgroup_next(struct subgroup_state *state, struct frame_walk *walk,
 							const __u8 *text)
 {

@@ -14,15 +14,15 @@ enum subgroup_field {
 	SUBGROUP_GROUP,
 	SUBGROUP_ID,
 	SUBGROUP_PRIORITY,
-	SUBGROUP_OBJECT, /* the object ID: its difference to the previous one, minus 1 */
+	SUBGROUP_OBJECT, /* the object ID, written as its difference to the previous object ID, minus 1 */
 	SUBGROUP_PROPERTIES_LENGTH,
 	SUBGROUP_IN_PROPERTIES,
-	SUBGROUP_LENGTH, /* the length of the payload */
+	SUBGROUP_LENGTH, /* the length of an object's payload */
 	SUBGROUP_STATUS,
 	SUBGROUP_IN_PAYLOAD,
 	SUBGROUP_OPAQUE, /* a stream without framing, whose bytes are not parsed */
-	SUBGROUP_OVER,	 /* nothing, because the stream has ended */
-	SUBGROUP_BROKEN, /* nothing, because the stream is malformed */
+	SUBGROUP_OVER,	 /* no field follows, because the stream has ended */
+	SUBGROUP_BROKEN, /* no field follows, because the stream is malformed */
 };
 
 enum subgroup_flags {
@@ -31,15 +31,15 @@ enum subgroup_flags {
 	SUBGROUP_ENDED = 0x04,		 /* the last object's status says that no object follows */
 };
 
-/* The position of a parser in a subgroup stream. Fields without a meaning at `field` are 0. */
+/* The position of a parser in a subgroup stream. Members that the current `field` does not use are 0. */
 struct subgroup_state {
-	__u64 value;	/* the bytes read so far of an incomplete integer */
-	__u64 left;	/* bytes of properties or payload that are still to come */
+	__u64 value;	/* value of the bytes that were read of an incomplete integer */
+	__u64 left;	/* bytes of properties or payload that are still to be read */
 	__u64 previous; /* ID of the last object whose ID was read */
 	__u8 field;	/* enum subgroup_field */
-	__u8 missing;	/* bytes that are missing from the integer being read; 0: none was read */
-	__u8 flags;	/* enum subgroup_flags */
-	__u8 kind;	/* type of the stream */
+	__u8 missing; /* number of bytes that are missing from the integer being read; 0: none is being read */
+	__u8 flags;   /* enum subgroup_flags */
+	__u8 kind;    /* type of the subgroup stream, its first field */
 	__u32 pad;
 };
 _Static_assert(sizeof(struct subgroup_state) == 32, "subgroup_state has no hidden padding");

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Reads and writes the preamble that streams and datagrams of a WebTransport session begin with
- * (draft-ietf-webtrans-http3). It is the one that millrace-quic's webtransport module reads and writes. Connections
- * without WebTransport have none.
+ * (draft-ietf-webtrans-http3). millrace-quic's webtransport module reads and writes the same preamble. Connections
+ * without WebTransport have no preamble.
  */
 #ifndef MILLRACE_WEB_H
 #define MILLRACE_WEB_H
 
 #include "frames.h"
 
-#define WEB_BARE   (~0ULL) /* in place of a session ID: the connection has no WebTransport session */
+#define WEB_BARE   (~0ULL) /* value in place of a session ID if the connection has no WebTransport session */
 #define WEB_STREAM 0x54	   /* type of a unidirectional WebTransport stream, followed by the session ID */
 
 /* Returns the length of the preamble that this end writes on a stream. */
@@ -51,7 +51,9 @@ static __always_inline int web_leave(struct frame_stream *frame, const struct fr
 	return 0;
 }
 
-/* Removes the preamble from the first frame of a stream. Not 0: the preamble is incomplete or another session's. */
+/* Removes the preamble from the first frame of a stream. Returns an error (not 0) if the preamble is incomplete or
+ * names another session.
+ */
 static __always_inline int web_enter_stream(struct frame_stream *frame, const __u8 *text, __u64 session)
 {
 	struct frame_walk walk = {.at = frame->at, .end = frame->at + frame->len};
@@ -66,7 +68,9 @@ static __always_inline int web_enter_stream(struct frame_stream *frame, const __
 	return web_leave(frame, &walk);
 }
 
-/* Removes the preamble from a datagram. Not 0: it is incomplete or another session's. */
+/* Removes the preamble from a datagram. Returns an error (not 0) if the preamble is incomplete or names another
+ * session.
+ */
 static __always_inline int web_enter_datagram(struct frame_stream *frame, const __u8 *text, __u64 session)
 {
 	struct frame_walk walk = {.at = frame->at, .end = frame->at + frame->len};

@@ -1,4 +1,4 @@
-//! A buddy allocator for runs of entries whose lengths are powers of two. Freed runs are merged.
+//! A buddy allocator for runs (ranges) of keystream entries, whose lengths are powers of two. Freed runs are merged.
 
 use std::collections::BTreeSet;
 
@@ -15,11 +15,11 @@ impl BuddyRun {
     }
 }
 
-/// Allocates runs.
+/// Allocates runs of entries from one map.
 pub(super) struct Runs {
-    /// The starts of free runs, by order.
+    /// The start indexes of free runs, by order (log2 of the length).
     free: [BTreeSet<u32>; u32::BITS as usize],
-    /// Runs that are freed once the program runs that may have seen them have ended.
+    /// Entry runs that were given up, and are freed once all BPF program runs that may still use them have ended.
     pub retired: Vec<BuddyRun>,
 }
 
@@ -46,7 +46,7 @@ impl Runs {
 
     /// Frees a run. Merges it with its buddy while that is free, too.
     pub fn give(&mut self, mut run: BuddyRun) {
-        // The start of the buddy differs from the run's own only in the bit of its length.
+        // The start of the buddy differs from the run's start only in the bit that equals the length.
         while self.free[run.order as usize].remove(&(run.start ^ run.len())) {
             run = BuddyRun { start: run.start & !run.len(), order: run.order + 1 };
         }

@@ -11,9 +11,9 @@ pub(super) const EVENTS_BYTES: u32 = 1 << 19;
 /// The sizes of the program's tables. Their memory is allocated when the program is loaded.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// UDP ports that the relay listens on, at most 4.
+    /// UDP ports that the relay listens on; the program supports at most 4.
     pub ports: Vec<u16>,
-    /// The length of the relay's own connection IDs, at most 20 bytes.
+    /// The length in bytes of connection IDs that the relay chooses, at most 20.
     pub id_len: usize,
     /// The most connections on which media may arrive.
     pub max_upstreams: u32,
@@ -30,11 +30,12 @@ pub struct Config {
     pub max_copies_per_run: u32,
     /// The most runs for one received packet. Userspace sends the copies that are left then.
     pub max_runs: u32,
-    /// The most registrations that may wait to be drained.
+    /// The most registrations of sent packets that may wait to be drained.
     pub max_waiting: u32,
-    /// Memory for precomputed keystreams, in bytes. Each packet takes 1616.
+    /// Memory for precomputed keystreams, in bytes. The keystream of one packet takes 1616 bytes.
     pub keystream_bytes: u64,
-    /// How the program is attached. `None`: TCX if the kernel supports it, or else clsact.
+    /// The kernel mechanism by which the program is attached. `None` means TCX if the kernel supports it, and clsact
+    /// otherwise.
     pub mechanism: Option<Mechanism>,
 }
 

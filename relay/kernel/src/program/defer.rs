@@ -12,8 +12,8 @@ use super::shared::RelayMaps;
 
 /// A UDP socket to which packets are steered although they arrived for another one, which userspace sleeps on.
 ///
-/// Userspace is *awake* after [`Self::wake`], and *asleep* after [`Self::sleep`], unless packets have gone to the other
-/// socket in between. The program steers packets to this socket only while userspace is asleep: while `wakes_read`
+/// Userspace is *awake* after [`Self::wake`], and *asleep* after [`Self::sleep`], unless a packet has gone to the other
+/// socket meanwhile. The program steers packets to this socket only while userspace is asleep: while `wakes_read`
 /// equals `wakes`. For a packet that goes to the other socket, it first increments `wakes`. So after a packet that
 /// wakes userspace, all packets go to the other socket, and packets here are always older than packets there.
 pub struct DeferredSocket {
@@ -37,14 +37,14 @@ impl DeferredSocket {
         self.shared.deferrals.get(self.index)
     }
 
-    /// Returns how many packets were steered to the socket. The last ones may be just arriving, or may be dropped
-    /// there.
+    /// Returns how many packets were steered to the socket. The most recent ones may not be readable yet, or may be
+    /// dropped by the socket.
     pub fn packets(&self) -> u64 {
         self.entry().packets.load(Ordering::Acquire)
     }
 
-    /// Returns how many packets of the same connections went to the other socket, and so wake userspace. The last ones
-    /// may be just arriving.
+    /// Returns how many packets of the same connections went to the other socket, and so wake userspace. The most
+    /// recent ones may not be readable yet.
     pub fn wakes(&self) -> u64 {
         self.entry().wakes.load(Ordering::SeqCst)
     }
@@ -54,21 +54,22 @@ impl DeferredSocket {
         self.entry().media.load(Ordering::Relaxed)
     }
 
-    /// Notes that userspace is about to read. No packets are steered to this socket until [`sleep`](Self::sleep).
-    /// Returns [`wakes`](Self::wakes).
+    /// Records that userspace is awake and about to read both sockets. No packets are steered to this socket until
+    /// [`sleep`](Self::sleep). Returns [`wakes`](Self::wakes).
     pub fn wake(&self) -> u64 {
-        // `u64::MAX` never equals `wakes`.
+        // `u64::MAX` never equals `wakes`, so the program steers no packet to this socket.
         self.entry().wakes_read.store(u64::MAX, Ordering::SeqCst);
         self.wakes()
     }
 
-    /// Notes that userspace has found the other socket empty after `wakes` packets had gone there, and sleeps. If more
-    /// packets have gone there meanwhile, they wake it again, and no packet is steered here until the next call.
+    /// Records that userspace sleeps, after it has read all of the first `wakes` packets on the other socket. If more
+    /// packets have gone to that socket meanwhile, they wake userspace, and no packet is steered to this one until the
+    /// next call.
     pub fn sleep(&self, wakes: u64) {
         self.entry().wakes_read.store(wakes, Ordering::SeqCst);
     }
 
-    /// Returns how many of [`packets`](Self::packets) no longer wait in the socket.
+    /// Returns how many of [`packets`](Self::packets) were read from this socket or dropped.
     pub fn taken(&self) -> u64 {
         self.entry().taken.load(Ordering::Relaxed)
     }

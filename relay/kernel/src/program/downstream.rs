@@ -38,7 +38,7 @@ pub struct PacketPath {
     pub flow_label: u32,
 }
 
-/// The identity of a downstream in registrations.
+/// The identity of a downstream connection in the registrations of sent packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DownstreamId {
     /// Index of the entry in the program's table.
@@ -56,25 +56,26 @@ pub struct DownstreamId {
 ///   then reads the limit. Userspace stores the limit, then reads the total. Both are sequentially consistent, so at
 ///   least one sees the other's change: the program's total stays within the larger of the limit and the total that was
 ///   returned.
-/// * There are two places for keys and two for paths, and the program reads one of each. Userspace writes the other,
-///   after the barrier if runs may still read it, and then switches with one store.
+/// * There are two entries for keys and two for paths, and the program reads one of each. Userspace writes the unused
+///   entry, after the barrier if runs may still read it, and then switches to it with one store.
 /// * A key generation is usable once its number plus 1 is stored. The caller stores it before the packet number word
 ///   moves to that generation. So a drawn packet number always has keys, or the copy is left to userspace.
 pub struct DownstreamRecord {
     shared: Arc<RelayMaps>,
     id: DownstreamId,
-    /// This end's connection IDs, with which the peer's packets arrive.
+    /// Destination connection IDs of the peer's packets.
     ids: Ids,
     ring: Mutex<KeystreamRing>,
     /// Held while keys or the path are changed.
     changing: Mutex<Changes>,
 }
 
-/// The last time at which a run could begin that uses the place that is written next. `None`: no run has used it.
+/// The times after which no program run can begin to use the unused path and key entries. `None`: no run has used the
+/// entry.
 #[derive(Default)]
 struct Changes {
     path: Option<Moment>,
-    /// The times for the keys, by parity of the generation.
+    /// The times for the two key entries, by parity of the key generation.
     keys: [Option<Moment>; 2],
 }
 
@@ -115,12 +116,13 @@ impl DownstreamRecord {
         self.shared.downstreams.get(self.id.index)
     }
 
-    /// Returns the identity of the connection in registrations.
+    /// Returns the identity of the connection in the registrations of sent packets.
     pub fn id(&self) -> DownstreamId {
         self.id
     }
 
-    /// Returns the packet number word, from which both senders draw (`millrace_quic::number`).
+    /// Returns the packet number word, from which userspace and the program draw packet numbers
+    /// (`millrace_quic::number`).
     pub fn number(&self) -> &AtomicU64 {
         &self.entry().number
     }
@@ -141,14 +143,15 @@ impl DownstreamRecord {
         Ok(())
     }
 
-    /// Stops the program's use of the keys that those of `generation` will replace. Returns whether
+    /// Stops the program from using the old keys that the keys of `generation` will replace. Returns whether
     /// [`set_keys`](Self::set_keys) would have to wait for program runs.
     pub fn retire_keys(&self, generation: u16) -> bool {
         let moment = self.retire(&mut lock(&self.changing), generation);
         moment.is_some_and(|moment| !self.shared.barrier.is_over(moment))
     }
 
-    /// Returns the last time at which a run could begin that uses the keys to be replaced by those of `generation`.
+    /// Revokes the keys that the keys of `generation` will replace. Returns the time after which no program run can
+    /// begin to use them.
     fn retire(&self, changing: &mut Changes, generation: u16) -> Option<Moment> {
         let parity = usize::from(generation & 1);
         if self.entry().generations[parity].swap(0, Ordering::SeqCst) != 0 {
@@ -157,13 +160,13 @@ impl DownstreamRecord {
         changing.keys[parity]
     }
 
-    /// Returns the packet number that is drawn next.
+    /// Returns the packet number that the next packet on this connection gets.
     pub fn next_number(&self) -> u64 {
         keystream::split(self.number()).1
     }
 
     /// Precomputes the missing keystreams of the next packets, for as many bytes as the path's MTU allows. Has to be
-    /// called again as packets are sent. No system call.
+    /// called repeatedly while packets are sent. Makes no system call.
     pub fn refill(&self, want: WantedRing, compute: impl Compute) -> Refill {
         let next = keystream::split(self.number());
         let most = (self.entry().mtu.load(Ordering::Relaxed) as usize).saturating_sub(OVERHEAD_LEAST);
@@ -186,8 +189,8 @@ impl DownstreamRecord {
         if let Some(moment) = changing.path {
             self.shared.barrier.wait_since(moment)?;
         }
-        // SAFETY: the lock excludes other writers. Before the first change no run has used the other path, and since
-        // the last one every program run that may have used it has ended.
+        // SAFETY: the lock excludes other writers. No program run uses the unused path: either it was never in use, or
+        // all runs that may have used it have ended.
         unsafe { (&raw mut (*entry.paths.get())[other as usize]).write(path) };
         entry.path.store(other, Ordering::Release);
         changing.path = Some(self.shared.barrier.now());
@@ -212,8 +215,8 @@ impl DownstreamRecord {
     /// Sets the most bytes of UDP payload that the kernel may send on this connection in total. Returns the total that
     /// it has sent or is about to send. `set_max_bytes(bytes() + n)` leaves it a window of `n` bytes.
     ///
-    /// If the limit is set below the returned total, the kernel keeps the excess, and sends nothing beyond it. Failed
-    /// attempts count for a moment, so the total may still fall.
+    /// If the limit is set below the returned total, the kernel keeps the excess, and sends nothing beyond it. Copies
+    /// that fail are counted for a moment, so the total may decrease again.
     pub fn set_max_bytes(&self, total: u64) -> u64 {
         let entry = self.entry();
         entry.max_bytes.store(total, Ordering::SeqCst);
@@ -246,9 +249,9 @@ impl DownstreamRecord {
         self.entry().data.load(Ordering::SeqCst)
     }
 
-    /// Sets how many unidirectional streams of this end may exist. Userspace has opened those with an index below
-    /// `next`. Returns the index of the next stream: those before it are open or about to be. While the limit allows no
-    /// more, only the caller opens streams.
+    /// Sets how many unidirectional streams the relay may open on this connection in total. Userspace has opened those
+    /// with an index below `next`. Returns the index of the next stream; earlier ones are open or about to be. While
+    /// the limit is reached, only the caller opens streams.
     pub fn set_streams(&self, next: u64, limit: u64) -> u64 {
         let most = u64::from(u32::MAX);
         let next = next.min(most);
@@ -268,7 +271,8 @@ impl DownstreamRecord {
     }
 
     /// Adds a destination connection ID of the peer's packets. Only for a connection without an
-    /// [`UpstreamRecord`](super::UpstreamRecord), which has the IDs otherwise. `id` has the configured length.
+    /// [`UpstreamRecord`](super::UpstreamRecord), which otherwise holds the connection's IDs. `id` has the configured
+    /// length.
     pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
         self.ids.add(id)
     }
@@ -312,7 +316,7 @@ impl DownstreamRecord {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Returns the number of copies with this outcome.
+    /// Returns the number of copies for this connection that had this outcome.
     pub fn outcome(&self, outcome: EgressOutcome) -> u64 {
         self.entry().outcomes[outcome as usize].load(Ordering::Relaxed)
     }

@@ -13,7 +13,7 @@ use super::shared::{RelayMaps, lock};
 /// The connection IDs of one connection. They are in the map until this is dropped.
 pub(super) struct Ids {
     shared: Arc<RelayMaps>,
-    /// The connection, as the map's value.
+    /// The value in the map for each ID, which identifies the connection.
     connection: u32,
     ids: Mutex<Vec<intf::Id>>,
 }

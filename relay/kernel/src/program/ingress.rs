@@ -1,4 +1,4 @@
-//! The judged position of a stream, which the program and userspace exchange in shared memory.
+//! The position up to which a publisher's stream was parsed, which the program and userspace exchange in shared memory.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use millrace_kernel::Error;
 use super::intf;
 use super::shared::RelayMaps;
 
-/// Attempts to take a lock. The program holds it for less than a microsecond, unless it is preempted.
+/// Number of attempts to take a lock. The program holds a lock for less than a microsecond, unless it is preempted.
 const ATTEMPTS: usize = 1000;
 
 /// A position in a publisher's stream and in its framing: the form of `millrace_moq::data::Position` for the program.
@@ -21,17 +21,17 @@ pub struct PositionRecord {
     pub offset: u64,
     /// The field that the next byte belongs to.
     pub field: u8,
-    /// The bytes read so far of an incomplete integer.
+    /// Value of the bytes that were read of an incomplete integer.
     pub value: u64,
-    /// Bytes that are missing from that integer.
+    /// Number of bytes that are missing from the incomplete integer.
     pub missing: u8,
-    /// Bytes of properties or payload that are still to come.
+    /// Number of bytes of properties or payload that are still to be read.
     pub left: u64,
     /// ID of the last object whose ID was read.
     pub previous: Option<u64>,
     /// True if the object whose header is being read has properties.
     pub with_properties: bool,
-    /// True if no object follows.
+    /// True if no further object follows in the stream.
     pub ended: bool,
     /// The stream's type.
     pub kind: u8,
@@ -43,7 +43,7 @@ impl PositionRecord {
         Self { offset, field: intf::OPAQUE, ..Self::default() }
     }
 
-    /// Returns the state of a track's datagrams after this object, as if all earlier objects had arrived.
+    /// Returns the position of a track's datagrams after the given object, as if all earlier objects had arrived.
     pub(super) fn behind_object(group: u64, object: u64) -> Self {
         Self { value: group, previous: Some(object.saturating_add(1)), left: u64::MAX, ..Self::default() }
     }
@@ -112,12 +112,12 @@ impl IngressRecord {
         self.entry().first.store(egress, Ordering::Release);
     }
 
-    /// Returns the offset up to which the stream was judged.
+    /// Returns the stream offset up to which the program or userspace has parsed.
     pub fn next(&self) -> u64 {
         self.entry().next.load(Ordering::Relaxed)
     }
 
-    /// Sets the position from which the program judges the stream, whatever it was before.
+    /// Sets the position from which the program parses the stream, and forgets everything it has recorded of it.
     pub fn set(&self, position: &PositionRecord) {
         let entry = self.entry();
         let Some(_locked) = Locked::new(&entry.lock) else { return };
@@ -130,8 +130,8 @@ impl IngressRecord {
         self.write(position);
     }
 
-    /// Reports that userspace has reached this position. If the program is behind, it continues there. At the same
-    /// offset, both must have found the same state.
+    /// Records that userspace has parsed the stream up to this position. A program that is behind continues there. If
+    /// both have parsed to the same offset with different results, the program stops forwarding the stream.
     pub fn advance(&self, position: &PositionRecord) {
         let entry = self.entry();
         if self.next() > position.offset {
@@ -146,7 +146,8 @@ impl IngressRecord {
         }
     }
 
-    /// Reports whether the program's position in the framing differs. The caller holds the lock.
+    /// Reports whether the program's position in the framing differs from userspace's `position`. The caller holds the
+    /// lock.
     fn differs(&self, position: &PositionRecord) -> bool {
         // SAFETY: whoever has the lock may read.
         let state = unsafe { *self.entry().state.get() };
@@ -182,7 +183,7 @@ impl IngressRecord {
         is_first
     }
 
-    /// Reports whether the program may have forwarded bytes that differ from userspace's.
+    /// Reports whether the program may have forwarded bytes that differ from the version that userspace keeps.
     pub fn is_contradicted(&self) -> bool {
         self.entry().contradicted.load(Ordering::Relaxed) != 0
     }
@@ -197,7 +198,7 @@ impl IngressRecord {
 }
 
 impl Drop for IngressRecord {
-    /// Retires the entry, which the program cannot reach any more.
+    /// Retires the map entry, which the program can no longer find.
     fn drop(&mut self) {
         self.shared.retire(|free| &mut free.ingresses, self.index);
     }
@@ -211,7 +212,7 @@ pub(super) fn leave(entry: &intf::Ingress, stream_id: u64, bytes: &Range<u64>, f
     }
     let [next, size, apart, end] = [&entry.next, &entry.final_size, &entry.apart, &entry.apart_end]
         .map(|word| word.load(Ordering::Relaxed));
-    // The program has judged these bytes already, so it may have forwarded a different version.
+    // The program has parsed bytes at these offsets already, so it may have forwarded a different version.
     if next > bytes.start {
         contradict(entry);
         return;
@@ -253,8 +254,8 @@ impl<'a> Locked<'a> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // The program reads the fields without acquire semantics after its test-and-set, so the stores must be visible
-        // first.
+        // The program reads the fields without acquire semantics after its test-and-set, so the stores made under the
+        // lock must be visible before it is released.
         fence(Ordering::SeqCst);
         self.0.store(0, Ordering::Release);
     }

@@ -1,5 +1,5 @@
 //! Precomputed keystreams. Packet numbers are consecutive, so the bytes that the program XORs the next packets with can
-//! be computed before the packets arrive. The program computes missing ones itself.
+//! be computed before the packets arrive. The program computes missing keystreams itself.
 //!
 //! Each direction of a connection may have a ring: a [`BuddyRun`] of entries in the map `keystreams`.
 
@@ -19,24 +19,25 @@ const NUMBER_BITS: u32 = intf::NUMBER_BITS;
 /// The ring that one direction of a connection should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedRing {
-    /// Number of packets to precompute, a power of two. 0 gives the ring back.
+    /// Number of packets to precompute, a power of two. 0 frees the ring.
     pub len: u32,
     /// The most bytes of frames in a packet.
     pub text_bytes: usize,
 }
 
-/// The state of a ring after a refill.
+/// The state of a keystream ring after a refill.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Refill {
     /// Number of keystreams that were computed.
     pub computed: usize,
-    /// Number of packets that the ring holds, which is less than wanted if memory is short.
+    /// Length of the ring in packets, which is less than wanted if memory is short.
     pub len: u32,
 }
 
-/// Computes a keystream. Gets the key generation and the packet number. Writes the part that is used once (64 bytes:
-/// block 0 of ChaCha20, or the mask of GCM's tag in the first 16) and the bytes that the payload is XORed with. Returns
-/// false if it has no such key. The result must be right, since the program encrypts with it.
+/// Computes a keystream. Takes the key generation and the packet number. Writes the part that authenticates the packet
+/// (64 bytes: block 0 of ChaCha20, or the mask of GCM's tag in the first 16) and the bytes that the payload is XORed
+/// with. Returns false if it has no key of that generation. The result must be right, since the program encrypts with
+/// it.
 pub trait Compute: FnMut(u16, u64, &mut [u8; 64], &mut [u8]) -> bool {}
 impl<T: FnMut(u16, u64, &mut [u8; 64], &mut [u8]) -> bool> Compute for T {}
 
@@ -55,7 +56,7 @@ impl<T: FnMut(u16, u64, &mut [u8; 64], &mut [u8]) -> bool> Compute for T {}
 pub(super) struct KeystreamRing {
     shared: Arc<RelayMaps>,
     run: Option<BuddyRun>,
-    /// Keystreams up to packet number `end` are computed, for this generation and for `bytes` bytes of payload.
+    /// The generation whose keystreams are computed: for packet numbers below `end`, each for `bytes` bytes of payload.
     generation: u16,
     end: u64,
     bytes: u32,
@@ -68,8 +69,8 @@ impl KeystreamRing {
         Self { shared, run: None, generation: 0, end: 0, bytes: 0, scratch }
     }
 
-    /// Gives the ring the wanted length, and computes the missing keystreams from packet number `next` on. `record` is
-    /// the word in which the program finds the ring.
+    /// Gives the ring the wanted length, and computes the missing keystreams from packet number `next` on. `record`
+    /// tells the program where the ring is.
     pub fn refill(
         &mut self,
         record: &intf::Ring,
@@ -94,7 +95,7 @@ impl KeystreamRing {
         Refill { computed, len: run.len() }
     }
 
-    /// Allocates another run of entries if the length differs. Returns the previous run if it was replaced.
+    /// Allocates a new run of entries if the ring's length has to change. Returns the previous run if it was replaced.
     fn resize(&mut self, len: u32) -> Option<Option<BuddyRun>> {
         let have = self.run.map_or(0, |run| run.len());
         if len == have {
@@ -104,7 +105,7 @@ impl KeystreamRing {
             return Some(self.run.take());
         }
         let wanted = len.next_power_of_two().trailing_zeros();
-        // If memory is short, any ring that is longer than the present one is an improvement.
+        // If memory is short, a shorter ring than wanted is accepted if it is longer than the present one.
         let least = if len > have { (have + 1).next_power_of_two().trailing_zeros() } else { wanted };
         let run = {
             let runs = &mut lock(&self.shared.free).keystreams;
@@ -116,14 +117,14 @@ impl KeystreamRing {
         Some(self.run.replace(run))
     }
 
-    /// Makes the program use the run `to` and retires the previous one, if the run has changed (`old` is `Some`).
+    /// If the ring has moved (`old` is `Some`), makes the program use the run `to`, and retires the previous run.
     fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<BuddyRun>>) {
         let Some(old) = old else { return };
         record.run.store(to, Ordering::SeqCst);
         lock(&self.shared.free).keystreams.retired.extend(old);
     }
 
-    // The entries of packets before `next` are reused for packets one ring length later.
+    // The entry of each packet before `next` is reused for the packet one ring length later.
     fn fill(&mut self, run: BuddyRun, next: u64, mut compute: impl Compute) -> usize {
         let first = self.end.max(next);
         let end = next + u64::from(run.len());
@@ -162,7 +163,7 @@ impl KeystreamRing {
 }
 
 impl intf::Keystream {
-    /// Erases an entry whose ring is not used any more.
+    /// Erases a keystream entry that no ring uses any more.
     pub(super) fn erase(&self) {
         self.word.store(0, Ordering::Relaxed);
         self.bytes.store(0, Ordering::Relaxed);
@@ -172,7 +173,7 @@ impl intf::Keystream {
 }
 
 impl Drop for KeystreamRing {
-    /// Retires the entries. The program does not use this ring any more.
+    /// Retires the entries of the ring, which the program does not use any more.
     fn drop(&mut self) {
         lock(&self.shared.free).keystreams.retired.extend(self.run);
     }

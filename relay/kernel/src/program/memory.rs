@@ -4,24 +4,24 @@
 
 pub(super) use millrace_kernel::memory::{MappedArray, RingReader, Shared};
 
-// SAFETY: atomics only; the layout test finds padding.
+// SAFETY: all fields of the structure are atomics, and the layout test proves that it has no padding.
 unsafe impl Shared for super::intf::Upstream {}
-// SAFETY: the structure has only atomics; the layout test finds padding.
+// SAFETY: all fields of the structure are atomics, and the layout test proves that it has no padding.
 unsafe impl Shared for super::intf::Egress {}
-// SAFETY: the structure has only atomics; the layout test finds padding.
+// SAFETY: all fields of the structure are atomics, and the layout test proves that it has no padding.
 unsafe impl Shared for super::intf::Track {}
-// SAFETY: atomics, and parser states as integers in an `UnsafeCell` for the holder of the lock; the layout test finds
-// padding.
+// SAFETY: all fields are atomics or, for the holder of the lock, parser states of integers in an `UnsafeCell`. The
+// layout test proves that the structure has no padding.
 unsafe impl Shared for super::intf::Ingress {}
-// SAFETY: the structure has only atomics; the layout test finds padding.
+// SAFETY: all fields of the structure are atomics, and the layout test proves that it has no padding.
 unsafe impl Shared for super::intf::Deferral {}
-// SAFETY: the structure has only atomics; the layout test finds padding.
+// SAFETY: all fields of the structure are atomics, and the layout test proves that it has no padding.
 unsafe impl Shared for super::intf::Arrival {}
-// SAFETY: atomics, and the keystream as bytes in an `UnsafeCell` that one owner at a time writes; the layout test finds
-// padding.
+// SAFETY: all fields are atomics, except the keystream: bytes in an `UnsafeCell`, which one owner at a time writes. The
+// layout test proves that the structure has no padding.
 unsafe impl Shared for super::intf::Keystream {}
-// SAFETY: atomics, and `paths` as integers in an `UnsafeCell` that one owner at a time writes; the layout test finds
-// padding.
+// SAFETY: all fields are atomics, except `paths`: integers in an `UnsafeCell`, which one owner at a time writes. The
+// layout test proves that the structure has no padding.
 unsafe impl Shared for super::intf::Downstream {}
-// SAFETY: atomics only; the layout test finds padding.
+// SAFETY: all fields of the structure are atomics, and the layout test proves that it has no padding.
 unsafe impl Shared for super::intf::Tracing {}

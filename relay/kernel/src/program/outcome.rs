@@ -160,7 +160,7 @@ outcomes! {
     }
 }
 
-/// Totals since the program was loaded, all CPUs.
+/// Totals over all CPUs of each outcome since the program was loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RelayCounters {
     pub(super) packets: [u64; Outcome::ALL.len()],
@@ -186,27 +186,27 @@ impl RelayCounters {
         })
     }
 
-    /// Received packets with this outcome.
+    /// Returns the number of received packets with this outcome.
     pub fn packets(&self, outcome: Outcome) -> u64 {
         self.packets[outcome as usize]
     }
 
-    /// Copies with this outcome.
+    /// Returns the number of copies with this outcome.
     pub fn egresses(&self, outcome: EgressOutcome) -> u64 {
         self.egresses[outcome as usize]
     }
 
-    /// Runs after a packet's first, with this outcome.
+    /// Returns the number of runs with this outcome, without each packet's first run.
     pub fn further_runs(&self, outcome: FurtherRun) -> u64 {
         self.further_runs[outcome as usize]
     }
 
-    /// Frames of streams that have a slot, with this outcome.
+    /// Returns the number of frames with this outcome, of streams that have a slot.
     pub fn frames(&self, outcome: FrameOutcome) -> u64 {
         self.frames[outcome as usize]
     }
 
-    /// Beginnings of streams without a slot, with this outcome.
+    /// Returns the number of streams that began without a slot and had this outcome.
     pub fn openings(&self, outcome: OpeningOutcome) -> u64 {
         self.openings[outcome as usize]
     }

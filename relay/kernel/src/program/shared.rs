@@ -41,7 +41,7 @@ pub(super) struct RelayMaps {
     pub epochs: AtomicU32,
 }
 
-/// The entries of each table that are not in use.
+/// The free entries of each table, and those that wait for program runs to end.
 pub(super) struct Free {
     pub upstreams: Slab,
     pub tracks: Slab,
@@ -83,13 +83,13 @@ impl RelayMaps {
             downstreams,
             keystreams: object.table("keystreams")?,
             free: Mutex::new(free),
-            // Epoch 0 marks an entry that is not in use.
+            // Epochs begin at 1, because epoch 0 marks an entry that is not in use.
             epochs: AtomicU32::new(1),
         })
     }
 
-    /// Waits for program runs, then erases the keys and keystreams of retired entries and makes these free. Earlier the
-    /// keys could still be in use.
+    /// Waits for program runs that may still use retired entries. Then erases the keys and keystreams of these entries,
+    /// and makes the entries free.
     pub fn settle(&self) -> Result<(), Error> {
         // Entries that are retired during the wait stay retired, since later runs may have seen them.
         let retired = lock(&self.free).take_retired();
@@ -183,7 +183,7 @@ pub(super) struct Slab {
     len: u32,
     untouched: std::ops::Range<u32>,
     free: Vec<u32>,
-    /// Entries that are freed once the program runs that may have seen them have ended.
+    /// Retired entries, which are freed once all program runs that may still use them have ended.
     retired: Vec<u32>,
 }
 

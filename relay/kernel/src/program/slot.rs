@@ -18,9 +18,9 @@ use super::shared::RelayMaps;
 pub struct EgressRecord {
     /// ID of the stream on the subscriber's connection.
     pub stream_id: u64,
-    /// Downstream offset minus upstream offset.
+    /// Offset in the subscriber's stream minus offset in the publisher's stream.
     pub shift: i64,
-    /// Offset in the publisher's stream. Userspace sends the frames that begin before it.
+    /// Offset in the publisher's stream from which the program sends. Userspace sends the frames that begin before it.
     pub from: u64,
     /// The subscriber's MAX_STREAM_DATA, as offset in its stream.
     pub max_offset: u64,
@@ -34,16 +34,16 @@ pub struct EgressRecord {
     pub group: u64,
 }
 
-/// One subscriber's copy of a track's datagrams, from a first object to a last group.
+/// One subscriber's copy of a track's datagrams, from a first object up to the end of a last group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DatagramRecord {
     /// The track alias that the subscriber knows.
     pub alias: u64,
-    /// Group and ID of the first object.
+    /// Group ID and object ID of the first object that is forwarded.
     pub first: (u64, u64),
-    /// The last group that is forwarded.
+    /// ID of the last group that is forwarded.
     pub last_group: u64,
-    /// Tag, as in [`EgressRecord`].
+    /// The caller's tag, as in [`EgressRecord`].
     pub tag: u64,
     /// Priority, as in [`EgressRecord`]. A datagram's own priority replaces the low 8 bits.
     pub level: u16,
@@ -57,9 +57,9 @@ pub struct DatagramRecord {
 pub struct OpeningRecord {
     /// The track alias that the subscriber knows.
     pub alias: u64,
-    /// Group and ID of the first object that is wanted.
+    /// Group ID and object ID of the first object that the subscriber requested.
     pub first: (u64, u64),
-    /// The last group that is forwarded.
+    /// ID of the last group that is forwarded.
     pub last_group: u64,
     /// The subscriber's initial MAX_STREAM_DATA, in bytes.
     pub max_offset: u64,
@@ -71,12 +71,12 @@ pub struct OpeningRecord {
     pub track: u32,
 }
 
-/// The side that opens the stream of a prepared egress.
+/// Says whether userspace or the program opens the stream of a prepared egress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpeningRecordSide {
     /// Userspace opens the stream; the program no longer may.
     Userspace,
-    /// The program opens the stream, with this ID. `None` while it is about to do so.
+    /// The program has opened the stream with this ID, or is opening it (`None`).
     Program(Option<u64>),
 }
 
@@ -84,13 +84,14 @@ pub enum OpeningRecordSide {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EgressKey(u32);
 
-/// A stream of an upstream, or a track's datagrams, with its egresses. Dropping it recalls all of them.
+/// A stream of an upstream, or a track's datagrams, with its egresses. Dropping it returns all of its streams to
+/// userspace.
 pub struct SlotRecord {
     shared: Arc<RelayMaps>,
     key: intf::Slot,
-    /// The kernel's entry of the slot. `Some` while there are egresses.
+    /// The slot's entry in the kernel's table. `Some` while the slot has egresses.
     ingress: Option<IngressRecord>,
-    /// Indexes of the egresses, in the order in which the program follows them.
+    /// Indexes of the egresses, in the order of the program's linked list.
     egresses: Vec<u32>,
     exclusive: bool,
     /// True while the slot is an opening whose stream has not begun.
@@ -135,16 +136,16 @@ impl SlotRecord {
         self.add(downstream, &egress)
     }
 
-    /// Claims an object of a track's datagrams that has arrived in another way. Returns true if the program has not
-    /// forwarded it and will not.
+    /// Claims an object of a track's datagrams that userspace has received, so that the program does not forward it.
+    /// Returns false if the program may have forwarded it already.
     pub fn claim_object(&self, object: (u64, u64)) -> bool {
         let before = self.position.next_object();
         object < before
             || self.ingress.as_ref().is_none_or(|ingress| ingress.claim_object(object.0, object.1))
     }
 
-    /// Notes that a track's datagrams up to this object may have arrived before. If there are no egresses, those added
-    /// later begin after it.
+    /// Notes that a track's datagrams up to this object may have arrived before. If the slot has no egresses, egresses
+    /// that are added later begin after this object.
     pub fn skip_to(&mut self, group: u64, object: u64) {
         if self.ingress.is_none() {
             self.position = PositionRecord::behind_object(group, object);
@@ -156,8 +157,8 @@ impl SlotRecord {
         self.insert(downstream, egress, None)
     }
 
-    /// Forwards the stream that will be bound to this opening to one more subscriber. Only for a slot that is or was an
-    /// opening.
+    /// Adds a subscriber to this opening: the stream that the program binds to the opening is forwarded to it. Only for
+    /// a slot that is or was an opening.
     pub fn add_opened(
         &mut self,
         downstream: &DownstreamRecord,
@@ -165,7 +166,7 @@ impl SlotRecord {
     ) -> Result<EgressKey, Error> {
         let OpeningRecord { max_offset, tag, level, track, .. } = *opened;
         let egress = EgressRecord {
-            // The mark says that the egress has no stream yet, and that the program may open one.
+            // `UNOPENED` means that the egress has no stream yet, and that the program may open one.
             stream_id: intf::UNOPENED,
             shift: 0,
             from: 0,
@@ -178,8 +179,8 @@ impl SlotRecord {
         self.insert(downstream, &egress, Some(opened))
     }
 
-    /// Makes userspace open the stream of an egress, unless the program has opened it already. Returns the side that
-    /// opens it.
+    /// Makes userspace open the stream of an egress, unless the program has opened it already. Returns which side opens
+    /// the stream.
     pub fn close(&self, egress: EgressKey) -> OpeningRecordSide {
         if !self.egresses.contains(&egress.0) {
             return OpeningRecordSide::Userspace;
@@ -192,7 +193,7 @@ impl SlotRecord {
         }
     }
 
-    /// Returns the stream that this opening was bound to, if it was.
+    /// Returns the ID of the publisher's stream that the program has bound this opening to, if any.
     pub fn bound(&self) -> Option<u64> {
         self.ingress.as_ref().map(IngressRecord::id).filter(|id| *id != intf::UNBOUND)
     }
@@ -206,7 +207,7 @@ impl SlotRecord {
         }
     }
 
-    /// Returns the index of the ingress, if this is an opening that was not accepted yet.
+    /// Returns the index of the ingress entry, if this slot is an opening that was not accepted yet.
     pub(super) fn ingress(&self) -> Option<u32> {
         self.ingress.as_ref().filter(|_| self.unbound).map(IngressRecord::index)
     }
@@ -267,8 +268,8 @@ impl SlotRecord {
         }
     }
 
-    /// Sets whether only the egresses need the stream. Then a packet is deferred if all of its copies were sent and it
-    /// has nothing else. At most 31 packets in a row are deferred.
+    /// Sets whether every subscriber of the stream has an egress here. If so, a packet is deferred when all of its
+    /// copies were sent and it has no other content. At most 31 packets in a row are deferred.
     pub fn set_exclusive(&mut self, exclusive: bool) {
         if exclusive != self.exclusive {
             self.exclusive = exclusive;
@@ -277,8 +278,9 @@ impl SlotRecord {
         }
     }
 
-    /// Reports that userspace has parsed the stream up to this position. The program continues from there if it was
-    /// behind. After a hole it forwards nothing until the hole is filled, or userspace has passed it. No system call.
+    /// Reports that userspace has parsed the stream up to this position. A program that is behind continues from this
+    /// position. After a hole it forwards nothing until the hole is filled, or userspace has parsed beyond it. Makes no
+    /// system call.
     pub fn advance(&mut self, position: &PositionRecord) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
@@ -286,7 +288,7 @@ impl SlotRecord {
         }
     }
 
-    /// Makes the program continue at `position`, whatever it has seen of the stream.
+    /// Makes the program continue at `position`, and forget everything it has recorded of the stream.
     pub fn set_position(&mut self, position: &PositionRecord) {
         self.position = *position;
         if let Some(ingress) = &self.ingress {
@@ -294,18 +296,18 @@ impl SlotRecord {
         }
     }
 
-    /// Reports whether the program may have forwarded bytes of the stream that differ from userspace's. It forwards no
-    /// more then, and userspace should reset the stream everywhere.
+    /// Reports whether the program may have forwarded bytes of the stream that differ from the version that userspace
+    /// keeps. If so, it has stopped forwarding, and userspace should reset the stream to all subscribers.
     pub fn is_contradicted(&self) -> bool {
         self.ingress.as_ref().is_some_and(IngressRecord::is_contradicted)
     }
 
-    /// Returns the offset up to which the program has judged the stream.
+    /// Returns the stream offset up to which the program or userspace has parsed.
     pub fn judged(&self) -> u64 {
         self.ingress.as_ref().map_or(self.position.offset, IngressRecord::next)
     }
 
-    /// Recalls the stream of one subscriber.
+    /// Removes an egress: userspace sends the stream to this subscriber from now on.
     pub fn remove(&mut self, egress: EgressKey) {
         let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return };
         let next = self.egresses.get(at + 1).copied();
@@ -356,7 +358,7 @@ impl SlotRecord {
 
 impl Drop for SlotRecord {
     fn drop(&mut self) {
-        // The program may bind the opening right now, in a run that has taken it from the track.
+        // A program run that has taken the opening from its track may be binding it at this moment.
         if let Some(bound) = self.bound().filter(|_| self.unbound) {
             self.key.id = bound;
             self.unbound = false;

@@ -54,7 +54,8 @@ struct ProgramBench {
 }
 
 impl ProgramBench {
-    /// Loads the program with one upstream, whose stream `STREAM` has an egress that always declines.
+    /// Loads the program with one upstream. The stream `STREAM` of that upstream has one egress, whose copies are
+    /// always declined.
     fn new() -> Self {
         Self::with_config(Config::default())
     }
@@ -92,12 +93,13 @@ impl ProgramBench {
         Outcome::ALL.into_iter().find(|outcome| counted.packets(*outcome) == 1).expect("an outcome")
     }
 
-    /// Moves the stream's position back to where the data of [`stream`] begin.
+    /// Resets the position up to which the program has parsed the stream to the offset of the data in [`stream`].
     fn rewind(&self) {
         self.slot.borrow_mut().set_position(&PositionRecord::opaque(OFFSET));
     }
 
-    /// Runs the program, and returns its verdict. `context` is updated to what the program left.
+    /// Runs the program, and returns its verdict. `context` has the fields of the skb, and is updated to their values
+    /// after the run.
     fn test_run(&self, frame: &[u8], context: &mut [u8]) -> u32 {
         let mut after = vec![0; context.len()];
         let input = ProgramInput {
@@ -137,7 +139,7 @@ impl ProgramBench {
     }
 
     fn counted(&self) -> RelayCounters {
-        self.relay.counters().expect("counters") // exact: the program runs only in BPF_PROG_TEST_RUN, which has returned
+        self.relay.counters().expect("counters") // exact: only BPF_PROG_TEST_RUN runs the program, and it has returned
     }
 }
 

@@ -17,11 +17,12 @@ use super::shared::lock;
 /// Selects the packets that become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelayTraceSelection {
-    /// Sampling: packets of an upstream whose number is a multiple of this are traced, with all their copies.
+    /// The sampling interval: publishers' packets whose packet number is a multiple of it are traced, with all their
+    /// copies.
     pub every: NonZero<u32>,
-    /// Only copies of this track ([`EgressRecord::track`](super::EgressRecord::track)).
+    /// Traces only copies of this track ([`EgressRecord::track`](super::EgressRecord::track)).
     pub track: Option<NonZero<u32>>,
-    /// Only packets of this session, and copies from or to it.
+    /// Traces only packets of this session, and copies from or to it.
     pub session: Option<NonZero<u32>>,
 }
 
@@ -30,7 +31,7 @@ pub struct RelayTraceSelection {
 pub struct ForwardingEvent {
     /// Arrival time of the packet on `CLOCK_MONOTONIC`, in nanoseconds.
     pub arrived_ns: u64,
-    /// Time when the packet or the copy was finished.
+    /// Time when the program had finished the packet or the copy, on the same clock and in the same unit.
     pub time_ns: u64,
     /// The session on which the packet arrived: [`UpstreamRecord::set_session`](super::UpstreamRecord::set_session).
     pub publisher: u32,
@@ -57,17 +58,17 @@ pub enum ForwardingEventKind {
         outcome: EgressOutcome,
         /// The session that the copy is for: [`DownstreamRecord::set_session`](super::DownstreamRecord::set_session).
         subscriber: u32,
-        /// Packet number and UDP payload in bytes, if a packet number was drawn.
+        /// Packet number of the copy and size of its UDP payload in bytes. `None` if it got no packet number.
         sent: Option<(u64, u16)>,
         /// The track's number: [`EgressRecord::track`](super::EgressRecord::track).
         track: u32,
-        /// The group ID.
+        /// ID of the group that the copied frame belongs to.
         group: u64,
         /// ID of the stream on the subscriber's connection.
         stream_id: u64,
-        /// Offset in that stream, or the object ID of a datagram.
+        /// Offset in the subscriber's stream, or the object ID of a datagram.
         offset: u64,
-        /// Length of the stream bytes, or of the datagram.
+        /// Number of stream bytes, or length of the datagram in bytes.
         len: u16,
         /// True if the frame ends the stream.
         fin: bool,
@@ -75,7 +76,7 @@ pub enum ForwardingEventKind {
 }
 
 impl ForwardingEvent {
-    /// Returns `None` if the outcome is unknown.
+    /// Converts an event from the program's ring buffer. Returns `None` if its outcome is unknown.
     fn new(raw: &intf::Event) -> Option<Self> {
         let outcome = usize::from(raw.outcome);
         let what = match raw.is_copy {

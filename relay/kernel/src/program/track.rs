@@ -13,8 +13,8 @@ use super::intf;
 use super::shared::RelayMaps;
 use super::slot::SlotRecord;
 
-/// A track of an upstream with openings: slots that wait for the track's next streams. When this is dropped, no stream
-/// is bound any more, except in program runs that have already begun.
+/// A track of an upstream with openings: slots that wait for the track's next streams. When this is dropped, no further
+/// stream is bound to an opening, except in program runs that have already begun.
 pub struct TrackRecord {
     shared: Arc<RelayMaps>,
     key: intf::Slot,
@@ -23,10 +23,10 @@ pub struct TrackRecord {
 }
 
 impl TrackRecord {
-    /// How often `close` waits for a program run that was preempted.
+    /// How often `close` yields to a preempted program run that holds the lock, before it gives up.
     const PATIENCE: usize = 100;
 
-    /// The most openings that may wait at the same time.
+    /// The most openings of one track that may wait for a stream at the same time.
     pub const MOST: u32 = intf::OPENINGS as u32;
 
     pub(super) fn new(
@@ -58,8 +58,8 @@ impl TrackRecord {
         self.shared.tracks.get(self.index)
     }
 
-    /// Adds an opening, to be bound to a stream after the openings that were added before. Returns false if there is no
-    /// room for it.
+    /// Adds an opening, to be bound to a stream after the openings that were added before. Returns false if the track
+    /// has [`Self::MOST`] openings already.
     pub fn put(&self, opening: &SlotRecord) -> bool {
         let entry = self.entry();
         let Some(ingress) = opening.ingress() else { return false };
@@ -73,19 +73,19 @@ impl TrackRecord {
         true
     }
 
-    /// Returns the number of openings that wait.
+    /// Returns the number of openings that wait for a stream.
     pub fn waiting(&self) -> u32 {
         let entry = self.entry();
         let put = entry.put.load(Ordering::Relaxed);
         put.wrapping_sub(entry.taken.load(Ordering::Relaxed)).min(Self::MOST)
     }
 
-    /// Returns the number of streams that found no opening.
+    /// Returns the number of streams that began while the track had no opening.
     pub fn missed(&self) -> u32 {
         self.entry().missed.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of openings left at which userspace is woken.
+    /// Sets the number of remaining openings at which the program wakes userspace to add more.
     pub fn set_low(&self, low: u32) {
         self.entry().low.store(low, Ordering::Relaxed);
     }
@@ -97,10 +97,10 @@ impl TrackRecord {
         (entry.group.load(Ordering::Relaxed), entry.subgroup.load(Ordering::Relaxed))
     }
 
-    /// Claims a subgroup that has begun, by group and subgroup ID. Only later ones are bound from then on. Returns
-    /// false if it, or a later one, was bound or claimed before.
+    /// Claims a subgroup (group ID and subgroup ID) for userspace. The program then binds only streams of later
+    /// subgroups. Returns false if this or a later subgroup was bound or claimed before.
     pub fn claim(&self, subgroup: (u64, u64)) -> bool {
-        // Most subgroups of copies are old, so the subgroup is first compared without the lock.
+        // Most calls are for subgroups that are already claimed, so the subgroup is first compared without the lock.
         if subgroup <= self.last() {
             return false;
         }
@@ -114,7 +114,8 @@ impl TrackRecord {
         is_next
     }
 
-    /// Stops binding streams. Returns the newest subgroup that was bound or claimed.
+    /// Removes the track from the program's map, so that no further stream is bound to its openings. Returns the newest
+    /// subgroup that was bound or claimed.
     pub fn close(&self) -> (u64, u64) {
         if self.is_closed.swap(true, Ordering::Relaxed) {
             return self.last();
@@ -129,7 +130,7 @@ impl TrackRecord {
                 None
             })
         });
-        // A run that holds the lock for even longer will find its egresses removed.
+        // Without the lock the openings stay, but their egresses are removed, so a run that uses one sends nothing.
         if locked.is_some() {
             entry.taken.store(entry.put.load(Ordering::Relaxed), Ordering::Relaxed);
         }

@@ -20,16 +20,17 @@ use super::shared::{RelayMaps, lock};
 use super::slot::SlotRecord;
 use super::track::TrackRecord;
 
-/// log2 of the packet numbers in a word of the replay window.
+/// log2 of how many packet numbers one word of the replay window covers.
 const BLOCK_BITS: u32 = 5;
 
 /// A connection on which media arrives. The kernel decrypts its packets as soon as it has a connection ID and keys.
-/// When this is dropped, no packet is decrypted any more, except in program runs that have already begun.
+/// When this is dropped, the kernel stops decrypting the connection's packets, except in program runs that have already
+/// begun.
 pub struct UpstreamRecord {
     shared: Arc<RelayMaps>,
     index: u32,
     ids: Ids,
-    /// Held while keys are changed.
+    /// This lock is held while keys are installed.
     changing: Mutex<()>,
     ring: Mutex<KeystreamRing>,
 }
@@ -85,7 +86,7 @@ impl UpstreamRecord {
     }
 
     /// Precomputes keystreams as [`DownstreamRecord::refill`](super::DownstreamRecord::refill) does, for the packets
-    /// that are expected next, with the keys of `generation`.
+    /// that are expected next, encrypted with the keys of `generation`.
     pub fn refill(&self, generation: u16, want: WantedRing, compute: impl Compute) -> Refill {
         lock(&self.ring).refill(&self.entry().ring, generation, self.expected(), want, compute)
     }
@@ -100,20 +101,21 @@ impl UpstreamRecord {
         self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
-    /// Notes that userspace has decrypted packet `number`, so that it is not forwarded later. While the program is
-    /// attached nowhere, this has to be called for every packet. Returns whether the program may have decrypted it,
-    /// too.
+    /// Records that userspace has decrypted packet `number`, so that the program does not forward it later. While the
+    /// program is not attached to any interface, this has to be called for every packet. Returns whether the program
+    /// may have decrypted it, too.
     pub fn observe(&self, number: u64) -> bool {
         let entry = self.entry();
         entry.expected.fetch_max(number + 1, Ordering::Relaxed);
         !mark_seen(&entry.seen, number)
     }
 
-    /// Notes that userspace keeps bytes of a stream from a packet that the program did not decrypt. Other versions of
-    /// them are not forwarded. If the program may have forwarded one already, [`SlotRecord::is_contradicted`] reports
-    /// it.
+    /// Records that userspace keeps bytes of a stream from a packet that the program did not decrypt. The program then
+    /// forwards no other version of these bytes. If it may have done so already, [`SlotRecord::is_contradicted`]
+    /// reports it.
     pub fn leave(&self, stream_id: u64, bytes: &Range<u64>, fin: bool) {
-        // The stream is marked before the look-up, so that a stream that is bound at this moment is found below.
+        // The stream is marked before the look-up, so that the look-up finds a stream that a program run binds at the
+        // same time.
         mark_seen(&self.entry().late, stream_id >> 2);
         let key = intf::Slot { id: stream_id, upstream: self.index, kind: intf::STREAM };
         let found = self.shared.slots.lookup(key.as_bytes(), MapFlags::ANY).ok().flatten();
@@ -122,7 +124,7 @@ impl UpstreamRecord {
         }
     }
 
-    /// Notes that bytes of a stream arrived before the program handled the connection, so that the stream is never
+    /// Records that bytes of a stream arrived before the program handled the connection, so that the stream is never
     /// bound to an opening.
     pub fn note_begun(&self, stream_id: u64) {
         mark_seen(&self.entry().late, stream_id >> 2);
@@ -202,7 +204,7 @@ fn fill_window(seen: &[AtomicU64], expected: u64) {
     }
 }
 
-/// Marks a number as seen, as `mark_seen` in the program does. Returns true if it was not marked before.
+/// Marks a number as seen in a window, as `mark_seen` in the program does. Returns true if it was not marked before.
 fn mark_seen(seen: &[AtomicU64], number: u64) -> bool {
     let block = number >> BLOCK_BITS;
     let bit = 1 << (number & 31);

@@ -8,7 +8,7 @@ use millrace_transport::offload::{OffloadIngress, OpeningSide};
 
 use super::*;
 
-/// A call to a connection that the test records.
+/// A recorded call of a method of the test's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Done {
     Keys(u16),
@@ -154,7 +154,7 @@ fn keys() -> QuicKeys {
 
 /// Takes and carries out one batch. Returns the number of connections in it.
 fn work((queue, taker): &Both, all: &[&Arc<FakeSubject>]) -> usize {
-    queue.wake(); // makes `take` return at once
+    queue.wake(); // makes `take` return without waiting for a command
     let batch = taker.take(Instant::now()).unwrap();
     let connections = batch.connections.len();
     batch.carry_out(false, || {
@@ -184,7 +184,7 @@ fn ten_thousand_changes_of_a_path_are_one_command() {
 }
 
 #[test]
-fn one_wait_serves_all_connections_and_newcomers_go_first() {
+fn commands_without_wait_precede_one_wait_for_all_connections() {
     const MANY: u16 = 1000;
     let both: Both = CommandQueue::new();
     let log = CommandLog::default();
@@ -209,14 +209,14 @@ fn one_wait_serves_all_connections_and_newcomers_go_first() {
 }
 
 #[test]
-fn newer_keys_win_and_older_ones_never_do() {
+fn queued_keys_are_replaced_only_by_newer_ones() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     let put = |generation| both.0.set_keys(Arc::clone(&fake), generation, keys());
     [0, 1].into_iter().for_each(put);
     work(&both, &[&fake]);
     assert_eq!(fake.log.take(), [Done::Keys(0), Done::Keys(1)]);
-    // The keys of the two newest generations are kept, and no others.
+    // Only the keys of the two newest generations stay queued.
     [2, 3, 4, 5, 6, 3].into_iter().for_each(put);
     assert_eq!(both.0.len(), 1);
     assert_eq!(both.0.coalesced(), 4);
@@ -225,7 +225,7 @@ fn newer_keys_win_and_older_ones_never_do() {
 }
 
 #[test]
-fn recalled_streams_are_returned_after_the_wait() {
+fn recalled_streams_are_returned_after_program_runs_end() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     for key in [7, 8] {
@@ -247,7 +247,7 @@ fn recalled_streams_are_returned_after_the_wait() {
 
 /// A panic while one connection's command is carried out must not lose the streams of others, nor end the thread.
 #[test]
-fn command_that_panics_is_given_up_alone() {
+fn panicking_command_does_not_affect_other_commands() {
     let both = CommandQueue::new();
     let log = CommandLog::default();
     let fake = |panics| Arc::new(FakeSubject { log: log.clone(), panics, ..FakeSubject::default() });
@@ -269,7 +269,7 @@ fn command_that_panics_is_given_up_alone() {
 }
 
 #[test]
-fn connection_is_released_after_its_streams_and_the_wait() {
+fn connection_is_released_after_its_streams_are_returned() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     both.0.recall(Arc::clone(&fake), StreamKey(7), None);
@@ -284,7 +284,7 @@ fn connection_is_released_after_its_streams_and_the_wait() {
 }
 
 #[test]
-fn ids_and_receiving_keys_need_no_wait_and_the_newest_stay() {
+fn connection_ids_and_receive_keys_are_set_without_wait() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     let id = |number: u8| ConnectionId::new(&[number; 8]).unwrap();
@@ -309,7 +309,7 @@ fn ids_and_receiving_keys_need_no_wait_and_the_newest_stay() {
 }
 
 #[test]
-fn command_that_comes_during_a_batch_is_in_the_next_one() {
+fn command_added_during_a_batch_is_in_the_next_batch() {
     let both = CommandQueue::new();
     let fake = Arc::new(FakeSubject::default());
     both.0.set_path(Arc::clone(&fake), path(1));
@@ -334,7 +334,7 @@ fn operator_commands_precede_others_in_the_queue() {
 }
 
 #[test]
-fn waiting_thread_is_woken_by_commands_and_by_the_end() {
+fn queue_thread_is_woken_by_commands_and_by_close() {
     let (queue, taker): Both = CommandQueue::new();
     let (told, orders) = mpsc::channel();
     let thread = thread::spawn(move || {

@@ -61,7 +61,7 @@ fn claim_without_traffic_gets_no_record() {
 }
 
 #[test]
-fn upstreams_go_first_then_publishers_then_whoever_waits_longest() {
+fn records_go_to_upstreams_then_publishers_then_longest_waiting() {
     let mut scene = RecordScene::new(5);
     scene.all(Worth::Idle, &["idle"]);
     scene.all(Worth::Subscriber, &["first", "second"]);
@@ -71,7 +71,7 @@ fn upstreams_go_first_then_publishers_then_whoever_waits_longest() {
 }
 
 #[test]
-fn publisher_takes_the_record_of_the_subscriber_that_came_last() {
+fn publisher_takes_the_record_of_the_newest_subscriber() {
     let mut scene = RecordScene::new(3);
     scene.all(Worth::Subscriber, &["first", "second", "third", "fourth"]);
     assert_eq!(scene.decide(), (vec!["first", "second", "third"], NOBODY));
@@ -93,7 +93,7 @@ fn publisher_takes_the_record_of_the_subscriber_that_came_last() {
 }
 
 #[test]
-fn no_publisher_takes_a_publishers_record_and_no_subscriber_a_subscribers() {
+fn record_is_not_taken_from_a_connection_of_the_same_kind() {
     let mut scene = RecordScene::new(2);
     scene.all(Worth::Publisher, &["one", "other"]);
     scene.decide();
@@ -112,7 +112,7 @@ fn no_publisher_takes_a_publishers_record_and_no_subscriber_a_subscribers() {
 }
 
 #[test]
-fn record_without_use_goes_to_whoever_has_some() {
+fn unused_record_goes_to_a_connection_with_subscriptions() {
     let mut scene = RecordScene::new(2);
     scene.all(Worth::Idle, &["first", "second", "third"]);
     assert_eq!(scene.decide(), (vec!["first", "second"], NOBODY), "one is enough to have shown a right");
@@ -132,7 +132,7 @@ fn record_without_use_goes_to_whoever_has_some() {
 }
 
 #[test]
-fn record_of_a_connection_that_is_over_is_free_at_once() {
+fn record_of_an_ended_connection_is_free_at_once() {
     let mut scene = RecordScene::new(1);
     scene.all(Worth::Publisher, &["gone", "next", "last"]);
     assert_eq!(scene.decide().0, ["gone"]);
@@ -150,7 +150,7 @@ fn record_of_a_connection_that_is_over_is_free_at_once() {
 }
 
 #[test]
-fn record_that_cannot_be_made_is_waited_for() {
+fn claim_waits_if_its_record_cannot_be_made() {
     let mut scene = RecordScene::new(1);
     scene.set("first", Worth::Subscriber);
     assert_eq!(scene.decide().0, ["first"]);
@@ -159,8 +159,8 @@ fn record_that_cannot_be_made_is_waited_for() {
     assert_eq!(scene.decide().0, ["first"]);
 }
 
-/// Whatever order claims come, change and go in, there are never too many records, and none is unused while a claim
-/// waits.
+/// Claims are added, changed and removed in random order. The number of records is never exceeded, and no record is
+/// unused while a claim waits.
 #[test]
 fn random_claims_never_exceed_the_records_or_leave_one_unused() {
     const WORTHS: [Worth; 5] =

@@ -21,8 +21,8 @@ fn equals_the_builder(
 ) {
     let network = NamespaceNetwork::new(name);
     net::set_checksum_offload(&network.publisher, "eth", offload);
-    // Packets arrive with an unfinished checksum if `offload` is true, and the kernel completes it in the copies.
-    // Otherwise nothing completes it after the program.
+    // With `offload`, packets arrive with a partial checksum (CHECKSUM_PARTIAL), and the kernel completes it in the
+    // copies. Otherwise the program has to compute full checksums.
     net::set_checksum_offload(&network.relay, "east", !offload);
     let mut scene = RelayScene::new(&network, family, families, suite, egresses, 7);
     attach(&network, &scene.relay, "west");
@@ -47,7 +47,7 @@ fn equals_the_builder(
     assert_eq!(counters.egresses(EgressOutcome::Sent), packets as u64);
     let others = [Outcome::Forwarded, Outcome::NoSlot].map(|outcome| counters.packets(outcome));
     assert_eq!(others.iter().sum::<u64>(), cases as u64, "{counters:?}");
-    // Every outcome of the look-up of a ready keystream must have occurred, both for packets and for copies.
+    // Every outcome of looking up a precomputed keystream must have occurred, both for packets and for copies.
     let lookups = Lookup::ALL.map(|lookup| {
         let sealed: u64 = scene.subscribers.iter().map(|s| s.downstream.lookups(lookup)).sum();
         (scene.upstream.lookups(lookup), sealed)
@@ -89,18 +89,18 @@ fn ipv6_copies_for_both_families_equal_userspace() {
 }
 
 #[test]
-fn copies_without_checksum_offload_equal_the_builders() {
-    if root("copies_without_checksum_offload_equal_the_builders") {
+fn copies_without_checksum_offload_equal_userspace() {
+    if root("copies_without_checksum_offload_equal_userspace") {
         equals_the_builder("n48", 4, &[6, 4], KeySuite::Aes128Gcm, 8, 200, false);
         equals_the_builder("n68", 6, &[6, 4], KeySuite::ChaCha20Poly1305, 8, 200, false);
     }
 }
 
-/// The kernel gives a received packet the hash of its flow. A copy with the same hash would go to the wrong flow's
-/// queue.
+/// The kernel stores a flow hash in each received skb. A copy with the same hash would be sent in the transmit queue of
+/// the publisher's flow.
 #[test]
-fn a_copy_has_no_hash_of_the_packet_that_it_was_made_of() {
-    if !root("a_copy_has_no_hash_of_the_packet_that_it_was_made_of") {
+fn copy_does_not_inherit_the_flow_hash_of_its_packet() {
+    if !root("copy_does_not_inherit_the_flow_hash_of_its_packet") {
         return;
     }
     let network = NamespaceNetwork::new("hsh");
@@ -129,8 +129,8 @@ fn a_copy_has_no_hash_of_the_packet_that_it_was_made_of() {
     }
 }
 
-/// A probe after the program checks that the original has its VLAN tag again. A packet capture sees packets before the
-/// program.
+/// A probe that runs after the program checks that the received packet has its VLAN tag again. A packet capture sees
+/// packets before the program.
 #[test]
 fn copies_of_vlan_tagged_frames_equal_userspace() {
     if !root("copies_of_vlan_tagged_frames_equal_userspace") {

@@ -20,13 +20,13 @@ fn flow_control_limits_hold_to_the_byte() {
     let key = scene.relay_with(EGRESS);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
-    // The stream's flow control limit.
+    // Tests the stream's flow control limit (MAX_STREAM_DATA).
     scene.slots[0].set_max_offset(key, 1999);
     assert_eq!(scene.try_egress(0), EgressOutcome::StreamCredit);
     scene.slots[0].set_max_offset(key, 2000);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
-    // The connection's flow control limit.
+    // Tests the connection's flow control limit (MAX_DATA).
     scene.relay_with(EGRESS);
     let downstream = &scene.only().downstream;
     assert_eq!(downstream.set_max_data(1999), 1000);
@@ -38,7 +38,7 @@ fn flow_control_limits_hold_to_the_byte() {
     assert_eq!(scene.try_egress(0), EgressOutcome::DataCredit);
     scene.only().downstream.set_max_data(u64::MAX / 2);
 
-    // The congestion window.
+    // Tests the limit of the congestion window.
     let downstream = &scene.only().downstream;
     downstream.set_max_bytes(downstream.bytes() + size - 1);
     assert_eq!(scene.try_egress(0), EgressOutcome::Window);
@@ -49,7 +49,7 @@ fn flow_control_limits_hold_to_the_byte() {
 
     scene.only().downstream.set_max_bytes(u64::MAX / 2);
 
-    // Waiting objects hold back copies that are as urgent or less.
+    // Objects that wait in userspace hold back copies of the same or lower urgency.
     scene.relay_with(EgressRecord { level: 7, ..EGRESS });
     for (waiting, want) in [
         (Some(0), EgressOutcome::Behind),
@@ -61,13 +61,13 @@ fn flow_control_limits_hold_to_the_byte() {
         assert_eq!(scene.try_egress(0), want, "{waiting:?}");
     }
 
-    // Bytes before the beginning of the subscription.
+    // Bytes before the beginning of the subscription are not sent.
     scene.relay_with(EgressRecord { from: 1001, ..EGRESS });
     assert_eq!(scene.try_egress(0), EgressOutcome::Before);
     scene.relay_with(EgressRecord { from: 1000, ..EGRESS });
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
-    // The largest packet size.
+    // Tests the largest packet size (MTU of the path).
     scene.only().downstream.set_mtu(size as u32 - 1);
     assert_eq!(scene.try_egress(0), EgressOutcome::TooLarge);
     scene.only().downstream.set_mtu(size as u32);
@@ -77,8 +77,8 @@ fn flow_control_limits_hold_to_the_byte() {
 /// The subscriber counts a connection's credit by the largest offset of each stream. Bytes that were left to userspace
 /// therefore count as soon as later bytes of their stream are sent.
 #[test]
-fn skipped_bytes_count_against_the_connections_credit() {
-    if !root("skipped_bytes_count_against_the_connections_credit") {
+fn bytes_left_to_userspace_count_against_max_data() {
+    if !root("bytes_left_to_userspace_count_against_max_data") {
         return;
     }
     let (_network, mut scene) = simple("skp");
@@ -151,7 +151,7 @@ fn copy_to_an_unreachable_peer_is_declined() {
         traffic_class: 0,
         flow_label: 0,
     };
-    // The first address does not answer, and no route over an interface leads to the next two.
+    // The first address answers no ARP or NDP request, and the next two have no route over an interface.
     for (remote, want) in [
         (SocketAddr::new(address(4, 2, 77), 1), EgressOutcome::NoNeighbour),
         (SocketAddr::from(([192, 0, 2, 1], 1)), EgressOutcome::NoRoute),

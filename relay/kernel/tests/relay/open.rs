@@ -15,11 +15,11 @@ use crate::scene::{ID_LEN, RelayScene, simple};
 
 /// The publisher's alias of the track.
 const ALIAS: u64 = 7;
-/// A value that the program repeats in each registration.
+/// The egress tag, which the program repeats in each registration of a sent packet.
 const TAG: u64 = 1 << 63 | 5;
 /// The group and subgroup of the newest stream that began before these tests.
 const LAST: (u64, u64) = (4, 9);
-/// An opening for a subscriber that takes every group of the track.
+/// An opening for a subscriber that requested every group of the track.
 const OPENED: OpeningRecord = OpeningRecord {
     alias: 9,
     first: (0, 0),
@@ -92,7 +92,7 @@ impl OpeningStage {
         self.scene.only().downstream.set_web(subscriber);
     }
 
-    /// Adds an opening that the next new stream of the track may use.
+    /// Adds an opening, to which the program may bind the next new stream of the track.
     fn prepare(&mut self, opened: &OpeningRecord) {
         let mut slot = self.scene.upstream.opening().expect("an opening");
         let key = slot.add_opened(&self.scene.only().downstream, opened).expect("an egress");
@@ -197,7 +197,8 @@ fn open_under_every_alias(pair: (Option<u64>, Option<u64>)) {
     assert_eq!(stage.scene.only().downstream.set_streams(0, 0), stage.next_stream, "no ID was left out");
 }
 
-/// Streams with these first bytes open nothing, and the openings stay for other streams.
+/// For publishers' streams with these first bytes, the program opens no streams, and the openings stay for other
+/// streams.
 #[test]
 fn stream_with_an_unknown_beginning_is_left_to_userspace() {
     if !root("stream_with_an_unknown_beginning_is_left_to_userspace") {
@@ -247,8 +248,8 @@ fn stream_with_an_unknown_beginning_is_left_to_userspace() {
 
 /// The first packet of a stream in a session may have only the preamble. The stream is opened with the next packet.
 #[test]
-fn a_stream_may_begin_behind_its_preamble() {
-    if !root("a_stream_may_begin_behind_its_preamble") {
+fn stream_header_may_arrive_after_the_webtransport_preamble() {
+    if !root("stream_header_may_arrive_after_the_webtransport_preamble") {
         return;
     }
     let mut stage = OpeningStage::new("pre");
@@ -322,10 +323,11 @@ fn a_stream_may_begin_behind_its_preamble() {
     expect(&mut stage, 8);
 }
 
-/// Userspace keeps streams whose first frame in order of arrival it got. The program has not copied that frame.
+/// If a stream's first frame to arrive is not the one at offset 0, the program does not copy it, and userspace forwards
+/// the whole stream.
 #[test]
-fn stream_whose_later_frame_came_first_is_left_to_userspace() {
-    if !root("stream_whose_later_frame_came_first_is_left_to_userspace") {
+fn reordered_stream_beginning_is_left_to_userspace() {
+    if !root("reordered_stream_beginning_is_left_to_userspace") {
         return;
     }
     let taken = (Outcome::NoSlot, Some(OpeningOutcome::Taken), None);
@@ -343,7 +345,7 @@ fn stream_whose_later_frame_came_first_is_left_to_userspace() {
     assert_eq!(stage.send(&whole(22, &data)), SENT);
 }
 
-/// The size of a packet includes the preamble.
+/// The size of a packet that is compared with the MTU includes the WebTransport preamble.
 #[test]
 fn copy_that_fits_only_without_its_preamble_is_too_large() {
     if !root("copy_that_fits_only_without_its_preamble_is_too_large") {
@@ -366,10 +368,11 @@ fn copy_that_fits_only_without_its_preamble_is_too_large() {
     assert_eq!(send(8, (Some(0), None), mtu), (Some(EgressOutcome::Sent), 3 * size + 3));
 }
 
-/// The program and userspace may both open a publisher's stream. The first to do so keeps it.
+/// The program and userspace may both open a publisher's stream. The first side to claim the stream opens the
+/// subscribers' streams.
 #[test]
-fn a_stream_is_opened_once() {
-    if !root("a_stream_is_opened_once") {
+fn publisher_stream_is_opened_by_one_side_only() {
+    if !root("publisher_stream_is_opened_by_one_side_only") {
         return;
     }
     let mut stage = OpeningStage::new("onc");
@@ -399,7 +402,7 @@ fn a_stream_is_opened_once() {
     assert_eq!(stage.send(&whole(18, &stream_of(&header(11), 0, 0, 100))), gone);
 }
 
-/// A declined first copy leaves the whole stream to userspace and uses no stream ID.
+/// If the first copy of a stream is declined, userspace sends the whole stream, and no stream ID is used.
 #[test]
 fn stream_that_could_not_be_opened_is_left_to_userspace() {
     if !root("stream_that_could_not_be_opened_is_left_to_userspace") {
@@ -490,8 +493,8 @@ fn stream_that_could_not_be_opened_is_left_to_userspace() {
 
 /// The test runs once with all copies in one run of the program, and once with one copy in each run.
 #[test]
-fn each_subscriber_gets_the_front_of_its_own_session() {
-    if !root("each_subscriber_gets_the_front_of_its_own_session") {
+fn each_subscriber_gets_its_own_preamble_and_alias() {
+    if !root("each_subscriber_gets_its_own_preamble_and_alias") {
         return;
     }
     for max_copies_per_run in [64, 1] {
@@ -505,7 +508,7 @@ fn each_subscriber_gets_the_front_of_its_own_session() {
 }
 
 fn open_for_all(mut scene: RelayScene) {
-    // The subscribers' sessions and aliases.
+    // The WebTransport sessions and track aliases of the subscribers.
     const KINDS: [(Option<u64>, u64); 4] =
         [(Some(0), 9), (None, 300), (Some(1 << 60), u64::MAX), (Some(0), ALIAS)];
     scene.slots.clear();

@@ -14,8 +14,8 @@ use crate::scene::{ID_LEN, OFFSET, RelayScene, STREAMS, slot, subscriber};
 
 const ROUNDS: usize = 5;
 const EGRESSES: [usize; 3] = [1, 8, 32];
-/// The pause between the packets of a stream with 500 objects a second. Other programs replace what the processor's
-/// caches have meanwhile.
+/// The pause between packets, as in a stream with 500 objects a second. Meanwhile other programs evict the program's
+/// data from the CPU caches.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy)]
@@ -104,13 +104,13 @@ impl RunTimeCase {
             chunk.offset = OFFSET + 1200 * number;
             let packet = scene.publisher.seal(0, number, 2, &chunk.encode());
             assert_eq!(scene.send(&packet).len(), egresses);
-            // The copies are read at once, because the kernel would have to allocate memory for waiting ones.
+            // The copies are read at once, because waiting copies would make the kernel allocate more memory.
             let mut buffer = [0; 2048];
             let mut read =
                 |subscriber: &KernelSubscriber| subscriber.socket.recv(&mut buffer).expect("a copy");
             scene.subscribers.iter().for_each(|subscriber| assert!(read(subscriber) > 1200));
             scene.capture.frames();
-            std::thread::sleep(pause); // exact: paces the sender
+            std::thread::sleep(pause); // exact: the pause between two packets of the sender
         }
         per_run(before)
     }

@@ -1,4 +1,4 @@
-//! Tests of packets with many copies: the copies that one run may make, and further runs of the program.
+//! Tests of packets with many copies: how many copies one run of the program makes, and how further runs continue.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -37,10 +37,10 @@ fn copy_budget_is_shared_in_order() {
     }
 }
 
-/// Userspace finds the registrations of all copies when it gets the packet.
+/// When userspace receives the packet, the registrations of all copies must be readable.
 #[test]
-fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
-    if !root("a_fan_out_beyond_the_budget_goes_on_in_further_runs") {
+fn fan_out_beyond_the_budget_continues_in_further_runs() {
+    if !root("fan_out_beyond_the_budget_continues_in_further_runs") {
         return;
     }
     for (name, family, offload) in [("f4", 4, true), ("f6", 6, false)] {
@@ -63,7 +63,7 @@ fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
             assert_eq!(scene.capture.check(), 7 * chunks.len());
             let counted = scene.counted().since(&before);
             assert_eq!(counted.packets(Outcome::Continued), 1);
-            // The last run, the runs before it, and the runs that left copies to userspace.
+            // The expected counts are: last runs, runs before the last, and runs that left copies to userspace.
             let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
             assert_eq!(runs, [1, further - 1, 0]);
         }
@@ -71,10 +71,10 @@ fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
 }
 
 #[test]
-fn a_thousand_subscribers_of_one_stream_lose_nothing() {
+fn a_thousand_subscribers_get_every_byte_of_a_stream() {
     const SUBSCRIBERS: usize = 1100;
     const RUNS: u64 = SUBSCRIBERS.div_ceil(64) as u64;
-    if !root("a_thousand_subscribers_of_one_stream_lose_nothing") {
+    if !root("a_thousand_subscribers_get_every_byte_of_a_stream") {
         return;
     }
     let (_network, mut scene) = simple("tho");

@@ -31,9 +31,10 @@ pub const STREAMS: [SceneStream; 3] = [
     SceneStream { upstream: 70_002, downstream: 0x4003, shift: -20 },
     SceneStream { upstream: 1 << 40 | 2, downstream: 1 << 35 | 3, shift: 1 << 20 },
 ];
-/// The upstream offset at which each stream begins for the subscribers. The negative shift is not larger.
+/// The upstream offset from which subscribers get each stream. It is at least as large as the most negative shift, so
+/// downstream offsets are not negative.
 pub const FROM: u64 = 20;
-/// The next offset that each stream expects before a packet, unless a test sets another one.
+/// The stream offset that the program expects next in each stream, unless a test sets another one.
 pub const OFFSET: u64 = 1000;
 
 /// A relay with one upstream. Each subscriber gets a copy of each stream in `STREAMS`.
@@ -55,7 +56,8 @@ pub struct RelayScene {
 }
 
 impl RelayScene {
-    /// `family` is the upstream's address family. The subscribers take turns with `families`.
+    /// `family` is the upstream's address family. The subscribers get their address families from `families`, in
+    /// rotation.
     pub fn new(
         network: &NamespaceNetwork,
         family: u8,
@@ -180,8 +182,8 @@ impl RelayScene {
         (frames, chunks)
     }
 
-    /// Sometimes computes keystreams before their packets arrive. The rings have random lengths, and some are for short
-    /// packets only.
+    /// Sometimes computes keystreams before their packets arrive. The rings have random lengths, and the keystreams of
+    /// some are too short for long packets.
     pub fn compute_ahead(&mut self) {
         let rng = &mut self.rng;
         let mut pick = || {
@@ -202,12 +204,12 @@ impl RelayScene {
         }
     }
 
-    /// Sets the next offset that all streams expect.
+    /// Sets the stream offset that the program expects next in all streams.
     pub fn stand_at(&mut self, offset: u64) {
         self.slots.iter_mut().for_each(|slot| slot.set_position(&PositionRecord::opaque(offset)));
     }
 
-    /// Returns the next packet number. All streams expect `OFFSET`.
+    /// Returns the next packet number. Resets all streams, so that the program expects `OFFSET` next.
     pub fn next_number(&mut self) -> u64 {
         self.stand_at(OFFSET);
         self.sent += 1;
@@ -269,7 +271,7 @@ impl RelayScene {
         (0..count).map(|at| StreamPart { offset: offset(at), ..self.chunk(len) }).collect()
     }
 
-    /// Returns a chunk with the same bytes each time.
+    /// Returns a stream chunk whose bytes are the same at each call.
     pub fn chunk_of(&self, len: usize) -> StreamPart {
         StreamPart { stream: STREAMS[0].upstream, offset: OFFSET, data: vec![5; len], fin: false }
     }
@@ -306,7 +308,7 @@ impl RelayScene {
         outcome
     }
 
-    /// Returns the size of the UDP payload that `try_egress` sends.
+    /// Returns the UDP payload size of the copy that `try_egress` makes.
     pub fn size(&self) -> u64 {
         let chunk =
             StreamPart { stream: STREAMS[0].downstream, offset: 1000, data: vec![0; 1000], fin: false };
@@ -338,7 +340,7 @@ impl RelayScene {
     }
 }
 
-/// A copy of the first stream.
+/// An egress record for a copy of the first stream.
 pub const EGRESS: EgressRecord = EgressRecord {
     stream_id: 3,
     shift: 0,

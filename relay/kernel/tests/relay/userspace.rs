@@ -75,8 +75,8 @@ fn packet_numbers_are_shared_with_userspace() {
 }
 
 #[test]
-fn packet_that_nobody_waits_for_goes_to_the_deferred_socket() {
-    if !root("packet_that_nobody_waits_for_goes_to_the_deferred_socket") {
+fn fully_forwarded_packet_goes_to_the_deferred_socket() {
+    if !root("fully_forwarded_packet_goes_to_the_deferred_socket") {
         return;
     }
     const PING: u8 = 1;

@@ -32,7 +32,8 @@ pub fn attach(network: &NamespaceNetwork, relay: &RelayProgram, interface: &str)
     inside(&network.relay, || relay.attach(ifindex).expect("the relay attaches"));
 }
 
-/// Checks that userspace gets the unchanged packet. Returns the copies that the program has registered before.
+/// Checks that userspace gets the unchanged packet. Returns the copies that the program registered before it passed the
+/// packet on.
 pub fn receive_original(to: &UdpSocket, packet: &[u8], relay: &RelayProgram) -> Vec<Forwarded> {
     let mut buffer = [0; 2048];
     let len = to.recv(&mut buffer).expect("the original");
@@ -42,7 +43,8 @@ pub fn receive_original(to: &UdpSocket, packet: &[u8], relay: &RelayProgram) -> 
     forwarded
 }
 
-/// The network namespace and address of a subscriber. Its copies are sent from `local`.
+/// The place of a subscriber in the network: its namespace and address, and the address `local` that its copies are
+/// sent from.
 #[derive(Clone, Copy)]
 pub struct SubscriberPlace<'a> {
     pub namespace: &'a str,
@@ -56,7 +58,7 @@ pub struct KernelSubscriber {
     pub socket: UdpSocket,
 }
 
-/// Adds a subscriber's connection to the program. Neither the congestion window nor flow control limit it.
+/// Adds a subscriber's connection to the program. Neither a congestion window nor flow control limits the copies.
 pub fn downstream(
     relay: &RelayProgram,
     local: SocketAddr,

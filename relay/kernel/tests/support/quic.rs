@@ -69,7 +69,7 @@ impl DirectionKeys {
         self.seal_with_bits(0, generation, number, number_len, frames)
     }
 
-    /// Does the same with further bits set in the first byte.
+    /// Returns a packet as [`Self::seal`] does, with further bits set in the first byte.
     pub fn seal_with_bits(
         &self,
         bits: u8,

@@ -157,7 +157,7 @@ impl AccessSession {
         self.ask(PublishNamespace { request_id: self.id(), namespace, parameters }).await
     }
 
-    /// Returns the next request that the relay sends to this client.
+    /// Returns the next request that the relay sends to this test client.
     async fn asked(&self) -> (Message, AskedRequest) {
         let (send, recv) = patiently(self.connection.streams().accept_bi()).await.unwrap();
         let mut asked = AskedRequest {
@@ -173,7 +173,7 @@ impl AccessSession {
         (asked.message().await, asked)
     }
 
-    /// Waits until the relay closes the connection, and returns the code.
+    /// Waits until the relay closes the connection, and returns the close code.
     async fn closed(&self) -> code::Session {
         match patiently(self.connection.quic.closed()).await {
             quinn::ConnectionError::ApplicationClosed(close) => code::Session(close.error_code.into_inner()),
@@ -246,7 +246,8 @@ async fn an_established_publisher_is_not_displaced() {
     let _published = owner.publish(&track, 1).await.accepted().await;
     let rival = relay.client_at(ELSEWHERE).await;
     assert_eq!(rival.publish(&track, 1).await.refusal().await, Some(code::Request::UNAUTHORIZED));
-    let status = relay.server.status(); // exact: both requests were answered
+    // exact: the relay updates its status before it answers a request
+    let status = relay.server.status();
     assert_eq!((status.tracks[0].publishers, status.tracks[0].owner.as_deref()), (1, Some("127.0.0.1")));
     assert_eq!(relay.refused("track_taken"), 1);
     // The same client may publish the track in a second session.
@@ -262,7 +263,7 @@ async fn an_established_publisher_is_not_displaced() {
 }
 
 #[tokio::test]
-async fn a_stranger_who_announces_the_namespace_is_not_asked_for_a_track_that_is_published() {
+async fn second_publisher_of_a_namespace_gets_no_subscribe_for_published_tracks() {
     let relay = RelayUnderTest::start();
     let owner = relay.client(SetupOptions::default()).await;
     let _published = owner.publish(&track(0), 1).await.accepted().await;
@@ -270,17 +271,17 @@ async fn a_stranger_who_announces_the_namespace_is_not_asked_for_a_track_that_is
     let _subscribed = subscriber.subscribe(&track(0), Parameters::default()).await.accepted().await;
     let rival = relay.client_at(ELSEWHERE).await;
     let _announced = rival.publish_namespace("a/room").await.accepted().await;
-    // The first request to the rival has to be for a track without another publisher.
+    // The first SUBSCRIBE that the second publisher gets has to be for a track without another publisher.
     let _other = subscriber.subscribe(&track(1), Parameters::default()).await;
     let (asked, _request) = rival.asked().await;
     let Message::Subscribe(subscribe) = asked else { panic!("{asked:?}") };
     assert_eq!(subscribe.track, track(1));
-    // exact: the rival would have been asked for the first track earlier
+    // exact: a SUBSCRIBE for the first track would have arrived earlier
     assert_eq!(relay.server.status().tracks.iter().map(|track| track.publishers).max(), Some(1));
 }
 
 #[tokio::test]
-async fn first_of_two_strangers_to_answer_has_the_track() {
+async fn first_of_two_publishers_to_answer_owns_the_track() {
     let relay = RelayUnderTest::start();
     let one = relay.client(SetupOptions::default()).await;
     let other = relay.client_at(ELSEWHERE).await;
@@ -299,11 +300,12 @@ async fn first_of_two_strangers_to_answer_has_the_track() {
     let _subscribed = subscribed.accepted().await;
     second.say(ok(2)).await;
     until("the second is refused", || relay.refused("track_taken") == 1).await;
-    assert_eq!(relay.server.status().tracks[0].publishers, 1); // exact: the second publisher was refused
+    // exact: the refusal that was awaited is the last change of the status
+    assert_eq!(relay.server.status().tracks[0].publishers, 1);
 }
 
 #[tokio::test]
-async fn every_request_is_asked_about_before_anything_is_made() {
+async fn every_request_is_authorized_before_state_is_created() {
     let access = Access::new(tokens_only(), BudgetLimits::default());
     let relay = RelayUnderTest::with(access, |_| {});
     let client = relay.client_with(&claims(&["mine"], &[])).await;
@@ -329,7 +331,8 @@ async fn every_request_is_asked_about_before_anything_is_made() {
         let refusal = client.ask(request).await.refusal().await;
         assert_eq!(refusal, Some(code::Request::UNAUTHORIZED), "{name}");
         assert_eq!(relay.refused("not_allowed"), nth as u64 + 1, "{name}");
-        assert!(relay.server.status().tracks.is_empty(), "{name}"); // exact: the request was refused
+        // exact: the relay would have created a track before it answered the request
+        assert!(relay.server.status().tracks.is_empty(), "{name}");
     }
     let _mine = client.publish(&in_room("mine", "t"), 1).await.accepted().await;
 }
@@ -443,7 +446,7 @@ async fn requests_that_a_token_allowed_end_when_it_expires() {
 }
 
 #[tokio::test]
-async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
+async fn expired_request_is_reset_with_its_streams() {
     let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let publisher = relay.client(SetupOptions::default()).await;
     let mut publish = publisher.publish_of(&in_room("a", "t"), 7);
@@ -460,7 +463,7 @@ async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
     assert_eq!(code, VarInt::from_u64(code::Reset::EXPIRED_AUTH_TOKEN.0).unwrap());
     assert_eq!(patiently(stream.stopped()).await, Ok(Some(1u32.into())));
     assert_eq!(relay.refused("token_expired"), 1);
-    let _ = (send.finish(), stream.finish()); // The streams may have been stopped by the relay.
+    let _ = (send.finish(), stream.finish()); // Errors are ignored, since the relay may have stopped the streams.
 }
 
 #[tokio::test]
@@ -484,7 +487,8 @@ async fn new_access_policy_applies_to_open_requests() {
     until("nobody publishes", || relay.server.status().tracks.iter().all(|track| track.publishers == 0))
         .await;
     until("its session is over", || relay.server.status().sessions.len() == 1).await;
-    assert_eq!(relay.server.status().access.revoked, 1); // exact: the new policy is in effect
+    // exact: a session ends only after the new policy has taken effect
+    assert_eq!(relay.server.status().access.revoked, 1);
     // Removing a key also ends the rights of the tokens that it signed.
     let tokens = Requirements { keys: vec![keys::read_secret(&[7; 32]).unwrap()], ..Requirements::default() };
     access.set_policy(AccessPolicy::new(vec![], tokens, false));
@@ -492,7 +496,7 @@ async fn new_access_policy_applies_to_open_requests() {
 }
 
 #[tokio::test]
-async fn a_published_namespace_that_ends_takes_its_tracks_along() {
+async fn tracks_end_with_the_right_to_their_namespace() {
     let relay = RelayUnderTest::with(Access::new(tokens_only(), BudgetLimits::default()), |_| {});
     let publisher = relay.client(SetupOptions::default()).await;
     let publish = PublishNamespace {
@@ -530,7 +534,8 @@ async fn request_updated_with_a_newer_token_continues() {
     let parameters = with_tokens(vec![value(&expiring(BRIEF))]);
     brief.subscribe(&in_room("a", "t"), parameters).await.accepted().await.reset().await;
     until("one subscriber", || relay.server.status().tracks[0].subscribers <= 1).await;
-    assert_eq!(relay.server.status().tracks[0].subscribers, 1); // exact: the other subscription has ended
+    // exact: the last change of the status was the end of the other subscription
+    assert_eq!(relay.server.status().tracks[0].subscribers, 1);
     // An update with an expired token ends the request.
     let parameters = with_tokens(vec![value(&JwtClaims { exp: Some(1.0), ..claims(&[], &["a"]) })]);
     subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
@@ -583,7 +588,7 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
     }
     assert_eq!(client.publish(&track(2), 2).await.refusal().await, Some(code::Request::EXCESSIVE_LOAD));
     assert_eq!(relay.refused("tracks"), 1);
-    // The place of an ended request is free again.
+    // A request that has ended no longer counts against the limit.
     drop(held.pop());
     until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
     // Sends requests until some exceed the rate, however slow the machine is.
@@ -594,7 +599,8 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
         refused += u64::from(namespace.refusal().await.is_some());
         asked += 1;
     }
-    let status = relay.server.status(); // exact: all requests were answered
+    // exact: the relay counts a request before it answers the request
+    let status = relay.server.status();
     assert_eq!(relay.refused("request_rate"), refused);
     assert_eq!(status.sessions[0].requests, 3 + asked - refused);
     assert_eq!(status.access.clients[0].requests, 3 + asked - refused);
@@ -681,7 +687,7 @@ async fn changed_client_roots_apply_to_new_sessions() {
 }
 
 #[tokio::test]
-async fn client_certificate_gives_the_identity() {
+async fn client_identity_comes_from_its_certificate() {
     let authority = CertificateAuthority::new();
     let make = |name: &str| authority.sign(name);
     let rules = vec![rule("cams/**", &["cert:cam.example"], &["cert:*"])];
@@ -704,7 +710,7 @@ async fn client_certificate_gives_the_identity() {
     };
     let cam = connect(Some(make("cam.example"))).await;
     let _published = cam.publish(&in_room("cams", "t"), 1).await.accepted().await;
-    // exact: the publisher's request was answered
+    // exact: the relay sets the owner of a track before it answers PUBLISH
     assert_eq!(relay.server.status().tracks[0].owner.as_deref(), Some("cert:dns:cam.example"));
     let other = connect(Some(make("mic.example"))).await;
     let mut refused = other.publish(&in_room("cams", "u"), 1).await;

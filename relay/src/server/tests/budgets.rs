@@ -48,8 +48,8 @@ impl AnsweredRequest {
     }
 }
 
-/// A client sends one second's worth of updates more than the budget holds. They take a second, and all are answered,
-/// because a refused update would end its request.
+/// A client sends one second's worth of updates more than the budget holds. The relay delays the excess updates by a
+/// second and answers all of them, because a refused update would end its request.
 #[tokio::test]
 async fn updates_beyond_the_request_rate_wait() {
     let relay = relay();
@@ -73,7 +73,8 @@ async fn updates_beyond_the_request_rate_wait() {
     }
     let took = begun.elapsed();
     assert!(took > Duration::from_millis(900), "{updates} updates took {took:?}");
-    assert!(relay.server.status().totals.message_waits > 0); // exact: all updates were answered
+    // exact: the relay counts a delayed update before it answers the update
+    assert!(relay.server.status().totals.message_waits > 0);
 }
 
 /// A request that is refused for another reason also counts against the budget.
@@ -103,7 +104,7 @@ async fn refused_requests_count_against_the_rate() {
 
 /// A draft that allows repeated subscriptions to a track must not let one session use up the kernel's records.
 #[tokio::test]
-async fn a_session_subscribes_to_one_track_a_few_times() {
+async fn subscriptions_of_a_session_to_one_track_are_limited() {
     let relay = relay();
     let publisher = BudgetClient::connect(&relay).await;
     let mut published = publisher.ask(publish(0)).await;
@@ -117,13 +118,14 @@ async fn a_session_subscribes_to_one_track_a_few_times() {
         subscribed.push(asked);
     }
     assert_eq!(client.ask(again(4)).await.refusal().await, code::Request::EXCESSIVE_LOAD);
-    assert_eq!(relay.server.status().access.refused["same_track"], 1); // exact: the subscription was refused
-    // Another session has its own count, and an ended subscription frees its place.
+    // exact: the relay counts a refusal before it sends the refusal
+    assert_eq!(relay.server.status().access.refused["same_track"], 1);
+    // The limit applies to each session separately, and a subscription that has ended no longer counts.
     let other = BudgetClient::connect(&relay).await;
     let mut its_own = other.ask(again(0)).await;
     assert!(matches!(its_own.message().await, Message::SubscribeOk(_)));
     drop(subscribed.pop());
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let subscribers = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
     until("one subscription less", || subscribers() == 4).await;
     assert!(matches!(client.ask(again(5)).await.message().await, Message::SubscribeOk(_)));

@@ -76,9 +76,9 @@ async fn asked(connection: &Connection) -> (Message, SendStream, MessageReader) 
     (message, send, reader)
 }
 
-/// Requests about namespaces are sent again before the old ones are cancelled.
+/// After GOAWAY on a request about namespaces, the relay sends the request again before it cancels the old one.
 #[tokio::test]
-async fn requests_that_the_upstream_relay_moves_are_asked_again() {
+async fn requests_are_sent_again_after_goaway_of_the_upstream_relay() {
     let local = (Ipv4Addr::LOCALHOST, 0).into();
     let transport = transport::Config {
         certificate: Some(Arc::new(certificate())),

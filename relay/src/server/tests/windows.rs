@@ -36,7 +36,7 @@ impl QuinnPublisher {
         Self { connection, session, sent: number, _endpoint: endpoint, _streams }
     }
 
-    /// Sends a group, at the speed at which the relay reads it.
+    /// Sends a group, as fast as the relay reads it.
     async fn send(&mut self) {
         const OBJECT: usize = 256 << 10;
         let mut bytes = subgroup(self.sent % 2, self.sent);
@@ -82,7 +82,8 @@ fn client(trusted: &CertifiedKey) -> quinn::ClientConfig {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_session_is_closed_when_others_need_its_window() {
-    // Windows may grow to three quarters of the total. One session holds four eighths, and another then needs two more.
+    // Receive windows may use three quarters of the budget. One session holds four eighths of the budget, and another
+    // session then needs two eighths or more.
     let windows = Arc::new(Windows::new(8 * LEAST));
     let trusted = certificate();
     let relay = RelayUnderTest::with(Access::open(), |transport| {
@@ -112,7 +113,8 @@ async fn idle_session_is_closed_when_others_need_its_window() {
         panic!("closed otherwise");
     };
     assert_eq!(closed.error_code, crate::wire::var(code::Session::DATA_STREAM_TIMEOUT.0));
-    assert_eq!(relay.server.status().receive.reclaimed, 1); // exact: the session was counted before it was closed
+    // exact: the relay counts an idle session before it closes the session
+    assert_eq!(relay.server.status().receive.reclaimed, 1);
     until("its window back", || fast.held(&relay) == 0).await;
     other.grow(&relay).await;
     assert!(other.connection.close_reason().is_none());

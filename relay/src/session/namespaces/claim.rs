@@ -6,8 +6,8 @@ use millrace_moq::{Namespace, code, message::RequestError};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time};
 
-/// How much later than a new request the cancellation of an earlier one may arrive. Each request has a stream of its
-/// own, so streams may be reordered.
+/// How much later than a new request the cancellation of an earlier request may arrive. QUIC does not keep the order
+/// between their streams.
 const OVERTAKEN: Duration = Duration::from_millis(500);
 
 /// The prefixes that a session watches with one kind of request. No two overlap.
@@ -24,12 +24,13 @@ pub struct PrefixClaim {
 }
 
 impl PrefixClaims {
-    /// Claims `prefix` once no other claim overlaps with it. Waits for at most [`OVERTAKEN`].
+    /// Claims `prefix` once no other claim overlaps with it. Waits for at most [`OVERTAKEN`] until overlapping claims
+    /// are freed.
     pub async fn claim(self: &Arc<Self>, prefix: Namespace) -> Result<PrefixClaim, RequestError> {
         let mut over = pin!(time::sleep(OVERTAKEN));
         loop {
             let mut freed = pin!(self.freed.notified());
-            // The notification is enabled before the check, so that a prefix that is freed in between is noticed.
+            // The notification is enabled before the check, so that a prefix that is freed during the check is noticed.
             freed.as_mut().enable();
             let refused = match self.claim_now(&prefix) {
                 Ok(claim) => return Ok(claim),
@@ -55,7 +56,7 @@ impl PrefixClaim {
         &self.prefix
     }
 
-    /// Claims another prefix instead. On error, the present claim stays.
+    /// Replaces the claimed prefix by another one. On error, the present claim stays.
     pub fn move_to(&mut self, prefix: Namespace) -> Result<(), RequestError> {
         let mut held = self.claims.held.lock();
         held.remove(&self.prefix);
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_overtakes_the_end_of_another_waits_for_it() {
+    async fn namespace_request_waits_for_the_end_of_an_overlapping_one() {
         let claims = Arc::<PrefixClaims>::default();
         let held = claims.claim(namespace("a")).await.unwrap();
         let (next, ()) = tokio::join!(claims.claim(namespace("a/b")), async { drop(held) });
@@ -120,7 +121,7 @@ mod tests {
         assert!(claims.claim(namespace("a")).await.is_err(), "{} has not ended", next.prefix());
     }
 
-    /// The test would take minutes if each prefix were compared with all others.
+    /// The test would take minutes if each claim were compared with all others.
     #[test]
     fn claims_on_100_000_prefixes_are_fast() {
         let claims = Arc::<PrefixClaims>::default();

@@ -47,7 +47,7 @@ const STREAM_CREDIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The namespaces and tracks that the peer of one session publishes and watches.
 pub struct SessionNamespaces {
     context: Arc<SessionContext>,
-    /// The peer as the hub's handle of a publisher.
+    /// The peer in its role as a publisher, as the hub uses it.
     publisher: Arc<dyn HubPublisher>,
     publications: Arc<Publications>,
     subscriptions: Arc<Subscriptions>,
@@ -55,7 +55,7 @@ pub struct SessionNamespaces {
     published: Mutex<HashMap<Namespace, usize>>,
     watched: Arc<PrefixClaims>,
     watched_tracks: Arc<PrefixClaims>,
-    /// The registration of the peer as a relay, once it has announced a route.
+    /// The registration of the peer as a relay of the cluster. `None` until the peer has announced a route.
     relay: OnceLock<RelayRegistration>,
 }
 
@@ -130,7 +130,7 @@ impl SessionNamespaces {
         let cost = self.context.link_cost();
         let mut said = announcement.clone();
         let (route, taken) = hub.publish_route(namespace.clone(), session, announcement, cost);
-        // A route that was refused as a loop is kept, because an update may give it a usable path.
+        // The guard of a route that was refused as a loop is kept, because an update may give the route a usable path.
         if taken == Err(AnnouncementRefusal::TooMany) {
             let reason = "the relay announces more namespaces than cluster-routes allows";
             let refusal = RequestError::new(code::Request::EXCESSIVE_LOAD, reason);
@@ -152,7 +152,7 @@ impl SessionNamespaces {
     }
 
     /// Registers the peer as a relay, and watches whether it answers. Routes of a silent relay are used only if there
-    /// is no other.
+    /// is no other route.
     fn begin_routes(&self) {
         if self.context.is_relay() && self.relay.get().is_none() && self.context.terms().is_some() {
             return; // `mesh::run` registers and watches the relays that this relay has connected to.
@@ -180,7 +180,7 @@ impl SessionNamespaces {
         }
     }
 
-    /// Answers REQUEST_UPDATEs until the peer ends its request in either direction of the stream.
+    /// Answers REQUEST_UPDATEs until the peer ends its request, by closing or stopping either direction of the stream.
     async fn until_withdrawn(
         &self,
         stream: &mut RequestStream,
@@ -188,7 +188,7 @@ impl SessionNamespaces {
     ) -> Result<(), SessionError> {
         let RequestStream { send, reader } = stream;
         let mut stopped = std::pin::pin!(send.stopped());
-        // False once the peer has sent FIN, if FIN does not withdraw the namespace in its draft.
+        // False once the peer has sent FIN, in drafts in which FIN does not withdraw the namespace.
         let mut reading = true;
         loop {
             tokio::select! {
@@ -203,7 +203,9 @@ impl SessionNamespaces {
                         wire::send(send, RequestOk::default()).await?;
                     }
                     Ok(IncomingMessage::Message(message)) => return Err(SessionError::misplaced(&message, "after PUBLISH_NAMESPACE")),
-                    Ok(IncomingMessage::GoAway(_)) => {} // GOAWAY on a request of the peer's own: the peer sends the request again elsewhere.
+                    // GOAWAY on the stream of the peer's request has no effect here: the peer sends the request again
+                    // in another session.
+                    Ok(IncomingMessage::GoAway(_)) => {}
                     Ok(IncomingMessage::Finished) if !self.context.draft().fin_cancels() => reading = false,
                     Ok(IncomingMessage::Finished | IncomingMessage::Reset) | Err(SessionError::Lost(_)) => return Ok(()),
                     Err(violation) => return Err(violation),
@@ -228,7 +230,7 @@ impl SessionNamespaces {
         wire::send(&mut send, RequestOk::default()).await?;
         let mut watched = WatchedNamespace::new(&self.context, claim);
         let mut stopped = std::pin::pin!(send.stopped());
-        // False once the peer has ended its direction of the stream.
+        // False once the peer has ended its direction of the stream, so that no further message arrives.
         let mut reading = true;
         loop {
             tokio::select! {
@@ -261,7 +263,7 @@ impl SessionNamespaces {
         Ok(())
     }
 
-    /// Returns the change of the request that a message of the peer asks for.
+    /// Returns how a message of the peer changes its request.
     fn next_prefix(
         &self,
         incoming: Result<IncomingMessage, SessionError>,
@@ -308,7 +310,7 @@ impl SessionNamespaces {
         wire::send(&mut send, RequestOk::default()).await?;
         let mut watch = self.context.hub().watch_tracks(claim.prefix().clone());
         let mut stopped = std::pin::pin!(send.stopped());
-        // False once the peer has ended its direction of the stream.
+        // False once the peer has ended its direction of the stream, so that no further message arrives.
         let mut reading = true;
         loop {
             tokio::select! {
@@ -386,19 +388,19 @@ impl SessionNamespaces {
 
 /// A change that the peer makes to its SUBSCRIBE_NAMESPACE or SUBSCRIBE_TRACKS.
 enum NextChange {
-    /// An update that keeps the prefix. The value of FORWARD for later tracks, if the update has one.
+    /// An update that keeps the prefix. Contains the value of FORWARD for later tracks, if the update has one.
     Same(Option<bool>),
     Prefix(Namespace, Option<bool>),
     /// An update that is refused, which also ends the request.
     Refused(RequestError),
-    /// A message without an effect on the request.
+    /// A message that does not change the request.
     Nothing,
     /// The peer has ended its direction of the stream, so no update will come.
     ReadAll,
     Over,
 }
 
-/// Returns the parameters for later tracks, after an update with `forward`.
+/// Returns the parameters with which later tracks are published, after an update with the value `forward`.
 fn forwarding(asked: &Arc<Parameters>, forward: Option<bool>) -> Arc<Parameters> {
     match forward {
         None => Arc::clone(asked),
@@ -406,7 +408,8 @@ fn forwarding(asked: &Arc<Parameters>, forward: Option<bool>) -> Arc<Parameters>
     }
 }
 
-/// Reports whether the announced namespace belongs to another endpoint than the peer: its path has more than one hop.
+/// Reports whether the announced namespace belongs to another endpoint than the peer: the announced path has more than
+/// one hop.
 fn is_of_another(announcement: &Announcement) -> bool {
     announcement.path.hops().len() > 1
 }
@@ -421,8 +424,8 @@ fn move_to(claim: &mut PrefixClaim, prefix: Namespace, rights: &Rights) -> Resul
     claim.move_to(prefix)
 }
 
-/// Resets the stream of answers because the peer reads them more slowly than namespaces change (draft-22,
-/// "SUBSCRIBE_NAMESPACE").
+/// Resets our direction of the request stream, because the peer reads messages more slowly than namespaces change
+/// (draft-22, "SUBSCRIBE_NAMESPACE").
 fn overloaded(mut send: Answers) -> Result<(), SessionError> {
     let _ = send.reset(wire::var(code::Reset::EXCESSIVE_LOAD.0)); // An error means that the peer has stopped the stream.
     Ok(())

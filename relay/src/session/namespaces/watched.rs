@@ -20,7 +20,7 @@ use crate::{
     wire::{self, Answers, SessionError},
 };
 
-/// A SUBSCRIBE_NAMESPACE, and the namespaces that its peer was told about.
+/// A SUBSCRIBE_NAMESPACE, and the namespaces that were reported to its peer.
 pub struct WatchedNamespace {
     context: Arc<SessionContext>,
     pub claim: PrefixClaim,
@@ -34,7 +34,7 @@ enum ChangeSource {
     Routes { watch: RouteWatch, told: HashMap<Namespace, Announcement> },
 }
 
-/// A change that the peer may have to be told about.
+/// A change that may have to be reported to the peer.
 pub enum NamespaceChange {
     Event(NamespaceEvent),
     /// The routes to this namespace may have changed.
@@ -42,7 +42,7 @@ pub enum NamespaceChange {
 }
 
 impl NamespaceChange {
-    /// Returns the namespace as a resource, which the peer needs the right to watch.
+    /// Returns the changed namespace as the resource that the peer needs the right to watch.
     pub fn about(&self) -> Resource {
         let (Self::Event(NamespaceEvent::Published(namespace) | NamespaceEvent::Done(namespace))
         | Self::Routes(namespace)) = self;
@@ -66,12 +66,12 @@ impl WatchedNamespace {
         Self { context: Arc::clone(context), claim, source }
     }
 
-    /// Starts over with a new prefix. All namespaces below it are sent to the peer.
+    /// Starts over with a new prefix: all namespaces below it will be sent to the peer.
     pub fn begin_again(&mut self) {
         self.source = ChangeSource::new(&self.context, self.claim.prefix());
     }
 
-    /// Returns the next change that the peer may have to be told about. Returns `None` if the peer reads too slowly.
+    /// Returns the next change that may have to be reported to the peer. Returns `None` if the peer reads too slowly.
     /// Cancel safe.
     pub async fn next(&mut self, pace: impl Fn() -> Instant) -> Option<NamespaceChange> {
         match &mut self.source {
@@ -80,7 +80,7 @@ impl WatchedNamespace {
         }
     }
 
-    /// Sends a change to the peer. NAMESPACE_DONE is sent only for a namespace that the peer was told about.
+    /// Sends a change to the peer. NAMESPACE_DONE is sent only for a namespace that was reported to the peer.
     pub async fn tell(&mut self, change: NamespaceChange, send: &mut Answers) -> Result<(), SessionError> {
         let suffix = |namespace: &Namespace| namespace.suffix_after(self.claim.prefix());
         match (change, &mut self.source) {
@@ -104,7 +104,8 @@ impl WatchedNamespace {
                 let Some(suffix) = suffix(&namespace) else { return Ok(()) };
                 let neighbour = self.context.neighbour();
                 match self.context.hub().announcement(&namespace, neighbour) {
-                    // A watch reports each change of routes. A message is sent only if the peer's path or cost differs.
+                    // A watch reports each change of routes. A message is sent only if the path or cost for this peer
+                    // differs.
                     Some(route) if told.get(&namespace) != Some(&route) => {
                         let parameters = Some(mesh::parameters(&route));
                         told.insert(namespace, route);

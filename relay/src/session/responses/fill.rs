@@ -18,7 +18,8 @@ use crate::hub::{FetchAnswer, FetchPiece, FetchedObjects};
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a FETCH waits for missing objects that may be on their way.
 const GAP_TIMEOUT: Duration = Duration::from_millis(300);
-/// The shortest time between two checks of the cache, since media arrives in many small pieces.
+/// The shortest time between two checks of the cache for new objects. Media arrives in many small pieces, and each
+/// would cause a check.
 const LOOKS: Duration = Duration::from_millis(10);
 /// The most cached objects that are added to a response at once.
 const BATCH: usize = 256;
@@ -72,7 +73,8 @@ impl UnderWay {
             let progress = range.track.progress.notified();
             let deadline = match self.readiness(last) {
                 Readiness::Ready => return Ok(()),
-                // Subgroups of lower priority arrive later, but object IDs may also have gaps that are never filled.
+                // Missing objects may still arrive in subgroups of lower priority, or may not exist, since object IDs
+                // can have gaps.
                 Readiness::Gaps if began.elapsed() >= GAP_TIMEOUT => return Ok(()),
                 Readiness::Gaps => None,
                 Readiness::Unfinished => Some(limit.min(Clock::now() + ARRIVAL_TIMEOUT)),
@@ -82,7 +84,7 @@ impl UnderWay {
                 let reason = "the last objects of the range did not arrive in time";
                 return Err(RequestError::new(code::Request::TIMEOUT, reason));
             }
-            // Each check walks the range, so a burst of small pieces must not cause a check for each.
+            // Each check walks the whole range, so a burst of small pieces must not cause one check for each piece.
             sleep(LOOKS).await;
         }
     }
@@ -155,8 +157,8 @@ impl UnderWay {
         Ok(())
     }
 
-    /// Copies the objects that a publisher sends for `range` into the response. Returns a reason if some of them are
-    /// missing.
+    /// Copies the objects that a publisher sends for `range` into the response. Returns the reason if some of the
+    /// objects are missing.
     async fn fill_from_upstream(
         &self,
         mut objects: Box<dyn FetchedObjects>,
@@ -164,7 +166,7 @@ impl UnderWay {
     ) -> Result<Option<RangeEnd>, FillError> {
         let mut missing: u64 = 0;
         loop {
-            // A publisher's flow control stops it while this response has no room.
+            // While this response may not grow, nothing is read from the publisher, so flow control stops it.
             self.room().await;
             match timeout(self.range.patience(), objects.next()).await {
                 Ok(Ok(Some(FetchPiece::Item(item)))) => {
@@ -183,7 +185,8 @@ impl UnderWay {
                     self.response.push_payload(bytes);
                 }
                 Ok(Ok(None)) => return Ok(None),
-                // A payload that breaks off cannot be repaired, since the object's header with its length was sent.
+                // An object whose payload breaks off makes the response fail, since the header with the payload length
+                // was already sent.
                 _ if missing > 0 => return Err(FillError),
                 Ok(Err(failed)) => {
                     let session = self.context().id();
@@ -221,7 +224,7 @@ fn payload_len(entry: &FetchEntry) -> u64 {
     }
 }
 
-/// Reports whether an object lies in the range that the publisher was asked for.
+/// Reports whether an object lies in the range that was requested from the publisher.
 fn is_within(item: &FetchItem, first: Location, last: Location) -> bool {
     let at = match item {
         FetchItem::Object(object) => object.location,

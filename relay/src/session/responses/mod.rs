@@ -1,4 +1,5 @@
-//! Responses with earlier objects, from the cache and from publishers: answers to FETCH, and fills of subscriptions.
+//! Responses with earlier objects, from the cache and from publishers: answers to FETCH, and fills of subscriptions
+//! (objects from before the subscription, draft-22, "Fill Semantics").
 
 mod fill;
 
@@ -32,9 +33,9 @@ use millrace_access::{
 
 /// The most bytes of unacknowledged response data that a session may hold outside the cache.
 const SESSION_LIMIT: usize = 8 << 20;
-/// The least and the most of [`SESSION_LIMIT`] that one response may use, in bytes.
+/// The smallest and the largest share of [`SESSION_LIMIT`] that one response may use, in bytes.
 const RESPONSE_LIMIT: (usize, usize) = (16 << 10, 1 << 20);
-/// How long a publisher may be silent within its answer, at least.
+/// The least time that a publisher may be silent during its FETCH response before the response is given up.
 const MIN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The FETCH responses and fills of one session.
@@ -58,7 +59,7 @@ pub struct ResponseRange {
 }
 
 impl ResponseRange {
-    /// Returns how long a publisher may be silent while it sends its response.
+    /// Returns how long a publisher may be silent while it sends a FETCH response to this relay.
     fn patience(&self) -> Duration {
         self.fill.max(MIN_PATIENCE)
     }
@@ -75,8 +76,9 @@ impl Responses {
         parameters.fill_timeout.map_or(limit, |fill| Duration::from_millis(fill).min(limit))
     }
 
-    /// Sends the fill of a subscription on a stream of its own, and returns when the fill is over. A fill that cannot
-    /// be completed is reset. It needs the right to FETCH, and losing that right does not end the subscription.
+    /// Sends a subscription's fill (objects from before the subscription) on one stream, and returns when that stream
+    /// is over. If the fill cannot be completed, the stream is reset. The subscriber needs the right to FETCH. If it
+    /// loses this right, the fill ends, but not the subscription.
     pub async fn fill(
         self: Arc<Self>,
         request_id: u64,
@@ -115,7 +117,7 @@ impl Responses {
                         reason = refused.reason,
                         "cannot fill a subscription with earlier objects"
                     );
-                    // The reset comes after the stream's header was acknowledged, so that the subscriber knows which
+                    // The stream is reset only after its header was acknowledged, so that the subscriber knows which
                     // fill has failed.
                     while under_way.response.held() > 0 {
                         under_way.acknowledged.notified().await;
@@ -180,7 +182,7 @@ impl Responses {
     /// Passes an event of a data plane stream to the response that owns the stream.
     pub fn on_event(&self, event: DownstreamEvent) {
         if let Some(response) = self.under_way.lock().get(&event.owner) {
-            let _ = response.send(event); // An error means that the response is just being dropped.
+            let _ = response.send(event); // An error means that the response was dropped and needs no events.
         }
     }
 }
@@ -218,8 +220,8 @@ impl UnderWay {
         connection.transmit_now();
     }
 
-    /// Waits until the response may grow. Two limits apply: the unacknowledged bytes of the session, and the bytes that
-    /// its client may fetch in a second.
+    /// Waits until objects may be added to the response. Two limits apply: the unacknowledged bytes of the session, and
+    /// the bytes that its client may fetch in a second.
     async fn room(&self) {
         let client = self.context().authority().client();
         while let Some(until) = client.and_then(|client| client.fetch_waits(Instant::now())) {
@@ -241,7 +243,8 @@ impl UnderWay {
         }
     }
 
-    /// Fills the response, and waits for its end. Never returns by itself, since the caller sees the end in events.
+    /// Fills the response, and waits for its end. Never returns: the caller drops it when an event reports the end of
+    /// the stream.
     pub async fn fill_and_wait(&self, start: fill::FillStart) {
         self.fill(start).await;
         std::future::pending().await
@@ -280,7 +283,9 @@ impl UnderWay {
                         wire::send(send, RequestOk::default()).await?;
                     }
                     IncomingMessage::Message(message) => return Err(SessionError::misplaced(&message, "after FETCH")),
-                    IncomingMessage::GoAway(_) => {} // GOAWAY on a request of the peer's own: the peer sends the request again elsewhere.
+                    // GOAWAY on the stream of the peer's request has no effect here: the peer sends the request again
+                    // in another session.
+                    IncomingMessage::GoAway(_) => {}
                     IncomingMessage::Finished => reading = false,
                     IncomingMessage::Reset => return Ok(()),
                 },

@@ -37,7 +37,7 @@ pub(super) struct LadderTracks {
 }
 
 impl LadderTracks {
-    /// Notes that the session asks for a track of a ladder. Returns false if the session chooses renditions itself.
+    /// Records that the session asks for a track of a ladder. Returns false if the session chooses renditions itself.
     fn note(&mut self, ladder: &Ladder, track: &TrackName) -> bool {
         let same = |(known, _): &&(Ladder, TrackName)| known.position(track).is_some();
         match self.ladders.iter().find(same) {
@@ -56,12 +56,13 @@ impl SubscriptionEntry {
         let context = self.context();
         let hub = context.hub();
         let requester = context.requester();
-        // Relays get what they ask for, since each of them adapts for its own subscribers.
+        // A relay gets the requested rendition, since it adapts the rendition for each of its subscribers.
         let Some(rights) = rights.filter(|_| !context.is_dialed()) else { return };
         let asked = self.track().name();
         let Some(ladder) = hub.ladder(asked, requester).await else { return };
         let leaves_it = self.family.state.lock().asked.note(&ladder, asked);
-        // A switch takes effect in later groups, which a descending order sends last.
+        // Subscriptions in descending order are not adapted, because a switch applies only to groups with larger IDs
+        // than those sent so far.
         if !leaves_it || self.subscription().options().order == GroupOrder::Descending {
             return;
         }
@@ -99,8 +100,8 @@ impl SubscriptionEntry {
         alike.then_some((track, Some(right)))
     }
 
-    /// Chooses between `tracks` until the subscription ends. The requested track is the last of them. `lent` holds the
-    /// right to each other track; a track is given up when its right ends.
+    /// Chooses between `tracks` until the subscription ends. The requested track is the last of them. `lent` has the
+    /// subscriber's right to each other track. A track is no longer sent when this right ends.
     async fn keep_choosing(
         &self,
         tracks: Vec<Arc<LiveTrack>>,

@@ -10,7 +10,7 @@ use super::SubscribedTrack;
 use crate::session::responses::{ResponseRange, Responses};
 use millrace_access::rights::Rights;
 
-/// The most fills of one subscription that may be under way.
+/// The most fills (streams with earlier objects) of one subscription that may be under way at a time.
 const AT_ONCE: usize = 4;
 
 /// The fills of one subscription. Dropping it resets their streams.
@@ -69,7 +69,7 @@ impl Fills {
         Ok(())
     }
 
-    /// Returns how many streams were opened for fills, which PUBLISH_DONE has to count.
+    /// Returns how many streams were opened for fills. PUBLISH_DONE has to include them in its stream count.
     pub fn opened(&self) -> u64 {
         self.opened
     }

@@ -28,7 +28,7 @@ const LATE_STREAMS: Duration = Duration::from_secs(2);
 /// The effect of a message of the subscriber on the subscription.
 enum FollowStep {
     GoOn,
-    /// The subscriber has sent FIN, so no further message will come.
+    /// The subscriber has sent FIN, so no further message will arrive.
     ReadAll,
     /// The subscription is over, with the reason for PUBLISH_DONE. `None`: the subscriber has cancelled it.
     End(Option<SubscriptionEnd>),
@@ -52,8 +52,8 @@ impl SubscriptionEntry {
         let ends_with_its_filter = self.context().draft().ends_with_its_filter();
         let mut deadline = None;
         let mut past_end = None;
-        // Each iteration first checks whether the end has been reached, since any of the events below may bring it
-        // about.
+        // Each iteration first checks whether the end has been reached, since any of the events below may cause the
+        // end.
         loop {
             if let Some(ended) = subscription.drained().filter(|_| fills.are_delivered()) {
                 return Ok(Some(ended));
@@ -77,8 +77,8 @@ impl SubscriptionEntry {
                 () = fills.delivered(), if !fills.are_delivered() => {}
                 () = sleep_until(past_end), if past_end.is_some() && subscription.is_past_end() => {
                     past_end = None;
-                    // An object of a later group may have been an error. The end counts only if the track is still past
-                    // it.
+                    // A single object of a later group may have been an error. The subscription ends only if the track
+                    // is still past the last requested group.
                     if subscription.stays_past_end() {
                         let reason = "the last group asked for is over";
                         subscription.end(SubscriptionEnd::new(code::Done::SUBSCRIPTION_ENDED, reason));
@@ -116,7 +116,8 @@ impl SubscriptionEntry {
                 SubscriptionEnd::new(code::Done::SUBSCRIPTION_ENDED, "unsubscribed"),
             ))),
             IncomingMessage::Message(message) => Err(SessionError::misplaced(&message, "in a subscription")),
-            // GOAWAY on the request of the subscriber has no effect here. The peer sends its request again elsewhere.
+            // GOAWAY on the stream of the subscriber's request has no effect here: the peer sends the request again in
+            // another session.
             IncomingMessage::GoAway(_) => Ok(FollowStep::GoOn),
             IncomingMessage::Finished => Ok(FollowStep::ReadAll),
             IncomingMessage::Reset => Ok(FollowStep::End(None)),
@@ -154,7 +155,7 @@ impl SubscriptionEntry {
         Ok(Ok(RequestOk { parameters: self.context().dialect().largest(largest), ..RequestOk::default() }))
     }
 
-    /// Changes the subscription as `parameters` say, and sends objects that have become part of it.
+    /// Changes the subscription as `parameters` say, and sends cached objects that are now in its range.
     pub(super) fn apply(&self, parameters: &Parameters, largest: Option<Location>) -> Result<(), OutOfRange> {
         let mut options = self.subscription().options();
         if parameters.filter.is_some() {

@@ -45,12 +45,12 @@ use crate::{
 };
 use millrace_access::{AccessRefusal, rights::Rights};
 
-/// How long a joining FETCH waits for its SUBSCRIBE, which comes on another stream and may be late, and how often it
-/// checks.
+/// How long a joining FETCH waits for its SUBSCRIBE, which may arrive later on another stream, and how often the FETCH
+/// checks for it.
 const LATE_SUBSCRIBE: Duration = Duration::from_secs(1);
 const LOOKS: Duration = Duration::from_millis(50);
 
-/// How many aliases of ended subscriptions are kept from being reused.
+/// Number of track aliases of ended subscriptions that are not reused yet.
 const RETIRED_ALIASES: usize = 64;
 
 /// The subscriptions of one session.
@@ -74,14 +74,14 @@ struct SubscribeState {
     by_owner: HashMap<u64, Arc<Subscription>>,
     /// Track aliases in use.
     aliases: HashSet<u64>,
-    /// The aliases that became free most recently. Streams that the peer has not read yet may still have them, and
-    /// would be assigned to the wrong track.
+    /// The aliases that became free most recently. They are not reused yet: streams that the peer has not read may have
+    /// these aliases, and would be assigned to the wrong track.
     retired: VecDeque<u64>,
     /// The tracks that the session asked for, by ladder of renditions.
     asked: LadderTracks,
 }
 
-/// A subscription, and the track that it was asked for.
+/// A subscription, and the track that the subscriber requested.
 #[derive(Clone)]
 pub struct SubscribedTrack {
     pub track: Arc<LiveTrack>,
@@ -89,7 +89,7 @@ pub struct SubscribedTrack {
 }
 
 impl SubscribedTrack {
-    /// Changes the subscription's options, and sends objects of `tracks` that have become part of it.
+    /// Changes the subscription's options, and sends cached objects of `tracks` that are now in its range.
     fn change(&self, options: SubscriptionOptions, largest: Option<Location>, tracks: &[Arc<LiveTrack>]) {
         let subscription = &self.subscription;
         let mut outbox = Outbox::default();
@@ -140,7 +140,8 @@ impl Subscriptions {
             Ok(track) => track,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
-        // Everything that is decided from here on uses this location, even if the track goes on meanwhile.
+        // This largest location is used for the filter, the answer and the fill, even if further objects arrive
+        // meanwhile.
         let largest = track.data.largest();
         let window = match self.window(&parameters, largest) {
             Ok(window) => window,
@@ -158,7 +159,7 @@ impl Subscriptions {
             drop(entry);
             return self.context.refuse(stream.send, refused).await;
         }
-        // A subscriber that manages alternatives by a switching set is not adapted by the relay.
+        // If the subscriber uses a switching set, the relay does not adapt the rendition itself.
         let rights = Some(rights).filter(|_| parameters.assignment.is_none());
         let ok = SubscribeOk {
             track_alias: entry.subscription().alias,
@@ -184,8 +185,8 @@ impl Subscriptions {
         Ok(window)
     }
 
-    /// Takes a place for a subscription to the track. Returns `None` if the peer is subscribed to it or has asked for
-    /// it.
+    /// Counts a subscription of the session to the track. Returns `None` if the peer is subscribed to it or has asked
+    /// for it.
     pub fn first_part(&self, name: &TrackName) -> Option<TrackPart> {
         self.parts.take(name, 1)
     }
@@ -211,8 +212,8 @@ impl Subscriptions {
         Ok(PendingSubscribe { family: Arc::clone(self), request_id, part })
     }
 
-    /// Returns the subscription with this request ID, and waits for it if its SUBSCRIBE is undecided or late. Returns
-    /// `None` if there is none.
+    /// Returns the subscription with this request ID, and waits for it if its SUBSCRIBE is not answered yet or has not
+    /// arrived. Returns `None` if there is none.
     pub async fn wait(&self, request_id: u64) -> Option<SubscribedTrack> {
         let began = Clock::now();
         loop {
@@ -224,8 +225,8 @@ impl Subscriptions {
                 }
                 match state.pending.contains(&request_id) {
                     true => (self.context.hub().limits.request_timeout, None),
-                    // The SUBSCRIBE may be late on another stream. Its refusal would not wake this task, so the state
-                    // is checked repeatedly.
+                    // The SUBSCRIBE may arrive later, on another stream. If it is refused, this task is not woken, so
+                    // the state is checked repeatedly.
                     false if !self.context.has_seen(request_id) => (LATE_SUBSCRIBE, Some(LOOKS)),
                     false => return None,
                 }
@@ -374,8 +375,8 @@ impl SubscriptionEntry {
         self.renditions.get().map_or(own, |renditions| renditions)
     }
 
-    /// Sends the answer, runs the subscription until either side ends it, and sends PUBLISH_DONE. It is adapted to the
-    /// path only if `rights` are given. `fills` end with it.
+    /// Sends the answer, runs the subscription until either side ends it, and sends PUBLISH_DONE. The rendition is
+    /// adapted to the path only if `rights` are given. `fills` end with the subscription.
     async fn run(
         self,
         ok: Option<Message>,

@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 #[derive(Default)]
 pub(super) struct TrackParts(Arc<Mutex<HashMap<TrackName, u64>>>);
 
-/// One subscription's place in the count of its track. Dropping it frees the place.
+/// One subscription in the count of its track. Dropping it subtracts the subscription.
 pub(in crate::session) struct TrackPart {
     parts: Arc<Mutex<HashMap<TrackName, u64>>>,
     name: TrackName,
 }
 
 impl TrackParts {
-    /// Takes a place for a subscription to the track. Returns `None` if `most` are taken.
+    /// Counts a subscription to the track. Returns `None` if the session has `most` subscriptions to it already.
     pub(super) fn take(&self, name: &TrackName, most: u64) -> Option<TrackPart> {
         let mut parts = self.0.lock();
         match parts.get_mut(name) {

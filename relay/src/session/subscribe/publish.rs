@@ -14,8 +14,9 @@ use crate::{
 use millrace_access::rights::Rights;
 
 impl Subscriptions {
-    /// Publishes `track` to the peer until either side ends the subscription. `part` is its place in the count of the
-    /// track. `asked` are the parameters of SUBSCRIBE_TRACKS, with which the subscription begins.
+    /// Publishes `track` to the peer until either side ends the subscription. `part` counts the subscription against
+    /// the session's limit for the track. `asked` are the parameters of SUBSCRIBE_TRACKS, with which the subscription
+    /// begins.
     pub async fn publish(
         self: &Arc<Self>,
         track: Arc<LiveTrack>,
@@ -25,7 +26,7 @@ impl Subscriptions {
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let request_id = self.context.next_request_id();
-        // The window and PUBLISH use the same largest location, even if the track goes on meanwhile.
+        // The window and PUBLISH use the same largest location, even if further objects arrive meanwhile.
         let largest = track.data.largest();
         let window = LocationWindow::resolve(asked.filter.as_ref(), largest);
         let options = SubscriptionOptions::new(asked, window, &track.data);
@@ -44,7 +45,8 @@ impl Subscriptions {
         let Some(parameters) = entry.offer(publish, &mut stream).await? else { return Ok(()) };
         let assignment = parameters.assignment.as_ref();
         let assigned = self.check(assignment)?.and_then(|()| entry.assign(assignment));
-        // The subscriber's answer cannot be refused, so the subscription ends instead.
+        // There is no message that refuses the subscriber's answer, so the subscription ends if its options are
+        // invalid.
         if assigned.is_err() || entry.apply(&parameters, entry.track().data.largest()).is_err() {
             return Ok(());
         }
@@ -57,7 +59,7 @@ impl Subscriptions {
 }
 
 /// Returns the parameters of PUBLISH for a subscription that begins with `asked`. From draft-20 on, the subscriber
-/// sends the others in its answer.
+/// sends the other parameters in its answer.
 fn publish_parameters(draft: Draft, asked: &Parameters) -> Parameters {
     let forward = Some(asked.forward.unwrap_or(true));
     if draft.accepts_with_parameters() {

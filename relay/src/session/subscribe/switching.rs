@@ -36,8 +36,8 @@ pub(super) struct Sets(Mutex<SwitchingState>);
 #[derive(Default)]
 struct SwitchingState {
     sets: BTreeMap<u64, SwitchedSet>,
-    /// The possible allocations of tracks to the switched sets, each with the total bitrate that it needs, in kbit/s
-    /// and in rising order. An allocation lists the sets in the order of their numbers.
+    /// The possible allocations of tracks to the switched sets, in rising order of the total bitrate (kbit/s) that each
+    /// needs. An allocation lists the sets in the order of their numbers.
     rungs: Vec<(u64, Allocation)>,
     decider: Option<Decider>,
     /// True while a task checks the path's bandwidth for this session.
@@ -49,7 +49,7 @@ struct SwitchedSet {
     properties: Assignment,
     /// The tracks of the set, in rising order of the throughput that they need.
     tracks: Vec<SwitchedTrack>,
-    /// The choice of the track for each group. It is set once the set has had enough tracks to be switched.
+    /// Chooses the track that each group is sent from. It is set once the set has had enough tracks to be switched.
     choice: Option<Arc<Mutex<RenditionChoice>>>,
 }
 
@@ -155,7 +155,7 @@ impl Sets {
         Ok(())
     }
 
-    /// Removes the track of a subscription that is over.
+    /// Removes the track of a subscription that is over from its switching set.
     pub fn remove(&self, request_id: u64, connection: &Connection) {
         let state = &mut *self.0.lock();
         let found = state.sets.values_mut().find_map(|set| set.take(request_id));
@@ -255,7 +255,8 @@ impl SwitchedSet {
         }
     }
 
-    /// Removes a track that has ended. The set then needs one track less to be switched, so that it stays switched.
+    /// Removes a track that has ended. The number of tracks that the set needs to be switched decreases by one, so that
+    /// switching continues.
     fn take(&mut self, request_id: u64) -> Option<SwitchedTrack> {
         let place = self.tracks.iter().position(|track| track.request_id == request_id)?;
         let track = self.tracks.remove(place);
@@ -264,7 +265,7 @@ impl SwitchedSet {
         Some(track)
     }
 
-    /// Makes the track at this place available to the set's choice.
+    /// Makes the track at index `place` available to the set's choice.
     fn join(&mut self, place: usize) {
         let (Some(choice), Some(track)) = (&self.choice, self.tracks.get_mut(place)) else { return };
         let newest = track.subscribed.track.data.largest().map(|largest| largest.group);

@@ -39,14 +39,14 @@ impl ForgedPublisher {
     }
 }
 
-/// The way in which a packet is forged.
+/// A way to forge a packet from genuine ones.
 #[derive(Clone, Copy, Debug)]
 enum Forgery {
     Flipped,
     Truncated,
     Extended,
     Replayed,
-    /// The connection ID is another connection's.
+    /// The packet has the connection ID of another connection.
     SwappedId,
     /// The packet has the beginning of one genuine packet and the end of another.
     Spliced,
@@ -68,8 +68,8 @@ const FORGERIES: [Forgery; 8] = [
 ];
 
 impl Forgery {
-    /// Makes a forged packet from one publisher's packets, and from the other's if two are needed. `number` is an
-    /// unused packet number.
+    /// Makes a forged packet from the packets of one publisher, and of the other one for forgeries that combine two.
+    /// `number` is an unused packet number.
     fn make(self, publishers: &[ForgedPublisher; 2], number: u64, rng: &mut Rng) -> Vec<u8> {
         let which = rng.usize(..2);
         let one = &publishers[which];
@@ -127,7 +127,7 @@ fn forge(count: u64) -> Vec<(&'static str, u64)> {
     let mut made = 0;
     while made < count {
         let packet = FORGERIES[made as usize % FORGERIES.len()].make(&publishers, MODELS + made, &mut rng);
-        // Bit flips may cancel each other out, which makes the packet a replay.
+        // Two bit flips may cancel each other out. The packet is then unchanged, and is declined as a replay.
         pass(&program, &packet);
         made += 1;
     }

@@ -15,7 +15,7 @@ fn subgroup(lengths: &[usize]) -> Vec<u8> {
     bytes
 }
 
-/// A STREAM frame with a part of the stream.
+/// A STREAM frame with a part of the tested stream.
 struct JudgedPart<'a> {
     at: usize,
     bytes: &'a [u8],
@@ -36,14 +36,14 @@ struct Judge {
 }
 
 impl Judge {
-    /// Makes a judge for a stream without any received byte.
+    /// Makes a bench for a stream of which no byte was received.
     fn new() -> Self {
         let mut judge = Self { bench: ProgramBench::new(), sent: 0 };
         judge.begin();
         judge
     }
 
-    /// Starts over with a new stream.
+    /// Replaces the tested stream by a new one.
     fn begin(&mut self) {
         drop(self.bench.slot.replace(self.bench.upstream.slot(STREAM)));
         self.bench.slot.borrow_mut().add(&self.bench.downstream, &EGRESS).expect("an egress");
@@ -141,7 +141,7 @@ fn packet_with_bytes_beyond_the_final_size_is_not_forwarded() {
     assert_eq!(judge.send(&[last(cut, size)]), DECLINED);
     assert_eq!(judge.send(&[part(&stream, 0..150)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, 150..size + 1)]), BAD);
-    // The final size is smaller than bytes that arrived after a hole.
+    // The final size is smaller than the end of bytes that arrived after a hole.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 150..size)]), DECLINED);
     assert_eq!(judge.send(&[last(&stream[..size - 10], size - 10)]), BAD);
@@ -196,8 +196,8 @@ fn malformed_bytes_are_not_forwarded() {
 /// Userspace keeps the first version of each byte. A frame is not forwarded if any of its bytes has arrived before,
 /// wherever that was.
 #[test]
-fn frame_over_earlier_bytes_is_not_forwarded() {
-    if !root("frame_over_earlier_bytes_is_not_forwarded") {
+fn frame_that_overlaps_received_bytes_is_not_forwarded() {
+    if !root("frame_that_overlaps_received_bytes_is_not_forwarded") {
         return;
     }
     let x = subgroup(&[100, 1000, 100]);
@@ -205,7 +205,7 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
     let object = 105;
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&x, to));
 
-    // Two versions with the same offset, in one packet and in two packets.
+    // Two versions of the bytes at one offset arrive, in one packet and in two packets.
     for two in [false, true] {
         let mut judge = Judge::new();
         assert_eq!(judge.send(&[part(&x, 0..object)]), GOOD);
@@ -221,7 +221,7 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
         assert_eq!(judge.send(&[part(&x, object + 54..500)]), GOOD);
     }
 
-    // A frame overlaps with bytes that arrived after a hole, and is judged only up to them.
+    // A frame overlaps with bytes that arrived after a hole, so it is parsed only up to them.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&y, 250..260)]), DECLINED);
@@ -231,7 +231,7 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
     advance(&judge, 310);
     assert_eq!(judge.send(&[part(&x, 310..320)]), GOOD);
 
-    // Bytes arrive after two holes. The run after the first hole is not kept.
+    // Bytes arrive after two holes. The run of bytes after the first hole is given up.
     judge.begin();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     assert_eq!(judge.send(&[part(&y, 210..220)]), DECLINED);
@@ -242,7 +242,7 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
     advance(&judge, 300);
     assert_eq!(judge.send(&[part(&x, 300..310)]), GOOD);
 
-    // A frame overlaps with the ninth frame of a packet, which the program did not judge.
+    // A frame overlaps with the ninth frame of a packet, which the program did not check, because it handles eight.
     judge.begin();
     assert_eq!(judge.send(&[part(&x, 0..200)]), GOOD);
     let mut nine: Vec<_> = (0..8).map(|_| part(&x, 0..10)).collect();
@@ -253,10 +253,11 @@ fn frame_over_earlier_bytes_is_not_forwarded() {
     assert_eq!(judge.send(&[part(&x, 220..230)]), GOOD);
 }
 
-/// Packets may reach userspace by an interface without the program, or in a form that the program does not parse.
+/// Bytes may reach only userspace, in packets from an interface without the program, or in packets that the program
+/// does not parse. Other versions of them are not forwarded.
 #[test]
-fn bytes_seen_by_userspace_alone_are_not_forwarded() {
-    if !root("bytes_seen_by_userspace_alone_are_not_forwarded") {
+fn bytes_received_only_by_userspace_are_not_forwarded() {
+    if !root("bytes_received_only_by_userspace_are_not_forwarded") {
         return;
     }
     let stream = subgroup(&[1000, 100]);
@@ -286,14 +287,14 @@ fn bytes_seen_by_userspace_alone_are_not_forwarded() {
     leave(&judge, 199..210, false);
     assert!(judge.bench.slot.borrow().is_contradicted());
     assert_eq!(judge.send(&[part(&stream, 200..210)]), BAD, "nothing more of it");
-    // Also works for a stream without a slot.
+    // Bytes may also be recorded for a stream without a slot.
     judge.bench.upstream.leave(STREAM + 400, &(0..10), true);
 }
 
 /// A forwarded packet may be lost on its way to userspace, which then receives another version of its bytes.
 #[test]
-fn positions_at_one_offset_that_differ_are_noticed() {
-    if !root("positions_at_one_offset_that_differ_are_noticed") {
+fn differing_positions_at_one_offset_are_detected() {
+    if !root("differing_positions_at_one_offset_are_detected") {
         return;
     }
     let x = subgroup(&[1000, 100]);
@@ -332,8 +333,8 @@ fn position(stream: &[u8], len: usize) -> PositionRecord {
 }
 
 #[test]
-fn stream_with_a_hole_goes_on_once_the_hole_is_filled() {
-    if !root("stream_with_a_hole_goes_on_once_the_hole_is_filled") {
+fn stream_is_forwarded_again_after_its_hole_is_filled() {
+    if !root("stream_is_forwarded_again_after_its_hole_is_filled") {
         return;
     }
     let stream = subgroup(&[100, 1000, 100, 100, 100]);
@@ -351,7 +352,7 @@ fn stream_with_a_hole_goes_on_once_the_hole_is_filled() {
     assert_eq!(judge.judged(), 500);
     assert_eq!(judge.send(&[part(&stream, 500..three + 5)]), GOOD);
 
-    // The hole ends exactly where an object begins.
+    // The hole in the stream ends exactly where an object begins.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three..four)]), DECLINED);
@@ -374,11 +375,11 @@ fn stream_with_a_hole_goes_on_once_the_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, four + 50..five + 1)]), DECLINED);
     advance(&judge, three + 70);
     assert_eq!(judge.send(&[part(&stream, five + 1..five + 20)]), GOOD);
-    // The program's position never moves back.
+    // The program never moves its position in the stream back.
     advance(&judge, four);
     assert_eq!(judge.judged(), five + 20);
 
-    // Both the position and the end of the hole are in the middle of an object.
+    // The hole begins and ends in the middle of an object.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three + 5..four)]), DECLINED);
@@ -386,7 +387,7 @@ fn stream_with_a_hole_goes_on_once_the_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, three..three + 5)]), GOOD);
     assert_eq!(judge.judged(), four);
 
-    // There is a second hole. The run that is kept begins after the last one.
+    // The stream has a second hole. The run of stored bytes begins after the last hole.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three..three + 10)]), DECLINED);
@@ -397,11 +398,11 @@ fn stream_with_a_hole_goes_on_once_the_hole_is_filled() {
     assert_eq!(judge.send(&[part(&stream, five..five + 9)]), GOOD);
 }
 
-/// More bytes arrive after a hole than are kept. The stream continues where userspace says if nothing has arrived
-/// meanwhile, or with the bytes that were kept last.
+/// More bytes arrive after a hole than the program stores. The stream continues at userspace's position if nothing has
+/// arrived meanwhile, or else with the bytes that were stored last.
 #[test]
-fn kept_run_of_bytes_is_bounded() {
-    if !root("kept_run_of_bytes_is_bounded") {
+fn bytes_stored_after_a_hole_are_bounded() {
+    if !root("bytes_stored_after_a_hole_are_bounded") {
         return;
     }
     let stream = subgroup(&[300; 300]);
@@ -409,7 +410,7 @@ fn kept_run_of_bytes_is_bounded() {
     let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
-    // The run is kept from 2000 to 67,000, and then a new one begins.
+    // The bytes from offset 2000 to 67,000 are stored as one run, and then a new run begins.
     for frame in &frames[2..70] {
         assert_eq!(judge.send(&[part(&stream, frame.clone())]), DECLINED);
     }
@@ -419,7 +420,7 @@ fn kept_run_of_bytes_is_bounded() {
     advance(&judge, 68_500);
     assert_eq!(judge.send(&[part(&stream, frames[71].clone())]), GOOD);
     assert_eq!(judge.judged(), 72_000);
-    // A long run is judged over several frames.
+    // A long run of stored bytes is parsed piece by piece, while several frames arrive.
     judge.begin();
     assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
     for frame in &frames[2..50] {
@@ -440,12 +441,12 @@ fn kept_run_of_bytes_is_bounded() {
     assert_eq!(judge.send(&[part(&broken, 0..20)]), BAD);
 }
 
-/// Streams share the buffers for runs. A stream whose buffer is in use has no run, until the other stream has passed
-/// its own.
+/// Several streams share a buffer for bytes after a hole. A stream cannot store bytes until the other stream has no run
+/// in the buffer any more.
 #[test]
-fn kept_runs_are_limited_to_some_streams_at_a_time() {
+fn bytes_after_holes_are_stored_for_limited_streams() {
     const STREAMS: u64 = 65;
-    if !root("kept_runs_are_limited_to_some_streams_at_a_time") {
+    if !root("bytes_after_holes_are_stored_for_limited_streams") {
         return;
     }
     let stream = subgroup(&[100, 100, 100, 100]);
@@ -476,16 +477,16 @@ fn kept_runs_are_limited_to_some_streams_at_a_time() {
     }
     assert_eq!(send(STREAMS - 1, 210..220), Outcome::Declined, "not kept");
     assert_eq!(send(0, 210..220), Outcome::Forwarded);
-    // The first stream has passed its run.
+    // The position of the first stream has passed its run, so the buffer is free.
     assert_eq!(send(STREAMS - 1, 230..330), Outcome::Declined);
     slots[STREAMS as usize - 1].advance(&position(&stream, 240));
     assert_eq!(send(STREAMS - 1, 330..340), Outcome::Forwarded);
 }
 
-/// Object IDs after a hole continue from those before it.
+/// Object IDs after a hole are deltas to the object IDs before the hole.
 #[test]
-fn object_ids_behind_a_hole_may_be_large() {
-    if !root("object_ids_behind_a_hole_may_be_large") {
+fn object_ids_after_a_hole_may_be_large() {
+    if !root("object_ids_after_a_hole_may_be_large") {
         return;
     }
     // The stream has the object IDs 2^64 - 3 to 2^64 - 1; a further object would exceed the largest ID.

@@ -80,11 +80,11 @@ fn program_forwards_authentic_bytes_only() {
         let outcome = bench.run_packet(&forged);
         let id = 1..=ID_LEN;
         let want: &[_] = match at / 8 {
-            // Flipping the key phase or the header form has an outcome of its own. The other bits of the first byte are
-            // authenticated.
+            // A flipped key phase bit or header form bit gives a different outcome than a wrong tag. The other bits of
+            // the first byte are authenticated.
             0 => &[Outcome::NotAuthentic, Outcome::NoKeys, Outcome::LongHeader],
             byte if id.contains(&byte) => &[Outcome::UnknownId],
-            // A different sample gives a different header protection mask, and so perhaps another key phase.
+            // A changed header protection sample gives a different mask, which may flip the key phase bit.
             _ => &[Outcome::NotAuthentic, Outcome::NoKeys],
         };
         assert!(want.contains(&outcome), "bit {at}: {outcome:?}");
@@ -130,7 +130,7 @@ fn program_forwards_no_packet_number_twice() {
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Forwarded);
     assert_eq!(run(&bench, 10_000 - 127, 4), Outcome::Replayed);
     assert_eq!(run(&bench, 10_000 - 128, 4), Outcome::Replayed);
-    // The jump is so large that a packet number of one byte is decoded to a wrong number.
+    // The jump is so large that packet numbers of one byte are decoded to wrong numbers.
     assert_eq!(run(&bench, 20_000, 1), Outcome::NotAuthentic);
     // A packet that userspace has decrypted is not forwarded later. Its number also sets how later short numbers are
     // decoded.
@@ -150,10 +150,11 @@ fn program_forwards_no_packet_number_twice() {
     }
 }
 
-/// The run has interrupted another one on the same CPU.
+/// A run that interrupts another run on the same CPU cannot use the CPU's work area, so it passes the packet to
+/// userspace.
 #[test]
-fn run_that_finds_the_work_area_taken_passes_the_packet_on() {
-    if !root("run_that_finds_the_work_area_taken_passes_the_packet_on") {
+fn run_without_free_work_area_passes_the_packet() {
+    if !root("run_without_free_work_area_passes_the_packet") {
         return;
     }
     let bench = ProgramBench::new();
@@ -165,7 +166,8 @@ fn run_that_finds_the_work_area_taken_passes_the_packet_on() {
     assert_eq!((run(1), bench.egresses_tried()), (Outcome::Forwarded, 2));
 }
 
-/// Random payloads, most of them almost valid: the program must find the same streams as userspace's frame walker.
+/// Runs the program on random payloads, most of them almost valid. It must find the same STREAM frames as userspace's
+/// frame walker.
 #[test]
 fn program_parses_frames_like_userspace() {
     const CASES: u64 = 20_000;

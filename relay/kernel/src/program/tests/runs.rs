@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Offset of the mark in `struct __sk_buff`.
+/// Offset of the field `mark` in `struct __sk_buff`.
 const MARK: usize = 8;
 
 /// Runs the program once. Returns its verdict, the packet's mark afterwards, and the number of copies tried.
@@ -22,7 +22,7 @@ fn frame(bench: &ProgramBench, number: u64) -> Vec<u8> {
     ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)))
 }
 
-/// Returns a bench with five egresses, and two copies for each run.
+/// Returns a bench with five egresses, whose program makes at most two copies in each run.
 fn five_by_two() -> ProgramBench {
     let bench = ProgramBench::with_config(Config { max_copies_per_run: 2, ..Config::default() });
     for _ in 1..5 {
@@ -31,8 +31,8 @@ fn five_by_two() -> ProgramBench {
     bench
 }
 
-/// The mark identifies where the next run of a packet continues. That run uses it up, and restores the packet's own
-/// mark at the end.
+/// Between two runs, the packet's mark has a cursor ID, which tells the next run where to continue. That run frees the
+/// cursor, and the last run restores the original mark.
 #[test]
 fn further_program_run_continues_where_the_last_ended() {
     if !root("further_program_run_continues_where_the_last_ended") {
@@ -43,21 +43,21 @@ fn further_program_run_continues_where_the_last_ended() {
     let other = frame(&bench, 300);
     let (verdict, first, egresses) = run(&bench, &one, 77);
     assert_eq!((verdict, egresses), (DROP, 2));
-    // Other packets arrive in between, among them a much later packet number and the same packet again.
+    // Between the two runs, other packets arrive: one with a much larger packet number, and a duplicate.
     let (verdict, second, egresses) = run(&bench, &other, 0);
     assert_eq!((verdict, egresses), (DROP, 2));
     assert_eq!(run(&bench, &one, 77), (PASS_ON, 77, 0), "replayed");
     let (verdict, third, egresses) = run(&bench, &one, first);
     assert_eq!((verdict, egresses), (DROP, 2));
     assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth egress");
-    // A cursor that was used up is treated as an ordinary mark.
+    // A mark with a cursor ID that was already used is treated as an ordinary mark.
     assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
     // A cursor of one packet cannot be used for another.
     assert_eq!(run(&bench, &one, second), (PASS_ON, 0, 0));
     let counters = bench.counted();
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
     assert_eq!(counters.packets(Outcome::Replayed), 2);
-    // A run that interrupts another one must not lose the packet or its mark.
+    // A run that interrupts another run must not lose the packet or its mark.
     let (_, mark, _) = run(&bench, &frame(&bench, 302), 88);
     bench.set_busy(1);
     assert_eq!(run(&bench, &frame(&bench, 302), mark), (PASS_ON, 88, 0));
@@ -68,8 +68,8 @@ fn further_program_run_continues_where_the_last_ended() {
     assert_eq!(run(&bench, &frame(&bench, 301), mark), (PASS_ON, 0, 0));
 }
 
-/// More packets wait than there are cursors. Each waiting packet keeps its cursor, and packets without one are left to
-/// userspace.
+/// More packets wait for another run than the program has cursors. Each waiting packet keeps its cursor, and packets
+/// without one are left to userspace.
 #[test]
 fn cursor_of_a_waiting_packet_is_not_reused() {
     const CURSORS: u64 = 4096;

@@ -98,8 +98,8 @@ fn trace_selects_a_sample_of_one_track_or_session() {
 }
 
 #[test]
-fn trace_counts_events_that_nobody_reads() {
-    if !root("trace_counts_events_that_nobody_reads") {
+fn unread_trace_events_are_counted_as_lost() {
+    if !root("unread_trace_events_are_counted_as_lost") {
         return;
     }
     const PACKETS: u64 = 8000;
@@ -116,7 +116,7 @@ fn trace_counts_events_that_nobody_reads() {
 }
 
 /// Run with `cargo test -p millrace-relay-kernel -- --ignored --nocapture tracing_cost_per_packet_is_measured` on a
-/// quiet machine. The measured packet is decrypted, and then found to be a replay.
+/// quiet machine. Measures a packet that the program decrypts and then declines as a replay.
 #[test]
 #[ignore = "soak: measures, on a quiet machine"]
 fn tracing_cost_per_packet_is_measured() {
@@ -145,7 +145,7 @@ fn tracing_cost_per_packet_is_measured() {
 }
 
 impl ProgramBench {
-    /// Returns the mean run time in nanoseconds.
+    /// Returns the mean time of one program run in nanoseconds.
     fn repeat(&self, frame: &[u8]) -> u128 {
         let input = ProgramInput { data_in: Some(frame), repeat: 1000, ..ProgramInput::default() };
         let object = lock(&self.relay.object);

@@ -1,4 +1,4 @@
-//! Tests of sessions that have not shown a right, and of rights that end independently.
+//! Tests of sessions that have not proved an access right, and of access rights that end independently.
 
 use super::*;
 use millrace_access::{
@@ -23,7 +23,7 @@ async fn session_without_a_right_is_closed_in_time() {
     let publisher = relay.client_with(&claims(&["a"], &[])).await;
     let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
     let stranger = relay.client(SetupOptions::default()).await;
-    // A request that is refused does not show a right.
+    // A refused request does not prove an access right, so the session is still closed.
     let mut refused = stranger.subscribe(&in_room("a", "t"), Parameters::default()).await;
     assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
     assert_eq!(stranger.closed().await, code::Session::UNAUTHORIZED);
@@ -33,7 +33,7 @@ async fn session_without_a_right_is_closed_in_time() {
 }
 
 #[tokio::test]
-async fn session_with_a_request_right_stays_until_the_right_ends() {
+async fn session_stays_open_as_long_as_the_right_of_a_request() {
     let relay = RelayUnderTest::with(
         bounded(UnprovenBounds { patience: BRIEFLY, ..UnprovenBounds::default() }),
         |_| {},
@@ -48,7 +48,7 @@ async fn session_with_a_request_right_stays_until_the_right_ends() {
     let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
     let own = with_tokens(vec![value(&claims(&[], &["a"]))]);
     let kept = lasting.subscribe(&in_room("a", "t"), own).await.accepted().await;
-    // exact: both requests were answered, and a session gives back its place before that
+    // exact: before a request is answered, its session stops counting as one without a right
     until("both have a right", || relay.server.status().access.unproven == 0).await;
     // A session keeps its right after the request has ended, as long as the token is valid.
     drop(kept);
@@ -59,7 +59,7 @@ async fn session_with_a_request_right_stays_until_the_right_ends() {
 }
 
 #[tokio::test]
-async fn strangers_displace_each_other_and_nobody_who_has_a_right() {
+async fn sessions_without_a_right_displace_only_each_other() {
     let bounds = UnprovenBounds { sessions: 3, of_client: 2, patience: Duration::from_secs(600) };
     let relay = RelayUnderTest::with(bounded(bounds), |_| {});
     let publisher = relay.client_with(&claims(&["a"], &[])).await;
@@ -80,13 +80,13 @@ async fn strangers_displace_each_other_and_nobody_who_has_a_right() {
     let elsewhere = |net| IpAddr::V4(Ipv4Addr::new(127, 0, net, 1));
     let others = relay.client_at(elsewhere(1)).await;
     until("three strangers", || relay.server.status().access.unproven == 3).await;
-    // Room for a new network is taken from the network with the most sessions.
+    // To admit a session of a new network, a session of the network with the most sessions is closed.
     let more = relay.client_at(elsewhere(2)).await;
     assert_eq!(strangers[2].closed().await, code::Session::UNAUTHORIZED);
     for one in [&publisher, &strangers[3], &others, &more] {
         assert!(one.connection.quic.close_reason().is_none());
     }
-    // A session with a token is admitted even if all places for sessions without one are taken.
+    // A session with a token is admitted even if the limit of sessions without a right is reached.
     let late = relay.client_with(&claims(&[], &["a"])).await;
     let _subscribed = late.subscribe(&in_room("a", "t"), Parameters::default()).await.accepted().await;
 }
@@ -96,7 +96,8 @@ async fn session_without_access_rules_needs_no_right() {
     let relay = RelayUnderTest::with(Access::new(AccessPolicy::default(), BudgetLimits::default()), |_| {});
     let client = relay.client(SetupOptions::default()).await;
     let _namespace = client.publish_namespace("a").await.accepted().await;
-    assert_eq!(relay.server.status().access.unproven, 0); // exact: the request was answered
+    // exact: the relay counts a session before it answers a request of the session
+    assert_eq!(relay.server.status().access.unproven, 0);
 }
 
 /// Returns a C4M token for one action in all namespaces.
@@ -108,10 +109,10 @@ fn c4m(action: Action, expires: Option<u64>) -> AuthToken {
     Form::UseValue(Credential { kind: token::KIND_CAT, value: value.into() }).encode()
 }
 
-/// A fill uses the right to FETCH, which does not expire here. Its subscription still ends when the right to SUBSCRIBE
-/// expires.
+/// A fill (objects from before the subscription) needs the right to FETCH, which does not expire here. The subscription
+/// still ends when the right to SUBSCRIBE expires.
 #[tokio::test]
-async fn fill_has_its_own_access_right() {
+async fn fill_of_a_subscription_needs_the_right_to_fetch() {
     const DRAFT: Draft = Draft::D22;
     let access = Access::new(tokens_only(), BudgetLimits::default());
     let relay = RelayUnderTest::with(access, |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
@@ -135,9 +136,9 @@ async fn fill_has_its_own_access_right() {
     let publish = Publish { track: in_room("a", "t"), track_alias: 7, ..publish(0) };
     let _published = ask(&publisher, publish.into()).await.accepted().await;
     let mut stream = open_stream(&publisher, &subgroup(7, 0)).await;
-    // Writes an object of one byte, so that there is something to fill with.
+    // Writes an object of one byte, so that the cache has an object from before the subscription.
     stream.write_all(&[0, 1, b'x']).await.unwrap();
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let is_there = || relay.server.status().tracks.first().is_some_and(|track| track.objects_cached == 1);
     until("an object", is_there).await;
 
@@ -150,7 +151,7 @@ async fn fill_has_its_own_access_right() {
     let mut subscribed = ask(&watcher, subscribe.into()).await.accepted().await;
     until("a fill", || relay.server.status().access.clients.iter().any(|one| one.fetched_bytes > 0)).await;
     subscribed.reset().await;
-    // exact: `until` repeats the check
+    // exact: `until` repeats this check until it succeeds
     let is_over = || relay.server.status().tracks.iter().all(|track| track.subscribers == 0);
     until("no subscriber", is_over).await;
     assert_eq!(relay.refused("token_expired"), 1);
