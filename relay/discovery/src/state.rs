@@ -80,8 +80,7 @@ pub fn note_unread(found: &watch::Sender<DiscoveryState>, error: &StoreError) {
 pub fn note_registered(found: &watch::Sender<DiscoveryState>) {
     found.send_if_modified(|state| {
         let recovered = state.record_error.take().is_some();
-        let was_registered = std::mem::replace(&mut state.is_registered, true);
-        recovered || !was_registered
+        !std::mem::replace(&mut state.is_registered, true) || recovered
     });
 }
 

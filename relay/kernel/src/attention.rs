@@ -32,9 +32,8 @@ impl<C> AttentionList<C> {
     /// Takes all connections out of the list. Those that are gone are left out.
     pub fn take(&self, mark: impl Fn(&C) -> &AtomicBool) -> Vec<Arc<C>> {
         let listed = std::mem::take(&mut *self.0.lock());
-        let connections: Vec<_> = listed.iter().filter_map(Weak::upgrade).collect();
-        connections.iter().for_each(|connection| mark(connection).store(false, Ordering::SeqCst));
-        connections
+        let connections = listed.iter().filter_map(Weak::upgrade);
+        connections.inspect(|connection| mark(connection).store(false, Ordering::SeqCst)).collect()
     }
 }
 
