@@ -67,7 +67,7 @@ fn work(kernel: &Weak<RelayKernel>) {
             && kernel.relay.has_retired_keystreams()
             && let Err(error) = kernel.relay.settle()
         {
-            debug!(%error, "cannot wait until the kernel's keystreams can be used again");
+            debug!(%error, "cannot wait until program runs have ended: freed keystream memory stays unused");
         }
         // The strong reference must not be kept while the thread sleeps, or the engine could not be dropped.
         drop(kernel);

@@ -92,11 +92,11 @@ impl KernelEgress {
         }
         let sends = to.seal.add_stream();
         let opens = ingress.connection.open.add_stream();
-        for (connection, is_new) in [(&to, sends), (&ingress.connection, opens)] {
-            if is_new {
-                connection.kernel.kept.add(connection, &connection.is_kept);
-                connection.kernel.computer.wake();
-            }
+        for (connection, _) in
+            [(&to, sends), (&ingress.connection, opens)].iter().filter(|(_, is_new)| *is_new)
+        {
+            connection.kernel.kept.add(connection, &connection.is_kept);
+            connection.kernel.computer.wake();
         }
         let from = Arc::clone(&ingress.connection);
         let opened = AtomicBool::new(opened);
