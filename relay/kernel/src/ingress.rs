@@ -92,9 +92,7 @@ impl KernelEgress {
         }
         let sends = to.seal.add_stream();
         let opens = ingress.connection.open.add_stream();
-        for (connection, _) in
-            [(&to, sends), (&ingress.connection, opens)].iter().filter(|(_, is_new)| *is_new)
-        {
+        for connection in [sends.then_some(&to), opens.then_some(&ingress.connection)].into_iter().flatten() {
             connection.kernel.kept.add(connection, &connection.is_kept);
             connection.kernel.computer.wake();
         }
