@@ -1,29 +1,30 @@
-//! The order of sending: by priority, and in turns among owners of the same level. MoQ Transport draft-18, section
-//! "Scheduling Algorithm", expects that each of these owners sends some data.
+//! The order of sending: by priority, and round robin among owners (subscriptions) of the same priority level. MoQ
+//! Transport draft-18, section "Scheduling Algorithm", expects that each owner of a level sends some data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::types::{Priority, PriorityLevel, StreamKey};
 
-/// Largest number of empty queues that keep their turn and their allocation.
+/// Largest number of queues without streams whose round-robin position and allocation are kept.
 const IDLE_QUEUES: usize = 64;
 
-/// An owner's streams of one level.
+/// Identifies a queue by the priority level and the owner of its streams.
 type QueueId = (PriorityLevel, u64);
 
 /// Streams that wait for the same resource: a queue for each owner and level, sorted by group and subgroup.
 #[derive(Default)]
 pub struct StreamQueues {
     queues: BTreeMap<QueueId, OwnerQueue>,
-    /// Queues that have streams, as (level, last turn, owner): the longest wait comes first within a level.
+    /// Queues that have streams, as (priority level, last turn, owner). Within a level, the queue that was served
+    /// longest ago comes first.
     order: BTreeSet<(PriorityLevel, u64, u64)>,
-    /// Number of turns so far.
+    /// Number of round-robin turns so far, over all queues.
     turns: u64,
     len: usize,
 }
 
 struct OwnerQueue {
-    /// Number of the queue's last turn.
+    /// Number of the last round-robin turn in which this queue was served.
     turn: u64,
     /// Streams by group and subgroup.
     streams: BTreeSet<(u64, u64, StreamKey)>,
@@ -82,7 +83,8 @@ impl StreamQueues {
         }
     }
 
-    /// Ends the turn of the queue at this position. The other queues of its level are next.
+    /// Ends the round-robin turn of the queue at this position, so that the other queues of its priority level are
+    /// served next.
     pub fn rotate(&mut self, place: QueuePosition) {
         let id = place.queue();
         if self.order.len() < 2 {

@@ -110,7 +110,7 @@ fn overlapping_frames_leave_only_new_bytes() {
     }
 }
 
-/// The last frame of a payload may have no length. Its replacement gets one.
+/// The last STREAM frame of a payload may have no Length field. The frame that replaces it has one.
 #[test]
 fn repeated_bytes_of_a_frame_without_length_are_cut() {
     let mut streams = ReceivedStreams::new(10);
@@ -135,7 +135,7 @@ fn bytes_of_a_finished_stream_are_cut() {
     assert_eq!(pass(&mut streams, &twice), twice);
 }
 
-/// The memory that a peer can make this end use is bounded, also for frames after a frame with `TooMuch`.
+/// The memory that a peer can make this end use is bounded, even if more frames follow after the result `TooMuch`.
 #[test]
 fn number_of_open_streams_and_gaps_is_bounded() {
     let open = |id: u64, offset, fin| StreamFrame { id: id * 4 + 2, offset, fin, data: &[7] };
@@ -155,8 +155,8 @@ fn number_of_open_streams_and_gaps_is_bounded() {
 }
 
 proptest! {
-    /// The first byte that arrives at an offset is passed on, and later ones are removed. Stream ends, which limits
-    /// apply to, stay.
+    /// The first byte that arrives at an offset is passed on, and later ones are removed. The largest offset of each
+    /// stream, to which flow control applies, stays the same.
     #[test]
     fn each_received_byte_passes_once(
         packets in prop::collection::vec(

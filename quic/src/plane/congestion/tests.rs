@@ -8,7 +8,8 @@ fn acked(bytes: u64, sent: Instant, rtt: Duration) -> Acked {
     Acked { bytes, sent, rtt, smoothed_rtt: rtt, app_limited: false }
 }
 
-/// Acknowledges a whole window, packet by packet, evenly over the round trip that ends at the returned time.
+/// Acknowledges a whole window packet by packet, evenly over one round trip. Returns the time when that round trip
+/// ends.
 fn round(controller: &mut dyn Controller, start: Instant, rtt: Duration) -> Instant {
     let packets = controller.window() / MTU;
     for packet in 1..=packets {
@@ -183,8 +184,8 @@ fn hystart_leaves_slow_start_when_the_round_trip_grows() {
         now = round(&mut cubic, now, Duration::from_millis(30));
     }
     let after = cubic.window();
-    // Conservative slow start for five rounds is at most (1 + 1/4)^5 = 3.1, then congestion avoidance;
-    // plain slow start would be 128.
+    // The window grows by at most (1 + 1/4)^5 = 3.1 in five rounds of conservative slow start, then in congestion
+    // avoidance. Plain slow start would grow it 128 times.
     assert!(after < 9 * before, "{before} to {after}");
     now = round(&mut cubic, now, Duration::from_millis(30));
     assert!(cubic.window() < after + after / 2 + MTU, "{after} to {}", cubic.window());
@@ -209,7 +210,7 @@ fn path(rtt_ms: u64, mbit: u64, queue: f64, loss: f64) -> SimulatedLink {
     SimulatedLink { rate, rtt: Duration::from_millis(rtt_ms), queue: (holds * queue) as u64, loss }
 }
 
-/// Runs BBR with and without tolerance of the path's own loss, each alone on the path.
+/// Runs BBR with and without tolerance of random path loss, each alone on the path.
 fn alone(path: &SimulatedLink) -> [link::FlowOutcome; 2] {
     let now = Instant::now();
     [bbr(now, 3), bbr(now, 3).over_lossy_paths()].map(|controller| {

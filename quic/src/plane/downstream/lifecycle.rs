@@ -15,7 +15,7 @@ impl Downstream {
         }
         self.unplace(key);
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // The offload may be about to open a delegated stream.
+        // A delegated stream without an ID counts as opened, because the offload may be about to open it.
         let opened = stream.id.is_some() || stream.delegated;
         stream.reset(code);
         self.recall(key);
@@ -56,7 +56,7 @@ impl Downstream {
         self.events.push_back(DownstreamEvent { key, owner: stream.owner, kind });
     }
 
-    /// Starts the subgroup's delivery timeout, unless it is already running.
+    /// Starts the stream's subgroup delivery timeout, unless it is already running.
     pub(super) fn arm(&mut self, key: StreamKey, fin_at: Instant) {
         let Some(stream) = self.streams.get(key) else { return };
         if stream.deadline.is_none()
@@ -67,7 +67,7 @@ impl Downstream {
         }
     }
 
-    /// Sets a deadline for the end of the stream, unless it has an earlier one.
+    /// Sets the time at which the stream is reset if it has not ended, unless an earlier time is set.
     pub(super) fn set_deadline(&mut self, key: StreamKey, at: Instant) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let before = stream.deadline;

@@ -1,4 +1,4 @@
-//! Tests of both policies over random queues.
+//! Tests of the live policy and the tail policy over random queues.
 
 use std::collections::HashMap;
 
@@ -200,7 +200,7 @@ fn burst_above_the_soft_limit_is_dropped_after_its_time() {
     assert_eq!(live.review(now + ms(999), &queue, &LIMITS), []);
     // The target is 15,000: three quarters of the soft limit.
     assert_eq!(keys(&live.review(now + ms(1000), &queue, &LIMITS)), [0, 1, 2]);
-    // The time of the burst starts again, and is reset as soon as nothing waits.
+    // The burst time starts again after a drop, and is reset as soon as no data waits.
     assert_eq!(live.review(now + ms(1900), &queue, &LIMITS), []);
     live.rest();
     assert_eq!(live.review(now + ms(2900), &queue, &LIMITS), []);
@@ -228,7 +228,7 @@ fn level_keeps_its_reserve_above_the_byte_limit() {
     };
     let queue = WaitingQueue { streams: of(1, 40).chain(of(2, 10)).collect(), datagram_bytes: 0, rate: 0 };
     let drops = LivePolicy::default().review(now, &queue, &LIMITS);
-    // 30,000 may be left, and 7500 of them are reserved for each level.
+    // 30,000 bytes may be left, of which 7500 are reserved for each priority level.
     assert_eq!(keys(&drops), (200..203).chain(100..117).collect::<Vec<_>>());
 }
 
@@ -275,7 +275,7 @@ fn old_group_that_would_be_late_is_dropped_for_the_newer() {
         "owners of a level take turns"
     );
     assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 600, 0)], 1000), [1]);
-    // Only data that is sent before it delays the newer group.
+    // Data that is sent after the newer group does not delay it, so it is not dropped.
     assert_eq!(gone(&[old(1, 1, 1, 500, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), none);
     assert_eq!(gone(&[old(1, 1, 1, 5000, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), [1, 2]);
 }

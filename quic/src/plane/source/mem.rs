@@ -95,7 +95,7 @@ impl Source for Mem {
     }
 }
 
-/// A source that is read with one copy, as a cache is.
+/// A source that copies its bytes once when it is read, like a cache.
 pub struct Fast(AtomicU64, Vec<u8>);
 
 impl Fast {

@@ -1,4 +1,4 @@
-//! Tests of live media under BBR: single losses do not slow it down, and queues drain.
+//! Tests of live media under BBR: single losses do not slow the sender down, and queues drain.
 
 use super::*;
 
@@ -10,8 +10,8 @@ fn sim_with(algorithm: CongestionAlgorithm, seed: u64, link: SimLink) -> Sim {
     Sim::new(seed, SimLink { delay: RTT / 2, ..link }, credit, Config { algorithm, ..Config::new(CODES) })
 }
 
-/// Sends an object every `interval`, as a camera does. Returns how many could not be sent at once after the first
-/// second.
+/// Sends an object every `interval`, as a camera does. Returns how many objects after the first second could not be
+/// sent at once.
 fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
     let source = Mem::new(1);
     let key = sim.open(&source, 1);

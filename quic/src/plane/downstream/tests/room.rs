@@ -33,7 +33,7 @@ const VIDEO: RoomMedia = RoomMedia { hz: 30, group: 30, key: 135_000, delta: 17_
 struct RoomObject {
     tag: u64,
     is_key: bool,
-    /// Offsets of the object's first byte, and after its last byte, in its stream.
+    /// Offsets in the stream: of the object's first byte, and of the first byte after the object.
     start: u64,
     end: u64,
     made: Instant,
@@ -114,7 +114,8 @@ impl RoomRun {
     }
 }
 
-/// The link has 8 Mbit/s. Only key frames show the sender this rate, and it then sends key frames at the rate.
+/// The link has 8 Mbit/s. Only key frames fill it, so they show the sender this rate, at which it then sends key
+/// frames.
 #[test]
 fn key_frames_are_sent_at_the_rate_of_the_path() {
     let rate = 1_000_000;
@@ -126,7 +127,7 @@ fn key_frames_are_sent_at_the_rate_of_the_path() {
     assert_eq!(run.key_frames(), 8);
 }
 
-/// The link carries three fifths of the media. Data that would be late is dropped for the next group, which arrives in
+/// The link carries three fifths of the media. Data that would be late is dropped so that the next group arrives in
 /// time. The number of objects that arrive stays the same.
 #[test]
 fn data_that_would_be_late_is_dropped_for_the_next_group() {
@@ -174,7 +175,7 @@ fn link_with_room_delivers_everything_in_time() {
     }
 }
 
-/// The peer gives no credit for the rest of the object, and in one case acknowledges nothing.
+/// The peer gives no stream credit for the rest of the object. In one of two cases it also acknowledges nothing.
 #[test]
 fn stream_that_is_given_up_ends_by_a_deadline() {
     for is_deaf in [false, true] {

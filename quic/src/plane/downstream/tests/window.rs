@@ -74,7 +74,7 @@ fn bottleneck_is_filled_with_few_losses() {
     }
 }
 
-/// The offload's packets leave as a burst, and queue in front of the bottleneck.
+/// The offload does not pace: its packets leave as a burst, and queue in front of the bottleneck.
 #[test]
 fn unpaced_sender_gets_less_of_the_window() {
     let rate = 1_000_000;
@@ -194,8 +194,8 @@ fn path_that_recovered_gets_large_packets_again() {
     sim.verify(&[(8, 92 * 50 * 5000)]);
 }
 
-/// A queue overflows repeatedly, and small packets still fit into it. These losses must not be taken for an MTU black
-/// hole.
+/// A queue overflows repeatedly and drops large packets, while small ones still fit. These losses must not be taken for
+/// an MTU black hole.
 #[test]
 fn small_queue_does_not_make_packets_smaller() {
     let rate = 250_000;
