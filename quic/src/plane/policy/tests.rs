@@ -275,7 +275,7 @@ fn old_group_that_would_be_late_is_dropped_for_the_newer() {
         "owners of a level take turns"
     );
     assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 600, 0)], 1000), [1]);
-    // Data that is sent after the newer group does not delay it, so it is not dropped.
+    // Stream 1 is in time, so stream 2, which is sent after it, is not dropped either.
     assert_eq!(gone(&[old(1, 1, 1, 500, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), none);
     assert_eq!(gone(&[old(1, 1, 1, 5000, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), [1, 2]);
 }
