@@ -93,7 +93,7 @@ pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>,
     }
 }
 
-/// Runs the connection's timers if they are due.
+/// Runs the connection's timers if they are due. Returns the tick at which they are due next.
 fn fire(connection: &Connection, alarm: &Alarm, batch: &mut PacketBatch) -> u64 {
     let shared = &connection.shared;
     let now = Instant::now();

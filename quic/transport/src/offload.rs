@@ -434,13 +434,13 @@ pub struct StreamCopy {
     pub key: StreamKey,
     /// The stream's ID on the subscriber's connection.
     pub id: u64,
-    /// Offset on the copy's stream minus the offset on the ingress's stream.
+    /// Difference of offsets, bytes: on the subscriber's stream minus on the ingress's stream.
     pub shift: i64,
     /// Offset on the ingress's stream at which forwarding starts.
     pub from: u64,
     /// The peer's MAX_STREAM_DATA.
     pub max_offset: u64,
-    /// Urgency level. A smaller one is more urgent, as in [`Offload::set_waiting`].
+    /// Priority level. A smaller level is more urgent, as in [`Offload::set_waiting`].
     pub level: u16,
     /// The track's number in traces.
     pub track: u32,
@@ -448,8 +448,8 @@ pub struct StreamCopy {
     pub group: u64,
 }
 
-/// One subscriber's copy of a track's new streams: those whose first object is at or after the first location, up to
-/// the last group.
+/// One subscriber's copies of a track's new streams, which the offload opens. A stream is copied if its first object is
+/// at or after the first location, and its group is not after the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningTerms {
     /// The subscription's number, as in [`NewStream::owner`](millrace_quic::plane::downstream::NewStream::owner).
@@ -460,7 +460,7 @@ pub struct OpeningTerms {
     pub first: (u64, u64),
     /// The last group that is forwarded.
     pub last_group: u64,
-    /// Urgency level, as in [`DatagramCopy::level`].
+    /// Priority level, as in [`DatagramCopy::level`].
     pub level: u16,
     /// The track's number in traces.
     pub track: u32,
@@ -471,13 +471,13 @@ pub struct OpeningTerms {
 pub struct OpeningRequest {
     /// Value that [`OffloadSentPacket::tag`] repeats.
     pub tag: u64,
-    /// The peer's initial limit of each new stream, bytes.
+    /// The peer's initial flow control limit of each new stream, bytes.
     pub max_offset: u64,
-    /// Track, groups and urgency of the copy.
+    /// Track, groups and priority level of the copy.
     pub terms: OpeningTerms,
 }
 
-/// One subscriber's copy of a track's datagrams, from the first location up to the last group.
+/// One subscriber's copies of a track's datagrams: those from the first location up to the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramCopy {
     /// Value that [`OffloadSentPacket::tag`] repeats.
@@ -488,21 +488,21 @@ pub struct DatagramCopy {
     pub first: (u64, u64),
     /// The last group that is forwarded.
     pub last_group: u64,
-    /// Urgency level, as in [`StreamCopy::level`]. The low 8 bits, the publisher's priority, apply to datagrams without
-    /// a priority of their own.
+    /// Priority level, as in [`StreamCopy::level`]. The low 8 bits, the publisher's priority, apply to datagrams that
+    /// name no priority.
     pub level: u16,
     /// The track's number in traces.
     pub track: u32,
 }
 
-/// The path that packets take.
+/// The network path that the offload's packets take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadPath {
     /// This end's address.
     pub local: SocketAddr,
     /// The peer's address.
     pub remote: SocketAddr,
-    /// The peer's connection ID.
+    /// The peer's connection ID, which is the destination ID of packets.
     pub id: ConnectionId,
     /// DSCP and ECN of the packets.
     pub traffic_class: u8,
@@ -546,17 +546,18 @@ pub enum OffloadedFrame {
     },
 }
 
-/// Error: the reason why the offload declined, so that the data plane sends instead.
+/// Error: the reason why the offload does not forward a stream or datagrams, so that the data plane sends them.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
 pub struct Declined(pub String);
 
-/// An interface from which media is to be forwarded.
+/// A network interface from which the engine is to forward arriving media.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadInterface {
     /// The interface's name, such as `eth0`.
     pub name: String,
-    /// The mechanism by which the program is attached, or the reason why it is not attached any more.
+    /// The mechanism by which the BPF program is attached to the interface, or the reason why it is not attached any
+    /// more.
     pub attached: Result<String, String>,
 }
 
@@ -569,23 +570,24 @@ impl fmt::Display for OffloadInterface {
     }
 }
 
-/// Counts with their names.
+/// Pairs of a count's name and its value.
 pub type OffloadCounts = Vec<(&'static str, u64)>;
 
 /// Counts of an engine since it was started.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// Streams that are delegated at present.
+    /// Streams that are delegated to offloads at present.
     pub streams: u64,
-    /// Streams that the engine may open.
+    /// Streams that the engine may open, and has not opened yet.
     pub prepared: u64,
-    /// Packets whose wake-up was deferred.
+    /// Packets of subscribers that did not wake the process when they arrived, because they were expected to be plain
+    /// acknowledgements.
     pub deferred: u64,
     /// Deferred packets that were dropped because the buffer was full.
     pub deferred_dropped: u64,
-    /// Times that the engine polled its offloads because no event had triggered a report.
+    /// Number of times that the engine polled its offloads for sent packets because no event had triggered a report.
     pub ticks: u64,
-    /// Connections with changes (path, keys, streams to be returned) that are still to be carried out.
+    /// Connections with requested changes (path, keys, streams to be returned) that the engine has not carried out yet.
     pub commands_waiting: u64,
     /// Changes of connections that were requested so far.
     pub commands: u64,
@@ -593,19 +595,20 @@ pub struct Status {
     pub commands_coalesced: u64,
     /// Connections that wait for an offload.
     pub offloads_waiting: u64,
-    /// Offloads that were taken from subscribers, for publishers.
+    /// Number of times that an offload was reassigned from a subscriber's connection to a publisher's.
     pub offloads_taken: u64,
-    /// Tables, as name, number of entries in use, and number of all entries.
+    /// The engine's tables: name, number of entries in use, and number of all entries.
     pub records: Vec<(&'static str, u32, u32)>,
-    /// Outcomes of received packets, or `None` if the engine does not count them.
+    /// Counts of received packets by outcome, or `None` if the engine does not count them.
     pub received: Option<OffloadCounts>,
-    /// Outcomes of frames of streams that may be forwarded.
+    /// Counts of STREAM frames of streams that may be forwarded, by outcome.
     pub frames: Option<OffloadCounts>,
-    /// Outcomes of streams that began without being delegated.
+    /// Counts of new streams of publishers, which were not delegated yet, by outcome.
     pub openings: Option<OffloadCounts>,
-    /// Outcomes of copies to subscribers.
+    /// Counts of copies to subscribers, by outcome.
     pub copies: Option<OffloadCounts>,
-    /// Outcomes of further program runs. A packet needs them if it has more copies than one run sends.
+    /// Counts of additional program runs, by outcome. A packet needs several runs if it has more copies than one run
+    /// can send.
     pub further_runs: Option<OffloadCounts>,
 }
 
@@ -614,28 +617,29 @@ pub struct Status {
 pub struct ConnectionStatus {
     /// The reason why the offload sends and opens nothing on the connection.
     pub refused: Option<&'static str>,
-    /// The standing of the connection's claim to an offload.
+    /// The status of the connection's claim to an offload.
     pub standing: Option<OffloadStanding>,
     /// True if the offload has the keys and the path to the peer, so that it may send.
     pub is_ready: bool,
-    /// Outcomes of copies for the connection, sent or not.
+    /// Counts of copies for this connection, sent or not, by outcome.
     pub copies: OffloadCounts,
     /// Packets that the offload sent, including those not drained yet.
     pub sent: u64,
-    /// The peer's packets whose wake-up was deferred. A publisher's packets do not count here.
+    /// Number of the peer's packets that did not wake the process when they arrived. A publisher's packets do not count
+    /// here.
     pub deferred: u64,
-    /// Keystream use of the packets that the offload sealed, and of those that it opened.
+    /// Use of precomputed keystreams: first for packets that the offload sealed, then for packets that it decrypted.
     pub keystreams: [KeystreamCounts; 2],
 }
 
-/// Numbers of packets by whether their keystream had been computed ahead.
+/// Numbers of packets, by whether their keystream had been computed before they arrived or were sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeystreamCounts {
-    /// Packets whose keystream was available.
+    /// Packets whose precomputed keystream was available.
     pub hit: u64,
-    /// Packets for which another packet's keystream was in the slot.
+    /// Packets whose keystream slot contained the keystream of another packet number.
     pub stale: u64,
-    /// Packets without any computed keystream.
+    /// Packets whose keystream slot was empty.
     pub miss: u64,
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Connections of type `C` by number. The registry does not keep them alive.
+/// Connections of type `C` by number. The registry holds only weak references to them.
 pub(crate) struct Registry<C>(Mutex<HashMap<u64, Weak<C>>>);
 
 /// A connection's entry in the registry. Dropping it removes the connection.
