@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn moved_packet_numbers_continue_where_they_were() {
+    fn packet_numbers_continue_in_another_counter() {
         let numbers = PacketNumbers::new(1000);
         assert_eq!(numbers.draw_in(3), Ok(1000));
         let moved = numbers.moved(AtomicU64::new(7));

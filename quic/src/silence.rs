@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn own_acknowledgements_expect_no_answer() {
+    fn sent_acknowledgements_need_no_answer() {
         let mut watched = WatchedConnection::new(false);
         for _ in 0..20 {
             watched.pass(LOOKS, 1.0);

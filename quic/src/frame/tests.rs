@@ -91,7 +91,7 @@ fn malformed_quic_frames_are_refused() {
 }
 
 #[test]
-fn blanked_frames_are_ping_and_padding() {
+fn blanked_frame_becomes_ping_and_padding() {
     let mut payload = [0x01, 0x11, 3, 0x80, 0, 0, 5, 0x1f];
     blank(&mut payload[1..7]);
     let frames: Vec<_> = walk(&payload).into_iter().map(|item| item.unwrap().1).collect();

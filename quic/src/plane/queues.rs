@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_order_is_priority_then_turns_then_group() {
+    fn queue_order_is_priority_then_round_robin_then_group() {
         let places = [place(0, 1, 9, 5), place(1, 1, 9, 4), place(2, 2, 8, 99), place(3, 3, 10, 0)];
         let mut queues = StreamQueues::default();
         places.iter().for_each(|place| queues.insert(*place));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_equal_priority_take_turns() {
+    fn queues_of_equal_priority_are_served_round_robin() {
         let places = [place(0, 1, 9, 1), place(1, 2, 9, 1_000_000), place(2, 3, 9, !7)];
         let mut queues = StreamQueues::default();
         places.iter().for_each(|place| queues.insert(*place));

@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn late_acknowledgement_fills_the_hole() {
+    fn late_acknowledgement_of_lost_bytes_cancels_their_retransmission() {
         let (_, mut stream) = stream(300);
         drain(&mut stream, 300);
         stream.on_lost(0..300, false);
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn offload_may_be_ahead_of_the_source() {
+    fn offload_may_send_bytes_before_the_source_has_them() {
         let (source, mut stream) = stream(100);
         assert_eq!(drain(&mut stream, 1000), [(0, 100, false)]);
         assert!(stream.is_caught_up());
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn begun_object_is_finished_if_first_or_half_sent() {
+    fn abandoned_stream_finishes_its_first_or_half_sent_object() {
         assert_eq!(given_up(10, None).1, [(10, 90, false)], "the first object");
         assert_eq!(given_up(149, None).1, Vec::new());
         assert_eq!(given_up(150, None).1, [(150, 50, false)]);
@@ -677,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_that_is_given_up_at_its_end_ends_with_fin() {
+    fn stream_abandoned_at_its_end_ends_with_fin() {
         let (source, mut stream) = stream(100);
         let chunk = stream.next(60, u64::MAX).expect("fresh");
         stream.on_sent(&chunk);
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn fin_goes_with_the_last_byte_or_alone_and_again_when_lost() {
+    fn fin_is_sent_with_the_last_byte_or_alone_and_resent_when_lost() {
         let (source, mut stream) = stream(100);
         source.finish(SourceEnd::Fin { at: Instant::now() });
         stream.refresh();

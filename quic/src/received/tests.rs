@@ -60,7 +60,7 @@ fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
 }
 
 #[test]
-fn contradicting_bytes_in_one_packet_keep_the_first() {
+fn first_of_contradicting_bytes_in_one_packet_is_kept() {
     let mut streams = ReceivedStreams::new(10);
     let x = [b'x'; 53];
     let y = [b'y'; 54];

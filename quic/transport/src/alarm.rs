@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_requests_a_turn_once_until_it_is_served() {
+    fn connection_asks_the_driver_once_until_it_is_served() {
         let alarm = Arc::new(Alarm::new());
         let turns = [(); 2].map(|()| AlarmTurn::new(Arc::clone(&alarm)));
         for time in [50, 70, 60, 50] {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deadlines_hold_however_long_the_endpoint_has_run() {
+    async fn alarm_of_any_age_wakes_no_earlier_than_its_deadline() {
         for days in [0, 49, 50, 3650, 36_500] {
             rings(Duration::from_secs(days * 86_400)).await;
         }

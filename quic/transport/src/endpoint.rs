@@ -296,7 +296,7 @@ impl Incoming {
     /// Sends a Retry packet, so that the peer proves its address by returning a token. This end keeps no state until
     /// the token arrives.
     pub fn retry(self) {
-        let _ = self.incoming.retry(); // fails if the peer has already sent a token, and then the attempt is dropped
+        let _ = self.incoming.retry(); // fails if the peer has sent a token already, and drops the attempt
     }
 
     /// Accepts the connection attempt and completes the handshake.

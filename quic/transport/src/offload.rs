@@ -314,8 +314,8 @@ pub trait OffloadOwner: Send + Sync {
     /// Notes that the offload has begun to send on this path.
     fn on_path(&self, now: Instant, path: &OffloadPath);
 
-    /// Notes that data of the streams that the offload may have opened under these tags was dropped before userspace
-    /// received it.
+    /// Notes that the ingress no longer exists for which streams were prepared under these tags. The connection resets
+    /// those that the offload has opened and that are not adopted.
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 

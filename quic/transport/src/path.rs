@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn new_peer_address_must_answer_before_use() {
+    fn new_peer_address_must_be_validated_before_use() {
         let mut path = PeerAddress::new(at("192.0.2.1:1000"));
         assert!(path.is_validated());
         assert!(path.on_challenge([1; 8]));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn return_to_a_validated_address_needs_no_answer() {
+    fn return_to_a_validated_address_needs_no_new_validation() {
         let mut path = PeerAddress::new(at("192.0.2.1:1000"));
         path.on_challenge([1; 8]);
         assert!(path.on_remote(at("198.51.100.7:1000")));

@@ -38,7 +38,7 @@ counters! {
     skipped_numbers,
     /// ACK frames that acknowledge a packet of quinn for the first time.
     acks_for_quinn,
-    /// ACK frames that acknowledge packets of the data plane only.
+    /// ACK frames that newly acknowledge no packet of quinn, but only packets of the data plane.
     acks_for_data_plane,
     /// ACK frames that named packets that were never sent. Most of these close the connection.
     acks_refused,
@@ -50,7 +50,8 @@ counters! {
     replayed_packets,
     /// Times that quinn was granted more connection credit.
     credit_grants,
-    /// Key generations after the first with which the data plane sealed a packet.
+    /// Number of key updates that the data plane has followed: key generations after the first with which it sealed a
+    /// packet.
     key_updates,
     /// Changes of the peer's address that quinn reported.
     address_changes,

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{clock::monotonic_ns, trace::PacketFilter};
 
-/// Largest number of records that wait to be taken.
+/// Largest number of records that wait to be read.
 const MAX_WAITING: usize = 1 << 14;
 
 /// A collector of records of sent packets, for all connections of the endpoints that share it. It collects only while a
@@ -36,16 +36,16 @@ pub struct SentPiece {
     pub number: u64,
     /// Size of the packet's UDP payload, bytes.
     pub size: u16,
-    /// The frame, which belongs to one stream or datagram.
+    /// The frame: a part of one stream, or one datagram.
     pub piece: PacketFrame,
 }
 
 impl Tap {
-    /// Sets the filter, or stops collecting with `None`. Packets pass whose own number is a multiple of
+    /// Sets the filter, or stops collecting with `None`. The tap records packets whose packet number is a multiple of
     /// [`PacketFilter::every`].
     pub fn set(&self, filter: Option<PacketFilter>) {
         let mut open = self.open.lock();
-        // Records that nobody will take are dropped.
+        // Records from before the change are dropped, because nobody will read them.
         if filter.is_none() {
             *open = OpenTap::default();
         }

@@ -18,7 +18,7 @@ pub struct SendStream {
 pub struct RecvStream {
     inner: quinn::RecvStream,
     binding: Binding,
-    /// Length of the preamble before the application's first byte, once that is known.
+    /// Length of the preamble before the application's first byte; `None` until the preamble was read.
     preamble: usize,
 }
 
@@ -98,8 +98,8 @@ impl SendStream {
         let _ = self.inner.reset(code); // the stream has ended already
     }
 
-    /// Waits until the peer stops the stream, and returns the application's error code, or until the peer has
-    /// acknowledged everything.
+    /// Waits until the peer stops the stream, and returns the application's error code. Returns `None` once the peer
+    /// has acknowledged everything.
     pub fn stopped(
         &self,
     ) -> impl Future<Output = Result<Option<VarInt>, StoppedError>> + Send + Sync + 'static {
@@ -162,8 +162,9 @@ impl RecvStream {
         })
     }
 
-    /// Reads to the end and discards the bytes. It reads in order, as the preamble was read. If an ordered stream is
-    /// later read unordered, quinn 0.11 counts retransmitted bytes twice, and its debug build panics.
+    /// Reads to the end and discards the bytes. It reads in order, because the preamble was read in order. If a stream
+    /// is read in order first and unordered later, quinn 0.11 counts retransmitted bytes twice, and its debug build
+    /// panics.
     pub async fn discard(mut self) {
         const PIECE: usize = 64 * 1024;
         while let Ok(Some(Chunk { bytes, .. })) = self.inner.read_chunk(PIECE, true).await {

@@ -55,8 +55,8 @@ impl SessionStreams<'_> {
         Ok((SendStream::new(send, self.binding), RecvStream::new(recv, self.binding)))
     }
 
-    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application, and was
-    /// discarded here.
+    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application. Such a
+    /// stream is discarded.
     ///
     /// # Errors
     /// The stream belongs to another session, exceeds the limit of HTTP/3 streams, or is lost.

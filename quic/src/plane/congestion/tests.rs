@@ -193,7 +193,7 @@ fn hystart_leaves_slow_start_when_the_round_trip_grows() {
 }
 
 #[test]
-fn pacing_is_a_quarter_faster_than_the_window() {
+fn pacing_rate_is_five_quarters_of_the_window_per_round_trip() {
     let reno = NewReno::new(MTU);
     assert_eq!(reno.pacing_rate(RTT), 125_000);
     assert!(reno.pacing_rate(Duration::ZERO) > 0);

@@ -77,7 +77,7 @@ fn waited(now: Instant, stream: &WaitingStream) -> Duration {
 
 proptest! {
     #[test]
-    fn live_drops_late_streams_and_no_young_ones((now, queue) in queues()) {
+    fn live_policy_drops_late_streams_and_keeps_recent_ones((now, queue) in queues()) {
         let limits = QueueLimits { bytes: u64::MAX, ..LIMITS };
         let drops = LivePolicy::default().review(now, &queue, &limits);
         let left = left(&queue, &drops);
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn live_bounds_bytes_by_level_owner_and_age((now, mut queue) in queues()) {
+    fn live_policy_drops_excess_bytes_by_level_owner_and_age((now, mut queue) in queues()) {
         queue.streams.iter_mut().for_each(|stream| stream.max_delay = None);
         let drops = LivePolicy::default().review(now, &queue, &LIMITS);
         let left = left(&queue, &drops);
@@ -151,7 +151,7 @@ proptest! {
 
     /// Tail drop cuts the end of the list of streams.
     #[test]
-    fn tail_drops_the_newest_streams((now, queue) in queues()) {
+    fn tail_policy_drops_the_newest_streams((now, queue) in queues()) {
         let mut line = queue.streams.clone();
         line.sort_by_key(|stream| (stream.level, stream.key));
         let model = |over: &dyn Fn(&[WaitingStream]) -> bool, mut line: Vec<WaitingStream>| {
@@ -191,7 +191,7 @@ fn keys(drops: &[Drop]) -> Vec<u64> {
 }
 
 #[test]
-fn burst_above_the_soft_limit_is_dropped_after_its_time() {
+fn excess_over_the_soft_limit_is_dropped_after_the_burst_time() {
     let now = Instant::now();
     let streams = (0..6).map(|key| stream(key, 1, 1, 5000, now + ms(key))).collect();
     let queue = WaitingQueue { streams, datagram_bytes: 0, rate: 0 };

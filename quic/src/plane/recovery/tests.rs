@@ -99,7 +99,7 @@ fn ack_delay_above_the_peers_maximum_is_capped() {
 }
 
 #[test]
-fn ack_without_a_newly_acknowledged_largest_gives_no_sample() {
+fn ack_whose_largest_number_is_not_new_gives_no_rtt_sample() {
     let mut lab = RecoveryLab::warm();
     lab.send(3);
     lab.now += RTT;
@@ -374,7 +374,7 @@ fn loss_recovery_memory_stays_bounded() {
 /// Each packet of a peer makes the QUIC stack send an ACK, and the peer acknowledges none. While one older packet is in
 /// flight, the ACK packets' numbers cannot be forgotten.
 #[test]
-fn peer_that_acknowledges_nothing_is_given_up() {
+fn peer_that_acknowledges_nothing_exceeds_the_packet_bound() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     for _ in 0..MAX_OTHERS {

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn shortage_suspends_deferral_for_a_while() {
+    fn lack_of_window_or_credit_suspends_deferred_wake_ups() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         deferral.learn(36, 0);

@@ -101,7 +101,7 @@ mod tests {
     /// All sessions of a client share the client's limit of delegated streams, and all clients of a network share the
     /// network's limit.
     #[test]
-    fn sessions_of_a_client_share_its_places() {
+    fn sessions_of_a_client_share_its_limit_of_delegations() {
         let network = Arc::new(WindowShare::new(5, None));
         let share = |within: &Arc<WindowShare>| Arc::new(WindowShare::new(4, Some(Arc::clone(within))));
         let client = share(&network);

@@ -146,7 +146,7 @@ mod tests {
 
     /// The host routes by the owner of a socket, so no packet of the offload ever arrives.
     #[test]
-    fn path_that_loses_all_costs_few_packets_a_day() {
+    fn trials_on_a_path_that_loses_all_cost_few_packets_a_day() {
         let mut trial = OffloadTrial::new();
         let start = Instant::now();
         let mut lost = 0;

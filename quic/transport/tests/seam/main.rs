@@ -83,7 +83,8 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
     assert!(pair.check().generations() >= 6);
 }
 
-/// The packets of both senders count against the limit of a key. quinn's own packets are too few for an update.
+/// The packets of both senders count against the packet limit of a key. quinn's packets alone are too few to cause an
+/// update.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_updated_before_their_packet_limit() {
     let server = Config { max_packets_per_key: 2000, ..Config::default() };
@@ -158,8 +159,8 @@ async fn data_plane_follows_the_client_to_a_new_address() {
 }
 
 /// A NAT drops the mapping of a client that only receives. All packets to the client are lost, the window is full, and
-/// probe timeouts double. The client's next packet ends this: quinn sends a challenge, and its acknowledgement reveals
-/// the losses. So the media does not wait for the next probe timeout.
+/// probe timeouts double. The client's next packet ends this: quinn sends a PATH_CHALLENGE, whose acknowledgement
+/// reveals the losses. So media is sent before the next probe timeout.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
     /// Number of probe timeouts to wait for. The next one would come about 3 s later.
@@ -207,7 +208,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
     .await;
     assert_eq!(pair.check().largest, 1452, "quinn's discovery has found its upper bound");
 
-    // quinn sends too few packets to notice the smaller MTU, so the data plane has to.
+    // quinn sends too few packets to notice the smaller MTU, so the data plane has to notice it.
     pair.proxy.impairment.max_size.store(1250, Ordering::Relaxed);
     pair.owe(1000..1200, 5000);
     in_time(pair.receive_data(1000..1200, 5000)).await;
@@ -216,7 +217,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
     pair.check();
 }
 
-/// A relay's copies of these packets have longer headers, and each copy has to fit one packet.
+/// A relay forwards a client's packets with longer headers, and each copy has to fit into one packet.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_packets_leave_room_for_longer_copies() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
@@ -275,7 +276,7 @@ async fn stop_sending_of_a_client_ends_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn datagrams_pass_both_senders() {
+async fn datagrams_arrive_while_both_senders_send() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     for tag in 0..200u64 {
         let payload = PairPattern::bytes(tag, 1000).into();
@@ -305,7 +306,7 @@ async fn server_sends_from_the_address_that_the_client_connected_to() {
     pair.check();
 }
 
-/// A window grows if its data is read, and does not grow otherwise.
+/// A receive window grows if the application reads the data, and does not grow otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn receive_window_grows_by_read_data_within_the_budget() {
     const LEAST: u64 = 64 << 10;

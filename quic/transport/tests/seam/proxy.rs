@@ -35,7 +35,7 @@ pub struct Proxy {
     seen: Mutex<Vec<(Towards, Vec<u8>)>>,
     server: SocketAddr,
     rng: Mutex<fastrand::Rng>,
-    /// The socket towards the server for each client address. Forged packets are sent from one of them.
+    /// The socket towards the server for each client address. Forged packets are sent from one of these sockets.
     ways: Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>,
 }
 

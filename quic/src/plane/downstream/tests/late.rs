@@ -358,7 +358,7 @@ fn excess_waiting_streams_reset_the_oldest_of_the_least_urgent() {
 }
 
 #[test]
-fn bytes_that_wait_are_bounded() {
+fn bytes_waiting_to_be_sent_are_bounded() {
     let queue = policy::QueueLimits { bytes: 100_000, burst: SECOND, ..Config::new(CODES).queue };
     let mut sim = Sim::new(1, narrow(), ReceiverCredit::default(), Config { queue, ..Config::new(CODES) });
     for group in 0..40 {

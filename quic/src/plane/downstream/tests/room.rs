@@ -146,7 +146,7 @@ fn data_that_would_be_late_is_dropped_on_a_lossy_path() {
 }
 
 #[test]
-fn stream_that_is_given_up_ends_with_a_whole_object() {
+fn abandoned_stream_ends_with_a_whole_object() {
     let run = CAMERA.run(link(31_000, 0.0), 15);
     assert!(run.useful() >= 90, "{} %", run.useful());
     assert_eq!(run.key_frames(), 15);
@@ -167,7 +167,7 @@ fn key_frames_that_take_longer_than_their_group_arrive() {
 }
 
 #[test]
-fn link_with_room_delivers_everything_in_time() {
+fn link_with_spare_capacity_delivers_everything_in_time() {
     for media in [OBJECTS, CAMERA, RoomMedia { subgroups: true, ..CAMERA }] {
         let run = media.run(link(400_000, 0.0), 5);
         assert_eq!(run.delivered(), (100, 100));
@@ -177,7 +177,7 @@ fn link_with_room_delivers_everything_in_time() {
 
 /// The peer gives no stream credit for the rest of the object. In one of two cases it also acknowledges nothing.
 #[test]
-fn stream_that_is_given_up_ends_by_a_deadline() {
+fn abandoned_stream_is_reset_at_its_deadline() {
     for is_deaf in [false, true] {
         let credit = ReceiverCredit { stream_data: 5000, ..ReceiverCredit::default() };
         let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
