@@ -19,7 +19,8 @@ pub struct AckFrame<'a> {
     pub largest: u64,
     /// ACK delay as encoded: in units of 2^`ack_delay_exponent` microseconds.
     pub delay: u64,
-    /// First ACK Range, then pairs of Gap and ACK Range Length. The parser has checked that no range goes below zero.
+    /// The encoded ranges: First ACK Range, then pairs of Gap and ACK Range Length. The parser has checked that no
+    /// range goes below packet number 0.
     blocks: &'a [u8],
     /// The three ECN counts as encoded, if the type is 0x03.
     ecn: Option<&'a [u8]>,
@@ -147,8 +148,8 @@ impl Iterator for AckRangeIter<'_> {
 /// acknowledged range until it knows that its ACK arrived, and the stack has processed older ranges by then.
 const KEPT: usize = 1024;
 
-/// Largest number of packets in the map, whether the peer acknowledges them or not. If there are more, the stack
-/// considers the oldest lost and sends their contents again.
+/// Largest number of packets in the map. If the peer acknowledges none for longer, the oldest are forgotten, so the
+/// stack considers them lost and sends their contents again.
 const LIMIT: usize = 1 << 14;
 
 /// A map from the QUIC stack's virtual packet numbers to the wire numbers of the same packets.
@@ -176,8 +177,9 @@ impl NumberMap {
         self.first + self.packets.len() as u64
     }
 
-    /// Assigns `wire`, which is larger than all before it, to the next virtual number. `sent` is `None` for a number
-    /// that is skipped. A skipped number stays in the map so that the stack sees when a lying peer acknowledges it.
+    /// Assigns the wire number `wire`, which is larger than all wire numbers before it, to the next virtual number.
+    /// `sent` is `None` for a number that is skipped. A skipped number stays in the map so that the stack sees when a
+    /// lying peer acknowledges it.
     pub fn push(&mut self, wire: u64, sent: Option<Instant>) {
         debug_assert!(self.packets.back().is_none_or(|last| last.wire < wire));
         self.packets.push_back(NumberedPacket { wire, sent });

@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// One stream stays open while many others come and go.
+    /// One stream stays open while many other streams are opened and closed.
     #[test]
     fn forgotten_stream_is_not_counted_twice() {
         let mut credit = CreditSplit::new(16 << 20);

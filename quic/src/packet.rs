@@ -74,7 +74,7 @@ pub fn start(id: &ConnectionId, out: &mut Vec<u8>) {
 
 /// Numbers and seals the packet that starts at `at` and goes to the end of `out`, and appends its tag.
 ///
-/// The number comes last so that no number is drawn for a packet that turns out to be empty.
+/// The packet number is drawn only here, so that no number is used for a packet that turns out to have no frames.
 pub fn finish(
     out: &mut Vec<u8>,
     at: usize,

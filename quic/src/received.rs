@@ -34,7 +34,7 @@ impl ReceivedNumbers {
         if number >= self.next {
             let by = number + 1 - self.next;
             let largest = u128::from(self.next > 0);
-            // Shifting a `u128` by 128 bits or more overflows, so such distances are separate cases.
+            // Shifting a `u128` by 128 bits or more overflows, so distances of 128 or more are handled separately.
             self.below = match by {
                 1..WINDOW => self.below << by | largest << (by - 1),
                 WINDOW => largest << (by - 1),

@@ -220,7 +220,7 @@ mod tests {
         assert!(!watched.silence.is_dead(ROUND_TRIP));
     }
 
-    /// The peer owes no acknowledgement at first. Then it gets a request, which QUIC retransmits.
+    /// At first the peer has nothing to acknowledge. Then this end sends a request, which QUIC retransmits.
     #[test]
     fn quiet_peer_is_dead_when_it_answers_no_request() {
         let mut watched = WatchedConnection::new(false);

@@ -73,8 +73,8 @@ pub enum Begins {
     Ours(usize),
     /// The stream belongs to a session that does not exist.
     Stray(u64),
-    /// The stream is HTTP/3's own: a unidirectional stream of this type, or a bidirectional one whose first frame has
-    /// this type.
+    /// The stream belongs to HTTP/3 itself. The value is the type of a unidirectional stream, or of a bidirectional
+    /// stream's first frame.
     Http(u64),
 }
 

@@ -1,8 +1,8 @@
 //! Policies for a receiver that cannot keep up: they decide which waiting data is dropped.
 //!
-//! A [`QueuePolicy`] gets the streams that have bytes to send, and returns those to be reset. It reads no clock and
-//! resets no stream itself. [`LivePolicy`] bounds how long and how much data may wait, and drops the oldest; [`Tail`]
-//! drops the newest.
+//! A [`QueuePolicy`] gets the streams that have bytes to send, and returns those to be reset. A policy reads no clock
+//! and resets no stream itself. [`LivePolicy`] bounds how long and how much data may wait, and drops the oldest;
+//! [`Tail`] drops the newest.
 
 mod live;
 mod tail;

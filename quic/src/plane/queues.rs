@@ -126,7 +126,7 @@ mod tests {
         QueuePosition { priority, owner, key: StreamKey(key) }
     }
 
-    /// Serves `count` streams, one per turn, and returns their keys.
+    /// Serves `count` streams, one in each round-robin turn, and returns their keys.
     fn serve(queues: &mut StreamQueues, places: &[QueuePosition], count: usize) -> Vec<u64> {
         (0..count)
             .map_while(|_| {

@@ -52,7 +52,7 @@ const MAX_OWN: u64 = 1 << 16;
 pub struct Config {
     /// The congestion controller.
     pub algorithm: CongestionAlgorithm,
-    /// Initial size of the largest UDP payload that the path takes, bytes.
+    /// Initial path MTU: the largest UDP payload to send, bytes.
     pub mtu: u64,
     /// Round trip that is assumed before the first sample.
     pub initial_rtt: Duration,
@@ -400,7 +400,8 @@ impl<T: Clone> Recovery<T> {
         self.controller.unpaced_window()
     }
 
-    /// Returns whether the peer leaves so many packets unacknowledged that the state would grow without bound.
+    /// Returns whether the peer leaves so many packets unacknowledged that the connection has to be closed, to bound
+    /// this state's memory.
     pub fn is_unanswered(&self) -> bool {
         self.sent.len() as u64 - self.own_packets > MAX_OTHERS
     }
@@ -477,7 +478,7 @@ impl<T: Clone> Recovery<T> {
         self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
     }
 
-    /// Notes that the QUIC stack found the path to take UDP payloads of `mtu` bytes.
+    /// Notes that the QUIC stack found that the path carries UDP payloads of `mtu` bytes.
     pub fn set_mtu(&mut self, mtu: u64) {
         self.path_mtu = PathMtu::new(mtu);
         self.controller.set_mtu(mtu);
@@ -590,7 +591,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     fn probe_time(&self) -> Option<Instant> {
-        // Only packets of the data plane need probes, because the stack has its own timer.
+        // Only packets of the data plane need a probe timeout here, because the QUIC stack has its own timer.
         let sent = self.last_own_sent.filter(|_| self.own_packets > 0)?;
         let backoff = 1 << self.pto_count.min(MAX_BACKOFF);
         Some(sent + self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * backoff)

@@ -80,7 +80,7 @@ pub enum SourceEnd {
         /// Time when the last byte arrived.
         at: Instant,
     },
-    /// The source stays incomplete: the stream is reset with this application error code.
+    /// The source will not be completed, so the stream is reset with this application error code.
     Reset(u64),
 }
 

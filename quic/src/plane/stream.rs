@@ -1,4 +1,4 @@
-//! The send side of one unidirectional stream over bytes that it does not own.
+//! The send side of one unidirectional stream, whose bytes are read from a source.
 
 use std::{
     ops::Range,
@@ -21,8 +21,8 @@ pub struct NewStream {
     pub source: Arc<dyn Source>,
     /// The order of sending among streams and datagrams.
     pub priority: Priority,
-    /// The caller's number for the stream's owner. Owners of the same level take turns, and streams are counted per
-    /// owner.
+    /// The caller's number for the stream's owner. Owners of the same priority level send in turn, and streams are
+    /// counted per owner.
     pub owner: u64,
     /// OBJECT_DELIVERY_TIMEOUT: the stream is reset if an object has not been sent this long after its first byte
     /// arrived.

@@ -130,7 +130,7 @@ fn bytes_of_a_finished_stream_are_cut() {
     assert_eq!(pass(&mut streams, &reset), reset);
     assert_eq!(pass(&mut streams, &stream_frame(6, 5, b"xyz", false)), stream_frame(6, 8, b"", false));
     assert!(streams.open.is_empty());
-    // Only the stack reads bidirectional streams, so their repeated bytes stay.
+    // Only the QUIC stack reads bidirectional streams, so their repeated bytes are not removed.
     let twice = [stream_frame(0, 0, b"abc", false), stream_frame(0, 0, b"xyz", false)].concat();
     assert_eq!(pass(&mut streams, &twice), twice);
 }

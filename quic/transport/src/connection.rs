@@ -91,8 +91,8 @@ impl Connection {
         data.protocol
     }
 
-    /// Sets the binding of the application's streams to an HTTP/3 session, which opens `streams` unidirectional streams
-    /// of its own. This must be called before [`Self::start`].
+    /// Sets the WebTransport session that the application's streams belong to. HTTP/3 opens `streams` unidirectional
+    /// streams for itself. This must be called before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
         self.shared.bind(binding, streams);
         let _ = self.binding.set(binding); // a second call fails, and is ignored
@@ -299,7 +299,8 @@ impl Connection {
     /// Reads the peer's address from quinn. Returns whether quinn is still validating that address (no PATH_RESPONSE
     /// yet).
     pub(crate) fn look_up_address(&self) -> bool {
-        // quinn's lock is taken and released before the connection's own: see the lock order at `SharedConnection`.
+        // quinn's lock is taken and released before the connection's lock is taken: see the lock order at
+        // `SharedConnection`.
         let remote = self.quic.remote_address();
         let waiting = self.shared.on_remote(Instant::now(), remote);
         if !waiting {

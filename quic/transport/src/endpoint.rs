@@ -216,7 +216,7 @@ impl Endpoint {
         self.inner.sender.totals()
     }
 
-    /// Returns the socket's own address. The kernel has chosen the port if it was bound to port 0.
+    /// Returns the address that the socket is bound to. If it was bound to port 0, the kernel has chosen a port.
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr
     }
@@ -260,7 +260,7 @@ impl Endpoint {
     /// Sets the roots that certificates of new clients have to chain to. Without roots, no certificate is requested.
     ///
     /// # Errors
-    /// The roots cannot be used, and the earlier roots stay.
+    /// The roots cannot be used. Then the earlier roots stay in use.
     pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
         self.inner.clients.set(roots)
     }
@@ -418,7 +418,7 @@ pub fn bind_socket(addr: SocketAddr) -> Result<UdpSocket, BindError> {
 fn make_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
     if addr.is_ipv6() {
-        // Two sockets can then listen on 0.0.0.0 and [::] with the same port.
+        // IPv6-only sockets allow two sockets to listen on 0.0.0.0 and [::] with the same port.
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;

@@ -43,7 +43,7 @@ pub fn list_interfaces(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
 /// A cache of routes: the interface by which an address is reached, in the network namespace of the calling thread.
 #[derive(Default)]
 pub struct InterfaceRoutes {
-    /// Names of interfaces, by their own addresses.
+    /// Names of network interfaces, by the IP addresses that they have.
     names: HashMap<IpAddr, String>,
     found: HashMap<IpAddr, Option<String>>,
 }

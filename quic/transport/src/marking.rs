@@ -18,8 +18,8 @@ use crate::{
     send::{BatchSender, PacketFlow},
 };
 
-/// The QUIC stack's socket. It never sends packets as ECT, because the stack would take the ECN counts of other
-/// senders' packets for its own.
+/// The QUIC stack's socket. It never sends packets as ECT, because the stack would attribute the ECN counts of other
+/// senders' packets to its own packets.
 #[derive(Debug)]
 pub(crate) struct Marking {
     pub socket: Arc<dyn AsyncUdpSocket>,

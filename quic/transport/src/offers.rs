@@ -97,8 +97,8 @@ enum Offered<T: ?Sized> {
     Withheld,
 }
 
-/// A function that returns a permit for one more track of the session at the offload, or `None` if the session has used
-/// up its number of tracks.
+/// A function that returns a permit to offload one more track of the session, or `None` if the session has reached its
+/// limit of offloaded tracks.
 pub type PlaceProvider<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
 
 impl<T: OffloadResult + ?Sized> Offered<T> {

@@ -175,7 +175,7 @@ pub trait Offload: Send + Sync {
     /// then packets may take the old one.
     fn set_path(self: Arc<Self>, path: OffloadPath);
 
-    /// Sets the largest UDP payload that the path takes, bytes.
+    /// Sets the path MTU: the largest UDP payload that the path carries, bytes.
     fn set_mtu(&self, bytes: u32);
 
     /// Sets the largest DATAGRAM frame that the peer accepts, bytes.
@@ -196,7 +196,8 @@ pub trait Offload: Send + Sync {
     /// payload. The permission ends when the offload has sent `total` bytes since it began.
     fn set_deferral(&self, bytes: u32, total: u64);
 
-    /// Delivers the packets whose wake-up was deferred to the process, and returns whether there were any.
+    /// Delivers the deferred packets, which did not wake the process, to the process now. Returns whether there were
+    /// any.
     fn read_deferred(&self) -> bool;
 
     /// Returns the arrival time of a packet that the process read at `now`. The packet's last bytes `end` identify it.
@@ -241,8 +242,9 @@ pub trait Offload: Send + Sync {
     /// Sets the low bits that all IDs of this end's unidirectional streams have.
     fn set_stream_bits(&self, bits: u32);
 
-    /// Lets the offload open unidirectional streams while the connection has fewer than `limit`. Streams before the
-    /// index `next` have been opened. Returns the index of the next stream, which stays the same if the limit is 0.
+    /// Lets the offload open unidirectional streams as long as fewer than `limit` were opened on the connection. All
+    /// streams with an index below `next` have been opened. Returns the index of the next stream, which stays the same
+    /// if the limit is 0.
     fn set_streams(&self, next: u64, limit: u64) -> u64;
 
     /// Lets the offload open a stream on this connection as a copy of the new stream that `ingress`, an opening, will

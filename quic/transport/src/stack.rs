@@ -79,8 +79,8 @@ impl QuinnStack {
         numbers: &NumberAllocator,
         counters: &SeamCounters,
     ) -> u64 {
-        // quinn skips numbers to detect peers that acknowledge packets they did not receive (RFC 9000, section 21.4). A
-        // number is skipped on the wire for each of them, so that quinn still detects such peers.
+        // quinn skips numbers to detect peers that acknowledge packets they did not receive (RFC 9000, section 21.4).
+        // For each number that quinn skips, a wire number is skipped, so that quinn still detects such peers.
         while self.map.next() < number {
             self.map.push(numbers.skip(), None);
             counters.skipped_numbers.add(1);
@@ -157,9 +157,9 @@ impl QuinnStack {
     }
 }
 
-/// Returns by how many microseconds the acknowledgement of quinn's newest packet was late, because it was sent for a
-/// later packet of the data plane, or was read late. `round_trip` is the time that the acknowledgement would have taken
-/// otherwise.
+/// Returns by how many microseconds the acknowledgement of quinn's newest packet was late. It is late if the peer sent
+/// it for a later packet of the data plane, or if it was read late. `round_trip` is the time that the acknowledgement
+/// would have taken otherwise.
 fn excess_delay(now: Instant, sent: Option<Instant>, round_trip: Duration) -> u64 {
     let waited = sent.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent));
     u64::try_from(waited.saturating_sub(round_trip).as_micros()).unwrap_or(0)

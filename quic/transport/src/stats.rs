@@ -46,7 +46,7 @@ counters! {
     stream_frames_consumed,
     /// STREAM frames with repeated bytes, which were removed. Only connections that may have an offload count them.
     stream_frames_cut,
-    /// Packets whose number was received before, or is too old to tell.
+    /// Received packets whose number was received before, or is so old that this is unknown.
     replayed_packets,
     /// Times that quinn was granted more connection credit.
     credit_grants,

@@ -25,9 +25,10 @@ const LEAST: u64 = 64 << 10;
 const RESERVE: u64 = 4;
 /// Number of round trips whose data a window has to hold.
 const ROUND_TRIPS: u64 = 2;
-/// Shortest round trip that is assumed, because reading the data takes time, too.
+/// Shortest round trip for which windows are sized, because reading the data takes time, too.
 const LEAST_ROUND_TRIP: Duration = Duration::from_millis(20);
-/// Longest round trip that is assumed, because a peer may delay its acknowledgements.
+/// Longest round trip for which windows are sized, because a peer may delay its acknowledgements to get a larger
+/// window.
 const MOST_ROUND_TRIP: Duration = Duration::from_secs(1);
 /// A window is halved if it is larger than the needed size times this factor.
 const TOO_LARGE: u64 = 4;

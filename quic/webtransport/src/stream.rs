@@ -139,7 +139,7 @@ impl RecvStream {
                 Begins::Http(kind) => return Err(NotOurs::Http(kind)),
                 Begins::Stray(session) => return Err(NotOurs::Stray(session)),
                 Begins::Unknown => {
-                    // Reading byte by byte leaves the application's bytes in the stream.
+                    // The preamble is read byte by byte, so that no byte of the application is consumed.
                     let mut byte = [0];
                     match self.inner.read(&mut byte).await {
                         Ok(Some(_)) => front.extend_from_slice(&byte),

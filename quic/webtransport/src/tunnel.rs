@@ -16,7 +16,7 @@ use crate::request::{self, AcceptedRequest, SessionRefused, SessionTerms};
 
 /// Longest time for which a server waits for the CONNECT request, and a client for the response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time for which the connection stays open so that the peer can read why its session was closed.
+/// Longest time for which the connection stays open after the session was closed, so that the peer can read the reason.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
 /// Largest number of bytes read at a time from the CONNECT request's stream.
 const PIECE: usize = 16 * 1024;

@@ -140,8 +140,8 @@ impl CubicState {
 
     /// Reduces the window (sections 4.6 and 4.7).
     fn reduce(&mut self, minimum: f64) {
-        // Fast convergence (section 4.7): a window that did not reach its last maximum leaves bandwidth to a newer
-        // flow.
+        // Fast convergence (section 4.7): if the window did not reach its last maximum, a newer flow competes, so the
+        // new maximum is set lower.
         let gives_way = self.window < self.max;
         self.max = if gives_way { self.window * (1.0 + BETA) / 2.0 } else { self.window };
         self.prior = self.window;

@@ -125,7 +125,7 @@ impl Delivery {
         self.lost = self.lost.saturating_sub(size);
     }
 
-    /// Notes that there is no more data to send, although the window has room.
+    /// Notes that there is no more data to send, although the congestion window is not full.
     pub fn on_app_limited(&mut self, in_flight: u64) {
         self.app_limited_until = Some(self.delivered + in_flight);
     }

@@ -92,7 +92,7 @@ fn cubic_reduces_to_seven_tenths_and_never_under_two_packets() {
 }
 
 /// The window is reduced from 1000 packets to 700: K = cbrt(300 / 0.4) = 9.0856 s. The curve is 0.4 (t - K)^3 + 1000
-/// and the window follows it one round trip ahead; Reno at one packet per 100 ms or so stays below.
+/// and the window follows it one round trip ahead. Reno, which adds one packet in about 100 ms, stays below the curve.
 #[test]
 fn cubic_follows_the_curve() {
     let start = Instant::now();

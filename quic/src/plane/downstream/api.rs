@@ -21,7 +21,7 @@ pub struct Config {
     pub pacing: bool,
     /// True if packets are marked ECT(0) on paths that carry marks.
     pub ecn: bool,
-    /// Initial size of the largest UDP payload that the path takes, bytes.
+    /// Initial path MTU: the largest UDP payload to send, bytes.
     pub mtu: usize,
     /// Round trip that is assumed before the first sample.
     pub initial_rtt: Duration,

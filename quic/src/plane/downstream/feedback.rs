@@ -100,12 +100,12 @@ impl Downstream {
         id & 0x3 == self.stream_id(0) & 0x3 && id >> 2 >= self.peer.first_stream_uni
     }
 
-    /// Returns the largest UDP payload that the path takes, bytes.
+    /// Returns the path MTU: the largest UDP payload that the path carries, bytes.
     pub fn mtu(&self) -> usize {
         self.recovery.mtu() as usize
     }
 
-    /// Notes that the QUIC stack found the path to take UDP payloads of `size` bytes.
+    /// Notes that the QUIC stack found that the path carries UDP payloads of `size` bytes.
     pub fn on_mtu(&mut self, size: usize) {
         self.recovery.set_mtu(size as u64);
         self.pacer.set_mtu(self.recovery.mtu());

@@ -20,7 +20,7 @@ impl Downstream {
         stream.reset(code);
         self.recall(key);
         self.disarm(key);
-        // RESET_STREAM is small and frees the peer's resources, so it goes first.
+        // RESET_STREAM is small and frees the peer's resources, so it is sent with the highest priority.
         self.set_priority(key, Priority::default());
         let resets = &mut self.stats.resets;
         *match cause {

@@ -19,7 +19,7 @@ const LEAST: Duration = Duration::from_millis(5);
 /// Longest time between two reviews of the backlog.
 const MOST: Duration = Duration::from_millis(50);
 
-/// Time between reviews per waiting stream and datagram, so that reviews take little CPU time.
+/// Shortest time between two reviews for each waiting stream and datagram, so that reviews take little CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {

@@ -130,7 +130,7 @@ impl Downstream {
         datagram.is_none_or(|datagram| level < datagram || (level == datagram && !self.datagrams_turn))
     }
 
-    /// Writes the first datagram. Returns whether the packet has room for more.
+    /// Writes the first waiting datagram. Returns whether more frames may fit into the packet.
     fn write_datagram(
         &mut self,
         now: Instant,
@@ -161,7 +161,7 @@ impl Downstream {
         true
     }
 
-    /// Writes one frame of the first ready stream. Returns whether the packet has room for more.
+    /// Writes one frame of the first ready stream. Returns whether more frames may fit into the packet.
     fn write_stream(
         &mut self,
         now: Instant,

@@ -13,9 +13,9 @@ use crate::plane::types::{PriorityLevel, StreamKey};
 
 /// A policy that bounds how long streams wait, how many bytes wait, and how many streams wait.
 ///
-/// * **Late**: once a stream has waited for longer than its limit, all streams of the same owner and priority level are
-///   dropped that have waited for more than half of their limit. With this hysteresis drops are rare, and the next
-///   stream is well in time.
+/// * **Late**: once a stream has waited for longer than its limit, streams of the same owner and priority level are
+///   dropped: those that have waited for more than half of their limit. With this hysteresis drops are rare, and the
+///   next stream is well in time.
 /// * **Hopeless**: if the owner has a newer group, a stream is dropped as soon as its rest would be late. The time of
 ///   arrival is estimated from the bandwidth and from the data that is sent first. The saved bandwidth is used for the
 ///   newer group and its key frame.

@@ -14,7 +14,7 @@ const FIRST_PROBE: Duration = Duration::from_secs(10);
 /// Longest time between two probes with a large packet.
 const MAX_PROBE: Duration = Duration::from_secs(600);
 
-/// The largest packet that a path takes.
+/// The path MTU: the largest packet that a path carries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PathMtu {
     /// Largest packet that is sent, bytes of UDP payload.
@@ -30,7 +30,7 @@ pub(super) struct PathMtu {
 }
 
 impl PathMtu {
-    /// Creates the state of a path that takes packets of `size` bytes of UDP payload.
+    /// Creates the state of a path that carries packets of `size` bytes of UDP payload.
     pub fn new(size: u64) -> Self {
         Self { size, found: size, suspicions: 0, suspected: None, probe: None }
     }

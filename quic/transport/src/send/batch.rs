@@ -67,7 +67,7 @@ impl PacketBatch {
         packets.move_to(0, &mut self.packets);
     }
 
-    /// Adds the packets that other threads have handed over for the connection. Returns whether there were any.
+    /// Adds the packets of one connection that other threads have handed over. Returns whether there were any.
     pub(super) fn take_from(&mut self, connection: &SendHandover) -> bool {
         connection.take(&mut self.packets)
     }

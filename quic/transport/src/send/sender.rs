@@ -48,7 +48,7 @@ pub struct SendReport {
     pub bytes: u64,
     /// Number of system calls for sending.
     pub system_calls: u64,
-    /// Packets dropped because they are larger than the path takes (EMSGSIZE).
+    /// Packets dropped because they are larger than the path MTU (EMSGSIZE).
     pub too_large: u64,
     /// Packets dropped because the send buffer was full.
     pub overflowed: u64,
@@ -153,7 +153,7 @@ impl BatchSender {
 
     fn address(&self, to: SocketAddr) -> SockaddrStorage {
         match to.ip() {
-            // An IPv6 socket takes IPv4 addresses only as mapped ones.
+            // An IPv6 socket accepts IPv4 addresses only as IPv4-mapped IPv6 addresses.
             IpAddr::V4(ip) if self.ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()).into(),
             _ => to.into(),
         }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl SharedConnection {
-    /// Adds packets to `batch` as long as there are data, credit and window, and pacing allows.
+    /// Adds packets to `batch` as long as there is data to send, and credit, congestion window and pacing allow it.
     pub fn transmit(&self, now: Instant, batch: &mut PacketBatch) {
         if !self.open.load(Ordering::Acquire) {
             return;

@@ -249,7 +249,7 @@ fn replayed_packet_has_no_effect() {
     assert_eq!(counted(&shared).replayed_packets, 2);
 }
 
-/// An offload forwards the first of two frames at the same offset, but quinn would keep the longer one.
+/// Of two frames at the same offset, an offload forwards the first, but quinn would deliver the longer one.
 #[test]
 fn quinn_gets_each_byte_of_a_stream_once() {
     let shared = shared();

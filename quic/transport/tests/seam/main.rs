@@ -332,7 +332,7 @@ async fn receive_window_grows_by_read_data_within_the_budget() {
     })
     .await;
     pair.echo(1, 1 << 20).await;
-    // On a slow machine the window may have shrunk since then.
+    // On a slow machine the receive window may have shrunk since it was read.
     assert!(windows.held() <= 8 * LEAST, "a window doubles three times, up to three quarters of the budget");
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;

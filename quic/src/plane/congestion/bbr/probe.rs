@@ -84,7 +84,7 @@ impl Cycle {
     }
 
     fn pick_wait(&mut self) {
-        // Random starts keep flows from probing at the same time.
+        // Random start times keep competing flows from probing for bandwidth at the same time.
         self.rounds_since_probe = u64::from(self.random() < 0.5);
         self.wait = PROBE_WAIT + PROBE_WAIT_MORE.mul_f64(self.random());
     }

@@ -231,7 +231,7 @@ fn requested_old_data_is_never_late() {
     }
 }
 
-/// A retransmission takes round trips of 600 ms, so lost data may wait for longer than the limit of 250 ms.
+/// A retransmission takes more than a round trip of 600 ms. So lost data may wait for longer than the limit of 250 ms.
 #[test]
 fn lost_data_on_a_long_path_is_sent_again_and_not_late() {
     let link = SimLink { delay: Duration::from_millis(300), ..SimLink::default() };

@@ -111,7 +111,7 @@ fn live_media_does_not_pause_to_probe_the_round_trip() {
     assert_eq!(live(&mut sim, 2_000, Duration::from_millis(4)), 0);
 }
 
-/// A key frame is sent each second, as fast as the path takes it.
+/// A key frame is sent each second, at the rate of the path.
 #[test]
 fn key_frames_leave_at_the_rate_of_the_path() {
     let mut sim =
@@ -131,6 +131,6 @@ fn key_frames_leave_at_the_rate_of_the_path() {
         let left = Duration::from_millis(33).saturating_sub(sim.now - began);
         sim.run_for(left);
     }
-    // At this rate 60 kB take 24 ms.
+    // At the path's rate, a key frame of 60 kB takes 24 ms.
     assert!(last < Duration::from_millis(30), "{last:?}");
 }

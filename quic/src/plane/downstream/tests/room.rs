@@ -15,9 +15,9 @@ struct RoomMedia {
     group: u64,
     /// Bytes of a group's first object.
     key: u64,
-    /// Bytes of each other object.
+    /// Bytes of each object after a group's first one.
     delta: u64,
-    /// True if the first object is a subgroup of its own, more urgent than the others.
+    /// True if a group's first object is a separate subgroup, more urgent than the other objects.
     subgroups: bool,
 }
 
@@ -154,7 +154,8 @@ fn abandoned_stream_ends_with_a_whole_object() {
     assert!(delivered >= 24, "{delivered} %");
 }
 
-/// A key frame that takes longer than a group is still sent, because every second key frame is better than none.
+/// A key frame whose sending takes longer than a group lasts is still sent, because every second key frame is better
+/// than none.
 #[test]
 fn key_frames_that_take_longer_than_their_group_arrive() {
     for subgroups in [false, true] {
