@@ -158,7 +158,7 @@ const LIMIT: usize = 1 << 14;
 /// that the stack skips on purpose is skipped on the wire too.
 #[derive(Clone, Debug, Default)]
 pub struct NumberMap {
-    /// Virtual number of the first entry.
+    /// Virtual number of the first entry in `packets`.
     first: u64,
     packets: VecDeque<NumberedPacket>,
     /// Largest virtual number acknowledged.

@@ -17,9 +17,9 @@ pub const MAX_REASON: usize = 1024;
 /// Code and reason that a session was closed with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
-    /// The application's error code.
+    /// The application's error code for the close.
     pub code: u32,
-    /// The reason, at most 1024 bytes.
+    /// The reason for the close, at most 1024 bytes.
     pub reason: String,
 }
 

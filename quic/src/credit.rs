@@ -41,12 +41,12 @@ impl CreditSplit {
         Self { total, granted, grant, used: 0, sent: HashMap::new(), earlier: HashMap::new() }
     }
 
-    /// Returns the stack's limit, bytes.
+    /// Returns the part of MAX_DATA that the QUIC stack may use, bytes.
     pub fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// Returns the data plane's limit, bytes.
+    /// Returns the part of MAX_DATA that the data plane may use, bytes.
     pub fn rest(&self) -> u64 {
         self.total - self.granted
     }

@@ -139,9 +139,9 @@ impl Frame<'_> {
     }
 }
 
-/// Returns the frame that starts at `at`, and the bytes that it covers; `None` at the end of `payload`.
+/// Returns the frame that starts at offset `at`, and its range of bytes; `None` at the end of `payload`.
 ///
-/// The function takes a position, and is no iterator, so that the caller can overwrite a frame before the next call.
+/// This is a function of an offset and not an iterator, so that the caller can overwrite a frame before the next call.
 pub fn next(payload: &[u8], at: usize) -> Result<Option<(Range<usize>, Frame<'_>)>, Error> {
     let input = payload.get(at..).unwrap_or_default();
     if input.is_empty() {

@@ -130,7 +130,7 @@ const fn protected_bits(first: u8) -> u8 {
     if first & LONG_HEADER == 0 { SHORT_PROTECTED } else { LONG_PROTECTED }
 }
 
-/// Reason why a packet was not opened.
+/// Reason why a packet was not decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum OpenError {
@@ -142,7 +142,7 @@ pub enum OpenError {
     NotAuthentic(#[from] NotAuthentic),
 }
 
-/// A 1-RTT packet after [`open`].
+/// A 1-RTT packet that [`open`] has decrypted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenedPacket {
     /// The full packet number (RFC 9000, appendix A.3).

@@ -175,7 +175,7 @@ mod tests {
         let (probes, first) = watched.pass(2 * SECOND, 0.0);
         assert_eq!(first, Some(PATIENCE));
         assert!((5..=8).contains(&probes), "{probes}");
-        // The peer sends packets again.
+        // The peer sends packets again, so probing stops.
         assert_eq!(watched.pass(SECOND, 3.0), (0, None));
         let (_, again) = watched.pass(SECOND, 0.0);
         assert_eq!(again, Some(PATIENCE));

@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(SESSION.begins_uni(&[0]), Begins::Http(0));
         assert_eq!(SESSION.begins_bidi(&SESSION.bidi()), Begins::Ours(3));
         assert_eq!(SESSION.begins_bidi(&[1]), Begins::Http(1));
-        // Longer encodings of integers are legal.
+        // QUIC allows encodings of integers that are longer than needed.
         assert_eq!(SESSION.begins_uni(&[0x80, 0, 0, 0x54, 0x40, 4]), Begins::Ours(6));
         assert_eq!(Binding::Bare.begins_uni(&[]), Begins::Ours(0));
     }

@@ -49,7 +49,7 @@ struct SimulatedPath {
     model: Model,
     delivery: Delivery,
     flights: VecDeque<Flight>,
-    /// Bytes of all flights.
+    /// Sum of the bytes in all flights.
     in_flight: u64,
     /// Bytes that the current ACK has acknowledged.
     acked: u64,

@@ -77,7 +77,7 @@ pub trait Controller: Send {
 /// A packet that is being sent.
 #[derive(Clone, Copy, Debug)]
 pub struct SendingPacket {
-    /// The time of sending.
+    /// The time at which the packet is sent.
     pub now: Instant,
     /// Bytes in flight when the packet is sent, without the packet itself.
     pub in_flight: u64,

@@ -335,7 +335,7 @@ impl Downstream {
         self.recovery.bandwidth().unwrap_or_else(per_round)
     }
 
-    /// Returns counters and the current state.
+    /// Returns the connection's counters and its current state.
     pub fn stats(&self) -> DownstreamStats {
         DownstreamStats {
             recovery: self.recovery.counts(),

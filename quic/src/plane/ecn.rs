@@ -21,10 +21,10 @@ pub struct Ecn {
     lost: u64,
 }
 
-/// The state of marking on a path.
+/// The state of ECN marking on a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EcnState {
-    /// Marking is switched off.
+    /// ECN marking is switched off by configuration.
     #[default]
     Off,
     /// The next `left` packets are marked to test the path.
@@ -54,14 +54,14 @@ impl EcnState {
 }
 
 impl Ecn {
-    /// Creates the state of a new path.
+    /// Creates the ECN state of a new path.
     pub fn new(enabled: bool) -> Self {
         let mut ecn = Self { state: EcnState::Off, enabled, seen: EcnCounts::default(), lost: 0 };
         ecn.on_path_change();
         ecn
     }
 
-    /// Returns the state.
+    /// Returns the state of ECN marking.
     pub fn state(&self) -> EcnState {
         self.state
     }
@@ -71,7 +71,7 @@ impl Ecn {
         matches!(self.state, EcnState::Testing { .. } | EcnState::Capable)
     }
 
-    /// Notes that a marked packet was sent.
+    /// Notes that a packet marked ECT(0) was sent.
     pub fn on_sent(&mut self) {
         if let EcnState::Testing { left } = &mut self.state {
             *left = left.saturating_sub(1);
@@ -81,7 +81,7 @@ impl Ecn {
         }
     }
 
-    /// Notes that a marked packet was lost. If all test packets are lost, the path drops marked packets.
+    /// Notes that a packet marked ECT(0) was lost. If all test packets are lost, the path drops marked packets.
     pub fn on_lost(&mut self) {
         if matches!(self.state, EcnState::Testing { .. } | EcnState::Unknown) {
             self.lost += 1;

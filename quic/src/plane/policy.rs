@@ -25,14 +25,14 @@ pub struct WaitingStream {
     pub order: (u64, u64),
     /// The subgroup's ID.
     pub subgroup: u64,
-    /// Bytes that wait to be sent.
+    /// Bytes of the stream that wait to be sent.
     pub bytes: u64,
     /// Time when the oldest of the stream's waiting bytes arrived, if known.
     pub since: Option<Instant>,
     /// Time when the newest of the stream's waiting bytes arrived. `None` if unknown, or if the stream's group is its
     /// owner's newest.
     pub superseded: Option<Instant>,
-    /// Longest time that bytes may wait.
+    /// Longest time that the stream's bytes may wait to be sent.
     pub max_delay: Option<Duration>,
     /// Importance of the stream for the receiver, which decides what is dropped last.
     pub standing: StreamImportance,

@@ -26,7 +26,7 @@ pub struct StreamQueues {
 struct OwnerQueue {
     /// Number of the last round-robin turn in which this queue was served.
     turn: u64,
-    /// Streams by group and subgroup.
+    /// The queue's streams, ordered by group and subgroup.
     streams: BTreeSet<(u64, u64, StreamKey)>,
 }
 

@@ -573,7 +573,7 @@ impl<T: Clone> Recovery<T> {
         while let Some(slot) = self.sent.front() {
             match slot {
                 Slot::InFlight(_) => return,
-                // The sender may still report this packet.
+                // The packet's sender may still report it, so its number is not forgotten yet.
                 Slot::Unused if self.base + REPORT_LAG >= self.next() => return,
                 Slot::Unused | Slot::Past | Slot::NonEliciting | Slot::Resolved { .. } => {}
             }
@@ -603,7 +603,7 @@ impl<T: Clone> Recovery<T> {
 struct Newly {
     /// Time when the newest of the packets was sent.
     newest: Option<Instant>,
-    /// The largest number among the packets.
+    /// The largest packet number that the frame newly acknowledged.
     last: Option<u64>,
     /// A packet number that the frame acknowledges although no sender has reported sending it.
     never_sent: Option<u64>,

@@ -61,7 +61,7 @@ pub trait Source: Send + Sync {
     }
 }
 
-/// The state of a [`Source`].
+/// How many bytes a [`Source`] has, and whether it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceExtent {
     /// Number of bytes available from offset 0 on.

@@ -47,7 +47,7 @@ pub enum AskedRange {
     Nothing,
     /// The bytes that exist when the stream is opened are old.
     Present,
-    /// The whole stream is old.
+    /// The whole stream is old data that the receiver requested.
     All,
 }
 

@@ -1,4 +1,4 @@
-//! The clock of all timestamps.
+//! The clock that all timestamps of packets come from.
 
 use std::time::Duration;
 

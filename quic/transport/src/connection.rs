@@ -95,7 +95,7 @@ impl Connection {
     /// streams for itself. This must be called before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
         self.shared.bind(binding, streams);
-        let _ = self.binding.set(binding); // a second call fails, and is ignored
+        let _ = self.binding.set(binding); // fails at a second call, which is ignored
     }
 
     /// Returns the layout of the application's streams on the connection.

@@ -293,7 +293,7 @@ pub trait Offload: Send + Sync {
     fn status(&self) -> ConnectionStatus;
 }
 
-/// The connection that owns an offload.
+/// A connection that may get an offload.
 pub trait OffloadOwner: Send + Sync {
     /// Assigns this offload to the connection, which has to pass its keys, path and other state to it.
     fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>);
@@ -414,7 +414,7 @@ pub enum OpeningSide {
 pub struct BeforeOffload {
     /// The largest received packet number plus one.
     pub packets: u64,
-    /// Number of unidirectional streams that were accepted.
+    /// Number of the peer's unidirectional streams that were accepted.
     pub streams: u64,
     /// IDs of streams that have begun to arrive. Retransmitted bytes of these streams are not forwarded.
     pub begun: Vec<u64>,
@@ -432,7 +432,7 @@ pub enum OffloadOrigin {
 /// One subscriber's copy of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamCopy {
-    /// Value that [`OffloadSentPacket::tag`] repeats.
+    /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.
     pub key: StreamKey,
     /// The stream's ID on the subscriber's connection.
     pub id: u64,
@@ -440,11 +440,11 @@ pub struct StreamCopy {
     pub shift: i64,
     /// Offset on the ingress's stream at which forwarding starts.
     pub from: u64,
-    /// The peer's MAX_STREAM_DATA.
+    /// The peer's MAX_STREAM_DATA limit for the stream, bytes.
     pub max_offset: u64,
     /// Priority level. A smaller level is more urgent, as in [`Offload::set_waiting`].
     pub level: u16,
-    /// The track's number in traces.
+    /// The number by which packet traces identify the track.
     pub track: u32,
     /// The subgroup's group ID, for traces.
     pub group: u64,
@@ -458,20 +458,20 @@ pub struct OpeningTerms {
     pub owner: u64,
     /// The track alias on the subscriber's connection.
     pub alias: u64,
-    /// Group and object ID of the first location.
+    /// Group and object ID of the first object that is forwarded.
     pub first: (u64, u64),
     /// The last group that is forwarded.
     pub last_group: u64,
     /// Priority level, as in [`DatagramCopy::level`].
     pub level: u16,
-    /// The track's number in traces.
+    /// The number by which packet traces identify the track.
     pub track: u32,
 }
 
 /// A stream that the offload may open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningRequest {
-    /// Value that [`OffloadSentPacket::tag`] repeats.
+    /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.
     pub tag: u64,
     /// The peer's initial flow control limit of each new stream, bytes.
     pub max_offset: u64,
@@ -482,31 +482,31 @@ pub struct OpeningRequest {
 /// One subscriber's copies of a track's datagrams: those from the first location up to the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramCopy {
-    /// Value that [`OffloadSentPacket::tag`] repeats.
+    /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.
     pub tag: u64,
     /// The track alias on the subscriber's connection.
     pub alias: u64,
-    /// Group and object ID of the first location.
+    /// Group and object ID of the first object that is forwarded.
     pub first: (u64, u64),
     /// The last group that is forwarded.
     pub last_group: u64,
     /// Priority level, as in [`StreamCopy::level`]. The low 8 bits, the publisher's priority, apply to datagrams that
     /// name no priority.
     pub level: u16,
-    /// The track's number in traces.
+    /// The number by which packet traces identify the track.
     pub track: u32,
 }
 
 /// The network path that the offload's packets take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadPath {
-    /// This end's address.
+    /// This end's address and UDP port.
     pub local: SocketAddr,
-    /// The peer's address.
+    /// The peer's address and UDP port.
     pub remote: SocketAddr,
     /// The peer's connection ID, which is the destination ID of packets.
     pub id: ConnectionId,
-    /// DSCP and ECN of the packets.
+    /// Traffic class of the packets: DSCP and ECN.
     pub traffic_class: u8,
 }
 

@@ -28,13 +28,13 @@ pub struct PathReports {
 pub struct PathChange {
     /// The time on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// The session's number: see [`Connection::set_session`](crate::Connection::set_session).
+    /// The number that identifies the session: see [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
     /// The estimate that holds from this time on.
     pub estimate: Estimate,
 }
 
-/// The last report on one connection.
+/// The last reported path estimate of one connection.
 #[derive(Default)]
 pub(crate) struct PathReporter {
     /// The value of [`PathReports::listeners`] at the last report.

@@ -122,9 +122,9 @@ pub(crate) struct SharedConnection {
     pub turn: AlarmTurn,
     pub secrets: Arc<HandshakeSecrets>,
     pub sender: Arc<BatchSender>,
-    /// A notification that [`Downstream::poll_event`] has an event.
+    /// Notifies a waiting task that [`Downstream::poll_event`] has an event.
     pub events: Notify,
-    /// A notification that quinn has sent stream data.
+    /// Notifies a waiting task that quinn has sent stream data.
     pub control: Notify,
     pub counters: SeamCounters,
     pub window: ConnectionWindow,
@@ -210,7 +210,7 @@ impl SharedConnection {
         MutexGuard::map(self.state.lock(), |state| &mut state.plane.downstream)
     }
 
-    /// Sets the session's number in traces.
+    /// Sets the number by which packet traces identify this session.
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
         let mut state = self.state.lock();
@@ -244,7 +244,7 @@ impl SharedConnection {
 
     /// Sets the connection's claim to an offload.
     pub fn set_claim(&self, claim: Box<dyn OffloadClaim>) {
-        let _ = self.claim.set(claim); // a second call fails, and is ignored
+        let _ = self.claim.set(claim); // fails at a second call, which is ignored
     }
 
     /// Sets how valuable an offload is for the connection.

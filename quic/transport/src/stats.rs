@@ -28,11 +28,11 @@ macro_rules! counters {
 counters! {
     /// 1-RTT packets sealed for quinn.
     quinn_packets,
-    /// UDP payload of these packets, bytes.
+    /// UDP payload of quinn's 1-RTT packets, bytes.
     quinn_bytes,
     /// 1-RTT packets sealed for the data plane.
     data_plane_packets,
-    /// UDP payload of these packets, bytes.
+    /// UDP payload of the data plane's 1-RTT packets, bytes.
     data_plane_bytes,
     /// Packet numbers that were skipped, to detect peers that acknowledge packets they did not receive.
     skipped_numbers,

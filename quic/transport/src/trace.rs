@@ -42,7 +42,7 @@ pub enum OffloadTraceKind {
     Copy {
         /// `sent`, or the BPF program's name for the reason why the copy was not sent.
         outcome: &'static str,
-        /// The session that the copy is for.
+        /// The subscriber's session to which the copy is sent.
         subscriber: u32,
         /// Packet number and size of the UDP payload in bytes, if the copy was numbered.
         sent: Option<(u64, u16)>,

@@ -14,7 +14,7 @@ use std::{
 /// beginning. Each following distance is twice as long on average, and varies randomly by up to a half. Each skipped
 /// number adds a range to the peer's ACK frames.
 const NEAREST: u64 = 64;
-/// Largest mean distance of skipped numbers.
+/// Largest mean distance between two skipped packet numbers.
 const FARTHEST: u64 = 1 << 13;
 
 /// Number of the newest skipped numbers that are remembered.

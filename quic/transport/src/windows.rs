@@ -467,7 +467,7 @@ mod tests {
         // A connection outside the share may still grow.
         let other = open(&windows, 1 << 22).unwrap();
         assert_eq!(busy(&other, 20), 1 << 22);
-        // A connection's first window is never refused.
+        // A used-up share never refuses a connection its first window.
         of_client.push(open(&windows, u32::MAX).unwrap());
         of_client[2].join(Arc::clone(&share));
         assert_eq!((share.held(), busy(&of_client[2], 20)), (10 * LEAST, LEAST));

@@ -168,7 +168,7 @@ fn simultaneous_probes_are_shared() {
         let connection = Arc::clone(&connection);
         clients.spawn(async move { connection.answers(patience, age).await })
     };
-    // exact: a probe is sent before its answer arrives
+    // exact: a probe is counted before its answer arrives
     let sent = || connection.quic.stats().frame_tx.max_data;
     let before = sent();
     let patience = Duration::from_secs(5);

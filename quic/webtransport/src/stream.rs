@@ -92,10 +92,10 @@ impl SendStream {
         self.inner.reset(on_wire(self.binding, code))
     }
 
-    /// Refuses a request of HTTP/3.
+    /// Refuses an HTTP/3 request on this stream.
     pub fn reject(&mut self) {
         let code = VarInt::from_u64(error::REQUEST_REJECTED).unwrap_or(VarInt::MAX);
-        let _ = self.inner.reset(code); // the stream has ended already
+        let _ = self.inner.reset(code); // fails if the stream has ended already
     }
 
     /// Waits until the peer stops the stream, and returns the application's error code. Returns `None` once the peer

@@ -84,11 +84,11 @@ async fn negotiate(
             if let Some(status) = refused.status() {
                 let telling = async {
                     if answer(&mut send, ConnectResponse::new(status)).await.is_ok() {
-                        let _ = send.finish(); // the client may have stopped the stream
-                        let _ = send.stopped().await; // or the connection is lost
+                        let _ = send.finish(); // fails if the client has stopped the stream
+                        let _ = send.stopped().await; // fails if the connection is lost
                     }
                 };
-                // A client that gives no flow control credit gets no response.
+                // If the client gives no flow control credit, the wait ends without a response.
                 let _ = timeout(CLOSE_PATIENCE, telling).await;
             }
             return Err(refused);
@@ -196,7 +196,7 @@ impl Tunnel {
 
     /// Closes the session with a code and a reason for the peer's application, and then the connection.
     pub fn close(&self, connection: &Connection, error: u64, reason: &str) {
-        // Only the first call sends a reason.
+        // Only the first call of `close` has an effect.
         let Some(mut send) = self.send.lock().take() else { return };
         let closed = Closed { code: u32::try_from(error).unwrap_or(u32::MAX), reason: reason.to_owned() };
         let mut frame = Vec::new();
@@ -206,11 +206,11 @@ impl Tunnel {
         self.runtime.spawn(async move {
             let telling = async {
                 if send.write_all(&frame).await.is_ok() {
-                    let _ = send.finish(); // the peer may have stopped the stream
-                    let _ = send.stopped().await; // or the connection is lost
+                    let _ = send.finish(); // fails if the peer has stopped the stream
+                    let _ = send.stopped().await; // fails if the connection is lost
                 }
             };
-            // A peer that gives no flow control credit gets no reason.
+            // If the peer gives no flow control credit, the wait ends without sending the reason.
             let _ = timeout(CLOSE_PATIENCE, telling).await;
             connection.close(last, closed.reason.as_bytes());
         });

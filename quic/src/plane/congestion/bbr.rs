@@ -306,7 +306,7 @@ impl Controller for Bbr {
     }
 }
 
-/// The model of the path (sections 5.5.1 to 5.5.10).
+/// Methods for the model of the path (sections 5.5.1 to 5.5.10).
 impl Bbr {
     fn bw(&self) -> u64 {
         self.max_bw.get().min(self.bw_shortterm)
@@ -500,7 +500,7 @@ impl Bbr {
     }
 }
 
-/// The states Startup and Drain (sections 5.3.1 and 5.3.2).
+/// Methods for the states Startup and Drain (sections 5.3.1 and 5.3.2).
 impl Bbr {
     fn enter_startup(&mut self) {
         self.state = BbrState::Startup;
@@ -564,7 +564,7 @@ impl Bbr {
     }
 }
 
-/// The state ProbeRTT (section 5.3.4).
+/// Methods for the state ProbeRTT (section 5.3.4).
 impl Bbr {
     fn probe_rtt_cwnd(&self) -> u64 {
         self.times_bdp(PROBE_RTT_CWND_GAIN, self.bw()).max(self.minimum())
@@ -619,7 +619,7 @@ impl Bbr {
     }
 }
 
-/// Window and rate (section 5.6).
+/// Methods that set the congestion window and the pacing rate (section 5.6).
 impl Bbr {
     fn set_pacing_rate(&mut self, gain: f64) {
         let rate = (gain * self.bw() as f64 * (1.0 - PACING_MARGIN)) as u64;

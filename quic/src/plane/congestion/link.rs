@@ -24,7 +24,7 @@ pub struct SimulatedLink {
 /// A flow's measured share of the link and its loss.
 #[derive(Debug)]
 pub struct FlowOutcome {
-    /// Share of the link's rate.
+    /// The flow's share of the link's rate, 0 to 1.
     pub share: f64,
     /// Fraction of the flow's packets that was lost.
     pub lost: f64,

@@ -14,7 +14,7 @@ pub struct RateSnapshot {
     delivered_at: Instant,
     /// Time when the first packet of this packet's flight was sent.
     flight_began: Instant,
-    /// Bytes in flight, this packet included.
+    /// Bytes in flight when the packet is sent, including the packet itself.
     pub in_flight: u64,
     /// Bytes lost before the packet was sent.
     pub lost: u64,

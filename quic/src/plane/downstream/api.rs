@@ -123,7 +123,7 @@ impl EventKind {
 pub struct Owned {
     /// Streams that ever got an ID.
     pub opened: u64,
-    /// Streams that have not ended.
+    /// Streams that have not ended yet.
     pub live: u64,
 }
 
@@ -220,7 +220,7 @@ pub struct DownstreamStats {
     pub streams_finished: u64,
     /// Streams that were reset, by reason.
     pub resets: Resets,
-    /// Streams that have not ended.
+    /// Streams that have not ended yet.
     pub live_streams: u64,
     /// Stream bytes that wait to be sent.
     pub pending_bytes: u64,

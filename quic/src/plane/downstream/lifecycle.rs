@@ -1,4 +1,4 @@
-//! Queues, deadlines, resets and ends of streams.
+//! Moves streams between the scheduler's queues, sets their deadlines, and resets and ends them.
 
 use std::time::Instant;
 

@@ -13,7 +13,7 @@ use super::{Downstream, EventKind, Label, PacketContent, PriorityLevel, SentFram
 /// A packet with one STREAM frame that the offload sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadedPacket {
-    /// The time of sending.
+    /// The time at which the offload sent the packet.
     pub sent: Instant,
     /// The packet number.
     pub number: u64,

@@ -86,7 +86,7 @@ impl Source for Mem {
         received.range(..=offset).next_back().map(|(_, at)| *at)
     }
 
-    /// Treats each push as an object.
+    /// Returns the range of one `push`: each call of `push` counts as one object.
     fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let received = self.received.lock().expect("no panic");
         let (start, _) = received.range(..=offset).next_back()?;

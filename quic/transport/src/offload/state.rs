@@ -70,7 +70,7 @@ pub(crate) struct Offloaded {
     ids: VecDeque<ConnectionId>,
     pub(super) delegations: HashMap<StreamKey, DelegatedStream>,
     pub(super) openings: OpeningBook,
-    /// Delegations of datagrams, by tag.
+    /// Delegations of tracks' datagrams, by the tag of the copy.
     datagrams: HashMap<u64, Box<dyn Delegation>>,
     /// Number of the peer's unidirectional streams that were accepted.
     accepted: u64,
@@ -135,7 +135,7 @@ impl Offloaded {
         }
     }
 
-    /// Sets the session's number in traces.
+    /// Sets the number by which packet traces identify this session.
     pub fn set_session(&mut self, session: u32) {
         self.session = session;
         self.offload.iter().for_each(|offload| offload.set_session(session));
@@ -278,7 +278,7 @@ impl Offloaded {
         self.offload.as_ref().is_none_or(|offload| offload.on_received(number))
     }
 
-    /// Calls [`Offload::leave`].
+    /// Passes bytes received outside of the offload to [`Offload::leave`].
     pub fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
         self.offload.iter().for_each(|offload| offload.leave(stream, bytes, fin));
     }

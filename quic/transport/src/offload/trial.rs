@@ -40,7 +40,7 @@ enum TrialState {
     /// The trial is open, and has sent packets with these numbers.
     Open(Vec<u64>),
     Passed,
-    /// The trial failed at this time.
+    /// The trial failed at this time. The next trial begins after a pause.
     Failed(Instant),
 }
 

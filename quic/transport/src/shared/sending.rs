@@ -153,7 +153,7 @@ impl SharedConnection {
         const FIXED_BIT: u8 = 0x40;
         let mut packet = [0; LEN];
         if SystemRandom::new().fill(&mut packet).is_err() {
-            return; // further probes will follow
+            return; // no probe now; the caller sends further ones
         }
         let flow = {
             let state = self.state.lock();

@@ -56,9 +56,9 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
     let update = async {
         loop {
             pair.server.quic.force_key_update();
-            tokio::time::sleep(Duration::from_millis(7)).await; // exact: paces the updates
+            tokio::time::sleep(Duration::from_millis(7)).await; // exact: time between key updates
             pair.client.force_key_update();
-            tokio::time::sleep(Duration::from_millis(7)).await; // exact: paces the updates
+            tokio::time::sleep(Duration::from_millis(7)).await; // exact: time between key updates
         }
     };
     // The next update is possible after three probe timeouts, which are about 100 ms.
@@ -67,7 +67,7 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
             let tags = round * 200..(round + 1) * 200;
             pair.owe(tags.clone(), 3000);
             tokio::join!(pair.receive_data(tags, 3000), pair.echo(30, 2000));
-            // exact: it is read again after the next round.
+            // exact: the value is read again after the next transfer.
             if pair.server.stats().key_updates >= 6 {
                 return;
             }
@@ -106,10 +106,10 @@ async fn closed_connection_sends_nothing() {
     in_time(pair.receive(0..10, 1000)).await;
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
-    let before = pair.server.stats().data_plane_packets; // exact: the connection is closed, and nothing was queued
+    let before = pair.server.stats().data_plane_packets; // exact: a closed connection sends nothing
     pair.owe(10..100, 1000);
-    tokio::time::sleep(Duration::from_millis(200)).await; // exact: time in which nothing is to be sent
-    assert_eq!(pair.server.stats().data_plane_packets, before); // exact: the connection is closed
+    tokio::time::sleep(Duration::from_millis(200)).await; // exact: time in which nothing may be sent
+    assert_eq!(pair.server.stats().data_plane_packets, before); // exact: a closed connection sends nothing
 }
 
 async fn bad_network(loss: u32) {
@@ -177,7 +177,7 @@ async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
     in_time(pair.receive_data(0..50, 8000)).await;
     pair.proxy.impair(1000, 0, 0);
     pair.owe(50..1050, 8000);
-    // exact: the later count is compared with this one.
+    // exact: the count of probe timeouts is compared with a later one.
     let before = pair.server.downstream().stats().recovery.probe_timeouts;
     async_wait_until(
         "time-outs",
@@ -200,7 +200,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
     pair.owe(0..1000, 5000);
     in_time(pair.receive(0..1000, 5000)).await;
     in_time(async {
-        // exact: it is read again after the next round.
+        // exact: the value is read again after the next transfer.
         while pair.server.quic.stats().path.current_mtu < 1452 {
             pair.echo(1, 5000).await;
         }
@@ -222,14 +222,14 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
 async fn client_packets_leave_room_for_longer_copies() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(async {
-        // exact: it is read again after the next round.
+        // exact: the value is read again after the next transfer.
         while pair.client.stats().path.current_mtu < 1420 {
             pair.echo(1, 5000).await;
         }
     })
     .await;
     pair.echo(30, 5000).await;
-    let mtu = pair.client.stats().path.current_mtu; // exact: quinn had time to find more
+    let mtu = pair.client.stats().path.current_mtu; // exact: path MTU discovery had time to raise it
     assert_eq!(mtu, 1420, "the server's limit is below quinn's upper bound of 1452");
 }
 
@@ -244,7 +244,7 @@ async fn tiny_flow_control_credit_is_shared_by_both_senders() {
     pair.owe(0..100, 5000);
     in_time(async { tokio::join!(pair.receive(0..100, 5000), pair.echo(30, 5000)) }).await;
     pair.check();
-    let stats = pair.server.stats(); // exact: everything has arrived
+    let stats = pair.server.stats(); // exact: all streams have arrived
     assert!(stats.credit_grants >= 20, "the echo alone takes 25 times quinn's grant: {stats:?}");
     assert!(stats.stream_frames_consumed >= 100, "{stats:?}");
 }

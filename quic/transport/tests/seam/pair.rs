@@ -249,7 +249,7 @@ impl SeamPair {
     pub fn check(&self) -> PairSent {
         assert_eq!(self.client.close_reason(), None);
         assert_eq!(self.server.quic.close_reason(), None);
-        assert_eq!(self.server.stats().acks_refused, 0); // exact: there must never be one
+        assert_eq!(self.server.stats().acks_refused, 0); // exact: no ACK may ever be refused
         let sent = PairSent::open(
             &self.proxy.seen(Towards::Client),
             self.suite,

@@ -19,7 +19,7 @@ pub enum Towards {
     Server,
 }
 
-/// The probabilities of impairments, each in thousandths.
+/// Probabilities of loss, duplication and delay of a datagram, each in thousandths.
 #[derive(Default)]
 pub struct ProxyImpairment {
     pub loss: AtomicU32,
@@ -153,7 +153,7 @@ fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: Socke
         return send(socket);
     }
     tokio::spawn(async move {
-        tokio::time::sleep(delay).await; // exact: the delay of the impaired datagram
+        tokio::time::sleep(delay).await; // exact: the proxy delays this datagram
         send(socket);
     });
 }
