@@ -148,7 +148,7 @@ impl Iterator for AckRangeIter<'_> {
 /// acknowledged range until it knows that its ACK arrived, and the stack has processed older ranges by then.
 const KEPT: usize = 1024;
 
-/// Largest number of packets in the map. If the peer acknowledges none for longer, the oldest are forgotten, so the
+/// Largest number of packets in the map, acknowledged or not. If more are in flight, the oldest are forgotten: the
 /// stack considers them lost and sends their contents again.
 const LIMIT: usize = 1 << 14;
 

@@ -51,7 +51,7 @@ impl CreditSplit {
         self.total - self.granted
     }
 
-    /// Notes that the stack sends these bytes of a stream. New bytes of a stream come in order.
+    /// Notes that the QUIC stack sends the range `bytes` of a stream. New bytes of a stream are sent in order.
     pub fn on_sent(&mut self, stream: u64, bytes: Range<u64>) {
         let sent = match self.sent.get_mut(&stream) {
             Some(sent) => sent,

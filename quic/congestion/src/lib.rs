@@ -203,8 +203,8 @@ mod tests {
     const PACKET: u64 = 1250;
     const RTT: Duration = Duration::from_millis(40);
 
-    /// Sends `packets` packets, one every 4 ms, and loses some. Each is acknowledged alone. Returns the smallest window
-    /// after the hundredth packet.
+    /// Sends `packets` packets, one every 4 ms, and loses some of them. Each arrived packet gets its own ACK. Returns
+    /// the smallest window after the hundredth packet.
     fn media(path: &mut SimulatedPath, start: Instant, packets: u64, is_lost: impl Fn(u64) -> bool) -> u64 {
         let sent_at = |number: u64| start + Duration::from_millis(4 * number);
         let trip = RTT.as_millis() as u64 / 4;

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_earns_no_more_than_a_burst() {
+    fn idle_time_allows_no_more_than_a_burst() {
         let start = Instant::now();
         let mut pacer = Pacer::new(MTU, start);
         let later = start + Duration::from_secs(60);

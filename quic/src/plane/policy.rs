@@ -41,9 +41,9 @@ pub struct WaitingStream {
 /// Importance of a stream for its receiver, in the order in which streams are dropped if there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamImportance {
-    /// The stream is not the most important one of its owner.
+    /// Any other stream. Streams of this importance are dropped first.
     Ordinary,
-    /// The stream is the most urgent subgroup of its owner's newest group.
+    /// The stream is the most urgent subgroup of its owner's newest group. It is dropped later than `Ordinary` streams.
     Newest,
     /// The stream has old data that the receiver requested: by a FETCH, or from the cache when a subscription began.
     Asked,

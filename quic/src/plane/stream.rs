@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_bytes_are_never_lost() {
+    fn acknowledged_bytes_are_never_declared_lost() {
         let (_, mut stream) = stream(400);
         assert_eq!(drain(&mut stream, 150), [(0, 150, false), (150, 150, false), (300, 100, false)]);
         stream.on_acked(100..200, false);

@@ -112,7 +112,7 @@ fn overlapping_frames_leave_only_new_bytes() {
 
 /// The last STREAM frame of a payload may have no Length field. The frame that replaces it has one.
 #[test]
-fn repeated_bytes_of_a_frame_without_length_are_cut() {
+fn repeated_bytes_of_a_frame_without_length_are_removed() {
     let mut streams = ReceivedStreams::new(10);
     pass(&mut streams, &stream_frame(2, 0, b"abc", false));
     assert_eq!(
@@ -122,7 +122,7 @@ fn repeated_bytes_of_a_frame_without_length_are_cut() {
 }
 
 #[test]
-fn bytes_of_a_finished_stream_are_cut() {
+fn bytes_of_a_finished_stream_are_removed() {
     let mut streams = ReceivedStreams::new(10);
     pass(&mut streams, &stream_frame(2, 0, b"abc", true));
     assert_eq!(pass(&mut streams, &stream_frame(2, 1, b"xyz", false)), stream_frame(2, 4, b"", false));
@@ -158,7 +158,7 @@ proptest! {
     /// The first byte that arrives at an offset is passed on, and later ones are removed. The largest offset of each
     /// stream, to which flow control applies, stays the same.
     #[test]
-    fn each_received_byte_passes_once(
+    fn each_received_stream_byte_is_passed_on_once(
         packets in prop::collection::vec(
             prop::collection::vec((0u64..3, 0u64..40, 0usize..20, prop::bool::weighted(0.1)), 1..4),
             0..30,

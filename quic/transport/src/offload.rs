@@ -580,7 +580,7 @@ pub type OffloadCounts = Vec<(&'static str, u64)>;
 pub struct Status {
     /// Streams that are delegated to offloads at present.
     pub streams: u64,
-    /// Streams that the engine may open, and has not opened yet.
+    /// Streams that are prepared for the engine to open.
     pub prepared: u64,
     /// Packets of subscribers that did not wake the process when they arrived, because they were expected to be plain
     /// acknowledgements.

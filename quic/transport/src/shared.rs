@@ -336,7 +336,8 @@ impl SharedState {
         known
     }
 
-    /// Processes the offload's reports if the peer names an unknown stream, which the offload may have opened.
+    /// Processes the offload's reports if a frame of the peer names an unknown stream, because the offload may have
+    /// opened that stream.
     fn know_stream(&mut self, now: Instant, id: u64) {
         if self.offload.is_some() && !self.plane.downstream.knows(id) {
             self.drain_offload(now);

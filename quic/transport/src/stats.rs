@@ -1,4 +1,4 @@
-//! Counters of the seam between quinn and the data plane on one connection.
+//! Counters of the layer between quinn and the data plane on one connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

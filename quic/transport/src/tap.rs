@@ -45,7 +45,7 @@ impl Tap {
     /// [`PacketFilter::every`].
     pub fn set(&self, filter: Option<PacketFilter>) {
         let mut open = self.open.lock();
-        // Records from before the change are dropped, because nobody will read them.
+        // Without a filter nobody reads the waiting records, so they are dropped.
         if filter.is_none() {
             *open = OpenTap::default();
         }

@@ -20,7 +20,7 @@ pub struct OffloadTraceEvent {
     pub arrived_ns: u64,
     /// Time at which the packet or the copy was completely processed, on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// The session on which the packet arrived.
+    /// The number that identifies the session on which the packet arrived.
     pub publisher: u32,
     /// The packet number of the received packet: 0 if it is unknown, and unreliable if the packet was not authentic.
     pub received: u64,

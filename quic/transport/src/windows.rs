@@ -266,7 +266,7 @@ impl ConnectionWindow {
         let grows = more > 0 && self.take(state, more);
         if grows {
             state.bytes += more;
-            // The next limit grows by these bytes although no data was read for them.
+            // The next MAX_DATA limit grows by the window's increase although the application read no data for it.
             state.last.1 += more;
         }
         grows

@@ -115,7 +115,7 @@ mod tests {
     const MTU: usize = 1000;
 
     #[test]
-    fn one_arrived_kernel_packet_passes_the_trial() {
+    fn trial_passes_with_one_acknowledged_kernel_packet() {
         let mut trial = OffloadTrial::new();
         let now = Instant::now();
         assert_eq!(trial.allow(now, BUDGET, MTU).bytes, 8000);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_trial_of_kernel_sending_pauses_for_a_minute() {
+    fn failed_trial_stops_kernel_sending_for_a_minute() {
         let mut trial = OffloadTrial::new();
         let now = Instant::now();
         (10..20).for_each(|number| trial.on_sent(2 * number));

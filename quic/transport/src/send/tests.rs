@@ -79,7 +79,7 @@ fn packets_to_many_destinations_take_one_system_call() {
 }
 
 #[test]
-fn long_run_is_split_at_the_kernels_limits() {
+fn long_batch_is_split_at_the_kernels_limits() {
     for (gso, system_calls) in [(true, 1), (false, 2)] {
         let sender = BatchSender::new(&socket("127.0.0.1:0"), gso).expect("sender");
         let to = socket("127.0.0.1:0");

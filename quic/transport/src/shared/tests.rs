@@ -125,7 +125,7 @@ fn ack_of_other_packets_repeats_quinns_last_ack() {
 }
 
 #[test]
-fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
+fn packet_numbers_that_quinn_skips_are_skipped_on_the_wire() {
     let shared = shared();
     let now = Instant::now();
     assert_eq!([quinns(&shared, now, 0), quinns(&shared, now, 2)], [0, 2]);
@@ -136,7 +136,8 @@ fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
     );
 }
 
-/// An offload draws numbers without a call to this process, so a number is skipped when an acknowledgement arrives.
+/// An offload draws packet numbers without a call to this process, so a number can be skipped only when this process
+/// handles an acknowledgement.
 #[test]
 fn acknowledgement_of_a_skipped_number_is_refused() {
     let shared = shared();

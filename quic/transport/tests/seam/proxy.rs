@@ -19,7 +19,7 @@ pub enum Towards {
     Server,
 }
 
-/// Probabilities of loss, duplication and delay of a datagram, each in thousandths.
+/// Probabilities of loss, duplication and reordering of a datagram, each in thousandths.
 #[derive(Default)]
 pub struct ProxyImpairment {
     pub loss: AtomicU32,
@@ -143,7 +143,7 @@ impl Proxy {
 
 fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: SocketAddr) {
     let send = move |socket: Arc<UdpSocket>| {
-        // A connected socket has only one peer. A datagram that a full buffer drops counts as lost.
+        // A connected socket accepts no other destination. A datagram that does not fit into the send buffer is lost.
         let _ = match socket.peer_addr() {
             Ok(_) => socket.try_send(&datagram),
             Err(_) => socket.try_send_to(&datagram, to),

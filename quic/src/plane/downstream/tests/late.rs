@@ -206,7 +206,7 @@ fn path_with_spare_capacity_drops_nothing() {
 /// Sending the requested old data takes two seconds. Neither the old data nor live data that arrives in the meantime
 /// counts as late.
 #[test]
-fn requested_old_data_is_never_late() {
+fn requested_old_data_never_counts_as_late() {
     for asked in [AskedRange::Present, AskedRange::All, AskedRange::Nothing] {
         let mut sim = sim(narrow());
         let old: Vec<_> = (0..10)
@@ -256,7 +256,7 @@ fn lost_data_on_a_long_path_is_sent_again_and_not_late() {
 /// Waiting data becomes late and is dropped whatever blocks it: stream credit, connection credit, or the limit of
 /// streams.
 #[test]
-fn data_blocked_by_the_peers_limits_becomes_late() {
+fn data_blocked_by_the_peers_limits_is_dropped_when_late() {
     let plenty = ReceiverCredit { data: 1 << 20, stream_data: 1 << 20, streams: 100 };
     for credit in [
         ReceiverCredit { stream_data: 100, ..plenty },

@@ -124,7 +124,7 @@ fn offload_sends_only_streams_more_urgent_than_waiting_data() {
 }
 
 #[test]
-fn outstanding_budget_is_not_used_twice() {
+fn budget_outstanding_at_the_offload_is_not_used_twice() {
     let credit = ReceiverCredit { data: 10_000, ..ReceiverCredit::default() };
     let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     sim.down.set_outstanding(OffloadBudget { bytes: 0, data: 9500 });
