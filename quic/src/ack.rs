@@ -207,7 +207,7 @@ impl NumberMap {
     /// Notes that the stack's packet `number` was acknowledged, and forgets packets more than `KEPT` below it. Returns
     /// whether `number` is the largest so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
-        // Numbers that were never sent, and repeated ones, change nothing.
+        // Acknowledgements of numbers that were never sent, and repeated ones, are ignored.
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {
             return false;
         }

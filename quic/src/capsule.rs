@@ -23,7 +23,7 @@ pub struct Closed {
     pub reason: String,
 }
 
-/// Reason why the bytes do not close a session properly.
+/// Error: the bytes on the session's stream are not well-formed HTTP/3 frames and capsules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum MalformedCapsule {
@@ -206,7 +206,7 @@ mod tests {
         closed.encode(&mut bytes);
         assert_eq!(bytes, b"\x00\x0b\x68\x43\x08\x00\x00\x01\xa4test");
         assert_eq!(read(&bytes), Ok(Some(closed.clone())));
-        // Unknown frames and capsules come first, and the capsule is spread over several frames.
+        // Unknown frames and capsules come first, and the closing capsule is spread over several DATA frames.
         let front = [unit(0x21, b"frame"), unit(0, &unit(0x4321, &[9; 300])), unit(0, b""), unit(1, b"")];
         let pieces = [&bytes[2..7], &bytes[7..]].map(|piece| unit(0, piece));
         assert_eq!(read(&[front.concat(), pieces.concat()].concat()), Ok(Some(closed)));

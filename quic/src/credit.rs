@@ -21,7 +21,7 @@ const STREAMS: usize = 512;
 pub struct CreditSplit {
     /// The peer's MAX_DATA.
     total: u64,
-    /// The limit that the stack knows of, as if it were the peer's MAX_DATA.
+    /// The limit that the QUIC stack is told as the peer's MAX_DATA.
     granted: u64,
     /// Unused credit that the QUIC stack has after each top-up.
     grant: u64,

@@ -148,7 +148,7 @@ impl TrafficSecret {
     }
 }
 
-/// The bytes of one direction's keys. A key shorter than 32 bytes is followed by zeroes.
+/// The bytes of one direction's keys. A key shorter than 32 bytes is padded with zeroes.
 #[derive(Clone)]
 pub struct KeyMaterial {
     /// The AEAD's key.

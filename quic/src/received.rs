@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, ops::Range};
 use super::frame::{self, StreamFrame};
 use crate::ranges::Ranges;
 
-/// Number of packet numbers below the largest one for which duplicates are detected. quinn uses the same window.
+/// Duplicates are detected for this many packet numbers below the largest one received. quinn uses the same window.
 const WINDOW: u64 = 128;
 
 /// Bit of a stream ID that marks unidirectional streams.

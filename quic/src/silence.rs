@@ -52,8 +52,8 @@ pub struct Silence {
     silent: Duration,
     /// Number of packets that were sent since the peer's last packet and that it has to acknowledge.
     unanswered: u64,
-    /// Packets received before each of the last [`WINDOW`] calls of `look`. The list does not change while the peer is
-    /// silent.
+    /// Number of packets received between successive calls of `look`, for the last [`WINDOW`] calls. The list does not
+    /// change while the peer is silent.
     recent: VecDeque<u64>,
     probing: Option<Probing>,
 }

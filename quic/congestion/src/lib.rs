@@ -252,7 +252,8 @@ mod tests {
         path.acked(last + RTT, last, PACKET);
         path.on_end_acks(last + RTT, 0, true, Some(100));
         assert_eq!((path.in_flight, path.flights.len()), (0, 0));
-        // A loss of bytes that belong to no flight, and persistent congestion, leave a usable window.
+        // After a loss of bytes that belong to no flight, and after persistent congestion, the window still allows
+        // sending.
         path.on_congestion_event(last + RTT, last, true, 5000);
         assert!(path.window() > 0);
     }

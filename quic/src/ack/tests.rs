@@ -143,7 +143,8 @@ proptest! {
         ecn in any::<bool>(),
         width in prop_oneof![Just(0usize), Just(2), Just(4), Just(8)],
     ) {
-        // For each wire number from `base`: whether the packet is the stack's, and whether it is acknowledged.
+        // Two flags for each wire number from `base` on: whether the packet is the stack's, and whether it is
+        // acknowledged.
         let mut map = NumberMap { first: base / 2, ..NumberMap::default() };
         let mut wire = BTreeSet::new();
         let mut expected = BTreeSet::new();

@@ -85,7 +85,7 @@ pub struct Drop {
 pub enum DropReason {
     /// The stream has waited to be sent for too long.
     Late,
-    /// The owner has a newer group, and the path cannot carry the rest of this stream in time.
+    /// The owner has a newer group, and the path cannot carry the remaining bytes of this stream in time.
     Hopeless,
     /// Too many bytes wait to be sent on the connection.
     Bytes,

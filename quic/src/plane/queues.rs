@@ -159,7 +159,7 @@ mod tests {
         places.iter().for_each(|place| queues.insert(*place));
         let served = serve(&mut queues, &places, 9);
         assert!(served.chunks(3).all(|round| round.iter().sum::<u64>() == 3 && round[0] != round[1]));
-        // A queue that was empty for a while is served first, but only once.
+        // A queue that was empty for a while is served first, but then waits for its next turn.
         queues.remove(places[0]);
         serve(&mut queues, &places, 4);
         queues.insert(places[0]);

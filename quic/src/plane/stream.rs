@@ -42,10 +42,10 @@ pub struct NewStream {
 /// of them wait to be sent, no data of the same owner counts as late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskedRange {
-    /// The stream is live from its first byte.
+    /// No part: all bytes of the stream are live data.
     #[default]
     Nothing,
-    /// The bytes that exist when the stream is opened are old.
+    /// The bytes that the source has when the stream is opened are old data, and later ones are live.
     Present,
     /// The whole stream is old data that the receiver requested.
     All,

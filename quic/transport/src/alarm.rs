@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Alarm {
     base: Instant,
-    /// The time at which the driver wakes without a notification.
+    /// The driver's next deadline, at which it wakes even if it is not notified.
     next: AtomicU64,
     notify: Notify,
     /// Requests since the driver last read them: connection numbers, and the times at which these have to be served.

@@ -29,7 +29,7 @@ use crate::{
 
 /// Longest time for which objects wait until quinn has sent the control message that has to precede them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
-/// Interval of checks whether the peer has answered a probe.
+/// Interval at which a waiting probe checks whether the peer has answered.
 const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 
 /// One QUIC connection with two senders.
@@ -98,7 +98,7 @@ impl Connection {
         let _ = self.binding.set(binding); // fails at a second call, which is ignored
     }
 
-    /// Returns the layout of the application's streams on the connection.
+    /// Returns how the application's streams are mapped to the connection: bare, or in a WebTransport session.
     pub fn binding(&self) -> Binding {
         self.binding.get().copied().unwrap_or_default()
     }

@@ -138,7 +138,8 @@ async fn follow_address(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(connection) = connection.upgrade() else { return };
-        // The flag is cleared before quinn is queried. If the peer moves after the query, another task begins.
+        // The flag that such a task exists is cleared before quinn is queried. If the peer moves after the query,
+        // another task begins.
         connection.shared.end_following();
         if !connection.look_up_address() || !connection.shared.begin_following() {
             return;

@@ -86,7 +86,7 @@ fn kind_among(all: &[InterfaceAddress], name: &str) -> Option<u16> {
     all.iter().filter(|it| it.interface_name == name).find_map(kind)
 }
 
-/// Returns all interfaces: one entry for each address, and one for the link layer.
+/// Returns all interfaces of the host: one entry for each address of an interface, and one for its link layer.
 fn all() -> nix::Result<Vec<InterfaceAddress>> {
     getifaddrs().map(Iterator::collect)
 }

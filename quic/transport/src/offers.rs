@@ -30,7 +30,8 @@ impl Default for Offers {
 }
 
 impl Offers {
-    /// Returns the ingress of datagrams, which `make` creates when needed. Returns `None` while datagrams are withheld.
+    /// Returns the ingress by which an offload forwards the track's datagrams, and which `make` creates when needed.
+    /// Returns `None` while datagrams are withheld.
     pub fn datagrams(
         &self,
         places: PlaceProvider<'_>,
@@ -39,7 +40,7 @@ impl Offers {
         self.datagrams.lock().get(places, make)
     }
 
-    /// Returns the ingress of datagrams if it exists.
+    /// Returns the ingress by which an offload forwards the track's datagrams, if it exists.
     pub fn known_datagrams(&self) -> Option<Arc<dyn OffloadIngress>> {
         self.datagrams.lock().known()
     }
@@ -86,11 +87,11 @@ impl Offers {
 
 /// The state of one offer: of a track's datagrams, or of its new streams.
 enum Offered<T: ?Sized> {
-    /// The offer was not requested yet, or the offload could not make it.
+    /// The ingress or openings were not requested yet, or the offload could not create them.
     Unknown,
     Known {
         known: Arc<T>,
-        /// The permit for one of the session's tracks at the offload.
+        /// The permit to offload one of the session's tracks.
         _place: OwnedSemaphorePermit,
     },
     /// The offload may not forward these datagrams or streams.

@@ -61,7 +61,8 @@ pub trait OffloadEngine: Send + Sync {
     /// Starts to collect events about single packets that pass `filter`, or stops with `None`.
     fn set_trace(&self, filter: Option<trace::PacketFilter>);
 
-    /// Passes the events since the last call to `read`, and returns how many were lost because the buffer was full.
+    /// Calls `read` with each event since the last call of this method. Returns how many events were lost because the
+    /// buffer was full.
     fn drain_trace(&self, read: &mut dyn FnMut(trace::OffloadTraceEvent)) -> u64;
 }
 
@@ -100,7 +101,7 @@ pub enum Worth {
     Idle,
     /// The peer has subscribed or fetched, and does not publish.
     Subscriber,
-    /// The peer publishes. Without an offload on its connection, none of its media is forwarded by any offload.
+    /// The peer publishes. If its connection has no offload, no offload forwards its media to subscribers.
     Publisher,
     /// The connection leads to the relay from which this relay gets its media.
     Upstream,
@@ -617,7 +618,7 @@ pub struct Status {
 /// Counts of an offload since its connection began.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionStatus {
-    /// The reason why the offload sends and opens nothing on the connection.
+    /// The reason why the offload neither sends nor decrypts packets of this connection, such as its cipher suite.
     pub refused: Option<&'static str>,
     /// The status of the connection's claim to an offload.
     pub standing: Option<OffloadStanding>,

@@ -74,7 +74,7 @@ impl PathReports {
         }
         let listened = || self.changes.receiver_count() > 0;
         if let Some(estimate) = teller.told.news(now, listened, estimate) {
-            // The send fails only if the last listener has just gone.
+            // The send fails only if the last listener has just unsubscribed.
             let _ = self.changes.send(PathChange { time_ns: monotonic_ns(), session, estimate });
         }
     }

@@ -113,7 +113,7 @@ pub(crate) struct SharedConnection {
     /// True while the data plane may send: quinn has opened its streams, and the connection is not closed.
     open: AtomicBool,
     attention: AtomicU8,
-    /// True while a task waits for the peer to answer from a new address.
+    /// True while a task waits for the peer to answer a PATH_CHALLENGE from a new address.
     follows: AtomicBool,
     /// The time at which [`SharedConnection::on_timeout`] is due, in ticks of the driver's alarm.
     pub deadline: AtomicU64,
@@ -320,7 +320,7 @@ impl SharedState {
         }
     }
 
-    /// Processes the ACK frame in `self.ack`. Returns whether it names only packets that were sent.
+    /// Processes the ACK frame in `self.ack`. Returns whether it acknowledges only packets that were sent.
     fn acknowledge(&mut self, times: AckTimes) -> bool {
         self.drain_offload(times.now);
         let mut known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();

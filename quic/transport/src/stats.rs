@@ -48,7 +48,7 @@ counters! {
     stream_frames_cut,
     /// Received packets whose number was received before, or is so old that this is unknown.
     replayed_packets,
-    /// Times that quinn was granted more connection credit.
+    /// Number of times that quinn was granted more connection credit.
     credit_grants,
     /// Number of key updates that the data plane has followed: key generations after the first with which it sealed a
     /// packet.

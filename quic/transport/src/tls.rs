@@ -91,8 +91,8 @@ impl ClientCertVerifier for ReplaceableRoots {
         false
     }
 
-    /// Returns no hints, because the roots may be replaced. Clients present the certificate that they have for this
-    /// server.
+    /// Returns no names of accepted certificate authorities, because the roots may be replaced. Clients present the
+    /// certificate that they have for this server.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -166,7 +166,7 @@ pub(crate) fn provider(suites: &[KeySuite]) -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Returns the suite of Initial packets, which does not depend on the negotiated one (RFC 9001, section 5).
+/// Returns the cipher suite of Initial packets, which does not depend on the negotiated suite (RFC 9001, section 5).
 pub(crate) fn initial_suite() -> Option<rustls::quic::Suite> {
     ring::default_provider().cipher_suites.iter().find_map(|suite| match suite.suite() {
         CipherSuite::TLS13_AES_128_GCM_SHA256 => suite.tls13()?.quic_suite(),

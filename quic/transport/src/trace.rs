@@ -44,7 +44,7 @@ pub enum OffloadTraceKind {
         outcome: &'static str,
         /// The subscriber's session to which the copy is sent.
         subscriber: u32,
-        /// Packet number and size of the UDP payload in bytes, if the copy was numbered.
+        /// Packet number and size of the UDP payload in bytes, if a packet number was drawn for the copy.
         sent: Option<(u64, u16)>,
         /// The number by which traces identify the track.
         track: u32,

@@ -15,7 +15,7 @@ use rustls::{crypto::ring::sign::any_supported_type, sign::CertifiedKey};
 use tokio::{runtime::Runtime, task::JoinHandle};
 
 const ALPN: &[u8] = b"restarts";
-/// The idle timeout, which ends connections that are not reset.
+/// The idle timeout, which ends a connection that gets no stateless reset.
 const IDLE: Duration = Duration::from_secs(3);
 
 fn certificate() -> Arc<CertifiedKey> {

@@ -11,7 +11,7 @@ pub const MAX_BYTES: u64 = 64 * 1024;
 pub struct SessionTerms<'a> {
     /// Application protocols of the server, the preferred one first. The request has to offer one of them.
     pub protocols: &'a [&'a str],
-    /// Returns whether web pages of an origin may connect. Clients other than browsers send no origin.
+    /// A function that returns whether web pages of an origin may connect. Clients other than browsers send no origin.
     pub origin: &'a (dyn Fn(&str) -> bool + Sync),
 }
 

@@ -25,7 +25,8 @@ pub struct RecvStream {
 /// Reason why a stream of the peer is not for the application.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOurs {
-    /// The stream belongs to HTTP/3 itself. The value is the type of the stream, or of its first frame.
+    /// The stream belongs to HTTP/3 itself. The value is the type of a unidirectional stream, or of a bidirectional
+    /// stream's first frame.
     #[error("the stream belongs to HTTP/3 itself: its type is {0:#x}")]
     Http(u64),
     #[error("the stream belongs to session {0}, which does not exist")]

@@ -11,7 +11,7 @@ use crate::{Foreign, NotOurs, RecvStream, SendStream};
 pub struct SessionStreams<'a> {
     /// The QUIC connection.
     pub connection: &'a Connection,
-    /// The layout of the application's streams on the connection.
+    /// How the application's streams are mapped to the connection: bare, or in a WebTransport session.
     pub binding: Binding,
     /// Counters for streams and datagrams that the peer sends outside the session.
     pub foreign: &'a Foreign,

@@ -201,7 +201,7 @@ impl Bbr {
 impl Controller for Bbr {
     /// Limits the rate after an idle period to the path's bandwidth (section 5.4.1).
     fn on_sent(&mut self, sending: &SendingPacket) {
-        // Only the first packet after an idle period matters here.
+        // The rate is limited only at the first packet after an idle period.
         if sending.in_flight > 0 || !sending.app_limited {
             return;
         }
@@ -354,7 +354,7 @@ impl Bbr {
     fn inflight_at_loss(&self, lost: &LostPacket) -> u64 {
         let before = lost.in_flight.saturating_sub(lost.size) as f64;
         let lost_before = lost.lost.saturating_sub(lost.size + self.path_loss(lost.in_flight)) as f64;
-        // The prefix is the part of the packet with which the lost fraction reached the threshold.
+        // `prefix` is how many bytes of the lost packet were needed for the lost fraction to reach the threshold.
         let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
         (before + prefix.max(0.0)) as u64
     }
@@ -455,7 +455,7 @@ impl Bbr {
     fn update_ack_aggregation(&mut self, delivered: &AckEffect) {
         let elapsed = delivered.now.saturating_duration_since(self.extra_acked_since);
         let mut expected = (self.max_bw.get() as f64 * elapsed.as_secs_f64()) as u64;
-        // ACKs arrive no faster than the bandwidth explains, so a new interval begins.
+        // ACKs arrived no faster than at the bandwidth, so a new interval for measuring aggregation begins.
         if self.extra_acked_delivered <= expected {
             self.extra_acked_delivered = 0;
             self.extra_acked_since = delivered.now;

@@ -110,7 +110,7 @@ fn cubic_follows_the_curve() {
     }
 }
 
-/// Reno is faster than the curve at short round trips, so the window grows by ALPHA packets per round.
+/// At short round trips Reno grows faster than the cubic curve, so the window grows by ALPHA packets per round trip.
 #[test]
 fn cubic_grows_as_fast_as_reno_at_short_round_trips() {
     let mut now = Instant::now();

@@ -90,7 +90,7 @@ impl Downstream {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let queue = match stream.need() {
             StreamNeed::Nothing => SchedulerQueue::None,
-            // The offload is about to open this stream, so the data plane must not.
+            // The offload is about to open this stream, so the data plane must not open it.
             _ if stream.id.is_none() && stream.delegated => SchedulerQueue::None,
             _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => {
                 SchedulerQueue::Unopened

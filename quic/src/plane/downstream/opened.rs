@@ -123,7 +123,7 @@ impl Downstream {
         self.begin_reset(key, self.config.reset_codes.gone, Cause::Requested);
     }
 
-    /// Recalls the stream from the offload, which uses another priority than the data plane.
+    /// Recalls the stream from the offload, because the offload uses another priority than the data plane.
     pub fn take_back(&mut self, key: StreamKey) {
         self.recall(key);
     }

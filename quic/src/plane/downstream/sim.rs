@@ -21,7 +21,7 @@ use crate::plane::source::mem::Mem;
 pub const MTU: usize = 1200;
 /// Arbitrary error codes: the application defines their meaning.
 pub const CODES: ResetCodes = ResetCodes { late: 0x22, behind: 0x55, gone: 0x66 };
-/// Length of a short header with an 8-byte connection ID and a 4-byte number, and of the tag.
+/// Length of a short header (8-byte connection ID, 4-byte packet number) plus the authentication tag, bytes.
 const OVERHEAD: usize = 1 + 8 + 4 + 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +94,7 @@ pub struct Sim {
     arrivals: BinaryHeap<Reverse<(Instant, u64)>>,
     content: HashMap<u64, SimArrival>,
     serial: u64,
-    /// Time when the rate-limited link has sent all its packets.
+    /// Time when the rate-limited link will have sent all packets in its queue.
     busy_until: Instant,
     /// Bytes that the rate-limited link has carried.
     pub carried: u64,

@@ -1,4 +1,4 @@
-//! The policy for live media, where a late picture is useless.
+//! The policy for live media, where data that arrives late is useless.
 
 use std::{
     cmp::Reverse,

@@ -149,7 +149,7 @@ proptest! {
         }
     }
 
-    /// Tail drop cuts the end of the list of streams.
+    /// The tail policy drops the newest streams of the least urgent priority level first.
     #[test]
     fn tail_policy_drops_the_newest_streams((now, queue) in queues()) {
         let mut line = queue.streams.clone();

@@ -67,7 +67,7 @@ impl<T: Clone> Recovery<T> {
                 _ => continue,
             };
             let overdue = packet.sent + delay;
-            // A packet is lost by the packet threshold or by the time threshold (section 6.1).
+            // A packet is declared lost by the packet threshold or by the time threshold (section 6.1).
             if overdue > now && largest_acked - number < self.packet_threshold {
                 self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
                 outage.interrupt();
@@ -91,7 +91,8 @@ impl<T: Clone> Recovery<T> {
                     delivered: self.delivery.delivered(),
                 });
                 newest = newest.max(Some(packet.sent));
-                // Losses of small packets tell nothing about the path's MTU.
+                // Losses of packets up to the base MTU tell nothing about the path MTU, so they are not reported to
+                // `PathMtu`.
                 if packet.size > BASE_MTU {
                     self.path_mtu.on_lost(now, packet.sent);
                 }

@@ -55,7 +55,7 @@ impl Drop for OffloadPlace {
 
 /// A delegation that counts against a limit until it is dropped.
 struct PlacedDelegation {
-    // Fields are dropped in this order, so the delegation ends before its count is released.
+    // Fields are dropped in this order, so the delegation ends before its unit of the limit is released.
     delegation: Box<dyn Delegation>,
     _place: OffloadPlace,
 }

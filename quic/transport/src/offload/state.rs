@@ -154,7 +154,7 @@ impl Offloaded {
         offload.set_stream_bits(self.stream_bits);
     }
 
-    /// Sets the layout of the application's streams and datagrams on the connection.
+    /// Sets how the application's streams and datagrams are mapped to the connection.
     pub fn bind(&mut self, binding: Binding) {
         self.binding = Some(binding);
         self.offload.iter().for_each(|offload| offload.set_binding(binding));

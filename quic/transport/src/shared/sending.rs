@@ -54,7 +54,7 @@ impl SharedConnection {
         });
     }
 
-    /// Skips a packet number if one is due, to detect peers that acknowledge packets they did not receive.
+    /// Skips a packet number from time to time, to detect peers that acknowledge packets they did not receive.
     pub(super) fn set_trap(&self, numbers: &NumberAllocator, traps: &mut Traps) {
         if traps.is_due(numbers.peek().1) {
             traps.add(numbers.skip());
@@ -162,7 +162,7 @@ impl SharedConnection {
             packet[1..][..path.id.len()].copy_from_slice(&path.id);
             PacketFlow { to: path.remote, from: path.local, traffic_class: 0 }
         };
-        // The network may be unreachable; further probes will follow.
+        // The probe may fail because the network is unreachable. The caller sends further probes.
         let _ = self.sender.send_one(flow, &packet, None);
     }
 

@@ -186,7 +186,7 @@ impl SeamPair {
         });
     }
 
-    /// Queues streams with these tags for the client.
+    /// Queues one stream for each of `tags` for the client.
     pub fn owe(&self, tags: std::ops::Range<u64>, len: u64) -> Vec<StreamKey> {
         let keys = {
             let mut downstream = self.server.downstream();

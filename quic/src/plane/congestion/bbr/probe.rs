@@ -26,7 +26,7 @@ pub enum Phase {
     Up,
 }
 
-/// Phase of the probe that the packets being acknowledged were sent in.
+/// Phase of a probe in which the packets that are acknowledged now were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPhase {
     Init,

@@ -38,7 +38,7 @@ fn live_media_under_bbr_is_not_delayed_by_random_loss() {
         let held_up = live(&mut sim, 1000, Duration::from_millis(4));
         assert!(held_up <= 10, "{held_up} of 1000 at {loss}");
     }
-    // CUBIC delays many objects at the same loss.
+    // For comparison: CUBIC delays many objects at the same loss rate.
     let mut sim = sim_with(CongestionAlgorithm::Cubic, 1, SimLink { loss: 0.02, ..SimLink::default() });
     assert!(live(&mut sim, 1000, Duration::from_millis(4)) > 200);
 }
