@@ -30,7 +30,8 @@ struct OpenTap {
 pub struct SentPiece {
     /// The time of sending on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// The number by which traces identify the connection: see [`Connection::set_session`](crate::Connection::set_session).
+    /// The number by which traces identify the connection: see
+    /// [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
     /// The packet number.
     pub number: u64,

@@ -65,7 +65,7 @@ fn owing(datagrams: usize) -> SharedConnection {
 }
 
 fn counted(shared: &SharedConnection) -> crate::Stats {
-    shared.counters.snapshot() // exact: no other thread uses the connection
+    shared.counters.snapshot() // exact: only one thread runs
 }
 
 /// Sends a PING as quinn. Returns its number on the wire.

@@ -398,7 +398,7 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
     let ingress: Arc<dyn OffloadIngress> = Arc::new(IdleOffload);
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
     let OffloadCall::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: no other thread uses the connection
+    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: only one thread runs
     fake.send(now, key, id, 500..600).unwrap();
 
     source.0.store(900, SeqCst);
