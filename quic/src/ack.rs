@@ -19,7 +19,8 @@ pub struct AckFrame<'a> {
     pub largest: u64,
     /// ACK delay as encoded: in units of 2^`ack_delay_exponent` microseconds.
     pub delay: u64,
-    /// First ACK Range, then pairs of Gap and ACK Range Length. The parser has checked that no range goes below zero.
+    /// The encoded ranges: First ACK Range, then pairs of Gap and ACK Range Length. The parser has checked that no
+    /// range goes below packet number 0.
     blocks: &'a [u8],
     /// The three ECN counts as encoded, if the type is 0x03.
     ecn: Option<&'a [u8]>,
@@ -37,7 +38,8 @@ pub struct EcnCounts {
 }
 
 impl<'a> AckFrame<'a> {
-    /// Parses the fields that follow the type of an ACK frame. `kind` is the type; `ecn`: ECN counts follow.
+    /// Parses the fields that follow the type of an ACK frame. `kind` is the frame type. `ecn` tells that ECN counts
+    /// follow the ranges.
     pub(super) fn parse(cursor: &mut PayloadCursor<'a>, kind: u64, ecn: bool) -> Result<Self, Error> {
         let largest = cursor.varint()?;
         let delay = cursor.varint()?;
@@ -87,17 +89,17 @@ impl<'a> AckFrame<'a> {
         }
     }
 
-    /// Writes this frame with new `ranges` and a new `delay`. The ranges are not empty, descend, and neither overlap
-    /// nor touch. Type and ECN counts stay.
+    /// Writes this frame with new `ranges` and a new `delay`. The caller passes at least one range, in descending
+    /// order; ranges must neither overlap nor be adjacent. Frame type and ECN counts stay the same.
     ///
     /// The result of [`AckFrame::translate`] always fits into `room`, the length of the original, because its numbers
-    /// are smaller. A `delay` that needs more bytes than are left is cut to the largest that fits.
+    /// are smaller. A `delay` whose encoding does not fit is reduced to the largest value that fits.
     pub fn rewrite(&self, room: usize, ranges: &[RangeInclusive<u64>], delay: u64, out: &mut Vec<u8>) {
         out.clear();
         let Some(largest) = ranges.first().map(|range| *range.end()) else { return };
         let counts = self.ecn.unwrap_or_default();
         let others = 1 + varint::len(largest) + blocks(ranges).map(varint::len).sum::<usize>() + counts.len();
-        // The delay gets the bytes that the other fields leave, which bound its value.
+        // The ACK Delay field gets the bytes of `room` that the other fields do not need. Its length limits its value.
         let longest = match room.saturating_sub(others) {
             0..=1 => (1 << 6) - 1,
             2..=3 => (1 << 14) - 1,
@@ -142,21 +144,21 @@ impl Iterator for AckRangeIter<'_> {
     }
 }
 
-/// Number of packets below the largest acknowledged one that can still be translated. A peer repeats its ranges until
-/// it knows that its ACK arrived. The stack has long processed ranges that are repeated later.
+/// Number of packets below the largest acknowledged one whose numbers the map still translates. A peer repeats an
+/// acknowledged range until it knows that its ACK arrived, and the stack has processed older ranges by then.
 const KEPT: usize = 1024;
 
-/// Largest number of packets in the map, whether the peer acknowledges them or not. If there are more, the stack
-/// considers the oldest lost and sends their contents again.
+/// Largest number of packets in the map, acknowledged or not. If more are in flight, the oldest are forgotten: the
+/// stack considers them lost and sends their contents again.
 const LIMIT: usize = 1 << 14;
 
-/// The wire numbers of the QUIC stack's packets, by virtual number.
+/// A map from the QUIC stack's virtual packet numbers to the wire numbers of the same packets.
 ///
-/// One queue of wire numbers is the whole map: both sequences only grow, and the virtual one has no gaps. A number
+/// The map is one queue of wire numbers, because both sequences only grow, and virtual numbers have no gaps. A number
 /// that the stack skips on purpose is skipped on the wire too.
 #[derive(Clone, Debug, Default)]
 pub struct NumberMap {
-    /// Virtual number of the first entry.
+    /// Virtual number of the first entry in `packets`.
     first: u64,
     packets: VecDeque<NumberedPacket>,
     /// Largest virtual number acknowledged.
@@ -175,8 +177,9 @@ impl NumberMap {
         self.first + self.packets.len() as u64
     }
 
-    /// Assigns `wire`, which is larger than all before it, to the next virtual number. `sent` is `None` for a number
-    /// that is skipped. A skipped number stays in the map so that the stack sees when a lying peer acknowledges it.
+    /// Assigns the wire number `wire`, which is larger than all wire numbers before it, to the next virtual number.
+    /// `sent` is `None` for a number that is skipped. A skipped number stays in the map so that the stack sees when a
+    /// lying peer acknowledges it.
     pub fn push(&mut self, wire: u64, sent: Option<Instant>) {
         debug_assert!(self.packets.back().is_none_or(|last| last.wire < wire));
         self.packets.push_back(NumberedPacket { wire, sent });
@@ -204,7 +207,7 @@ impl NumberMap {
     /// Notes that the stack's packet `number` was acknowledged, and forgets packets more than `KEPT` below it. Returns
     /// whether `number` is the largest so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
-        // Numbers that were never sent, and repeated ones, change nothing.
+        // Acknowledgements of numbers that were never sent, and repeated ones, are ignored.
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {
             return false;
         }

@@ -17,13 +17,13 @@ pub const MAX_REASON: usize = 1024;
 /// Code and reason that a session was closed with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
-    /// The application's error code.
+    /// The application's error code for the close.
     pub code: u32,
-    /// The reason, at most 1024 bytes.
+    /// The reason for the close, at most 1024 bytes.
     pub reason: String,
 }
 
-/// Reason why the bytes do not close a session properly.
+/// Error: the bytes on the session's stream are not well-formed HTTP/3 frames and capsules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum MalformedCapsule {
@@ -35,7 +35,7 @@ pub enum MalformedCapsule {
     Incomplete,
 }
 
-/// Parses the bytes that follow the CONNECT request on a session's stream.
+/// A parser of the bytes that follow the CONNECT request on a WebTransport session's stream.
 ///
 /// The parser reads HTTP/3 frames, and capsules inside of DATA frames. The input may be split anywhere. [`Self::next`]
 /// is called until it returns a [`Closed`], which ends the session. [`Self::finish`] is called if the stream ends
@@ -44,7 +44,7 @@ pub enum MalformedCapsule {
 pub struct Capsules {
     frame: Unit,
     capsule: Unit,
-    /// The bytes of the closing capsule so far.
+    /// Bytes of the CLOSE_WEBTRANSPORT_SESSION capsule that have arrived so far.
     close: Vec<u8>,
 }
 
@@ -76,7 +76,7 @@ impl Unit {
         None
     }
 
-    /// Takes the bytes of the value that have arrived.
+    /// Removes the bytes of the current frame's or capsule's value from the front of `input`, and returns them.
     fn take<'a>(&mut self, input: &mut &'a [u8]) -> &'a [u8] {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(input.len());
         let (piece, rest) = input.split_at(most);
@@ -115,7 +115,7 @@ impl Capsules {
         while !input.is_empty() {
             if self.capsule.left == 0 {
                 match self.capsule.begin(input) {
-                    // The check bounds `close`: no other capsule is buffered.
+                    // This length check bounds the buffer `close`, because only CLOSE capsules are buffered.
                     Some((CLOSE, len)) if !(CODE as u64..=(CODE + MAX_REASON) as u64).contains(&len) => {
                         return Err(MalformedCapsule::Length(len));
                     }
@@ -160,8 +160,8 @@ fn closed(capsule: &[u8]) -> Result<Closed, MalformedCapsule> {
 }
 
 impl Closed {
-    /// Appends the closing capsule in a DATA frame of its own. A reason above 1024 bytes is cut at a character
-    /// boundary.
+    /// Appends a CLOSE_WEBTRANSPORT_SESSION capsule in one DATA frame. A reason longer than 1024 bytes is cut at a
+    /// character boundary.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let most = self.reason.len().min(MAX_REASON);
         let end = (0..=most).rev().find(|at| self.reason.is_char_boundary(*at)).unwrap_or(0);
@@ -206,7 +206,7 @@ mod tests {
         closed.encode(&mut bytes);
         assert_eq!(bytes, b"\x00\x0b\x68\x43\x08\x00\x00\x01\xa4test");
         assert_eq!(read(&bytes), Ok(Some(closed.clone())));
-        // Unknown frames and capsules come first, and the capsule is spread over several frames.
+        // Unknown frames and capsules come first, and the closing capsule is spread over several DATA frames.
         let front = [unit(0x21, b"frame"), unit(0, &unit(0x4321, &[9; 300])), unit(0, b""), unit(1, b"")];
         let pieces = [&bytes[2..7], &bytes[7..]].map(|piece| unit(0, piece));
         assert_eq!(read(&[front.concat(), pieces.concat()].concat()), Ok(Some(closed)));

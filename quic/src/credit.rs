@@ -5,14 +5,15 @@
 
 use std::{collections::HashMap, ops::Range};
 
-/// Bytes that the stack is granted at a time: enough for control messages.
+/// Credit that the QUIC stack is granted at a time, bytes: enough for control messages.
 const GRANT: u64 = 64 * 1024;
 
-/// Smallest grant, bytes: about one packet. A peer's credit below it is granted whole.
+/// Smallest grant to the QUIC stack, bytes: about one packet. If the peer gives less credit, the stack is granted all
+/// of it.
 const LEAST: u64 = 1200;
 
-/// Number of most recent streams whose sent bytes are remembered at least; at most twice as many are. A retransmission
-/// on a forgotten stream counts as new data, so the grant is topped up earlier than needed.
+/// The sent offsets of at least this many most recent streams are remembered, and of at most twice as many. A
+/// retransmission on a forgotten stream counts as new data, so the grant is topped up earlier than needed.
 const STREAMS: usize = 512;
 
 /// The split of one connection's credit, in bytes.
@@ -20,15 +21,15 @@ const STREAMS: usize = 512;
 pub struct CreditSplit {
     /// The peer's MAX_DATA.
     total: u64,
-    /// The limit that the stack knows of, as if it were the peer's MAX_DATA.
+    /// The limit that the QUIC stack is told as the peer's MAX_DATA.
     granted: u64,
-    /// Unused credit that a top-up leaves the stack with.
+    /// Unused credit that the QUIC stack has after each top-up.
     grant: u64,
     /// Stream bytes that the stack has sent, without retransmissions.
     used: u64,
     /// Largest offset that the stack has sent on each of the most recent streams, by stream ID.
     sent: HashMap<u64, u64>,
-    /// The contents of `sent` before it was last emptied, because it had become full.
+    /// The previous contents of `sent`, which is moved here whenever it has `STREAMS` entries.
     earlier: HashMap<u64, u64>,
 }
 
@@ -40,22 +41,22 @@ impl CreditSplit {
         Self { total, granted, grant, used: 0, sent: HashMap::new(), earlier: HashMap::new() }
     }
 
-    /// Returns the stack's limit, bytes.
+    /// Returns the part of MAX_DATA that the QUIC stack may use, bytes.
     pub fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// Returns the data plane's limit, bytes.
+    /// Returns the part of MAX_DATA that the data plane may use, bytes.
     pub fn rest(&self) -> u64 {
         self.total - self.granted
     }
 
-    /// Notes that the stack sends these bytes of a stream. New bytes of a stream come in order.
+    /// Notes that the QUIC stack sends the range `bytes` of a stream. New bytes of a stream are sent in order.
     pub fn on_sent(&mut self, stream: u64, bytes: Range<u64>) {
         let sent = match self.sent.get_mut(&stream) {
             Some(sent) => sent,
             None => {
-                // Forgetting the older half as a whole needs no order among the streams.
+                // All entries move to `earlier` at once, so the map need not record the order of streams.
                 if self.sent.len() >= STREAMS {
                     self.earlier = std::mem::take(&mut self.sent);
                 }
@@ -63,18 +64,20 @@ impl CreditSplit {
                 self.sent.entry(stream).or_insert(earlier)
             }
         };
-        // New bytes come in order, so bytes before `start` were counted, even if the stream was forgotten since.
+        // New bytes of a stream are sent in order, so bytes before `start` were counted before, even if the stream was
+        // forgotten.
         self.used += bytes.end.saturating_sub(bytes.start.max(*sent));
         *sent = bytes.end.max(*sent);
     }
 
-    /// Notes the peer's new limit. The increase belongs to the data plane until a top-up.
+    /// Notes the peer's new MAX_DATA limit. The increase belongs to the data plane until the QUIC stack's grant is
+    /// topped up.
     pub fn on_max_data(&mut self, total: u64) {
         self.total = self.total.max(total);
     }
 
-    /// Tops the grant up once half of it is used. `take` takes a number of bytes from the data plane's part, and
-    /// returns how many it could take. Returns the stack's new limit.
+    /// Raises the QUIC stack's limit once half of its grant is used. `take` requests bytes from the data plane's part,
+    /// and returns how many it got. Returns the stack's new limit.
     pub fn top_up(&mut self, take: impl FnOnce(u64) -> u64) -> Option<u64> {
         let left = self.granted.saturating_sub(self.used);
         if left >= self.grant.div_ceil(2) {
@@ -92,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// One stream stays open while many others come and go.
+    /// One stream stays open while many other streams are opened and closed.
     #[test]
     fn forgotten_stream_is_not_counted_twice() {
         let mut credit = CreditSplit::new(16 << 20);

@@ -19,7 +19,7 @@ pub enum Error {
 /// A cursor over the rest of a payload. Each method takes one field from the front. After an error the cursor must not
 /// be used.
 pub struct PayloadCursor<'a> {
-    /// The bytes that were not taken yet.
+    /// The bytes of the payload that were not read yet.
     pub rest: &'a [u8],
 }
 
@@ -36,7 +36,7 @@ impl<'a> PayloadCursor<'a> {
         Ok(head)
     }
 
-    /// Takes a variable-length integer, and as many bytes as it says.
+    /// Takes a length as a variable-length integer, and that many bytes after it.
     pub fn prefixed(&mut self) -> Result<&'a [u8], Error> {
         let len = usize::try_from(self.varint()?).map_err(|_| Error::Truncated)?;
         self.bytes(len)

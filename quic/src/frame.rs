@@ -139,9 +139,9 @@ impl Frame<'_> {
     }
 }
 
-/// Returns the frame that starts at `at`, and the bytes that it covers; `None` at the end of `payload`.
+/// Returns the frame that starts at offset `at`, and its range of bytes; `None` at the end of `payload`.
 ///
-/// The function takes a position, and is no iterator, so that the caller can overwrite a frame before the next call.
+/// This is a function of an offset and not an iterator, so that the caller can overwrite a frame before the next call.
 pub fn next(payload: &[u8], at: usize) -> Result<Option<(Range<usize>, Frame<'_>)>, Error> {
     let input = payload.get(at..).unwrap_or_default();
     if input.is_empty() {
@@ -181,7 +181,7 @@ impl<'a> PayloadCursor<'a> {
     fn frame(&mut self) -> Result<Frame<'a>, Error> {
         let kind = self.varint()?;
         Ok(match kind {
-            // A run of zero bytes is one item, so that a padded packet is one step.
+            // A run of zero bytes is returned as one PADDING item, so that padding takes one iteration, not one a byte.
             PADDING => {
                 let run = self.rest.iter().take_while(|byte| **byte == 0).count();
                 self.bytes(run)?;
@@ -244,7 +244,7 @@ impl<'a> PayloadCursor<'a> {
         let sequence = self.varint()?;
         let retire_prior_to = self.varint()?;
         let [len] = self.array()?;
-        // These values are a FRAME_ENCODING_ERROR (RFC 9000, section 19.15).
+        // A NEW_CONNECTION_ID frame with such values is a FRAME_ENCODING_ERROR (RFC 9000, section 19.15).
         if retire_prior_to > sequence || !(1..=20).contains(&len) {
             return Err(Error::Malformed(NEW_CONNECTION_ID));
         }
@@ -253,7 +253,7 @@ impl<'a> PayloadCursor<'a> {
     }
 }
 
-/// Returns the length of a STREAM frame with an explicit length, without its `len` bytes of data.
+/// Returns the header length of a STREAM frame with a Length field, for `len` bytes of data, which do not count.
 pub const fn stream_overhead(id: u64, offset: u64, len: usize) -> usize {
     let offset_len = if offset == 0 { 0 } else { varint::len(offset) };
     1 + varint::len(id) + offset_len + varint::len(len as u64)
@@ -307,7 +307,7 @@ pub fn write_padding(len: usize, out: &mut Vec<u8>) {
     out.resize(out.len() + len, PADDING as u8);
 }
 
-/// Overwrites a whole frame with PING and PADDING. They have no effect, but the packet stays ack-eliciting.
+/// Overwrites a whole frame with PING and PADDING. These have no effect, but the packet stays ack-eliciting.
 pub fn blank(frame: &mut [u8]) {
     frame.fill(PADDING as u8);
     if let Some(first) = frame.first_mut() {

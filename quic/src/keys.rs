@@ -34,7 +34,7 @@ impl KeySuite {
         }
     }
 
-    /// Returns the length of a traffic secret, bytes: the output length of the suite's hash.
+    /// Returns the length of a traffic secret in bytes, which is the output length of the suite's hash.
     pub const fn secret_len(self) -> usize {
         match self {
             Self::ChaCha20Poly1305 | Self::Aes128Gcm => 32,
@@ -45,7 +45,7 @@ impl KeySuite {
     /// Returns how many packets may be sealed with one key (RFC 9001, section 6.6).
     pub const fn confidentiality_limit(self) -> u64 {
         match self {
-            // The limit is above the 2^62 packets that a connection can number.
+            // ChaCha20-Poly1305 has no lower limit than the 2^62 packet numbers of a connection.
             Self::ChaCha20Poly1305 => u64::MAX,
             // Beyond 2^23 packets the advantage of an attacker exceeds 2^-57 (RFC 9001, appendix B.1).
             Self::Aes128Gcm | Self::Aes256Gcm => 1 << 23,
@@ -120,8 +120,8 @@ impl TrafficSecret {
         DirectionKey { key: key.expect("the key has the suite's length"), iv }
     }
 
-    /// Derives the header protection key, "quic hp". All generations use the key of the first one (RFC 9001, section
-    /// 6).
+    /// Derives the header protection key, "quic hp". All key generations use the header protection key of the first
+    /// generation (RFC 9001, section 6).
     pub fn header_key(&self) -> HeaderKey {
         let mut key = [0; 32];
         let key = &mut key[..self.suite.key_len()];
@@ -148,7 +148,7 @@ impl TrafficSecret {
     }
 }
 
-/// The bytes of one direction's keys. A key shorter than 32 bytes is followed by zeroes.
+/// The bytes of one direction's keys. A key shorter than 32 bytes is padded with zeroes.
 #[derive(Clone)]
 pub struct KeyMaterial {
     /// The AEAD's key.
@@ -186,7 +186,7 @@ fn expand_label(secret: &hkdf::Prk, label: &[u8], out: &mut [u8]) {
     const PREFIX: &[u8] = b"tls13 ";
     let length = (out.len() as u16).to_be_bytes();
     let label_len = [(PREFIX.len() + label.len()) as u8];
-    // HkdfLabel: length, label with its length, and a context of length 0.
+    // An HkdfLabel has the output length, the label with its length, and a context, which is empty here.
     let info = [&length, label_len.as_slice(), PREFIX, label, &[0]];
     secret
         .expand(&info, KeyLength(out.len()))
@@ -224,7 +224,8 @@ impl DirectionKey {
     /// Computes the nonce (RFC 9001, section 5.3).
     fn nonce(&self, number: u64) -> aead::Nonce {
         let mut nonce = self.iv;
-        // The number is padded on the left to the IV's 12 bytes, so only the last 8 change.
+        // The packet number is padded on the left to the IV's 12 bytes, so only the last 8 bytes of the nonce differ
+        // from the IV.
         for (byte, number) in nonce[4..].iter_mut().zip(number.to_be_bytes()) {
             *byte ^= number;
         }

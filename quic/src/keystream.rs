@@ -13,7 +13,8 @@ pub struct KeystreamKey {
 }
 
 impl KeystreamKey {
-    /// Creates the key. Returns `None` for AES-256-GCM, which no user of precomputed keystreams supports.
+    /// Creates the key. Returns `None` for AES-256-GCM, because senders and receivers in the kernel do not support this
+    /// suite.
     pub fn new(secret: &TrafficSecret) -> Option<Self> {
         let material = secret.key_material();
         let suite = secret.suite();
@@ -33,11 +34,11 @@ impl KeystreamKey {
     /// `text` is computed by sealing zeroes, so it takes as long as sealing a payload.
     pub fn compute(&self, number: u64, once: &mut [u8; 64], text: &mut [u8]) {
         text.fill(0);
-        // Zeroes XORed with the keystream are the keystream.
+        // Encrypting zeroes yields the keystream itself.
         let _ = self.seal(number, text);
         match self.suite {
             KeySuite::ChaCha20Poly1305 => *once = chacha20_block(&self.material.key, 0, &self.nonce(number)),
-            // GHASH of an empty input is 0, so its tag is the mask.
+            // GHASH of an empty input is 0, so the tag of an empty packet is the mask of GCM's tag.
             _ => once[..aead::NONCE_LEN + 4].copy_from_slice(self.seal(number, &mut []).as_ref()),
         }
     }

@@ -1,8 +1,8 @@
 //! Packet numbers of one connection with several senders.
 //!
-//! Number and key generation come out of one atomic operation on one 64-bit word. So no number is used twice. All
-//! numbers of a key generation are larger than those of earlier generations, as RFC 9001, sections 6.1 and 6.4,
-//! require.
+//! One atomic operation on a 64-bit word returns both a packet number and its key generation. So no number is used
+//! twice. All numbers of a key generation are larger than those of earlier generations, as RFC 9001, sections 6.1 and
+//! 6.4, require.
 
 use std::borrow::Borrow;
 
@@ -40,7 +40,7 @@ const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 #[derive(Debug)]
 pub struct PacketNumbers<W = AtomicU64>(W);
 
-/// Error: a packet number was requested for a key generation that a newer one has replaced.
+/// Error: a packet number was requested for an old key generation, although a newer generation is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("key generation {wanted} was replaced by {current}")]
 pub struct Superseded {
@@ -63,8 +63,8 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         Self(word)
     }
 
-    /// Copies number and generation to another word, and returns a counter on it. No sender may draw from either word
-    /// until all of them use the new one.
+    /// Copies number and generation to another word, and returns a counter on that word. No sender may draw a number
+    /// from either word until all senders use the new word.
     pub fn moved<V: Borrow<AtomicU64>>(&self, word: V) -> PacketNumbers<V> {
         word.borrow().store(self.word().load(Ordering::Acquire), Ordering::Release);
         PacketNumbers(word)
@@ -82,7 +82,7 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         split(self.word().fetch_add(1, Ordering::Acquire))
     }
 
-    /// Takes the next number for a packet of `generation`. If that is newer than the current generation, all senders
+    /// Takes the next number for a packet of `generation`. If `generation` is newer than the current one, all senders
     /// change to it, so its keys have to be stored before the call.
     pub fn draw_in(&self, generation: u16) -> Result<u64, Superseded> {
         let mut word = self.word().load(Ordering::Relaxed);
@@ -94,8 +94,8 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
             match self.word().compare_exchange_weak(
                 word,
                 join(generation, number + 1),
-                // Release publishes the generation's keys to `draw`. Acquire sees the keys of the sender that drew
-                // before.
+                // Release publishes the generation's keys to `draw`. Acquire makes the keys visible that the previous
+                // caller stored.
                 Ordering::AcqRel,
                 Ordering::Relaxed,
             ) {
@@ -105,7 +105,8 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         }
     }
 
-    /// Leaves one number unused and returns it. A peer that acknowledges it lies (RFC 9000, section 21.4).
+    /// Skips one packet number and returns it. A peer that acknowledges the skipped number lies (RFC 9000, section
+    /// 21.4).
     pub fn skip(&self) -> u64 {
         self.draw().1
     }
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn moved_packet_numbers_continue_where_they_were() {
+    fn packet_numbers_continue_in_another_counter() {
         let numbers = PacketNumbers::new(1000);
         assert_eq!(numbers.draw_in(3), Ok(1000));
         let moved = numbers.moved(AtomicU64::new(7));

@@ -48,7 +48,7 @@ impl fmt::Debug for ConnectionId {
     }
 }
 
-/// Returns the bytes of a packet that are not frames: header and tag.
+/// Returns the length of a packet's header and authentication tag together, bytes.
 pub const fn overhead(id_len: usize) -> usize {
     header_len(id_len) + TAG_LEN
 }
@@ -63,17 +63,18 @@ pub const fn key_phase(generation: u16) -> bool {
     generation % 2 == 1
 }
 
-/// Writes a header without its packet number. At least one frame has to follow, then [`finish`].
+/// Writes a short header with space for the packet number. The caller appends at least one frame, then calls
+/// [`finish`].
 pub fn start(id: &ConnectionId, out: &mut Vec<u8>) {
     out.push(FIXED | (NUMBER_LEN as u8 - 1));
     out.extend_from_slice(id);
-    // The number is not known yet: `finish` writes it.
+    // The packet number is not known yet. `finish` writes it.
     out.extend_from_slice(&[0; NUMBER_LEN]);
 }
 
 /// Numbers and seals the packet that starts at `at` and goes to the end of `out`, and appends its tag.
 ///
-/// The number comes last so that no number is drawn for a packet that turns out to be empty.
+/// The packet number is drawn only here, so that no number is used for a packet that turns out to have no frames.
 pub fn finish(
     out: &mut Vec<u8>,
     at: usize,
@@ -85,7 +86,7 @@ pub fn finish(
 ) {
     let header_len = header_len(id_len);
     let (header, payload) = out[at..].split_at_mut(header_len);
-    // The generation is drawn together with the number, so `start` could not set the key phase.
+    // The key generation is known only now, together with the packet number, so `start` could not set the key phase.
     header[0] |= if key_phase(generation) { KEY_PHASE } else { 0 };
     header[header_len - NUMBER_LEN..].copy_from_slice(&(number as u32).to_be_bytes());
     let tag = key.seal(number, header, payload);
@@ -101,7 +102,7 @@ pub fn protect(packet: &mut [u8], number_at: usize, key: &HeaderKey) {
     apply(packet, number_at, number_len, mask);
 }
 
-/// Removes header protection and returns the length of the packet number.
+/// Removes header protection and returns the length of the packet number, bytes.
 pub fn unprotect(packet: &mut [u8], number_at: usize, key: &HeaderKey) -> Result<usize, OpenError> {
     let mask = mask(packet, number_at, key).ok_or(OpenError::Truncated)?;
     // The length of the number is itself protected, so the first byte is unmasked before `apply` knows how much to
@@ -129,7 +130,7 @@ const fn protected_bits(first: u8) -> u8 {
     if first & LONG_HEADER == 0 { SHORT_PROTECTED } else { LONG_PROTECTED }
 }
 
-/// Reason why a packet was not opened.
+/// Reason why a packet was not decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum OpenError {
@@ -141,7 +142,7 @@ pub enum OpenError {
     NotAuthentic(#[from] NotAuthentic),
 }
 
-/// A 1-RTT packet after [`open`].
+/// A 1-RTT packet that [`open`] has decrypted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenedPacket {
     /// The full packet number (RFC 9000, appendix A.3).
@@ -152,8 +153,8 @@ pub struct OpenedPacket {
     pub payload: Range<usize>,
 }
 
-/// Opens a 1-RTT packet in place. `expected` is one more than the largest number received. `key` returns the key for
-/// the packet's key phase.
+/// Opens a 1-RTT packet in place. `expected` is one more than the largest packet number received. `key` returns the key
+/// for the packet's key phase.
 pub fn open<'k>(
     packet: &mut [u8],
     id_len: usize,
@@ -179,7 +180,7 @@ pub fn open<'k>(
 pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
     let window = 1 << (8 * len);
     let candidate = expected & !(window - 1) | truncated;
-    // The candidate is moved by one window if that brings it closer to `expected`.
+    // The candidate is moved by one window (the range of the truncated number) if that brings it closer to `expected`.
     if candidate + window / 2 <= expected && candidate + window < 1 << 62 {
         candidate + window
     } else if candidate > expected + window / 2 && candidate >= window {

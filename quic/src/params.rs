@@ -1,4 +1,4 @@
-//! Transport parameters (RFC 9000, section 18) of the peer that the data plane needs.
+//! The peer's transport parameters (RFC 9000, section 18), as far as the data plane needs them.
 
 use std::time::Duration;
 
@@ -24,17 +24,17 @@ pub struct MalformedParams;
 pub struct PeerParams {
     /// Largest UDP payload that the peer receives, bytes.
     pub max_udp_payload_size: u64,
-    /// Credit for all streams together, bytes.
+    /// The peer's initial_max_data: connection credit for all streams together, bytes.
     pub initial_max_data: u64,
-    /// Credit of each unidirectional stream that this end opens, bytes.
+    /// The peer's initial credit for each unidirectional stream that this end opens, bytes.
     pub initial_max_stream_data_uni: u64,
-    /// Unidirectional streams that this end may open.
+    /// Number of unidirectional streams that this end may open.
     pub initial_max_streams_uni: u64,
     /// Exponent of the unit of ACK delays: the unit is 2^`ack_delay_exponent` microseconds.
     pub ack_delay_exponent: u32,
     /// Longest time by which the peer delays an acknowledgement on purpose.
     pub max_ack_delay: Duration,
-    /// Largest DATAGRAM frame, bytes, type and length included; 0: no datagrams (RFC 9221).
+    /// Largest DATAGRAM frame that the peer accepts, bytes, with type and length. 0 means no datagrams (RFC 9221).
     pub max_datagram_frame_size: u64,
 }
 
@@ -71,7 +71,7 @@ impl PeerParams {
             INITIAL_MAX_STREAM_DATA_UNI => &mut self.initial_max_stream_data_uni,
             INITIAL_MAX_STREAMS_UNI => &mut self.initial_max_streams_uni,
             MAX_DATAGRAM_FRAME_SIZE => &mut self.max_datagram_frame_size,
-            // The two have other types and a range, so they are stored below.
+            // These two parameters have other types and a limited range, so they are stored below.
             ACK_DELAY_EXPONENT | MAX_ACK_DELAY => &mut 0,
             _ => return Some(()),
         };
@@ -86,7 +86,7 @@ impl PeerParams {
     }
 }
 
-/// Returns the same parameters with `initial_max_data` lowered to `limit`. All other bytes stay.
+/// Returns the encoded parameters with `initial_max_data` lowered to `limit`. All other parameters stay as they are.
 pub fn cap_initial_max_data(mut encoded: &[u8], limit: u64) -> Result<Vec<u8>, MalformedParams> {
     let mut out = Vec::with_capacity(encoded.len());
     while !encoded.is_empty() {

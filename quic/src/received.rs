@@ -1,15 +1,15 @@
-//! Notes what has been received on a connection: packet numbers, and the bytes of the peer's unidirectional streams.
+//! Records what has been received on a connection: packet numbers, and the bytes of the peer's unidirectional streams.
 //!
 //! Two readers of a stream may have different rules for overlapping frames. They would read different bytes if a peer
-//! sends other bytes for an offset that it has used before. [`ReceivedStreams`] tells which bytes of a frame are new,
-//! and [`cut`] removes the others from the packet. So every later reader gets each byte once: the first that arrived.
+//! sends two versions of the bytes at an offset. [`ReceivedStreams`] tells which bytes of a frame are new, and [`cut`]
+//! removes the others from the packet. So every later reader gets each byte once: the first that arrived.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use super::frame::{self, StreamFrame};
 use crate::ranges::Ranges;
 
-/// Number of packet numbers below the largest one for which duplicates are detected. quinn uses the same window.
+/// Duplicates are detected for this many packet numbers below the largest one received. quinn uses the same window.
 const WINDOW: u64 = 128;
 
 /// Bit of a stream ID that marks unidirectional streams.
@@ -34,7 +34,7 @@ impl ReceivedNumbers {
         if number >= self.next {
             let by = number + 1 - self.next;
             let largest = u128::from(self.next > 0);
-            // Shifting a `u128` by 128 bits or more overflows, so such distances are separate cases.
+            // Shifting a `u128` by 128 bits or more overflows, so distances of 128 or more are handled separately.
             self.below = match by {
                 1..WINDOW => self.below << by | largest << (by - 1),
                 WINDOW => largest << (by - 1),
@@ -68,8 +68,8 @@ impl NewBytes {
 
 /// The bytes of the peer's unidirectional streams that were received.
 ///
-/// A stream is unknown until its first frame. It is open until all bytes up to its end have arrived or it is reset, and
-/// then over. [`Self::take`] and [`Self::reset`] change its state, in the order in which the frames arrive.
+/// A stream is unknown until its first frame. It is open until all bytes up to its end have arrived, or it is reset.
+/// Then it is finished. [`Self::take`] and [`Self::reset`] change its state, in the order in which the frames arrive.
 #[derive(Debug)]
 pub struct ReceivedStreams {
     /// Open streams by ID.
@@ -80,12 +80,12 @@ pub struct ReceivedStreams {
     most: usize,
 }
 
-/// The bytes of one stream.
+/// The ranges of bytes received on one stream.
 #[derive(Debug, Default)]
 struct StreamExtent {
     /// Offset before which all bytes have arrived.
     front: u64,
-    /// Ranges received beyond the first gap.
+    /// Ranges received after the first missing byte.
     ahead: Ranges,
     /// Offset of the stream's end, if a frame with FIN has arrived.
     size: Option<u64>,
@@ -133,9 +133,10 @@ pub enum TakenPart {
 /// The new bytes of a STREAM frame that repeats received bytes, or that contradicts an earlier frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewBytes {
-    /// Ranges of new bytes in the stream, ascending.
+    /// Ranges of stream offsets whose bytes are new, ascending.
     new: Vec<Range<u64>>,
-    /// Offset of the end of the received bytes, if the frame ends the stream before them.
+    /// Offset of the end of all received bytes, if the frame has FIN at a smaller offset, which is an error of the
+    /// peer.
     beyond: Option<u64>,
 }
 
@@ -171,7 +172,8 @@ impl ReceivedStreams {
             }
         }
         let extent = self.open.entry(id).or_default();
-        // A FIN before the end of earlier data contradicts that data, which the reader has to detect.
+        // A FIN at an offset before the end of received data is an error of the peer, which the reader of the packet
+        // has to detect.
         let beyond = Some(extent.end()).filter(|end| frame.fin && *end > range.end);
         let taken = if beyond.is_none() && extent.is_new(&range) {
             TakenPart::All
@@ -193,7 +195,7 @@ impl ReceivedStreams {
         taken
     }
 
-    /// Notes that the peer has reset the stream: no reader wants bytes that arrive later.
+    /// Notes that the peer has reset the stream. Bytes that arrive later are not new for any reader.
     pub fn reset(&mut self, id: u64) {
         if id & UNIDIRECTIONAL != 0 && (self.has_room() || self.open.contains_key(&id)) {
             self.end(id);
@@ -206,7 +208,8 @@ impl ReceivedStreams {
     }
 
     fn has_room(&self) -> bool {
-        // Finished streams are one range while their indices are consecutive. A peer that leaves gaps is bounded here.
+        // Finished streams with consecutive indices take one range. The number of ranges is limited, since a peer may
+        // leave gaps.
         self.open.len() < self.most && self.over.len() < self.most
     }
 
@@ -219,7 +222,7 @@ impl ReceivedStreams {
 /// A STREAM frame with bytes that were received before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepeatedFrame {
-    /// Range of the frame in the payload. The data are its last bytes.
+    /// Range of the frame in the packet's payload. The frame ends with the stream data.
     at: Range<usize>,
     id: u64,
     end: u64,
@@ -234,9 +237,9 @@ impl RepeatedFrame {
         Self { at, id: frame.id, end, fin: frame.fin, part }
     }
 
-    /// Appends STREAM frames with only the new bytes. An empty frame at the original end lets the reader check flow
-    /// control and final size. If earlier bytes lie beyond the frame's FIN, an empty frame at their end makes the
-    /// reader report that error.
+    /// Appends STREAM frames with only the new bytes. If its last bytes are not new, an empty frame at the original end
+    /// lets the reader check flow control and final size. If bytes beyond the frame's FIN were received before, an
+    /// empty frame at their end makes the reader detect that error.
     fn write(&self, payload: &[u8], out: &mut Vec<u8>) {
         let Self { id, end, fin, .. } = *self;
         let NewBytes { new, beyond } = &self.part;

@@ -11,37 +11,39 @@ pub const LOOKS: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Time between two probes.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Longest time for which a silent peer is probed. Later only the idle time-out ends the connection.
+/// Longest time for which a silent peer is probed. After this time no more probes are sent, and only the idle timeout
+/// ends the connection.
 const ENOUGH: Duration = Duration::from_secs(60);
-/// Number of last calls of [`Silence::look`] in which a live peer sends at least [`LIVE`] packets.
+/// A peer is live if at least [`LIVE`] packets arrived during this many last calls of [`Silence::look`].
 const WINDOW: usize = 20;
-/// Smallest number of packets in [`WINDOW`] calls that makes a peer live. Keep-alives and answers to probes are fewer.
+/// A peer is live if at least this many packets arrived during [`WINDOW`] calls of [`Silence::look`]. Keep-alives and
+/// answers to probes are fewer.
 const LIVE: u64 = 12;
-/// Time after the peer's last packet in which this end's packets may contain only ACKs. The peer has to acknowledge
-/// packets sent later.
+/// Packets that this end sends within this time after the peer's last packet may contain only ACKs. The peer has to
+/// acknowledge packets sent later.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
-/// Number of unanswered packets after which a peer that is not live is probed. QUIC has sent a probe of its own by
-/// then.
+/// Number of unanswered packets after which a peer that is not live is probed. By then, QUIC has retransmitted because
+/// of a probe timeout.
 const UNANSWERED: u64 = 2;
-/// Time without an answer to a probe, in addition to two round trips, after which a peer is considered dead. Otherwise
-/// three probes would have been lost.
+/// A peer is considered dead if probes are unanswered for this time plus two round trips. A living peer would appear
+/// dead only if three probes were lost.
 const DEATH: Duration = Duration::from_millis(400);
 /// Shortest time without an answer to a probe after which a peer is considered dead.
 const SHORTEST_DEATH: Duration = Duration::from_millis(500);
 
-/// Numbers of datagrams of a connection so far.
+/// Numbers of UDP datagrams of a connection so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketTotals {
-    /// Datagrams that arrived.
+    /// UDP datagrams that arrived.
     pub received: u64,
-    /// Datagrams that were sent.
+    /// UDP datagrams that were sent.
     pub sent: u64,
 }
 
-/// A watch on how many packets a peer has sent. It has three states: *quiet* (few packets arrive, and a silence has no
-/// meaning), *live* (packets arrive often), and *silent*. A live peer is silent after `PATIENCE` without a packet, and
-/// a quiet one if it owes acknowledgements by then. A packet ends the silence. Only [`Silence::look`] changes the
-/// state, and it keeps no clock: time in which this process was stopped does not count.
+/// A monitor that detects a silent peer from the number of packets received. It has three states: *quiet* (few packets
+/// arrive, so their absence means nothing), *live* (packets arrive often), and *silent*. A live peer becomes silent
+/// after `PATIENCE` without a packet. A quiet peer does so only if acknowledgements from it are missing. A packet ends
+/// the silence. Only [`Silence::look`] changes the state. Time in which this process was stopped does not count.
 #[derive(Debug)]
 pub struct Silence {
     packets: PacketTotals,
@@ -50,13 +52,13 @@ pub struct Silence {
     silent: Duration,
     /// Number of packets that were sent since the peer's last packet and that it has to acknowledge.
     unanswered: u64,
-    /// Packets received before each of the last [`WINDOW`] calls of `look`. The list does not change while the peer is
-    /// silent.
+    /// Number of packets received between successive calls of `look`, for the last [`WINDOW`] calls. The list does not
+    /// change while the peer is silent.
     recent: VecDeque<u64>,
     probing: Option<Probing>,
 }
 
-/// State of a silent peer. Times are measured from its last packet.
+/// State of a silent peer. Times are measured from the peer's last packet.
 #[derive(Clone, Copy, Debug)]
 struct Probing {
     since: Duration,
@@ -65,7 +67,7 @@ struct Probing {
 }
 
 impl Silence {
-    /// Creates the watch in the state *quiet*.
+    /// Creates the monitor in the state *quiet*.
     pub fn new(now: Instant) -> Self {
         Self {
             packets: PacketTotals::default(),
@@ -77,11 +79,12 @@ impl Silence {
         }
     }
 
-    /// Takes the numbers of packets so far, and returns whether to probe the peer now.
+    /// Updates the state from the total numbers of packets so far, and returns whether to probe the peer now.
     pub fn look(&mut self, now: Instant, packets: PacketTotals) -> bool {
         let news = packets.received.saturating_sub(self.packets.received);
         let sent = packets.sent.saturating_sub(self.packets.sent);
-        // A longer interval means that this process was stopped, and tells nothing about the peer.
+        // If the interval is longer, this process was stopped. The additional time tells nothing about the peer, so it
+        // does not count.
         let passed = now.saturating_duration_since(self.looked).min(2 * LOOKS);
         self.packets = packets;
         self.looked = now;
@@ -141,7 +144,8 @@ mod tests {
             Self { silence: Silence::new(now), now, packets: PacketTotals::default(), answers }
         }
 
-        /// Lets `time` pass with packets at this rate. Returns how many probes were due, and when the first was.
+        /// Simulates the time `time` with packets at a given rate. Returns how many probes were due, and when the first
+        /// one was due.
         fn pass(&mut self, time: Duration, packets_per_look: f64) -> (u32, Option<Duration>) {
             let began = self.now;
             let mut due = 0.0;
@@ -171,7 +175,7 @@ mod tests {
         let (probes, first) = watched.pass(2 * SECOND, 0.0);
         assert_eq!(first, Some(PATIENCE));
         assert!((5..=8).contains(&probes), "{probes}");
-        // The peer sends packets again.
+        // The peer sends packets again, so probing stops.
         assert_eq!(watched.pass(SECOND, 3.0), (0, None));
         let (_, again) = watched.pass(SECOND, 0.0);
         assert_eq!(again, Some(PATIENCE));
@@ -216,7 +220,7 @@ mod tests {
         assert!(!watched.silence.is_dead(ROUND_TRIP));
     }
 
-    /// The peer owes no acknowledgement at first. Then it gets a request, which QUIC retransmits.
+    /// At first the peer has nothing to acknowledge. Then this end sends a request, which QUIC retransmits.
     #[test]
     fn quiet_peer_is_dead_when_it_answers_no_request() {
         let mut watched = WatchedConnection::new(false);
@@ -232,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn own_acknowledgements_expect_no_answer() {
+    fn sent_acknowledgements_need_no_answer() {
         let mut watched = WatchedConnection::new(false);
         for _ in 0..20 {
             watched.pass(LOOKS, 1.0);

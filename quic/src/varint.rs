@@ -16,7 +16,7 @@ pub const fn len(value: u64) -> usize {
 /// Appends `value` in its shortest form.
 ///
 /// Values above [`MAX`] have no encoding; their top two bits would be read as a length. So callers pass only values
-/// that were decoded from QUIC, or counted.
+/// that were decoded from QUIC, or counts, which are smaller.
 pub fn encode(value: u64, out: &mut Vec<u8>) {
     debug_assert!(value <= MAX);
     let bytes = value.to_be_bytes();
@@ -31,7 +31,7 @@ pub fn encode(value: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// Fills the whole of `out` (1, 2, 4 or 8 bytes) with `value`. QUIC allows an encoding longer than needed.
+/// Encodes `value` in all bytes of `out` (1, 2, 4 or 8). QUIC allows an encoding longer than needed.
 ///
 /// Returns whether the value fits the width; `out` is untouched if it does not.
 pub fn fill(value: u64, out: &mut [u8]) -> bool {
@@ -51,7 +51,8 @@ pub fn fill(value: u64, out: &mut [u8]) -> bool {
     true
 }
 
-/// Takes one integer off the front of `input`, or returns `None` and leaves `input` as it was.
+/// Removes one integer from the front of `input` and returns it. If `input` is too short, returns `None` and does not
+/// change `input`.
 pub fn decode(input: &mut &[u8]) -> Option<u64> {
     let first = *input.first()?;
     let len = 1 << (first >> 6);

@@ -2,8 +2,8 @@
 //! (draft-ietf-webtrans-http3).
 //!
 //! In a session each stream begins with a *preamble* that names the session. Each datagram begins with a quarter of the
-//! session's ID. The application's error codes are mapped to a range of HTTP/3's. All of that is constant for the
-//! session, so offsets on its streams differ from those of a bare connection by a constant.
+//! session's ID. The application's error codes are mapped to a range of HTTP/3's. Preambles and the mapping are the
+//! same for the whole session, so stream offsets differ from those of a bare connection by a constant.
 
 use std::ops::Deref;
 
@@ -32,14 +32,14 @@ pub mod error {
 /// The encoding of the application's streams, datagrams and error codes on the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Binding {
-    /// The application has the connection to itself.
+    /// The application uses a QUIC connection without HTTP/3.
     #[default]
     Bare,
     /// The application is in the WebTransport session with this ID: the stream ID of its CONNECT request.
     Session(u64),
 }
 
-/// The bytes before the application's first byte of a stream or datagram. The type dereferences to these bytes.
+/// The bytes before the application's first byte of a stream or datagram. `Preamble` dereferences to these bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preamble {
     bytes: [u8; 10],
@@ -64,17 +64,17 @@ impl Preamble {
     }
 }
 
-/// The owner of a stream, by its first bytes.
+/// The protocol layer to which a stream belongs, found from the stream's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
-    /// More bytes are needed.
+    /// The owner is not known yet: more bytes of the stream are needed.
     Unknown,
     /// The stream is the application's, after a preamble of this length.
     Ours(usize),
     /// The stream belongs to a session that does not exist.
     Stray(u64),
-    /// The stream is HTTP/3's own: a unidirectional stream of this type, or a bidirectional one whose first frame has
-    /// this type.
+    /// The stream belongs to HTTP/3 itself. The value is the type of a unidirectional stream, or of a bidirectional
+    /// stream's first frame.
     Http(u64),
 }
 
@@ -84,7 +84,7 @@ impl Binding {
         self.preamble(STREAM)
     }
 
-    /// Returns the preamble of bidirectional streams, in the opener's direction.
+    /// Returns the preamble of bidirectional streams, which only the end that opens the stream sends.
     pub fn bidi(self) -> Preamble {
         self.preamble(FRAME)
     }
@@ -119,8 +119,8 @@ impl Binding {
         }
     }
 
-    /// Converts an error code of the application to the one on the wire. Codes of a session have 32 bits; larger ones
-    /// become the largest.
+    /// Converts an error code of the application to the one on the wire. In a WebTransport session, codes above 2^32 -
+    /// 1 become 2^32 - 1.
     pub fn to_wire(self, code: u64) -> u64 {
         match self {
             Self::Bare => code,
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(SESSION.begins_uni(&[0]), Begins::Http(0));
         assert_eq!(SESSION.begins_bidi(&SESSION.bidi()), Begins::Ours(3));
         assert_eq!(SESSION.begins_bidi(&[1]), Begins::Http(1));
-        // Longer encodings of integers are legal.
+        // QUIC allows encodings of integers that are longer than needed.
         assert_eq!(SESSION.begins_uni(&[0x80, 0, 0, 0x54, 0x40, 4]), Begins::Ours(6));
         assert_eq!(Binding::Bare.begins_uni(&[]), Begins::Ours(0));
     }

@@ -1,8 +1,8 @@
-//! BBRv3 for quinn's connections: Millrace's own controller, driven by quinn's events.
+//! BBRv3 for quinn's connections: Millrace's BBR controller, fed with the events that quinn reports.
 //!
 //! quinn paces by the window alone. It reports how many bytes were lost and when the last of them was sent, but not
-//! which packets. So bytes that were sent at once are kept as one flight, and losses are taken from the oldest
-//! flight.
+//! which packets. So this controller records bytes that were sent at the same time as one flight, and subtracts lost
+//! bytes from the oldest flight.
 #![deny(missing_docs)]
 
 use std::any::Any;
@@ -49,7 +49,7 @@ struct SimulatedPath {
     model: Model,
     delivery: Delivery,
     flights: VecDeque<Flight>,
-    /// Bytes of all flights.
+    /// Sum of the bytes in all flights.
     in_flight: u64,
     /// Bytes that the current ACK has acknowledged.
     acked: u64,
@@ -74,7 +74,7 @@ impl SimulatedPath {
         }
     }
 
-    /// Takes up to `bytes` out of the flight at `index`, and returns how many it took.
+    /// Removes up to `bytes` bytes from the flight at `index`, and returns how many it removed.
     fn take(&mut self, index: usize, bytes: u64) -> u64 {
         let Some(flight) = self.flights.get_mut(index) else { return 0 };
         let taken = bytes.min(flight.bytes);
@@ -96,8 +96,8 @@ impl SimulatedPath {
         self.newest = self.newest.max(Some(sent));
     }
 
-    /// Drops the oldest flights until at most `in_flight` bytes remain, which is quinn's own count. quinn reports
-    /// neither which flights held packets that elicit no ACK, nor which held packets of discarded handshake keys.
+    /// Drops the oldest flights until at most `in_flight` bytes, the number that quinn reports, remain. quinn does not
+    /// report when packets leave the flight because they elicit no ACK, or because handshake keys were discarded.
     fn forget_beyond(&mut self, in_flight: u64) {
         while self.in_flight > in_flight && !self.flights.is_empty() {
             self.take(0, self.in_flight - in_flight);
@@ -132,7 +132,7 @@ impl Controller for SimulatedPath {
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, _largest: Option<u64>) {
         self.forget_beyond(in_flight);
         let acked = std::mem::take(&mut self.acked);
-        // The newest packet alone gives the round trip: older ones may have waited for the same ACK.
+        // Only the newest packet gives a round-trip sample: the peer may have delayed the ACK of older packets.
         let rtt = self.newest.take().map(|newest| now.saturating_duration_since(newest));
         if let Some(sample) = self.delivery.sample(self.min_rtt) {
             self.model.on_delivered(&AckEffect {
@@ -203,8 +203,8 @@ mod tests {
     const PACKET: u64 = 1250;
     const RTT: Duration = Duration::from_millis(40);
 
-    /// Sends `packets` packets, one every 4 ms, and loses some. Each is acknowledged alone. Returns the smallest window
-    /// after the hundredth packet.
+    /// Sends `packets` packets, one every 4 ms, and loses some of them. Each arrived packet gets its own ACK. Returns
+    /// the smallest window after the hundredth packet.
     fn media(path: &mut SimulatedPath, start: Instant, packets: u64, is_lost: impl Fn(u64) -> bool) -> u64 {
         let sent_at = |number: u64| start + Duration::from_millis(4 * number);
         let trip = RTT.as_millis() as u64 / 4;
@@ -245,14 +245,15 @@ mod tests {
     fn bytes_that_quinn_no_longer_counts_are_dropped() {
         let start = Instant::now();
         let mut path = SimulatedPath::new(start, Model::new(1280, start, 1));
-        // A hundred packets that elicit no ACK, then one that does.
+        // Sends a hundred packets that elicit no ACK, then one that does.
         (0..100).for_each(|number| path.on_sent(start + Duration::from_millis(number), 40, number));
         let last = start + Duration::from_millis(100);
         path.on_sent(last, PACKET, 100);
         path.acked(last + RTT, last, PACKET);
         path.on_end_acks(last + RTT, 0, true, Some(100));
         assert_eq!((path.in_flight, path.flights.len()), (0, 0));
-        // A loss of bytes that belong to no flight, and persistent congestion, leave a usable window.
+        // After a loss of bytes that belong to no flight, and after persistent congestion, the window still allows
+        // sending.
         path.on_congestion_event(last + RTT, last, true, 5000);
         assert!(path.window() > 0);
     }

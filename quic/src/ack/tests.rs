@@ -58,7 +58,7 @@ fn ack_ranges_are_parsed() {
 
 #[test]
 fn ack_translation_keeps_only_the_packets_of_the_quic_stack() {
-    // Wire 2, 5 and 9 are the stack's 0, 1 and 2; the others belong to the data plane.
+    // Wire numbers 2, 5 and 9 are the stack's packets 0, 1 and 2. All other wire numbers are the data plane's.
     let map = map([2, 5, 9]);
     type Ranges = &'static [RangeInclusive<u64>];
     let table: [(Ranges, Ranges); 7] = [
@@ -143,7 +143,8 @@ proptest! {
         ecn in any::<bool>(),
         width in prop_oneof![Just(0usize), Just(2), Just(4), Just(8)],
     ) {
-        // For each wire number from `base`: whether the packet is the stack's, and whether it is acknowledged.
+        // Two flags for each wire number from `base` on: whether the packet is the stack's, and whether it is
+        // acknowledged.
         let mut map = NumberMap { first: base / 2, ..NumberMap::default() };
         let mut wire = BTreeSet::new();
         let mut expected = BTreeSet::new();

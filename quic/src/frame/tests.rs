@@ -46,14 +46,14 @@ fn every_quic_frame_type_is_parsed() {
     ];
     for (bytes, frame) in &table {
         assert_eq!(walk(bytes), [Ok((0..bytes.len(), *frame))]);
-        // A frame cut anywhere is an error, and never a different frame.
+        // A frame that is cut short is an error wherever it is cut, and never parses as another frame.
         for len in 1..bytes.len() {
             if !matches!(frame, Frame::Padding) {
                 assert_eq!(walk(&bytes[..len]), [Err(Error::Truncated)], "{frame:?} cut to {len}");
             }
         }
     }
-    // All frames one after the other: PING separates the two runs of PADDING.
+    // All frames are parsed from one payload. The PING between them separates the two runs of PADDING.
     let payload: Vec<u8> = table.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
     let frames: Vec<_> = walk(&payload).into_iter().map(|item| item.unwrap().1).collect();
     assert_eq!(frames, table.iter().map(|(_, frame)| *frame).collect::<Vec<_>>());
@@ -91,7 +91,7 @@ fn malformed_quic_frames_are_refused() {
 }
 
 #[test]
-fn blanked_frames_are_ping_and_padding() {
+fn blanked_frame_becomes_ping_and_padding() {
     let mut payload = [0x01, 0x11, 3, 0x80, 0, 0, 5, 0x1f];
     blank(&mut payload[1..7]);
     let frames: Vec<_> = walk(&payload).into_iter().map(|item| item.unwrap().1).collect();

@@ -56,8 +56,7 @@ fn hex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// Seals `frames` behind a given header, as `finish` does. Unlike `finish` it works with long headers and short
-/// numbers.
+/// Seals `frames` behind a given header, like `finish`, but also with long headers and packet numbers below 4 bytes.
 fn seal(header: &str, number_len: usize, number: u64, frames: &[u8], secret: &TrafficSecret) -> Vec<u8> {
     let mut packet = hex(header);
     let header_len = packet.len();

@@ -32,13 +32,14 @@ pub trait Controller: Send {
     /// Notes that a packet was lost.
     fn on_lost(&mut self, _lost: &LostPacket) {}
 
-    /// Notes that an ACK frame acknowledged packets. Losses that it revealed were reported before.
+    /// Notes that an ACK frame acknowledged packets. [`Controller::on_lost`] has already reported the losses that the
+    /// frame revealed.
     fn on_delivered(&mut self, _delivered: &AckEffect) {}
 
     /// Notes that packets sent outside of a recovery period were acknowledged.
     fn on_ack(&mut self, now: Instant, acked: &Acked);
 
-    /// Notes congestion, for the first time since the last reduction took effect.
+    /// Notes congestion. This is called only for packets that were sent after the last reduction of the window.
     fn on_congestion(&mut self, now: Instant);
 
     /// Undoes the last [`Controller::on_congestion`]: all packets whose loss led to it were delivered after all.
@@ -53,8 +54,8 @@ pub trait Controller: Send {
     /// Returns the bytes that may be in flight.
     fn window(&self) -> u64;
 
-    /// Returns the largest number of bytes in flight for a sender without pacing, whose packets leave in bursts and
-    /// queue on the path.
+    /// Returns the largest number of bytes that a sender without pacing may have in flight. Its bursts queue on the
+    /// path, so this may be less than the window.
     fn unpaced_window(&self) -> u64 {
         self.window()
     }
@@ -76,9 +77,9 @@ pub trait Controller: Send {
 /// A packet that is being sent.
 #[derive(Clone, Copy, Debug)]
 pub struct SendingPacket {
-    /// The time of sending.
+    /// The time at which the packet is sent.
     pub now: Instant,
-    /// Bytes in flight, without this packet.
+    /// Bytes in flight when the packet is sent, without the packet itself.
     pub in_flight: u64,
     /// True if sending last stopped because there was no more data, and not because the window was full.
     pub app_limited: bool,
@@ -91,9 +92,9 @@ pub struct LostPacket {
     pub now: Instant,
     /// Bytes of UDP payload.
     pub size: u64,
-    /// Bytes in flight when the packet was sent, this packet included.
+    /// Bytes in flight when the packet was sent, including the packet itself.
     pub in_flight: u64,
-    /// Bytes lost since the packet was sent, this packet included.
+    /// Bytes lost since the packet was sent, including the packet itself.
     pub lost: u64,
     /// True if the sender had too little data to fill the window when the packet was sent.
     pub app_limited: bool,
@@ -120,12 +121,12 @@ pub struct AckEffect {
     pub window_limited: bool,
 }
 
-/// Packets that one ACK frame newly acknowledged.
+/// The packets that one ACK frame newly acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
     /// Bytes newly acknowledged.
     pub bytes: u64,
-    /// When the newest of the packets was sent.
+    /// Time when the newest of the acknowledged packets was sent.
     pub sent: Instant,
     /// The newest round-trip sample.
     pub rtt: Duration,
@@ -158,7 +159,7 @@ impl CongestionAlgorithm {
     }
 }
 
-/// Returns a random seed, or a fixed one in simulations, so that they can be repeated.
+/// Returns a random seed, or a fixed one in simulations, so that each run gives the same result.
 fn seed() -> u64 {
     if cfg!(test) { 1 } else { RandomState::new().hash_one(()) }
 }

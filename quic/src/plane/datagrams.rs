@@ -20,13 +20,13 @@ use super::{
 pub struct NewDatagram {
     /// The payload of the DATAGRAM frame.
     pub payload: Bytes,
-    /// The order of sending among datagrams and streams.
+    /// Priority of the datagram among all waiting datagrams and streams.
     pub priority: Priority,
     /// Time after which the datagram is dropped, as its publisher or subscriber requested.
     pub expires: Option<Instant>,
     /// Time after which the datagram is dropped because no receiver can use it.
     pub late: Option<Instant>,
-    /// Track and group, for traces.
+    /// The datagram's track and group, for packet traces.
     pub label: Label,
 }
 
@@ -50,12 +50,12 @@ impl NewDatagram {
     }
 }
 
-/// Memory that the datagrams of many connections share. A connection may hold at most as much as is free, so the
-/// connections that hold most lose datagrams first.
+/// Memory for waiting datagrams, shared by many connections. A connection may hold at most as many bytes as the pool
+/// has free, so the connections that hold most drop datagrams first.
 #[derive(Debug)]
 pub struct DatagramPool {
     total: u64,
-    /// A counter only, which orders no other memory: all accesses are relaxed.
+    /// Bytes in use. All accesses are relaxed, because this counter orders no other memory.
     used: AtomicU64,
 }
 
@@ -114,7 +114,7 @@ impl WaitingDatagrams {
         self.bytes
     }
 
-    /// Returns the level of the datagram to send next.
+    /// Returns the priority level of the datagram to send next.
     pub fn level(&self) -> Option<PriorityLevel> {
         self.waiting.first_key_value().map(|((priority, _), _)| priority.level())
     }
@@ -158,10 +158,10 @@ impl WaitingDatagrams {
         (overdue, next)
     }
 
-    /// Drops datagrams until they hold at most `limit` bytes, and no more memory than the pool has free. Returns how
-    /// many were dropped.
+    /// Drops datagrams until this connection's hold at most `limit` bytes, and at most as many as the pool has free.
+    /// Returns how many were dropped.
     pub fn trim(&mut self, limit: u64, end: DroppedEnd) -> u64 {
-        // A connection may hold at most as many bytes as it leaves free in the pool.
+        // A connection may hold at most as many bytes as the pool has free.
         let most = |these: &Self| match &these.pool {
             Some(pool) => limit.min(these.bytes.saturating_add(pool.free()) / 2),
             None => limit,
@@ -169,7 +169,8 @@ impl WaitingDatagrams {
         if self.bytes <= most(self) {
             return 0;
         }
-        // Finding the oldest takes a search, so an eighth more is dropped at once.
+        // Finding the oldest datagrams takes a search, so an eighth more than needed is dropped at once, to search less
+        // often.
         let least = |these: &Self| match end {
             DroppedEnd::Oldest => most(these) - most(these) / 8,
             DroppedEnd::Newest => most(these),
@@ -232,7 +233,7 @@ mod tests {
         }
     }
 
-    /// Connections that hold most of the shared memory lose datagrams first. A connection that ends frees its memory.
+    /// Connections that hold most of the shared memory drop datagrams first. A connection that ends frees its memory.
     #[test]
     fn datagram_memory_is_shared_among_connections() {
         let pool = Arc::new(DatagramPool::new(100_000));
@@ -250,7 +251,7 @@ mod tests {
         for other in &mut others {
             fill(other);
         }
-        // All connections keep queueing until each holds as much as is free.
+        // All connections queue datagrams until each holds as many bytes as the pool has free.
         for _ in 0..5 {
             for datagrams in others.iter_mut().chain([&mut one]) {
                 let held = fill(datagrams);

@@ -1,7 +1,7 @@
 //! The send side of one connection's unidirectional streams and datagrams.
 //!
-//! [`Downstream`] tracks which bytes are still to be sent, which are in flight, and which the peer has acknowledged.
-//! The type does not own these bytes but reads them from [sources](super::source::Source). Bytes that are neither
+//! [`Downstream`] tracks which bytes are still to be sent, which are in flight, and which the peer has acknowledged. It
+//! does not store the bytes of streams, but reads them from [sources](super::source::Source). Bytes that are neither
 //! acknowledged nor in flight are a *hole*. New data, lost data, and old data that a receiver requested are all holes,
 //! and are sent in order of priority.
 //!
@@ -80,11 +80,11 @@ enum Cause {
 struct StreamOwner {
     owned: Owned,
     newest: Option<Newest>,
-    /// Time when a stream of the owner last had requested old data to send.
+    /// Time when a stream of this owner last had old data to send that the receiver had requested.
     caught_up: Option<Instant>,
 }
 
-/// An owner's newest group.
+/// The newest group among the streams of one owner.
 #[derive(Clone, Copy)]
 struct Newest {
     group: u64,
@@ -95,10 +95,10 @@ struct Newest {
 /// The data plane of one connection. It does no I/O: time is an argument, `now`, and never goes back.
 ///
 /// A stream is opened ([`Self::open`]), gets an ID when its first frame is written, and ends when the peer has
-/// acknowledged its FIN or its reset; [`Self::poll_event`] reports each step. To send, call [`Self::poll_frames`]
-/// until it returns `None`, and pass each content on to [`Self::on_sent`] or [`Self::on_not_sent`]. Frames of the
-/// peer go to [`Self::on_ack`] and the other `on_...` methods in the order of their arrival. [`Self::timeout`] tells
-/// when to call [`Self::on_timeout`]; any other call may change it. At any time each byte of a stream is
+/// acknowledged its FIN or its reset; [`Self::poll_event`] reports each step. To send, call [`Self::poll_frames`] until
+/// it returns `None`, and pass each returned packet content on to [`Self::on_sent`] or [`Self::on_not_sent`]. Frames of
+/// the peer go to [`Self::on_ack`] and the other `on_...` methods in the order of their arrival. [`Self::timeout`]
+/// tells when to call [`Self::on_timeout`]; any other call may change it. At any time each byte of a stream is
 /// acknowledged, in flight, or part of a hole.
 ///
 /// ```
@@ -134,7 +134,7 @@ pub struct Downstream {
     streams: StreamSlots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, StreamOwner>,
-    /// Streams that wait, one field for each queue of the scheduler.
+    /// Streams with something to send: this field and the next three are the queues of `SchedulerQueue`.
     ready: StreamQueues,
     unopened: StreamQueues,
     blocked: StreamQueues,
@@ -142,26 +142,28 @@ pub struct Downstream {
     /// Number of streams whose RESET_STREAM has to be sent.
     resets_owed: usize,
     datagrams: WaitingDatagrams,
-    /// True if datagrams are next. They take turns with the streams of their level.
+    /// True if a datagram is sent before a stream of the same priority level. Datagrams and streams alternate within a
+    /// level.
     datagrams_turn: bool,
-    /// Running subgroup delivery timeouts.
+    /// Times at which streams are reset: running subgroup delivery timeouts, and deadlines of abandoned streams.
     deadlines: BTreeSet<(Instant, StreamKey)>,
     policy: Box<dyn QueuePolicy>,
-    /// Time of the next review of the backlog.
+    /// Time of the next review of the backlog, which drops late data.
     review_at: Option<Instant>,
-    /// Time before which the backlog is not reviewed again.
+    /// Time before which the backlog is not reviewed again, so that reviews do not take too much CPU time.
     reviewed_until: Option<Instant>,
-    /// True if an owner's newer group has begun since the last review, so that older groups may be dropped.
+    /// True if a newer group of some owner has begun since the last review, so that the owner's older groups may be
+    /// dropped.
     superseded: bool,
     /// Index of the next stream to open (its ID without the two low bits).
     next_stream: u64,
     /// Bytes of connection credit that the data plane and the offload have used.
     data_sent: u64,
-    /// Packets that the offload may have sent and has not reported yet.
+    /// Window and credit, bytes, that the offload may have used for packets that it has not reported yet.
     outstanding: OffloadBudget,
-    /// Streams that the offload has to return.
+    /// Streams that are recalled from the offload, so that the offload has to stop sending on them.
     recalls: Vec<StreamKey>,
-    /// True if sending last stopped because there was no data, and not because the window was full.
+    /// True if sending last stopped for lack of data, and not because the congestion window was full.
     app_limited: bool,
     paced_until: Option<Instant>,
     events: VecDeque<DownstreamEvent>,
@@ -213,9 +215,9 @@ impl Downstream {
         }
     }
 
-    /// Sets how the application's streams are mapped to the connection. The caller writes the preambles of streams and
-    /// datagrams. The QUIC stack opens `streams` more streams of its own. This must be called before any stream is
-    /// opened.
+    /// Sets how the application's streams are mapped to the connection: bare, or in a WebTransport session. The caller
+    /// writes the preambles of streams and datagrams. The QUIC stack opens `streams` additional unidirectional streams.
+    /// This must be called before any stream is opened.
     pub fn bind(&mut self, binding: Binding, streams: u64) {
         self.binding = binding;
         self.peer.first_stream_uni += streams;
@@ -227,8 +229,8 @@ impl Downstream {
         self.binding
     }
 
-    /// Adds a stream. It gets its QUIC stream ID when it is first sent, because streams wait for IDs in order of
-    /// priority.
+    /// Adds a stream. It gets its QUIC stream ID with its first frame, because the peer's limit of streams is used in
+    /// order of priority.
     pub fn open(&mut self, stream: NewStream) -> StreamKey {
         self.superseded |= self.owners.entry(stream.owner).or_default().open(&stream);
         let key = self.streams.insert(PlaneStream::new(stream, self.peer.max_stream_data_uni));
@@ -236,10 +238,10 @@ impl Downstream {
         key
     }
 
-    /// Notes that the source has more bytes, or has ended. The call has no effect once the stream is gone.
+    /// Notes that the stream's source has more bytes, or has ended. The call has no effect after the stream has ended.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // A stream without credit never reads its source, so evicted bytes are detected here.
+        // A stream without credit never reads its source, so this is the place to detect that bytes were evicted.
         if stream.lost_its_source() {
             let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);
@@ -254,8 +256,8 @@ impl Downstream {
         self.shed();
     }
 
-    /// Resets the stream with an application error code. A stream that only waits for acknowledgements is left alone,
-    /// because its receiver may be reading it.
+    /// Resets the stream with an application error code. A stream that only waits for acknowledgements is not reset,
+    /// because its receiver may still be reading it.
     pub fn reset(&mut self, key: StreamKey, code: u64) {
         if self.streams.get(key).is_some_and(|stream| !stream.is_sent()) {
             self.begin_reset(key, code, Cause::Requested);
@@ -276,7 +278,7 @@ impl Downstream {
                 stream.priority = priority;
             }
             self.place(key);
-            // The offload uses the priority that the stream had when it was delegated.
+            // The offload still uses the priority that the stream had when it was delegated, so the stream is recalled.
             self.recall(key);
         }
     }
@@ -305,17 +307,17 @@ impl Downstream {
         !self.events.is_empty()
     }
 
-    /// Returns how many streams an owner has now, and has had in all.
+    /// Returns how many streams an owner (a subscription) has now, and how many were opened for it in all.
     pub fn owned(&self, owner: u64) -> Owned {
         self.owners.get(&owner).map(|owner| owner.owned).unwrap_or_default()
     }
 
-    /// Returns the counts of an owner that opens no more streams, and forgets them.
+    /// Returns and removes the stream counts of an owner (a subscription) that opens no more streams.
     pub fn forget_owner(&mut self, owner: u64) -> Owned {
         self.owners.remove(&owner).unwrap_or_default().owned
     }
 
-    /// Returns the connection's throughput, and the delay of waiting data.
+    /// Returns the connection's throughput, and the time for which data has waited to be sent.
     pub fn room(&self, now: Instant) -> ConnectionRoom {
         ConnectionRoom {
             delivered: self.recovery.delivered(),
@@ -333,7 +335,7 @@ impl Downstream {
         self.recovery.bandwidth().unwrap_or_else(per_round)
     }
 
-    /// Returns counters and the current state.
+    /// Returns the connection's counters and its current state.
     pub fn stats(&self) -> DownstreamStats {
         DownstreamStats {
             recovery: self.recovery.counts(),

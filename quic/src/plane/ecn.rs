@@ -3,7 +3,7 @@
 
 use crate::ack::EcnCounts;
 
-/// Number of packets that are marked to test whether marks arrive (section 13.4.2, appendix A.4).
+/// Number of packets that are marked ECT(0) to test whether ECN marks arrive (section 13.4.2, appendix A.4).
 const TESTS: u64 = 10;
 
 /// ECN marking on one path. Packets of the data plane and of the offload may be marked; the QUIC stack's are not.
@@ -21,18 +21,18 @@ pub struct Ecn {
     lost: u64,
 }
 
-/// The state of marking on a path.
+/// The state of ECN marking on a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EcnState {
-    /// Marking is switched off.
+    /// ECN marking is switched off by configuration.
     #[default]
     Off,
     /// The next `left` packets are marked to test the path.
     Testing {
-        /// Packets that are still to be marked.
+        /// Number of packets that are still to be marked ECT(0).
         left: u64,
     },
-    /// The test packets have all been sent, and none is acknowledged.
+    /// The test packets have all been sent, and none of them is acknowledged yet. No further packet is marked.
     Unknown,
     /// Marks arrive, and packets that the network has marked CE are counted.
     Capable,
@@ -41,7 +41,7 @@ pub enum EcnState {
 }
 
 impl EcnState {
-    /// Returns the state's name in the status.
+    /// Returns the state's name for the operator's status output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -54,14 +54,14 @@ impl EcnState {
 }
 
 impl Ecn {
-    /// Creates the state of a new path.
+    /// Creates the ECN state of a new path.
     pub fn new(enabled: bool) -> Self {
         let mut ecn = Self { state: EcnState::Off, enabled, seen: EcnCounts::default(), lost: 0 };
         ecn.on_path_change();
         ecn
     }
 
-    /// Returns the state.
+    /// Returns the state of ECN marking.
     pub fn state(&self) -> EcnState {
         self.state
     }
@@ -71,7 +71,7 @@ impl Ecn {
         matches!(self.state, EcnState::Testing { .. } | EcnState::Capable)
     }
 
-    /// Notes that a marked packet was sent.
+    /// Notes that a packet marked ECT(0) was sent.
     pub fn on_sent(&mut self) {
         if let EcnState::Testing { left } = &mut self.state {
             *left = left.saturating_sub(1);
@@ -81,7 +81,7 @@ impl Ecn {
         }
     }
 
-    /// Notes that a marked packet was lost. If all test packets are lost, the path drops marked packets.
+    /// Notes that a packet marked ECT(0) was lost. If all test packets are lost, the path drops marked packets.
     pub fn on_lost(&mut self) {
         if matches!(self.state, EcnState::Testing { .. } | EcnState::Unknown) {
             self.lost += 1;
@@ -114,7 +114,7 @@ impl Ecn {
         ce
     }
 
-    /// Checks the counts (section 13.4.2.1). Returns the number of new CE marks, or `None` if the counts are
+    /// Checks the peer's ECN counts (section 13.4.2.1). Returns the number of new CE marks, or `None` if the counts are
     /// impossible.
     fn validate(&self, marked: u64, most: u64, counts: EcnCounts) -> Option<u64> {
         let ect0 = counts.ect0.checked_sub(self.seen.ect0)?;
@@ -124,7 +124,7 @@ impl Ecn {
         (ect0.checked_add(ce)? >= marked && counts.ect1 == 0 && total <= most).then_some(ce)
     }
 
-    /// Begins a new test, because packets take another path.
+    /// Begins a new ECN test, because packets take another path.
     pub fn on_path_change(&mut self) {
         self.state = if self.enabled { EcnState::Testing { left: TESTS } } else { EcnState::Off };
         self.lost = 0;
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(ecn.on_ack(5, 100, counts(5, 0, 0)), 0);
         assert_eq!(ecn.on_ack(5, 100, counts(7, 0, 3)), 3);
         assert_eq!(ecn.on_ack(0, 100, counts(7, 0, 3)), 0);
-        // The previous acknowledgement was lost.
+        // The ACK frame before this one was lost, so this frame's counts cover packets of both.
         assert_eq!(ecn.on_ack(2, 100, counts(9, 0, 5)), 2);
         assert_eq!(ecn.on_ack(0, 100, None), 0, "nothing marked was acknowledged");
         assert_eq!(ecn.state(), EcnState::Capable);

@@ -1,4 +1,4 @@
-//! The estimate of a connection's path, and the decision when a change is reported.
+//! Estimates a connection's path (bandwidth, delay, loss), and decides when a change is reported to listeners.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,12 @@ pub struct Estimate {
     pub bandwidth: Option<u64>,
     /// Smoothed round-trip time.
     pub rtt: Duration,
-    /// Part of the round trip that is queueing on the path: its excess over the shortest sample.
+    /// Queueing delay on the path: the smoothed round-trip time minus the shortest sample.
     pub path_queue: Duration,
     /// Time for which the oldest live data has waited to be sent.
     pub queue: Duration,
-    /// Fraction of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few packets.
+    /// Fraction of the data plane's packets that were lost lately, 0 to 1; `None` if there were too few packets to
+    /// tell.
     pub loss: Option<f64>,
 }
 
@@ -47,11 +48,11 @@ pub struct ReportedEstimate {
 }
 
 impl ReportedEstimate {
-    /// Shortest time between two checks.
+    /// Shortest time between two checks whether the estimate has changed.
     const INTERVAL: Duration = Duration::from_millis(50);
 
-    /// Returns the estimate if the last check was `INTERVAL` ago, somebody is `listening`, and the estimate has changed
-    /// enough.
+    /// Returns the estimate if the last check was at least `INTERVAL` ago, there is a listener (`listening`), and the
+    /// estimate has changed enough.
     pub fn news(
         &mut self,
         now: Instant,

@@ -2,7 +2,7 @@
 //!
 //! The data plane is one of up to three senders on the connection. The **QUIC stack** does the handshake, receives, and
 //! sends its own streams. An **offload**, if there is one, sends on streams that the data plane has delegated to it.
-//! All draw from one sequence of packet numbers and share the congestion window and the peer's credit.
+//! All senders draw from one sequence of packet numbers and share the congestion window and the peer's credit.
 //!
 //! [`downstream::Downstream`] is the entry point. The other modules follow from the lowest up. Each uses only those
 //! before it:

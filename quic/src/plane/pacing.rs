@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Number of packets that may always leave at once: the initial window's burst (RFC 9002, section 7.7).
+/// Smallest burst, packets: as many as the initial window allows (RFC 9002, section 7.7).
 const MIN_BURST: u64 = 10;
-/// Size of the bucket as time at the current rate. Timers wake a sender about every millisecond, so a smaller bucket
-/// would limit the rate.
+/// Size of the token bucket, as the time in which the current rate fills it. Timers wake a sender about every
+/// millisecond, so a smaller bucket would limit the rate.
 const BURST_TIME: Duration = Duration::from_millis(2);
 /// Largest number of packets in one burst, at any rate.
 const MAX_BURST: u64 = 256;
@@ -39,11 +39,11 @@ impl Pacer {
             return Ok(());
         }
         let missing = self.mtu - self.tokens;
-        // Rounded up, so that the bucket has the missing bytes at the deadline.
+        // The wait is rounded up, so that the bucket has the missing bytes at the deadline.
         Err(self.filled + Duration::from_nanos(scale(missing, NANOS, rate).saturating_add(1)))
     }
 
-    /// Takes the bytes of a packet that was sent.
+    /// Removes the bytes of a packet that was sent from the bucket.
     pub fn on_sent(&mut self, size: u64) {
         self.tokens = self.tokens.saturating_sub(size);
     }
@@ -58,7 +58,8 @@ impl Pacer {
             self.tokens = capacity;
             self.filled = now;
         } else {
-            // Only whole bytes are added. The time of a fraction of a byte counts at the next call.
+            // Only whole bytes are added to the bucket. The time for the remaining fraction of a byte counts at the
+            // next call.
             self.filled += Duration::from_nanos(scale(earned, NANOS, rate));
         }
     }
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_earns_no_more_than_a_burst() {
+    fn idle_time_allows_no_more_than_a_burst() {
         let start = Instant::now();
         let mut pacer = Pacer::new(MTU, start);
         let later = start + Duration::from_secs(60);

@@ -1,8 +1,8 @@
 //! Policies for a receiver that cannot keep up: they decide which waiting data is dropped.
 //!
-//! A [`QueuePolicy`] gets the streams that have bytes to send, and returns those to be reset. It reads no clock and
-//! resets no stream itself. [`LivePolicy`] bounds how long and how much data may wait, and drops the oldest; [`Tail`]
-//! drops the newest.
+//! A [`QueuePolicy`] gets the streams that have bytes to send, and returns those to be reset. A policy reads no clock
+//! and resets no stream itself. [`LivePolicy`] bounds how long and how much data may wait, and drops the oldest;
+//! [`Tail`] drops the newest.
 
 mod live;
 mod tail;
@@ -15,35 +15,35 @@ use super::types::{PriorityLevel, StreamKey};
 /// A stream with bytes to send.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitingStream {
-    /// The stream's key. Keys compare by age.
+    /// The stream's key. Older streams have smaller keys.
     pub key: StreamKey,
-    /// The stream's owner.
+    /// The stream's owner: the caller's number of a subscription.
     pub owner: u64,
-    /// The stream's level. Smaller is more urgent.
+    /// The stream's priority level. A smaller level is more urgent.
     pub level: PriorityLevel,
-    /// Order of sending among the streams of its owner and level.
+    /// Position in the order of sending among the streams of the same owner and priority level.
     pub order: (u64, u64),
     /// The subgroup's ID.
     pub subgroup: u64,
-    /// Bytes that wait to be sent.
+    /// Bytes of the stream that wait to be sent.
     pub bytes: u64,
-    /// When the oldest of the waiting bytes arrived, if known.
+    /// Time when the oldest of the stream's waiting bytes arrived, if known.
     pub since: Option<Instant>,
-    /// When the newest of the waiting bytes arrived, if known, and if the stream's group is no longer its owner's
-    /// newest.
+    /// Time when the newest of the stream's waiting bytes arrived. `None` if unknown, or if the stream's group is its
+    /// owner's newest.
     pub superseded: Option<Instant>,
-    /// Longest time that bytes may wait.
+    /// Longest time that the stream's bytes may wait to be sent.
     pub max_delay: Option<Duration>,
-    /// Importance of the stream's group for the receiver.
+    /// Importance of the stream for the receiver, which decides what is dropped last.
     pub standing: StreamImportance,
 }
 
 /// Importance of a stream for its receiver, in the order in which streams are dropped if there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamImportance {
-    /// The stream is not the most important one of its owner.
+    /// Any other stream. Streams of this importance are dropped first.
     Ordinary,
-    /// The stream is the most urgent subgroup of its owner's newest group.
+    /// The stream is the most urgent subgroup of its owner's newest group. It is dropped later than `Ordinary` streams.
     Newest,
     /// The stream has old data that the receiver requested: by a FETCH, or from the cache when a subscription began.
     Asked,
@@ -52,7 +52,7 @@ pub enum StreamImportance {
 /// The data that waits on a connection.
 #[derive(Clone, Debug, Default)]
 pub struct WaitingQueue {
-    /// Streams with bytes that wait.
+    /// Streams with bytes that wait to be sent.
     pub streams: Vec<WaitingStream>,
     /// Memory of waiting datagrams with their bookkeeping, bytes.
     pub datagram_bytes: u64,
@@ -60,14 +60,14 @@ pub struct WaitingQueue {
     pub rate: u64,
 }
 
-/// Bounds on a [`WaitingQueue`].
+/// Limits on the data in a [`WaitingQueue`].
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLimits {
     /// Largest number of streams that may have bytes to send at the same time.
     pub streams: usize,
     /// Largest number of bytes that may wait, not counting requested old data. Half of it is a soft limit.
     pub bytes: u64,
-    /// Time for which the soft limit may be exceeded.
+    /// Time for which more bytes than the soft limit may wait, before streams are dropped.
     pub burst: Duration,
 }
 
@@ -76,45 +76,46 @@ pub struct QueueLimits {
 pub struct Drop {
     /// The stream.
     pub key: StreamKey,
-    /// The reason, for the counts.
+    /// The reason for the reset, by which resets are counted.
     pub reason: DropReason,
 }
 
 /// Reason why a stream is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// The stream has waited for too long.
+    /// The stream has waited to be sent for too long.
     Late,
-    /// The owner has a newer group, and the path cannot carry the rest of this stream in time.
+    /// The owner has a newer group, and the path cannot carry the remaining bytes of this stream in time.
     Hopeless,
-    /// Too many bytes wait.
+    /// Too many bytes wait to be sent on the connection.
     Bytes,
-    /// Too many streams have bytes to send.
+    /// Too many streams of the connection have bytes to send.
     Streams,
 }
 
-/// The end of the queue at which datagrams are dropped if there are too many. The least urgent level is dropped first.
+/// The end of the queue at which datagrams are dropped if too many wait. Datagrams of the least urgent priority level
+/// are dropped first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DroppedEnd {
-    /// The datagrams that have waited longest.
+    /// The datagrams that have waited longest are dropped.
     Oldest,
-    /// The datagrams that were queued last.
+    /// The datagrams that were queued last are dropped.
     Newest,
 }
 
-/// A rule for dropping streams.
+/// A policy that selects the streams to drop when data arrives faster than it can be sent.
 pub trait QueuePolicy: Send {
     /// Returns the streams to drop now.
     fn review(&mut self, now: Instant, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop>;
 
-    /// Returns the streams to drop if more than [`QueueLimits::streams`] have bytes to send. At most as many as the
-    /// limit remain.
+    /// Returns the streams to drop if more than [`QueueLimits::streams`] have bytes to send. After these drops, at most
+    /// that many remain.
     fn overflow(&self, queue: &WaitingQueue, limits: &QueueLimits) -> Vec<Drop>;
 
-    /// Returns which datagrams are dropped if there are too many.
+    /// Returns which datagrams are dropped if too many wait: the oldest or the newest.
     fn datagrams(&self) -> DroppedEnd;
 
-    /// Notes that no data waits any more.
+    /// Notes that no data waits to be sent any more.
     fn rest(&mut self) {}
 }
 

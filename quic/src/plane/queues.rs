@@ -1,31 +1,32 @@
-//! The order of sending: by priority, and in turns among owners of the same level. MoQ Transport draft-18, section
-//! "Scheduling Algorithm", expects that each of these owners sends some data.
+//! The order of sending: by priority, and round robin among owners (subscriptions) of the same priority level. MoQ
+//! Transport draft-18, section "Scheduling Algorithm", expects that each owner of a level sends some data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::types::{Priority, PriorityLevel, StreamKey};
 
-/// Largest number of empty queues that keep their turn and their allocation.
+/// Largest number of queues without streams whose round-robin position and allocation are kept.
 const IDLE_QUEUES: usize = 64;
 
-/// An owner's streams of one level.
+/// Identifies a queue by the priority level and the owner of its streams.
 type QueueId = (PriorityLevel, u64);
 
 /// Streams that wait for the same resource: a queue for each owner and level, sorted by group and subgroup.
 #[derive(Default)]
 pub struct StreamQueues {
     queues: BTreeMap<QueueId, OwnerQueue>,
-    /// Queues that have streams, as (level, last turn, owner): the longest wait comes first within a level.
+    /// Queues that have streams, as (priority level, last turn, owner). Within a level, the queue that was served
+    /// longest ago comes first.
     order: BTreeSet<(PriorityLevel, u64, u64)>,
-    /// Number of turns so far.
+    /// Number of round-robin turns so far, over all queues.
     turns: u64,
     len: usize,
 }
 
 struct OwnerQueue {
-    /// Number of the queue's last turn.
+    /// Number of the last round-robin turn in which this queue was served.
     turn: u64,
-    /// Streams by group and subgroup.
+    /// The queue's streams, ordered by group and subgroup.
     streams: BTreeSet<(u64, u64, StreamKey)>,
 }
 
@@ -82,7 +83,8 @@ impl StreamQueues {
         }
     }
 
-    /// Ends the turn of the queue at this position. The other queues of its level are next.
+    /// Ends the round-robin turn of the queue at this position, so that the other queues of its priority level are
+    /// served next.
     pub fn rotate(&mut self, place: QueuePosition) {
         let id = place.queue();
         if self.order.len() < 2 {
@@ -124,7 +126,7 @@ mod tests {
         QueuePosition { priority, owner, key: StreamKey(key) }
     }
 
-    /// Serves `count` streams, one per turn, and returns their keys.
+    /// Serves `count` streams, one in each round-robin turn, and returns their keys.
     fn serve(queues: &mut StreamQueues, places: &[QueuePosition], count: usize) -> Vec<u64> {
         (0..count)
             .map_while(|_| {
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_order_is_priority_then_turns_then_group() {
+    fn queue_order_is_priority_then_round_robin_then_group() {
         let places = [place(0, 1, 9, 5), place(1, 1, 9, 4), place(2, 2, 8, 99), place(3, 3, 10, 0)];
         let mut queues = StreamQueues::default();
         places.iter().for_each(|place| queues.insert(*place));
@@ -151,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_equal_priority_take_turns() {
+    fn queues_of_equal_priority_are_served_round_robin() {
         let places = [place(0, 1, 9, 1), place(1, 2, 9, 1_000_000), place(2, 3, 9, !7)];
         let mut queues = StreamQueues::default();
         places.iter().for_each(|place| queues.insert(*place));
         let served = serve(&mut queues, &places, 9);
         assert!(served.chunks(3).all(|round| round.iter().sum::<u64>() == 3 && round[0] != round[1]));
-        // A queue that was empty for a while is served first, but only once.
+        // A queue that was empty for a while is served first, but then waits for its next turn.
         queues.remove(places[0]);
         serve(&mut queues, &places, 4);
         queues.insert(places[0]);

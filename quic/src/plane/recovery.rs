@@ -1,8 +1,8 @@
 //! Loss detection and probing over the packet numbers on the wire (RFC 9002).
 //!
-//! All senders of the connection draw from one sequence of numbers. A packet of the data plane, offloaded ones
-//! included, carries a `T` that describes its content. Packets of the QUIC stack count as bytes in flight, and their
-//! losses as congestion, but the stack retransmits their contents itself.
+//! All senders of the connection draw from one sequence of numbers. Each packet of the data plane or of the offload is
+//! stored with a `T` that describes its content. Packets of the QUIC stack count as bytes in flight, and their losses
+//! as congestion, but the stack retransmits their contents itself.
 
 mod loss;
 mod loss_rate;
@@ -28,7 +28,7 @@ use super::{
     types::AckRanges,
 };
 
-/// kPacketThreshold (section 6.1.1). It grows if the path reorders more.
+/// kPacketThreshold (section 6.1.1): the initial packet threshold, which grows if the path reorders packets by more.
 const PACKET_THRESHOLD: u64 = 3;
 /// kGranularity (section 6.1.2).
 const GRANULARITY: Duration = Duration::from_millis(1);
@@ -36,12 +36,13 @@ const GRANULARITY: Duration = Duration::from_millis(1);
 const PROBES: u8 = 2;
 /// Largest number of doublings of the probe timeout. The QUIC stack's idle timeout ends the connection.
 const MAX_BACKOFF: u32 = 16;
-/// Largest number of packet numbers that may be drawn before the sender of an earlier packet has reported it.
+/// A packet has to be reported before more than this many later packet numbers were drawn; otherwise its number is
+/// forgotten.
 const REPORT_LAG: u64 = 64;
-/// Time for which the offload may still send unmarked packets after marking was switched on.
+/// Time for which the offload may still send packets without ECT(0) after ECN marking was switched on.
 const OFFLOAD_LAG: Duration = Duration::from_millis(100);
-/// Largest number of packet numbers that are remembered in addition to the data plane's packets in flight. More are
-/// needed only if the peer sends so many packets and acknowledges nothing, and then the connection is closed.
+/// Largest number of packet numbers that are remembered in addition to the data plane's packets in flight. More would
+/// be needed only if a peer sends very many packets and acknowledges none, and then the connection is closed.
 const MAX_OTHERS: u64 = 1 << 14;
 /// Largest number of the data plane's packets in flight, however small they are.
 const MAX_OWN: u64 = 1 << 16;
@@ -51,7 +52,7 @@ const MAX_OWN: u64 = 1 << 16;
 pub struct Config {
     /// The congestion controller.
     pub algorithm: CongestionAlgorithm,
-    /// Initial size of the largest UDP payload that the path takes, bytes.
+    /// Initial path MTU: the largest UDP payload to send, bytes.
     pub mtu: u64,
     /// Round trip that is assumed before the first sample.
     pub initial_rtt: Duration,
@@ -61,7 +62,8 @@ pub struct Config {
     pub ecn: bool,
 }
 
-/// Packets that were acknowledged or lost. It is reused from call to call to keep its allocations.
+/// The contents of packets that were acknowledged or lost. The object is reused from call to call to keep its
+/// allocations.
 #[derive(Debug)]
 pub struct RecoveryOutcome<T> {
     /// Contents of packets that were acknowledged.
@@ -92,7 +94,7 @@ pub struct RecoveryCounts {
     pub stack_sent: u64,
     /// Ack-eliciting packets of the QUIC stack that were declared lost.
     pub stack_lost: u64,
-    /// Times that a probe timeout expired (RFC 9002, section 6.2).
+    /// Number of times that a probe timeout expired (RFC 9002, section 6.2).
     pub probe_timeouts: u64,
     /// Number of congestion events that were reported to the controller.
     pub congestion_events: u64,
@@ -113,7 +115,7 @@ pub struct Recovery<T> {
     delivery: Delivery,
     /// Round-trip times.
     pub rtt: Rtt,
-    /// State of each packet number from `base` on. The first one is in flight, or may still be reported.
+    /// State of each packet number from `base` on. The first packet is in flight, or its sender may still report it.
     sent: VecDeque<Slot<T>>,
     base: u64,
     /// Packets that were declared lost recently, by number.
@@ -130,9 +132,11 @@ pub struct Recovery<T> {
     pto_count: u32,
     /// Number of probe packets that are still to be sent after a probe timeout.
     probes: u8,
-    /// Time of the last reduction of the window. Losses of packets sent before it do not reduce the window again.
+    /// Time of the last reduction of the congestion window. Losses of packets sent before it do not reduce the window
+    /// again.
     reduced_at: Option<Instant>,
-    /// Number of packets whose loss led to the last reduction and that are not acknowledged yet.
+    /// Number of packets whose loss led to the last reduction of the window, and that were not acknowledged since. At 0
+    /// the reduction is undone.
     blamed: u64,
     /// Time of the first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
     sampled_at: Option<Instant>,
@@ -209,7 +213,7 @@ impl<T: Clone> Recovery<T> {
 
     /// Notes that the data plane sent a packet of `size` bytes of UDP payload.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
-        // Any packet serves as the probe that has to be sent.
+        // Any packet of the data plane counts as one of the probes to be sent after a probe timeout.
         self.probes = self.probes.saturating_sub(1);
         let marked = self.ecn.marks();
         if marked {
@@ -254,7 +258,7 @@ impl<T: Clone> Recovery<T> {
     /// Processes a whole ACK frame. Adds the data plane's packets that it acknowledges, or reveals as lost, to
     /// `outcome`.
     ///
-    /// `app_limited` tells that the data plane had nothing to send while the window was open.
+    /// `app_limited` tells that the data plane had nothing to send although the congestion window allowed it.
     ///
     /// # Errors
     /// The frame names a packet number that was not sent, or whose sender has not reported it yet. The frame's other
@@ -269,10 +273,10 @@ impl<T: Clone> Recovery<T> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
         self.loss_rate.on_ack(now, &self.counts);
-        // The window limits the sender if a full packet does not fit.
+        // The sender is limited by the congestion window if a full-sized packet does not fit into it.
         let window_limited = !app_limited && self.in_flight + self.mtu() > self.controller.window();
-        // Acknowledging a packet that was never sent is an error (RFC 9000, section 13.1). Its sender may only be late
-        // to report it, so the other numbers are processed first.
+        // Acknowledging a packet that was never sent is an error (RFC 9000, section 13.1). But the packet's sender may
+        // not have reported it yet, so the frame's other numbers are processed first.
         if largest >= self.next() {
             newly.never_sent = Some(largest);
         }
@@ -328,7 +332,8 @@ impl<T: Clone> Recovery<T> {
         result
     }
 
-    /// Notes that there is nothing to send. It has an effect only if the window has room.
+    /// Notes that there is nothing to send. This marks the sender as application-limited if the congestion window is
+    /// not full.
     pub fn on_app_limited(&mut self) {
         if self.in_flight + self.mtu() <= self.controller.window() {
             self.delivery.on_app_limited(self.in_flight);
@@ -376,13 +381,13 @@ impl<T: Clone> Recovery<T> {
         })
     }
 
-    /// Returns whether a full packet fits into the window. `unreported` is the number of bytes that the offload may
-    /// have in flight.
+    /// Returns whether a full-sized packet fits into the congestion window. `unreported` is the number of bytes that
+    /// the offload may have in flight.
     pub fn window_open(&self, unreported: u64) -> bool {
         self.in_flight + unreported + self.mtu() <= self.controller.window() && self.own_packets < MAX_OWN
     }
 
-    /// Returns how many bytes an unpaced sender may send now.
+    /// Returns how many bytes a sender without pacing may send now.
     pub fn unpaced_room(&self) -> u64 {
         if self.own_packets >= MAX_OWN {
             return 0;
@@ -390,12 +395,13 @@ impl<T: Clone> Recovery<T> {
         self.controller.unpaced_window().saturating_sub(self.in_flight)
     }
 
-    /// Returns the window of an unpaced sender, bytes.
+    /// Returns the congestion window for a sender without pacing, bytes.
     pub fn unpaced_window(&self) -> u64 {
         self.controller.unpaced_window()
     }
 
-    /// Returns whether the peer leaves so many packets unacknowledged that the state would grow without bound.
+    /// Returns whether the peer leaves so many packets unacknowledged that the connection has to be closed, to bound
+    /// this state's memory.
     pub fn is_unanswered(&self) -> bool {
         self.sent.len() as u64 - self.own_packets > MAX_OTHERS
     }
@@ -431,8 +437,8 @@ impl<T: Clone> Recovery<T> {
         self.in_flight
     }
 
-    /// Returns the part of the window that is left to the QUIC stack. It is at least two packets, so that the stack can
-    /// always send control streams.
+    /// Returns how many bytes of the congestion window are left to the QUIC stack. It is at least two packets, so that
+    /// the stack can always send control streams.
     pub fn stack_window(&self) -> u64 {
         let own = self.in_flight - self.stack_in_flight;
         self.controller.window().saturating_sub(own).max(2 * self.mtu())
@@ -453,32 +459,32 @@ impl<T: Clone> Recovery<T> {
         self.offload_marks = marks.then(|| self.offload_marks.unwrap_or(now));
     }
 
-    /// Returns the fraction of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few
-    /// packets.
+    /// Returns the fraction of the data plane's packets that were lost lately, 0 to 1; `None` if there were too few
+    /// packets to tell.
     pub fn loss(&self) -> Option<f64> {
         self.loss_rate.get(&self.counts)
     }
 
-    /// Returns the largest UDP payload to send. An acknowledgement lowers it to [`BASE_MTU`] if the path carries no
-    /// more.
+    /// Returns the largest UDP payload to send, bytes. An acknowledgement lowers it to [`BASE_MTU`] if the path carries
+    /// no more.
     pub fn mtu(&self) -> u64 {
         self.path_mtu.size()
     }
 
-    /// Returns the size of a padded packet that tests whether the path carries large packets again. `unreported` is the
-    /// number of bytes that the offload may have in flight.
+    /// Returns the size, bytes of UDP payload, of a padded packet that tests whether the path carries large packets
+    /// again. `unreported` is the number of bytes that the offload may have in flight.
     pub fn mtu_probe(&self, now: Instant, unreported: u64) -> Option<u64> {
         let window = self.controller.window();
         self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
     }
 
-    /// Notes that the QUIC stack found the path to take UDP payloads of `mtu` bytes.
+    /// Notes that the QUIC stack found that the path carries UDP payloads of `mtu` bytes.
     pub fn set_mtu(&mut self, mtu: u64) {
         self.path_mtu = PathMtu::new(mtu);
         self.controller.set_mtu(mtu);
     }
 
-    /// Notes that the path changed, and resets round-trip time and window (RFC 9000, section 9.4).
+    /// Notes that the path changed, and resets round-trip time and congestion window (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.controller = self.config.algorithm.start(self.mtu(), now);
         self.rtt = Rtt::new(self.config.initial_rtt);
@@ -505,7 +511,7 @@ impl<T: Clone> Recovery<T> {
     /// Stores a packet's state. Senders draw and report numbers without a common lock, so reports may be slightly out
     /// of order.
     fn record(&mut self, number: u64, slot: Slot<T>) {
-        // The packet is reported after its number was forgotten.
+        // The packet's number was forgotten before its sender reported it, so the report is ignored.
         while self.base > number {
             self.sent.push_front(Slot::Past);
             self.base -= 1;
@@ -567,7 +573,7 @@ impl<T: Clone> Recovery<T> {
         while let Some(slot) = self.sent.front() {
             match slot {
                 Slot::InFlight(_) => return,
-                // The sender may still report this packet.
+                // The packet's sender may still report it, so its number is not forgotten yet.
                 Slot::Unused if self.base + REPORT_LAG >= self.next() => return,
                 Slot::Unused | Slot::Past | Slot::NonEliciting | Slot::Resolved { .. } => {}
             }
@@ -585,7 +591,7 @@ impl<T: Clone> Recovery<T> {
     }
 
     fn probe_time(&self) -> Option<Instant> {
-        // Only packets of the data plane need probes, because the stack has its own timer.
+        // Only packets of the data plane need a probe timeout here, because the QUIC stack has its own timer.
         let sent = self.last_own_sent.filter(|_| self.own_packets > 0)?;
         let backoff = 1 << self.pto_count.min(MAX_BACKOFF);
         Some(sent + self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * backoff)
@@ -597,17 +603,16 @@ impl<T: Clone> Recovery<T> {
 struct Newly {
     /// Time when the newest of the packets was sent.
     newest: Option<Instant>,
-    /// The largest number among the packets.
+    /// The largest packet number that the frame newly acknowledged.
     last: Option<u64>,
-    /// A number in the frame that was never sent.
+    /// A packet number that the frame acknowledges although no sender has reported sending it.
     never_sent: Option<u64>,
     all_bytes: u64,
     /// Number of packets that were marked ECT(0).
     marked: u64,
-    /// Bytes of packets sent since the window was last reduced. Only these may grow the window.
+    /// Acknowledged bytes of packets sent after the last reduction of the window. Only these may grow the window.
     bytes: u64,
-    /// True if the frame's largest number is among the packets. Only then the frame gives a round-trip sample (section
-    /// 5.1).
+    /// True if the frame newly acknowledges its largest number. Only then it gives a round-trip sample (section 5.1).
     largest: bool,
 }
 

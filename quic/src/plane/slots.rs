@@ -2,8 +2,8 @@
 
 use super::{stream::PlaneStream, types::StreamKey};
 
-/// Number of bits of a key that hold the index of the stream's slot. The bits above it count the streams ever opened,
-/// so keys are never reused, and compare by age.
+/// Number of bits of a key that hold the index of the stream's slot. The higher bits count the streams ever opened, so
+/// keys are never reused, and older streams have smaller keys.
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
@@ -37,7 +37,7 @@ impl StreamSlots {
         (*owner == key).then_some(stream)
     }
 
-    /// Returns a stream for changes.
+    /// Returns a mutable reference to a stream.
     pub fn get_mut(&mut self, key: StreamKey) -> Option<&mut PlaneStream> {
         let (owner, stream) = self.slots.get_mut(index(key))?.as_mut()?;
         (*owner == key).then_some(stream)

@@ -1,11 +1,11 @@
-//! Bytes that a stream sends but does not own.
+//! Byte sources: a stream reads the bytes that it sends from a source, and does not store them.
 
 use std::{ops::Range, time::Instant};
 
 /// A growing sequence of bytes that a unidirectional stream sends.
 ///
-/// Offsets are those of the stream, from 0. Bytes never change once they are part of the extent. They may be evicted
-/// from memory; `read` then returns 0.
+/// Offsets are those of the stream, from 0. Bytes never change once they are part of the source's extent. They may be
+/// evicted from memory; `read` then returns 0.
 ///
 /// ```
 /// use std::time::Instant;
@@ -47,25 +47,26 @@ pub trait Source: Send + Sync {
         false
     }
 
-    /// Notes that all bytes before `offset` have been acknowledged, and will not be read again.
+    /// Notes that the peer has acknowledged all bytes before `offset`, which will not be read again.
     fn acknowledged(&self, _offset: u64) {}
 
     /// Returns when the first byte of the object at `offset` was received, for delivery timeouts.
     fn received_at(&self, offset: u64) -> Option<Instant>;
 
     /// Returns the range of the object at `offset`, if its header has arrived. It begins at the object's first byte,
-    /// and for the first object at the stream's header. The range's end may lie beyond the bytes that have arrived.
+    /// and for the first object at the stream's header. The end of the object's range may lie beyond the bytes that
+    /// have arrived.
     fn object_at(&self, _offset: u64) -> Option<Range<u64>> {
         None
     }
 }
 
-/// The state of a [`Source`].
+/// How many bytes a [`Source`] has, and whether it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceExtent {
-    /// Bytes available from offset 0.
+    /// Number of bytes available from offset 0 on.
     pub len: u64,
-    /// The end of the bytes, or the information that more follow.
+    /// How the source ends, or that more bytes may follow.
     pub end: SourceEnd,
 }
 
@@ -76,10 +77,10 @@ pub enum SourceEnd {
     Open,
     /// The source is complete since `at`: the stream ends with FIN at the extent's length.
     Fin {
-        /// When the last byte arrived.
+        /// Time when the last byte arrived.
         at: Instant,
     },
-    /// The source stays incomplete: the stream is reset with this application error code.
+    /// The source will not be completed, so the stream is reset with this application error code.
     Reset(u64),
 }
 

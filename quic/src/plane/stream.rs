@@ -1,4 +1,4 @@
-//! The send side of one unidirectional stream over bytes that it does not own.
+//! The send side of one unidirectional stream, whose bytes are read from a source.
 
 use std::{
     ops::Range,
@@ -15,14 +15,14 @@ use super::{
     types::{Label, Priority, StreamKey},
 };
 
-/// A stream to be opened.
+/// The parameters of a stream to be opened.
 pub struct NewStream {
     /// The stream's bytes.
     pub source: Arc<dyn Source>,
     /// The order of sending among streams and datagrams.
     pub priority: Priority,
-    /// The caller's number for the stream's owner. Owners of the same level take turns, and streams are counted per
-    /// owner.
+    /// The caller's number for the stream's owner. Owners of the same priority level send in turn, and streams are
+    /// counted per owner.
     pub owner: u64,
     /// OBJECT_DELIVERY_TIMEOUT: the stream is reset if an object has not been sent this long after its first byte
     /// arrived.
@@ -30,24 +30,24 @@ pub struct NewStream {
     /// SUBGROUP_DELIVERY_TIMEOUT: the stream is reset if some of it is not acknowledged this long after its FIN
     /// arrived.
     pub subgroup_timeout: Option<Duration>,
-    /// Longest time for which bytes may wait. After it the receiver cannot use them.
+    /// Longest time for which bytes may wait to be sent, after which the receiver cannot use them.
     pub max_delay: Option<Duration>,
-    /// The part with old data that the receiver requested.
+    /// The part of the stream that is old data which the receiver requested.
     pub asked: AskedRange,
-    /// Track and group, for traces.
+    /// The stream's track and group, for packet traces.
     pub label: Label,
 }
 
-/// The part of a stream with old data that the receiver requested. Such bytes are never late. While some of them wait,
-/// no data of their owner is late.
+/// The part of a stream with old data that the receiver requested. Requested old bytes never count as late. While some
+/// of them wait to be sent, no data of the same owner counts as late.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskedRange {
-    /// The stream is live from its first byte.
+    /// No part: all bytes of the stream are live data.
     #[default]
     Nothing,
-    /// The bytes that exist when the stream is opened are old.
+    /// The bytes that the source has when the stream is opened are old data, and later ones are live.
     Present,
-    /// The whole stream is old.
+    /// The whole stream is old data that the receiver requested.
     All,
 }
 
@@ -65,7 +65,7 @@ impl NewStream {
 /// The first data that a stream has to send.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamHead {
-    /// When the object of the data was received, if known.
+    /// Time when the object that contains the data was received, if known.
     pub received_at: Option<Instant>,
     /// True if the data was sent before and lost.
     pub is_repair: bool,
@@ -74,7 +74,7 @@ pub struct StreamHead {
 }
 
 /// A unidirectional stream over a [`Source`]. Each of its bytes is acknowledged, in flight, or part of a hole. Holes
-/// are the lost ranges and everything from `sent` on.
+/// (bytes to be sent) are the lost ranges and everything from `sent` on.
 ///
 /// A stream is *sending* until all of it is acknowledged, or *reset*. A RESET_STREAM frame has to be sent, and sent
 /// again if it is lost. A reset stream never returns to sending. The scheduler's queue of a stream follows from the
@@ -86,7 +86,8 @@ pub struct PlaneStream {
     /// The QUIC stream ID; `None` before the stream is first sent.
     pub id: Option<u64>,
     pub queue: SchedulerQueue,
-    /// Time when the subgroup's delivery timeout expires.
+    /// Time at which the stream is reset if it has not ended: the end of its delivery timeout, or of the time to finish
+    /// after it was abandoned.
     pub deadline: Option<Instant>,
     /// The peer's limit of this stream, bytes.
     pub credit: u64,
@@ -101,10 +102,10 @@ pub struct PlaneStream {
     sent: u64,
 }
 
-/// The queue of the scheduler that the stream is in.
+/// The scheduler's queue that a stream is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SchedulerQueue {
-    /// No queue: the stream has nothing to send, or nothing that its limit allows.
+    /// The stream is in no queue, because it has nothing to send, or nothing that its limit allows.
     #[default]
     None,
     /// The stream has a frame to send, and no limit prevents it.
@@ -127,17 +128,18 @@ struct SendingState {
     object_timeout: Option<Duration>,
     subgroup_timeout: Option<Duration>,
     extent: SourceExtent,
-    /// Ranges that were sent and lost.
+    /// Ranges of bytes that were sent and declared lost, and are to be sent again.
     lost: Ranges,
-    /// Offset before which everything is acknowledged.
+    /// Offset before which all bytes are acknowledged.
     acked: u64,
-    /// Ranges acknowledged beyond the first gap.
+    /// Ranges of acknowledged bytes after the first unacknowledged byte.
     acked_beyond: Ranges,
     fin: Fin,
     given_up: Option<GivenUp>,
 }
 
-/// The end of a stream that was given up. Bytes up to `at`, the end of an object, are still sent.
+/// The end of an abandoned stream. Only bytes up to `at`, the end of an object, are still sent, and then the stream is
+/// reset.
 #[derive(Clone, Copy, Debug)]
 struct GivenUp {
     at: u64,
@@ -215,7 +217,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns the stream's position in the queues.
+    /// Returns the stream's position in the scheduler's queues.
     pub fn place(&self, key: StreamKey) -> QueuePosition {
         QueuePosition { priority: self.priority, owner: self.owner, key }
     }
@@ -227,9 +229,9 @@ impl PlaneStream {
         Some(sending.extent.end)
     }
 
-    /// Gives up bytes that were not sent yet. An object that has begun is still sent to its end if it is the stream's
-    /// first, or if at least half of it was sent. Lost bytes before that end are still repaired. Returns whether any
-    /// byte is still to be acknowledged.
+    /// Abandons the stream: bytes that were not sent yet are dropped. An object that has begun is still sent to its end
+    /// if it is the stream's first, or if at least half of it was sent. Lost bytes before that object's end are still
+    /// sent again. Returns whether any byte is still to be acknowledged.
     pub fn give_up(&mut self, reason: DropReason) -> bool {
         let sent = self.sent;
         let SendState::Sending(sending) = &mut self.state else { return false };
@@ -247,7 +249,7 @@ impl PlaneStream {
         sending.acked < at
     }
 
-    /// Returns the reason why the stream was given up, if it was.
+    /// Returns the reason why the stream was abandoned, or `None` if it was not.
     pub fn given_up(&self) -> Option<DropReason> {
         match &self.state {
             SendState::Sending(sending) => Some(sending.given_up?.reason),
@@ -255,7 +257,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns whether a stream that was given up can be reset, because all that it still sends is acknowledged.
+    /// Returns whether an abandoned stream can be reset, because all bytes that it still had to send are acknowledged.
     pub fn is_over(&self) -> bool {
         match &self.state {
             SendState::Sending(sending) => {
@@ -287,15 +289,15 @@ impl PlaneStream {
     /// Returns the kind of data to send next.
     pub fn need(&self) -> StreamNeed {
         match &self.state {
-            // The final size is unknown while the offload may still send on the stream.
+            // RESET_STREAM needs the final size, which is unknown while the offload may still send on the stream.
             SendState::Reset { owed: true, .. } if !self.delegated => StreamNeed::Repair,
             SendState::Reset { .. } => StreamNeed::Nothing,
             SendState::Sending(sending) => sending.need(self.sent, self.credit),
         }
     }
 
-    /// Returns the next frame's content, at most `room` bytes: retransmissions first, then at most `credit` new
-    /// bytes.
+    /// Returns the next frame's content, at most `room` bytes: first bytes to be retransmitted, then at most `credit`
+    /// new bytes.
     pub fn next(&self, room: u64, credit: u64) -> Option<StreamChunk> {
         match &self.state {
             SendState::Reset { code, owed } => {
@@ -318,7 +320,7 @@ impl PlaneStream {
             .is_some_and(|received| now.saturating_duration_since(received) > timeout)
     }
 
-    /// Returns the first data to send, or `None` if there is none, or only a reset.
+    /// Returns the first data to send, or `None` if there is no data to send, or only a reset.
     pub fn head(&self) -> Option<StreamHead> {
         let SendState::Sending(sending) = &self.state else { return None };
         let hole = sending.hole().map(|hole| hole.start);
@@ -334,7 +336,7 @@ impl PlaneStream {
         })
     }
 
-    /// Returns when the stream's newest object arrived, if known.
+    /// Returns the time when the stream's newest object arrived, if known.
     pub fn newest_at(&self) -> Option<Instant> {
         match &self.state {
             SendState::Sending(sending) => sending.source.received_at(sending.extent.len.checked_sub(1)?),
@@ -412,11 +414,11 @@ impl PlaneStream {
         sending.fin == Fin::Acked { size: sending.acked }
     }
 
-    /// Notes that a frame was lost. Its unacknowledged bytes become a hole.
+    /// Notes that a frame was lost. Its unacknowledged bytes have to be sent again.
     pub fn on_lost(&mut self, range: Range<u64>, fin: bool) {
         let SendState::Sending(sending) = &mut self.state else { return };
         let end = sending.given_up.map_or(range.end, |given_up| given_up.at.min(range.end));
-        // Another copy of the bytes may have been acknowledged already.
+        // The bytes may have been sent twice, and the other copy may be acknowledged already.
         let unacked = range.start.max(sending.acked)..end;
         for gap in sending.acked_beyond.gaps(unacked) {
             sending.lost.insert(gap);
@@ -433,7 +435,7 @@ impl PlaneStream {
         }
     }
 
-    /// Returns the code of the RESET_STREAM that was sent.
+    /// Returns the error code of the RESET_STREAM that was sent.
     pub fn reset_code(&self) -> Option<u64> {
         match self.state {
             SendState::Reset { code, .. } => Some(code),
@@ -462,7 +464,7 @@ impl PlaneStream {
         end == SourceEnd::Open || self.sent < len || sending.lost.total() > 0
     }
 
-    /// Returns the number of bytes in holes.
+    /// Returns the number of bytes that wait to be sent: new bytes and lost ones.
     pub fn pending(&self) -> u64 {
         match &self.state {
             SendState::Sending(sending) => {
@@ -474,11 +476,11 @@ impl PlaneStream {
 }
 
 impl SendingState {
-    /// Returns the extent of the source, cut at the end of a stream that was given up.
+    /// Returns the extent of the source. For an abandoned stream it is cut at the stream's end.
     fn extent(&self) -> SourceExtent {
         let extent = self.source.extent();
         match self.given_up {
-            // The cut stream gets no FIN. It is reset once its bytes are acknowledged.
+            // An abandoned stream gets no FIN. It is reset once its bytes are acknowledged.
             Some(GivenUp { at, .. }) if at < extent.len => SourceExtent { len: at, end: SourceEnd::Open },
             _ => extent,
         }
@@ -561,7 +563,8 @@ mod tests {
         (source, stream)
     }
 
-    /// Sends everything that can be sent now, in chunks of at most `room` bytes. Returns their (offset, length, FIN).
+    /// Sends everything that can be sent now, in chunks of at most `room` bytes. Returns (offset, length, FIN) of each
+    /// chunk.
     fn drain(stream: &mut PlaneStream, room: u64) -> Vec<(u64, u64, bool)> {
         std::iter::from_fn(|| {
             let chunk = stream.next(room, u64::MAX)?;
@@ -575,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_bytes_are_never_lost() {
+    fn acknowledged_bytes_are_never_declared_lost() {
         let (_, mut stream) = stream(400);
         assert_eq!(drain(&mut stream, 150), [(0, 150, false), (150, 150, false), (300, 100, false)]);
         stream.on_acked(100..200, false);
@@ -587,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn late_acknowledgement_fills_the_hole() {
+    fn late_acknowledgement_of_lost_bytes_cancels_their_retransmission() {
         let (_, mut stream) = stream(300);
         drain(&mut stream, 300);
         stream.on_lost(0..300, false);
@@ -597,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn offload_may_be_ahead_of_the_source() {
+    fn offload_may_send_bytes_before_the_source_has_them() {
         let (source, mut stream) = stream(100);
         assert_eq!(drain(&mut stream, 1000), [(0, 100, false)]);
         assert!(stream.is_caught_up());
@@ -638,7 +641,7 @@ mod tests {
         assert_eq!(stream.next(1000, 0), Some(StreamChunk::Reset { code: 7, size: 150 }));
     }
 
-    /// Gives up a stream of four objects of 100 bytes after `sent` bytes were sent and the range `lost` was lost.
+    /// Abandons a stream of four objects of 100 bytes after `sent` bytes were sent and the range `lost` was lost.
     /// Returns the chunks that are sent afterwards.
     fn given_up(sent: u64, lost: Option<Range<u64>>) -> (PlaneStream, Vec<(u64, u64, bool)>) {
         let (source, mut stream) = stream(100);
@@ -653,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn begun_object_is_finished_if_first_or_half_sent() {
+    fn abandoned_stream_finishes_its_first_or_half_sent_object() {
         assert_eq!(given_up(10, None).1, [(10, 90, false)], "the first object");
         assert_eq!(given_up(149, None).1, Vec::new());
         assert_eq!(given_up(150, None).1, [(150, 50, false)]);
@@ -674,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_that_is_given_up_at_its_end_ends_with_fin() {
+    fn stream_abandoned_at_its_end_ends_with_fin() {
         let (source, mut stream) = stream(100);
         let chunk = stream.next(60, u64::MAX).expect("fresh");
         stream.on_sent(&chunk);
@@ -686,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn fin_goes_with_the_last_byte_or_alone_and_again_when_lost() {
+    fn fin_is_sent_with_the_last_byte_or_alone_and_resent_when_lost() {
         let (source, mut stream) = stream(100);
         source.finish(SourceEnd::Fin { at: Instant::now() });
         stream.refresh();

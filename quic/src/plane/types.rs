@@ -4,11 +4,12 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use crate::ack::EcnCounts;
 
-/// The key of a stream on one connection. Keys are never reused, and compare by age.
+/// The key of a stream on one connection. Keys are never reused, and older streams have smaller keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey(pub u64);
 
-/// Subscriber and publisher priority: the part of a [`Priority`] that compares across subscriptions.
+/// Subscriber and publisher priority: the part of a [`Priority`] that is compared between streams of different
+/// subscriptions.
 pub type PriorityLevel = (u8, u8);
 
 /// The order of sending: smaller values first, field by field (MoQ Transport draft-18, section "Priorities").
@@ -25,7 +26,7 @@ pub struct Priority {
 }
 
 impl Priority {
-    /// Returns the level: streams and datagrams of the same level take turns.
+    /// Returns the priority level. Streams and datagrams of the same level are sent in turn.
     pub fn level(&self) -> PriorityLevel {
         (self.subscriber, self.publisher)
     }
@@ -45,7 +46,7 @@ pub struct Label {
 pub struct AckRanges {
     /// Time between the arrival of the packet with the largest number and the sending of the frame.
     pub delay: Duration,
-    /// Acknowledged packet numbers.
+    /// Ranges of acknowledged packet numbers.
     pub ranges: Vec<RangeInclusive<u64>>,
     /// The peer's ECN counts on the connection so far.
     pub ecn: Option<EcnCounts>,

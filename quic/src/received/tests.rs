@@ -60,7 +60,7 @@ fn bytes(payload: &[u8]) -> Vec<((u64, u64), u8)> {
 }
 
 #[test]
-fn contradicting_bytes_in_one_packet_keep_the_first() {
+fn first_of_contradicting_bytes_in_one_packet_is_kept() {
     let mut streams = ReceivedStreams::new(10);
     let x = [b'x'; 53];
     let y = [b'y'; 54];
@@ -110,9 +110,9 @@ fn overlapping_frames_leave_only_new_bytes() {
     }
 }
 
-/// The last frame of a payload may have no length. Its replacement gets one.
+/// The last STREAM frame of a payload may have no Length field. The frame that replaces it has one.
 #[test]
-fn repeated_bytes_of_a_frame_without_length_are_cut() {
+fn repeated_bytes_of_a_frame_without_length_are_removed() {
     let mut streams = ReceivedStreams::new(10);
     pass(&mut streams, &stream_frame(2, 0, b"abc", false));
     assert_eq!(
@@ -122,7 +122,7 @@ fn repeated_bytes_of_a_frame_without_length_are_cut() {
 }
 
 #[test]
-fn bytes_of_a_finished_stream_are_cut() {
+fn bytes_of_a_finished_stream_are_removed() {
     let mut streams = ReceivedStreams::new(10);
     pass(&mut streams, &stream_frame(2, 0, b"abc", true));
     assert_eq!(pass(&mut streams, &stream_frame(2, 1, b"xyz", false)), stream_frame(2, 4, b"", false));
@@ -130,12 +130,12 @@ fn bytes_of_a_finished_stream_are_cut() {
     assert_eq!(pass(&mut streams, &reset), reset);
     assert_eq!(pass(&mut streams, &stream_frame(6, 5, b"xyz", false)), stream_frame(6, 8, b"", false));
     assert!(streams.open.is_empty());
-    // Only the stack reads bidirectional streams, so their repeated bytes stay.
+    // Only the QUIC stack reads bidirectional streams, so their repeated bytes are not removed.
     let twice = [stream_frame(0, 0, b"abc", false), stream_frame(0, 0, b"xyz", false)].concat();
     assert_eq!(pass(&mut streams, &twice), twice);
 }
 
-/// The memory that a peer can make this end use is bounded, also for frames after a frame with `TooMuch`.
+/// The memory that a peer can make this end use is bounded, even if more frames follow after the result `TooMuch`.
 #[test]
 fn number_of_open_streams_and_gaps_is_bounded() {
     let open = |id: u64, offset, fin| StreamFrame { id: id * 4 + 2, offset, fin, data: &[7] };
@@ -155,10 +155,10 @@ fn number_of_open_streams_and_gaps_is_bounded() {
 }
 
 proptest! {
-    /// The first byte that arrives at an offset is passed on, and later ones are removed. Stream ends, which limits
-    /// apply to, stay.
+    /// The first byte that arrives at an offset is passed on, and later ones are removed. The largest offset of each
+    /// stream, to which flow control applies, stays the same.
     #[test]
-    fn each_received_byte_passes_once(
+    fn each_received_stream_byte_is_passed_on_once(
         packets in prop::collection::vec(
             prop::collection::vec((0u64..3, 0u64..40, 0usize..20, prop::bool::weighted(0.1)), 1..4),
             0..30,

@@ -1,5 +1,6 @@
-//! A file server that sends files with the second sender. A client sends a file's name on a bidirectional stream of the
-//! QUIC stack, and gets the file on a unidirectional stream of the data plane. The client only needs unmodified quinn.
+//! A file server whose files are sent by Millrace's data plane, the second sender on quinn's connections. A client
+//! sends a file's name on a bidirectional stream of the QUIC stack, and gets the file on a unidirectional stream of the
+//! data plane. The client only needs unmodified quinn.
 //!
 //! ```text
 //! cargo run --example files -- serve DIRECTORY            says where it listens
@@ -58,7 +59,7 @@ pub fn listen(addr: SocketAddr) -> anyhow::Result<Endpoint> {
     let config = Config {
         certificate: Some(Arc::new(certificate)),
         alpn: vec![ALPN.to_vec()],
-        // All unidirectional streams are the data plane's.
+        // quinn opens no unidirectional streams: all of them are the data plane's.
         control_streams: 0,
         ..Config::default()
     };
@@ -96,7 +97,7 @@ async fn answer(connection: &Connection, directory: &Path) -> anyhow::Error {
     }
 }
 
-/// Returns the path of a file in the directory. Names with a path are refused.
+/// Returns the path of a file in the directory. A name with more than one path component is refused.
 fn path_of(directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
     match Path::new(name).file_name() {
         Some(file) if file == name => Ok(directory.join(file)),

@@ -1,4 +1,4 @@
-//! The alarm that wakes an endpoint's driver, and the requests of connections to be served.
+//! The alarm that wakes an endpoint's driver task, and the times at which connections ask the driver to serve them.
 
 use std::{
     sync::{
@@ -11,33 +11,33 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Granularity of deadlines: one millisecond, as of tokio's timers.
+/// Granularity of deadlines: one millisecond, like tokio's timers.
 const TICK: Duration = Duration::from_millis(1);
 
-/// The alarm of one driver. Times are ticks since the alarm was created; `u64::MAX` stands for never.
+/// The alarm of one driver task. Times are ticks (`TICK`) since the alarm was created; `u64::MAX` stands for never.
 ///
 /// Only the driver calls [`Self::wait`], [`Self::reset`], [`Self::take_asked`] and [`Self::lower`], in this order in
-/// each turn. Any thread may request a time meanwhile ([`AlarmTurn::wake_by`]). A request before `take_asked` is in its
-/// result. A later request also comes after `reset`, so it lowers `next` and notifies the driver. So no deadline is
-/// lost, and the worst race is a wake-up without work.
+/// each iteration of its loop. Any thread may request a wake-up time meanwhile ([`AlarmTurn::wake_by`]). If the request
+/// is made before `take_asked`, it is in that call's result. A later request is also made after `reset`, so it lowers
+/// `next` and notifies the driver. So no deadline is lost, and the worst race is a wake-up without work.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     base: Instant,
-    /// The time at which the driver wakes without a notification.
+    /// The driver's next deadline, at which it wakes even if it is not notified.
     next: AtomicU64,
     notify: Notify,
-    /// Requests since the last turn: numbers of connections, and times at which they have to be served.
+    /// Requests since the driver last read them: connection numbers, and the times at which these have to be served.
     asked: Mutex<Vec<(u64, u64)>>,
-    /// The number of the next connection.
+    /// The number that the next new connection gets.
     number: AtomicU64,
 }
 
-/// The time at which the driver serves one connection next.
+/// One connection's entry at the alarm: the time at which the driver serves the connection next.
 #[derive(Debug)]
 pub(crate) struct AlarmTurn {
     alarm: Arc<Alarm>,
     number: u64,
-    /// Time of the next turn; `u64::MAX` if none is set.
+    /// Time at which the driver serves the connection next; `u64::MAX` if no time is set.
     at: AtomicU64,
 }
 
@@ -53,7 +53,7 @@ impl AlarmTurn {
     }
 
     /// Makes the driver serve the connection at `time` or before. State that the driver needs has to be stored before
-    /// this call. A deadline that is later than the present one, the usual case, costs only a load.
+    /// this call. Usually an earlier time is set already. Then the call costs only one atomic load.
     pub fn wake_by(&self, time: u64) {
         if self.put(time) {
             self.alarm.asked.lock().push((self.number, time));
@@ -61,13 +61,14 @@ impl AlarmTurn {
         }
     }
 
-    /// Lowers the time of the next turn. Returns whether `time` is earlier than the present one; the driver then notes
-    /// it in its agenda.
+    /// Lowers the time at which the connection is served next. Returns whether `time` is earlier than the time set
+    /// before; then the driver has to note it in its agenda.
     pub fn put(&self, time: u64) -> bool {
         time < self.at.load(Ordering::SeqCst) && time < self.at.fetch_min(time, Ordering::SeqCst)
     }
 
-    /// Clears the time, because the driver serves the connection now. Later deadlines have to be requested again.
+    /// Clears the connection's time, because the driver serves the connection now. Later deadlines have to be requested
+    /// again.
     pub fn begin(&self) {
         self.at.store(u64::MAX, Ordering::SeqCst);
     }
@@ -95,7 +96,7 @@ impl Alarm {
 
     /// Makes the driver wake at `time` or before.
     fn at(&self, time: u64) {
-        // The load avoids a write for a deadline that is later than the driver's next, the usual case.
+        // Usually the driver wakes earlier anyway. Then the load shows that no write is needed.
         if time < self.next.load(Ordering::Relaxed) && time < self.next.fetch_min(time, Ordering::AcqRel) {
             self.notify.notify_one();
         }
@@ -119,7 +120,7 @@ impl Alarm {
         }
     }
 
-    /// Returns the requests since the last call, as numbers of connections and times.
+    /// Returns the requests since the last call, as pairs of connection number and time.
     pub fn take_asked(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut *self.asked.lock())
     }
@@ -130,7 +131,7 @@ impl Alarm {
         self.next.store(u64::MAX, Ordering::Release);
     }
 
-    /// Sets the driver's next deadline to `time`, unless it is earlier already, before the driver waits.
+    /// Sets the driver's next deadline to `time`, unless it is earlier already. The driver calls this before it waits.
     pub fn lower(&self, time: u64) {
         self.next.fetch_min(time, Ordering::AcqRel);
     }
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_requests_a_turn_once_until_it_is_served() {
+    fn connection_asks_the_driver_once_until_it_is_served() {
         let alarm = Arc::new(Alarm::new());
         let turns = [(); 2].map(|()| AlarmTurn::new(Arc::clone(&alarm)));
         for time in [50, 70, 60, 50] {
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deadlines_hold_however_long_the_endpoint_has_run() {
+    async fn alarm_of_any_age_wakes_no_earlier_than_its_deadline() {
         for days in [0, 49, 50, 3650, 36_500] {
             rings(Duration::from_secs(days * 86_400)).await;
         }

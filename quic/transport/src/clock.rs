@@ -1,11 +1,11 @@
-//! The clock of all timestamps.
+//! The clock that all timestamps of packets come from.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Returns the nanoseconds of `CLOCK_MONOTONIC`. Programs in the kernel use the same clock, and all network namespaces
-/// of a host share it.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`. BPF programs in the kernel use the same clock, and all network
+/// namespaces of a host share it.
 pub fn monotonic_ns() -> u64 {
     // The clock always exists on Linux, so the call cannot fail.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);

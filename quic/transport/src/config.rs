@@ -28,7 +28,7 @@ pub struct Config {
     pub lasting: Option<LastingSecret>,
     /// The certificate that is presented to servers that request one.
     pub client_certificate: Option<Arc<CertifiedKey>>,
-    /// The server certificates that are accepted when connecting.
+    /// The server certificates that this end accepts when it connects to a server.
     pub trust: ServerTrust,
     /// TLS cipher suites, the preferred one first.
     pub suites: Vec<KeySuite>,
@@ -49,25 +49,25 @@ pub struct Config {
     pub receive_window: u32,
     /// The budget for the receive windows of all connections. Several endpoints may share it.
     pub windows: Arc<Windows>,
-    /// Largest size of received datagrams that wait for the application, bytes.
+    /// Size of the buffer for received datagrams that the application has not read, bytes.
     pub datagram_receive_buffer: usize,
     /// True if packets to one destination may be passed to the kernel in batches (UDP GSO).
     pub gso: bool,
     /// The DSCP of all sent packets.
     pub dscp: Dscp,
-    /// Receives the TLS secrets, if the operator wants them logged.
+    /// The key log that receives the TLS secrets, if the operator wants them logged.
     pub key_log: Option<Arc<dyn KeyLog>>,
     /// Number of unidirectional streams that are opened by quinn, before the data plane opens any.
     pub control_streams: u64,
     /// Largest number of packets sealed with one key before a key update, unless the AEAD's own limit is lower.
     pub max_packets_per_key: u64,
-    /// The data plane's settings. Its reset codes belong to the application and are 0 by default.
+    /// The data plane's settings. The application has to set its reset codes, which are 0 by default.
     pub downstream: downstream::Config,
     /// The engine that provides offloads for the connections.
     pub offload: Option<Arc<dyn OffloadEngine>>,
-    /// Receives a record of each packet that the data planes send, while an observer has set a filter.
+    /// The tap that receives a record of each packet that the data planes send, while a filter is set.
     pub tap: Arc<Tap>,
-    /// Receives estimates of every connection's path.
+    /// The reporter that receives path estimates of every connection.
     pub paths: Arc<PathReports>,
 }
 

@@ -1,4 +1,5 @@
-//! The congestion controller that quinn gets: its window is the part that the data plane's shared controller leaves.
+//! The congestion controller given to quinn. Its window is the part of the shared congestion window that the data plane
+//! leaves to quinn.
 
 use std::{any::Any, sync::Arc, time::Instant};
 

@@ -27,9 +27,9 @@ use crate::{
     windows::{ReceiveWindow, WindowShare},
 };
 
-/// Longest time for which objects wait for the control message before them.
+/// Longest time for which objects wait until quinn has sent the control message that has to precede them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
-/// Interval of checks whether the peer has answered a probe.
+/// Interval at which a waiting probe checks whether the peer has answered.
 const ANSWER_LOOKS: Duration = Duration::from_millis(20);
 
 /// One QUIC connection with two senders.
@@ -72,12 +72,12 @@ pub struct Connection {
     pub(crate) shared: Arc<SharedConnection>,
     pub(crate) binding: OnceLock<Binding>,
     pub(crate) foreign: Foreign,
-    /// The result of the last probe. The lock is held while a probe is under way.
+    /// The result of the last probe. The lock is held while a probe waits for its answer.
     pub(crate) probed: tokio::sync::Mutex<Option<ProbeResult>>,
     pub(crate) _listed: RegisteredConnection,
 }
 
-/// The result of a probe.
+/// The time and the result of a probe of the peer.
 #[derive(Clone, Copy)]
 pub(crate) struct ProbeResult {
     at: Instant,
@@ -91,14 +91,14 @@ impl Connection {
         data.protocol
     }
 
-    /// Sets the binding of the application's streams to an HTTP/3 session, which opens `streams` unidirectional streams
-    /// of its own. This must be called before [`Self::start`].
+    /// Sets the WebTransport session that the application's streams belong to. HTTP/3 opens `streams` unidirectional
+    /// streams for itself. This must be called before [`Self::start`].
     pub fn bind(&self, binding: Binding, streams: u64) {
         self.shared.bind(binding, streams);
-        let _ = self.binding.set(binding); // a second call has no effect
+        let _ = self.binding.set(binding); // fails at a second call, which is ignored
     }
 
-    /// Returns the layout of the application's streams on the connection.
+    /// Returns how the application's streams are mapped to the connection: bare, or in a WebTransport session.
     pub fn binding(&self) -> Binding {
         self.binding.get().copied().unwrap_or_default()
     }
@@ -113,8 +113,8 @@ impl Connection {
         &self.foreign
     }
 
-    /// Locks the data plane of this connection. Release the lock soon, because quinn takes it for every packet. Call
-    /// [`Connection::transmit`] afterwards to send queued data.
+    /// Locks the data plane of this connection. The caller has to release the lock soon, because quinn takes it for
+    /// every packet. Call [`Connection::transmit`] afterwards to send queued data.
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         self.shared.downstream()
     }
@@ -137,13 +137,13 @@ impl Connection {
         self.flush(&mut batch);
     }
 
-    /// Sets the worth of an offload for the connection, which is nothing at first. There may be fewer offloads than
-    /// connections.
+    /// Sets how valuable an offload is for the connection, which is [`Worth::Nothing`](crate::offload::Worth::Nothing)
+    /// at first. If there are fewer offloads than connections, the most valuable connections get them.
     pub fn set_worth(&self, worth: Worth) {
         self.shared.set_worth(worth);
     }
 
-    /// Sets the session's number in traces.
+    /// Sets the number by which packet traces identify this session.
     pub fn set_session(&self, session: u32) {
         self.shared.set_session(session);
     }
@@ -154,7 +154,7 @@ impl Connection {
         self.shared.with_offload(act)
     }
 
-    /// Returns counts of the offloads that this connection has had, or `None` if it never gets one.
+    /// Returns counts of the offloads that this connection has had, or `None` if the endpoint has no offload engine.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         self.shared.offload_status()
     }
@@ -169,7 +169,7 @@ impl Connection {
         PacketBatch::default()
     }
 
-    /// Sends a batch of packets of any connections of the endpoint.
+    /// Sends a batch, which may have packets of several connections of the endpoint.
     pub fn flush(&self, batch: &mut PacketBatch) {
         self.shared.sender.flush(batch);
     }
@@ -187,14 +187,14 @@ impl Connection {
         }
     }
 
-    /// Returns the events of the data plane's streams since the last call.
+    /// Returns the events of the data plane's streams since the last call, without waiting.
     pub fn take_events(&self) -> Vec<DownstreamEvent> {
         let mut downstream = self.downstream();
         std::iter::from_fn(|| downstream.poll_event()).collect()
     }
 
-    /// Waits until quinn has sent stream data, but for at most `CONTROL_PATIENCE`, since quinn may have sent it before
-    /// this call.
+    /// Waits until quinn sends stream data, but at most `CONTROL_PATIENCE`, because quinn may have sent the expected
+    /// data before this call.
     pub async fn control_sent(&self) {
         let _ = tokio::time::timeout(CONTROL_PATIENCE, self.shared.control.notified()).await;
     }
@@ -204,7 +204,7 @@ impl Connection {
         self.downstream().estimate(Instant::now())
     }
 
-    /// Returns counts of the packets that both senders have sent, and of the rewritten frames.
+    /// Returns counts of the packets that quinn and the data plane have sent, and of rewritten frames.
     pub fn stats(&self) -> Stats {
         self.shared.counters.snapshot()
     }
@@ -214,7 +214,7 @@ impl Connection {
         self.shared.suite()
     }
 
-    /// Requests a key update from quinn if the data plane still needs newer keys. Returns whether it does.
+    /// Requests a key update from quinn if the data plane still needs newer keys. Returns whether it needs them.
     pub(crate) fn renew_keys(&self) -> bool {
         if !self.shared.wants_keys() {
             return false;
@@ -236,7 +236,7 @@ impl Connection {
     pub async fn answers(&self, patience: Duration, age: Duration) -> bool {
         let asked = Instant::now();
         let mut probed = self.probed.lock().await;
-        // A probe that ended after this call began answers it, whatever its result.
+        // If another caller's probe ended after this call began, its result is returned.
         let is_known = |last: &ProbeResult| last.at >= asked || last.answered && last.at + age > asked;
         if let Some(last) = probed.filter(is_known) {
             return last.answered;
@@ -262,7 +262,7 @@ impl Connection {
         false
     }
 
-    /// Returns a new watch on the peer.
+    /// Returns a new monitor that detects whether the peer is alive.
     pub fn watch(&self) -> PeerWatch<'_> {
         let mut looks = tokio::time::interval(silence::LOOKS);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -279,7 +279,7 @@ impl Connection {
         self.quic.set_receive_window(self.shared.window.nudge().into());
     }
 
-    /// Counts the receive window within `share`, which limits the windows of several connections together.
+    /// Counts the connection's receive window in `share`, which limits the sum of several connections' windows.
     pub fn share_receive_window(&self, share: Arc<WindowShare>) {
         self.shared.window.join(share);
     }
@@ -296,9 +296,11 @@ impl Connection {
         self.shared.window.on_applied(bytes);
     }
 
-    /// Reads the peer's address from quinn. Returns whether quinn still waits for an answer from that address.
+    /// Reads the peer's address from quinn. Returns whether quinn is still validating that address (no PATH_RESPONSE
+    /// yet).
     pub(crate) fn look_up_address(&self) -> bool {
-        // quinn's lock is taken and released before the connection's own: see the lock order at `SharedConnection`.
+        // quinn's lock is taken and released before the connection's lock is taken: see the lock order at
+        // `SharedConnection`.
         let remote = self.quic.remote_address();
         let waiting = self.shared.on_remote(Instant::now(), remote);
         if !waiting {
@@ -308,10 +310,10 @@ impl Connection {
     }
 }
 
-/// A watch that detects whether the peer of a connection is alive. It probes a peer that has stopped sending media, or
-/// that owes an acknowledgement, with two packets. A living peer acknowledges the first one. A restarted peer answers
-/// at least the second one with a stateless reset. Congestion control, which may block all other packets by now, does
-/// not count the second packet.
+/// A monitor that detects whether the peer of a connection is alive. If the peer has stopped sending media, or does not
+/// acknowledge packets, the monitor probes it with two packets. A living peer acknowledges the first one. A restarted
+/// peer answers at least the second one with a stateless reset. The second packet is sent even if congestion control
+/// blocks all other packets.
 pub struct PeerWatch<'a> {
     connection: &'a Connection,
     looks: tokio::time::Interval,
@@ -319,7 +321,7 @@ pub struct PeerWatch<'a> {
     was_dead: bool,
 }
 
-/// State of a peer.
+/// Change in the state of a monitored peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The peer has answered no probe for so long that it is likely gone.

@@ -25,16 +25,16 @@ const INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) fn add(registry: &Registry<Connection>, connection: &Arc<Connection>) {
     let turn = &connection.shared.turn;
     registry.add(turn.number(), connection);
-    // Requests from before the registration were lost, so the connection requests a turn again.
+    // The driver ignored requests from before the registration, so the connection asks again to be served.
     turn.begin();
     turn.wake_by(0);
 }
 
-/// The connections that have to be served, each with one time.
+/// The connections that the driver has to serve, each with the time of its earliest deadline.
 #[derive(Default)]
 struct DriverAgenda {
     times: HashMap<u64, u64>,
-    /// Times and numbers of connections, the earliest first.
+    /// Pairs of time and connection number, the earliest first.
     order: BTreeSet<(u64, u64)>,
 }
 
@@ -51,9 +51,9 @@ impl DriverAgenda {
         }
     }
 
-    /// Removes the connections whose time has come, and returns their numbers.
+    /// Removes the connections whose time has passed, and returns their numbers.
     fn take_due(&mut self, now: u64) -> Vec<u64> {
-        // Time 0 stands for at once, so at least times below 1 are due.
+        // Time 0 means at once, so an entry with time 0 is due even if `now` is 0.
         let later = self.order.split_off(&(now.max(1), 0));
         let due = std::mem::replace(&mut self.order, later);
         for (_, number) in &due {
@@ -62,20 +62,20 @@ impl DriverAgenda {
         due.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// Returns the next time, or `u64::MAX` if there is none.
+    /// Returns the earliest time of all connections, or `u64::MAX` if the agenda is empty.
     fn next(&self) -> u64 {
         self.order.first().map_or(u64::MAX, |(time, _)| *time)
     }
 }
 
-/// Serves connections that have requested a turn or have a deadline, until the endpoint is dropped.
+/// Serves connections that have asked for it, or whose deadline has passed, until the endpoint is dropped.
 pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>, sender: Arc<BatchSender>) {
     let mut batch = PacketBatch::default();
     let mut agenda = DriverAgenda::default();
     loop {
         alarm.wait().await;
         let Some(registry) = registry.upgrade() else { return };
-        // The alarm is reset before the requests are read, so that none made in between is missed.
+        // The alarm is reset before the requests are read, so that no request made in between is missed.
         alarm.reset();
         alarm.take_asked().into_iter().for_each(|(number, time)| agenda.put(number, time));
         for number in agenda.take_due(alarm.time(Instant::now())) {
@@ -93,11 +93,11 @@ pub(crate) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry<Connection>>,
     }
 }
 
-/// Runs the connection's timers if they are due. Returns when they are due next.
+/// Runs the connection's timers if they are due. Returns the tick at which they are due next.
 fn fire(connection: &Connection, alarm: &Alarm, batch: &mut PacketBatch) -> u64 {
     let shared = &connection.shared;
     let now = Instant::now();
-    // `time` rounds up, so only earlier ticks have certainly passed.
+    // `time` rounds up, so the current tick has not passed yet: only earlier ticks are due.
     if shared.deadline.load(Ordering::SeqCst) < alarm.time(now) {
         match connection.quic.close_reason() {
             Some(_) => shared.close(),
@@ -132,13 +132,14 @@ fn close(connection: &Connection, reason: &str) {
     connection.quic.close(VarInt::from_u32(0), reason.as_bytes());
 }
 
-/// Reads the peer's address from quinn until the peer has answered from there, or quinn has gone back to the old
-/// address. A connection has one such task, however often its peer moves.
+/// Reads the peer's address from quinn repeatedly until quinn has validated that address, or has gone back to the old
+/// one. A connection has at most one such task, however often its peer moves.
 async fn follow_address(connection: Weak<Connection>) {
     loop {
         tokio::time::sleep(INTERVAL).await;
         let Some(connection) = connection.upgrade() else { return };
-        // The flag is cleared before quinn is queried. If the peer moves after the query, another task begins.
+        // The flag that such a task exists is cleared before quinn is queried. If the peer moves after the query,
+        // another task begins.
         connection.shared.end_following();
         if !connection.look_up_address() || !connection.shared.begin_following() {
             return;

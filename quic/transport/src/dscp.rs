@@ -27,7 +27,7 @@ const NAMES: [(&str, u8); 5] = [("default", 0), ("cs0", 0), ("le", 1), ("ef", 46
 impl FromStr for Dscp {
     type Err = String;
 
-    /// Parses a number, or a name such as `cs5`, `af41` or `ef`.
+    /// Parses a DSCP: a number, or a name such as `cs5`, `af41` or `ef`.
     fn from_str(text: &str) -> Result<Self, String> {
         let name = text.to_ascii_lowercase();
         let named = NAMES.iter().find(|(known, _)| *known == name).map(|(_, code_point)| *code_point);

@@ -37,14 +37,14 @@ use crate::{
     windows::ConnectionWindow,
 };
 
-/// The largest UDP payload that servers may send to this end. A forwarded copy may have a longer connection ID, packet
-/// number and stream header, and still fits Ethernet's MTU.
+/// The largest UDP payload that servers may send to this end. A relay forwards such packets with a longer connection
+/// ID, packet number and stream header; they still have to fit into Ethernet's MTU.
 const MAX_FROM_SERVERS: u16 = 1452 - 24;
-/// The largest UDP payload that clients may send to this end. A copy may go to another relay first, whose own copies
-/// may be longer again.
+/// The largest UDP payload that clients may send to this end. Such a packet may be forwarded to another relay, whose
+/// copies may have longer headers again, and still have to fit into Ethernet's MTU.
 const MAX_FROM_CLIENTS: u16 = MAX_FROM_SERVERS - 8;
 
-/// Requested size of the socket buffers, bytes. The kernel may give less.
+/// Requested size of the socket buffers, bytes. The kernel may make them smaller.
 const SOCKET_BUFFER: usize = 4 << 20;
 
 /// Reason why an endpoint could not be created.
@@ -85,7 +85,7 @@ pub enum ConnectError {
     Handshake(#[from] quinn::ConnectionError),
 }
 
-/// An endpoint: one UDP socket and its QUIC connections. Connections that are held elsewhere outlive it.
+/// An endpoint: one UDP socket and its QUIC connections. A [`Connection`] may outlive its endpoint.
 ///
 /// A server passes each [`Incoming`] of [`Self::accept`] on to [`Incoming::accept`]. A client calls [`Self::connect`].
 /// One endpoint may do both.
@@ -128,7 +128,7 @@ struct EndpointInner {
     registry: Arc<Registry<Connection>>,
     alarm: Arc<Alarm>,
     sender: Arc<BatchSender>,
-    /// The function that registers connections for an offload, and the suites that offloads support.
+    /// The function that registers connections for an offload, and the cipher suites that offloads support.
     offloads: Option<(OffloadEntry, &'static [KeySuite])>,
 }
 
@@ -156,7 +156,7 @@ impl Endpoint {
             tls::client(provider, &config.trust, config.client_certificate.as_ref(), &config.alpn)?;
         let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
 
-        // Initial keys and Retry packets are needed before a connection has its own configuration.
+        // quinn needs a TLS configuration for Initial keys and Retry packets before a connection has its own.
         let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
             .map_err(|_| BindError::NoSuite)?;
         let mut server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
@@ -211,12 +211,12 @@ impl Endpoint {
         })
     }
 
-    /// Returns counts of the packets that the data planes of all connections have sent.
+    /// Returns counts of the packets that the data planes of all the endpoint's connections have sent.
     pub fn sent(&self) -> SendReport {
         self.inner.sender.totals()
     }
 
-    /// Returns the socket's own address. The kernel has chosen the port if it was bound to port 0.
+    /// Returns the address that the socket is bound to. If it was bound to port 0, the kernel has chosen a port.
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr
     }
@@ -252,7 +252,7 @@ impl Endpoint {
         self.inner.connect(addr, server_name, tls).await
     }
 
-    /// Presents another certificate from now on.
+    /// Sets the certificate that the server presents to new connections.
     pub fn set_certificate(&self, certificate: Arc<CertifiedKey>) {
         *self.inner.certificate.0.write() = Some(certificate);
     }
@@ -260,12 +260,12 @@ impl Endpoint {
     /// Sets the roots that certificates of new clients have to chain to. Without roots, no certificate is requested.
     ///
     /// # Errors
-    /// The roots cannot be used, and the earlier roots stay.
+    /// The roots cannot be used. Then the earlier roots stay in use.
     pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
         self.inner.clients.set(roots)
     }
 
-    /// Closes all connections and accepts no more.
+    /// Closes all connections of the endpoint and accepts no new ones.
     pub fn close(&self, code: VarInt, reason: &[u8]) {
         self.inner.quic.close(code, reason);
     }
@@ -293,7 +293,8 @@ impl Incoming {
         self.incoming.remote_address_validated()
     }
 
-    /// Sends a Retry packet, so that the peer proves its address by returning a token. No state is kept meanwhile.
+    /// Sends a Retry packet, so that the peer proves its address by returning a token. This end keeps no state until
+    /// the token arrives.
     pub fn retry(self) {
         let _ = self.incoming.retry(); // fails if the peer has sent a token already, and drops the attempt
     }
@@ -311,7 +312,7 @@ impl Incoming {
 
 impl Drop for EndpointInner {
     fn drop(&mut self) {
-        // The driver ends when it sees that the registry was dropped.
+        // The driver task ends when it finds that the registry was dropped.
         self.alarm.ring();
     }
 }
@@ -350,7 +351,7 @@ impl EndpointInner {
         Ok(self.register(quic, shared))
     }
 
-    /// Creates the shared state of a connection. Returns `None` if the budget has no room for its receive window.
+    /// Creates the shared state of a connection. Returns `None` if the budget of receive windows is used up.
     fn shared(&self, remote: SocketAddr) -> Option<(Arc<SharedConnection>, Arc<HandshakeSecrets>)> {
         let config = &self.config;
         let window = ConnectionWindow::open(&config.windows, config.receive_window, Instant::now())?;
@@ -417,7 +418,7 @@ pub fn bind_socket(addr: SocketAddr) -> Result<UdpSocket, BindError> {
 fn make_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
     if addr.is_ipv6() {
-        // Two sockets can then listen on 0.0.0.0 and [::] with the same port.
+        // IPv6-only sockets allow two sockets to listen on 0.0.0.0 and [::] with the same port.
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;

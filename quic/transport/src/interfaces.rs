@@ -12,9 +12,9 @@ use nix::{
     net::if_::InterfaceFlags,
 };
 
-/// Returns the names of interfaces that have one of the addresses.
+/// Returns the names of the network interfaces that have one of the addresses.
 pub fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
-    // No media arrives on loopback.
+    // The loopback interface is left out, because no media arrives on it.
     let wanted: Vec<_> = addresses.filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect();
     let all = all().unwrap_or_default();
     names(all.iter().filter(|it| ip_of(it).is_some_and(|ip| wanted.contains(&ip))))
@@ -43,7 +43,7 @@ pub fn list_interfaces(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
 /// A cache of routes: the interface by which an address is reached, in the network namespace of the calling thread.
 #[derive(Default)]
 pub struct InterfaceRoutes {
-    /// Names of interfaces, by their own addresses.
+    /// Names of network interfaces, by the IP addresses that they have.
     names: HashMap<IpAddr, String>,
     found: HashMap<IpAddr, Option<String>>,
 }
@@ -56,7 +56,7 @@ impl InterfaceRoutes {
         self.found.clear();
     }
 
-    /// Returns the interface whose address is the source address of packets to `ip`.
+    /// Returns the interface that has the source address which the kernel selects for packets to `ip`.
     pub fn interface_to(&mut self, ip: IpAddr) -> Option<String> {
         let names = &self.names;
         let find = || names.get(&source_towards(ip).ok()?).cloned();
@@ -64,7 +64,7 @@ impl InterfaceRoutes {
     }
 }
 
-/// Returns the source address that the kernel selects for `ip`. Connecting a UDP socket sends no packet.
+/// Returns the source address that the kernel selects for packets to `ip`. Connecting a UDP socket sends no packet.
 fn source_towards(ip: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
@@ -86,7 +86,7 @@ fn kind_among(all: &[InterfaceAddress], name: &str) -> Option<u16> {
     all.iter().filter(|it| it.interface_name == name).find_map(kind)
 }
 
-/// Returns all interfaces: one entry for each address, and one for the link layer.
+/// Returns all interfaces of the host: one entry for each address of an interface, and one for its link layer.
 fn all() -> nix::Result<Vec<InterfaceAddress>> {
     getifaddrs().map(Iterator::collect)
 }

@@ -1,5 +1,5 @@
-//! Keys that stay the same when the process is restarted: of stateless resets, of connection IDs, and of address
-//! validation tokens.
+//! Keys that stay the same when the process is restarted: the keys for stateless resets, for connection IDs, and for
+//! address validation tokens.
 //!
 //! A restarted server answers a packet of an unknown connection with a stateless reset (RFC 9000, section 10.3).
 //! Clients accept the reset only with the token that the previous process gave them. So both processes have to derive
@@ -14,8 +14,8 @@ use quinn::{
 use quinn_proto::HashedConnectionIdGenerator;
 use ring::{hkdf, hmac};
 
-/// Shortest time between two resets of an endpoint. It is short because all clients of a restarted relay need a reset,
-/// which costs no more than another packet.
+/// Shortest time between two stateless resets of an endpoint. It is short because all clients of a restarted relay need
+/// a reset, which costs no more than any other packet.
 const RESET_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The secret that an endpoint's permanent keys are derived from.

@@ -18,8 +18,8 @@ use crate::{
     send::{BatchSender, PacketFlow},
 };
 
-/// The QUIC stack's socket. It never sends packets as ECT, because the stack would take the ECN counts of other
-/// senders' packets for its own.
+/// The QUIC stack's socket. It never sends packets as ECT, because the stack would attribute the ECN counts of other
+/// senders' packets to its own packets.
 #[derive(Debug)]
 pub(crate) struct Marking {
     pub socket: Arc<dyn AsyncUdpSocket>,
@@ -37,7 +37,8 @@ impl AsyncUdpSocket for Marking {
         let flow =
             PacketFlow { to: destination, from: src_ip, traffic_class: self.dscp.traffic_class(false) };
         let segment = segment_size.map(u16::try_from).transpose();
-        // The stack's own socket cannot set a DSCP. It sends without one if this fails, because it handles all errors.
+        // The stack's own socket cannot set a DSCP. If this attempt fails, that socket sends the packet without DSCP,
+        // and handles all errors.
         if flow.traffic_class != 0
             && let Ok(segment) = segment
             && self.sender.send_one(flow, contents, segment).is_ok()

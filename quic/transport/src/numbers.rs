@@ -12,8 +12,9 @@ use crate::offload::Offload;
 /// The packet numbers that all senders of a connection draw from.
 pub(crate) type NumberAllocator = PacketNumbers<NumberWord>;
 
-/// The location of the atomic counter. It changes when the connection gets an offload or loses it, with the
-/// connection's lock held. Senders in this process draw numbers only under the same lock.
+/// The atomic counter: in this process's memory, or in memory shared with the offload. It is replaced, with the
+/// connection's lock held, when the connection gets or loses an offload. Senders in this process draw numbers only
+/// under the same lock.
 pub(crate) enum NumberWord {
     Own(AtomicU64),
     Offload(Arc<dyn Offload>),

@@ -7,16 +7,17 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::offload::{OffloadIngress, OffloadOpenings, OffloadResult};
 
-/// The offers of a track to an offload: its datagrams, and its streams as they begin. At first both are withheld.
+/// What an offload may forward of a track: its datagrams, and its new streams from their first byte on. At first both
+/// are withheld.
 ///
-/// Each of the two is *withheld*, *unknown* or *known*. [`Self::allow`] makes it unknown. The first [`Self::datagrams`]
-/// or [`Self::openings`] that finds a free place makes it known. When its offload is released, it is unknown again.
-/// [`Self::withhold`] withholds it in any state, and closes openings, so that no further stream is bound. Bound
-/// openings are kept until their streams are read.
+/// Each of these two offers is *withheld*, *unknown* or *known*. [`Self::allow`] makes an offer unknown. The first call
+/// of [`Self::datagrams`] or [`Self::openings`] that gets a permit makes it known. When the offload is released, the
+/// offer is unknown again. [`Self::withhold`] withholds it in any state, and closes openings, so that they match no
+/// further stream. Openings that match a stream are kept until that stream is read.
 pub struct Offers {
     datagrams: Mutex<Offered<dyn OffloadIngress>>,
     openings: Mutex<Offered<dyn OffloadOpenings>>,
-    /// Withheld openings that are bound to streams which are still to be read.
+    /// Withheld openings that were bound to streams which this process has not accepted yet.
     closed: Mutex<Vec<Arc<dyn OffloadOpenings>>>,
 }
 
@@ -29,7 +30,8 @@ impl Default for Offers {
 }
 
 impl Offers {
-    /// Returns the ingress of datagrams, which `make` creates when needed. Returns `None` while datagrams are withheld.
+    /// Returns the ingress by which an offload forwards the track's datagrams, and which `make` creates when needed.
+    /// Returns `None` while datagrams are withheld.
     pub fn datagrams(
         &self,
         places: PlaceProvider<'_>,
@@ -38,12 +40,12 @@ impl Offers {
         self.datagrams.lock().get(places, make)
     }
 
-    /// Returns the ingress of datagrams if it exists.
+    /// Returns the ingress by which an offload forwards the track's datagrams, if it exists.
     pub fn known_datagrams(&self) -> Option<Arc<dyn OffloadIngress>> {
         self.datagrams.lock().known()
     }
 
-    /// Returns the openings for new streams, which `make` creates when needed.
+    /// Returns the openings, by which an offload forwards new streams, and which `make` creates when needed.
     pub fn openings(
         &self,
         places: PlaceProvider<'_>,
@@ -52,19 +54,19 @@ impl Offers {
         self.openings.lock().get(places, make)
     }
 
-    /// Returns the openings if they exist.
+    /// Returns the openings for new streams, if they exist.
     pub fn known_openings(&self) -> Option<Arc<dyn OffloadOpenings>> {
         self.openings.lock().known()
     }
 
-    /// Lets the offload forward datagrams, and streams as they begin.
+    /// Lets the offload forward the track's datagrams, and its new streams from their first byte on.
     pub fn allow(&self) {
         self.datagrams.lock().allow();
         self.openings.lock().allow();
     }
 
     /// Withholds datagrams and new streams from the offload. Streams that it forwards already stay forwarded. Returns
-    /// group and ID of the last subgroup that was bound or claimed, after which the offload forwards no others.
+    /// group and ID of the last subgroup that the offload forwards, or that userspace claimed.
     pub fn withhold(&self) -> Option<(u64, u64)> {
         let withheld = self.datagrams.lock().withhold();
         drop(withheld);
@@ -76,31 +78,33 @@ impl Offers {
         Some(last)
     }
 
-    /// Returns whether a bound stream has not been accepted yet.
+    /// Returns whether the offload forwards a new stream that this process has not accepted yet.
     pub fn has_bound(&self) -> bool {
         self.known_openings().is_some_and(|openings| openings.has_bound())
             || self.closed.lock().iter().any(|openings| openings.has_bound())
     }
 }
 
-/// The state of one offer.
+/// The state of one offer: of a track's datagrams, or of its new streams.
 enum Offered<T: ?Sized> {
-    /// The offer was not requested yet, or the offload could not make it.
+    /// The ingress or openings were not requested yet, or the offload could not create them.
     Unknown,
     Known {
         known: Arc<T>,
-        /// The permit for one of the session's tracks at the offload.
+        /// The permit to offload one of the session's tracks.
         _place: OwnedSemaphorePermit,
     },
-    /// The offload may not forward it.
+    /// The offload may not forward these datagrams or streams.
     Withheld,
 }
 
-/// A function that returns a permit for one more of the session's tracks at the offload, if one is free.
+/// A function that returns a permit to offload one more track of the session, or `None` if the session has reached its
+/// limit of offloaded tracks.
 pub type PlaceProvider<'a> = &'a dyn Fn() -> Option<OwnedSemaphorePermit>;
 
 impl<T: OffloadResult + ?Sized> Offered<T> {
-    /// Returns the offer, which `make` creates when needed. Returns `None` while it is withheld, or no place is free.
+    /// Returns the offer, which `make` creates when needed. Returns `None` while the offer is withheld, or if `places`
+    /// has no permit.
     fn get(&mut self, places: PlaceProvider<'_>, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
         if matches!(self, Self::Known { known, .. } if known.is_over()) {
             *self = Self::Unknown;
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn track_without_a_place_is_not_offloaded() {
+    fn track_without_a_permit_is_not_offloaded() {
         let offers = Offers::default();
         offers.allow();
         assert!(offers.openings(&|| None, || panic!("there is no place")).is_none());

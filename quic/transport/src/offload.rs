@@ -1,15 +1,15 @@
 //! The offload: another sender next to the data plane, which forwards packets when they arrive, before any process
 //! wakes.
 //!
-//! [`Offload`] is a connection's interface to it. The data plane *delegates* a stream to the offload (as NFS delegates
-//! a file). From then on the offload sends on that stream by itself, within an [`OffloadBudget`] of congestion window
-//! and credit, and reports each packet afterwards. A stream that has ended, or that the plane has to act on, is
-//! *recalled*. It is *returned* once the offload sends no more on it. The plane sends everything that the offload does
-//! not, so an offload may decline anything at any time.
+//! [`Offload`] is a connection's interface to its offload. The data plane *delegates* a stream to the offload (as NFS
+//! delegates a file). From then on the offload sends on that stream by itself, within an [`OffloadBudget`] of
+//! congestion window and credit, and reports each packet afterwards. The plane *recalls* a stream from the offload when
+//! the stream has ended, or when the plane has to reset it. The stream is *returned* once the offload sends no more on
+//! it. The plane sends everything that the offload does not, so an offload may decline anything at any time.
 //!
-//! There may be fewer offloads than connections. A connection *claims* one ([`OffloadClaim`]) and sets its worth. The
-//! connection is notified when it gets an offload and when it has to give it back ([`OffloadOwner`]). Meanwhile it
-//! keeps all the state that an offload needs.
+//! There may be fewer offloads than connections. A connection *claims* an offload ([`OffloadClaim`]) and sets how
+//! valuable the offload is. The connection is notified when it gets an offload and when it has to release it
+//! ([`OffloadOwner`]). It always stores the state that a new offload would need.
 //!
 //! [`OffloadEngine`] provides offloads. The engine that forwards in the kernel is `Kernel` of `millrace-relay-kernel`.
 
@@ -52,7 +52,7 @@ pub trait OffloadEngine: Send + Sync {
     /// The socket cannot be registered with the runtime.
     fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached>;
 
-    /// Returns the interfaces that the engine forwards from, or should forward from.
+    /// Returns the network interfaces from which the engine forwards packets, or should forward them.
     fn interfaces(&self) -> Vec<OffloadInterface>;
 
     /// Returns the engine's counters over all connections.
@@ -61,7 +61,8 @@ pub trait OffloadEngine: Send + Sync {
     /// Starts to collect events about single packets that pass `filter`, or stops with `None`.
     fn set_trace(&self, filter: Option<trace::PacketFilter>);
 
-    /// Passes the events since the last call to `read`, and returns how many were lost because the buffer was full.
+    /// Calls `read` with each event since the last call of this method. Returns how many events were lost because the
+    /// buffer was full.
     fn drain_trace(&self, read: &mut dyn FnMut(trace::OffloadTraceEvent)) -> u64;
 }
 
@@ -69,58 +70,58 @@ pub trait OffloadEngine: Send + Sync {
 pub struct Attached {
     /// The socket that the QUIC stack reads and writes.
     pub socket: Arc<dyn AsyncUdpSocket>,
-    /// The function that creates the claims of its connections.
+    /// The function that creates an [`OffloadClaim`] for a connection of the endpoint.
     pub enter: OffloadEntry,
     /// The cipher suites with which an offload can seal and open packets.
     pub suites: &'static [KeySuite],
 }
 
-/// A function that adds a connection to those that may have an offload.
+/// A function that registers a connection, so that it may get an offload, and returns the connection's claim.
 pub type OffloadEntry = Box<dyn Fn(Weak<dyn OffloadOwner>) -> Box<dyn OffloadClaim> + Send + Sync>;
 
 /// A connection's claim to an offload, until it is dropped.
 pub trait OffloadClaim: Send + Sync {
-    /// Sets the worth of an offload for the connection, which is nothing at first.
+    /// Sets how valuable an offload is for the connection, which is [`Worth::Nothing`] at first.
     fn set_worth(&self, worth: Worth);
 
     /// Notes that the connection has ended and needs no offload any more.
     fn end(&self);
 
-    /// Returns whether the connection has an offload at present, or why not.
+    /// Returns whether the connection has an offload at present, and the reason if it has none.
     fn standing(&self) -> OffloadStanding;
 }
 
-/// The worth of an offload for a connection, in ascending order.
+/// How valuable an offload is for a connection, in ascending order. More valuable connections get offloads first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Worth {
-    /// The peer has not proved any right yet.
+    /// The peer has not proved yet that it may subscribe or publish, so the connection gets no offload.
     #[default]
     Nothing,
     /// The connection has neither subscriptions nor publications.
     Idle,
     /// The peer has subscribed or fetched, and does not publish.
     Subscriber,
-    /// The peer publishes. Without an offload on its connection, none of its media is forwarded by any offload.
+    /// The peer publishes. If its connection has no offload, no offload forwards its media to subscribers.
     Publisher,
     /// The connection leads to the relay from which this relay gets its media.
     Upstream,
 }
 
-/// The standing of a connection's claim to an offload.
+/// The status of a connection's claim to an offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadStanding {
-    /// The worth of an offload for the connection is nothing.
+    /// The connection gets no offload, because its [`Worth`] is still `Nothing`.
     Unproven,
     /// The connection waits for a free offload.
     Waiting,
-    /// The connection's offload was given to a publisher, and the connection waits.
+    /// The connection's offload was reassigned to a publisher's connection, and this connection waits for another one.
     Taken,
     /// The connection has an offload.
     Held,
 }
 
 impl OffloadStanding {
-    /// Returns the words for the standing in the status.
+    /// Returns the text for this value in the operator's status output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unproven => "no right yet",
@@ -135,17 +136,17 @@ impl OffloadStanding {
 /// blocks.
 pub trait Offload: Send + Sync {
     /// Returns the packet number counter that all senders of the connection draw from. The offload draws no number
-    /// before the first grant, nor after [`OffloadOwner::on_released`].
+    /// before the first [`Self::grant`], nor after [`OffloadOwner::on_released`].
     fn numbers(&self) -> &AtomicU64;
 
-    /// Releases the offload. The connection has taken back all grants and delegations. [`OffloadOwner::on_released`] is
-    /// called when the offload has stopped.
+    /// Releases the offload. The connection has to have taken back all grants and delegations before.
+    /// [`OffloadOwner::on_released`] is called when the offload has stopped.
     fn release(self: Arc<Self>);
 
     /// Returns whether the offload can forward packets at present.
     fn is_active(&self) -> bool;
 
-    /// Sets the session's number in traces.
+    /// Sets the number by which packet traces identify this session.
     fn set_session(&self, session: u32);
 
     /// Sets the layout of the application's streams and datagrams on the connection, in both directions. This is called
@@ -153,69 +154,70 @@ pub trait Offload: Send + Sync {
     fn set_binding(&self, binding: Binding);
 
     /// Sets the keys of a generation for sealing. They are derived from `secret`, except the header key, which is that
-    /// of generation 0. The offload installs them later, and does not use them before.
+    /// of generation 0. The offload installs the keys asynchronously, and does not use them before.
     fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
     /// Notes that this end seals with a newer generation from now on.
     fn on_key_update(&self);
 
-    /// Sets the keys of a generation for opening. The offload installs them later.
+    /// Sets the keys of a generation for opening packets. The offload installs them asynchronously.
     fn set_open_keys(self: Arc<Self>, generation: u16, secret: &TrafficSecret, header: &[u8; 32]);
 
     /// Notes that the peer seals with this generation from now on.
     fn on_open_generation(&self, generation: u16);
 
-    /// Adds a connection ID that the peer may use in its packets. It takes effect later.
+    /// Adds a connection ID that the peer may use in its packets. The change takes effect asynchronously.
     fn add_id(self: Arc<Self>, id: &ConnectionId);
 
-    /// Removes a connection ID that the peer does not use any more. It takes effect later.
+    /// Removes a connection ID that the peer does not use any more. The change takes effect asynchronously.
     fn remove_id(self: Arc<Self>, id: &ConnectionId);
 
-    /// Sets the path of further packets. [`OffloadOwner::on_path`] reports when it is in use. Until then packets may
-    /// take the old path.
+    /// Sets the path of further packets. [`OffloadOwner::on_path`] reports when the offload uses the new path. Until
+    /// then packets may take the old one.
     fn set_path(self: Arc<Self>, path: OffloadPath);
 
-    /// Sets the largest UDP payload that the path takes, bytes.
+    /// Sets the path MTU: the largest UDP payload that the path carries, bytes.
     fn set_mtu(&self, bytes: u32);
 
     /// Sets the largest DATAGRAM frame that the peer accepts, bytes.
     fn set_max_datagram(&self, bytes: u32);
 
-    /// Sets the totals that the offload may reach since the connection began. Returns the totals that it may have
-    /// reached before it saw the new limits.
+    /// Sets how many bytes in total, since the offload began, it may send. Returns the totals that it may have reached
+    /// before it saw the new limits.
     fn grant(&self, total: OffloadBudget) -> OffloadBudget;
 
     /// Stops the offload because the connection has ended. It sends no more packets.
     fn stop(&self);
 
-    /// Sets the urgency of data that waits in userspace, so that only more urgent data is forwarded. A smaller level is
-    /// more urgent. `None` stands for no waiting data.
+    /// Sets the priority level of data that waits in userspace, so that the offload forwards only more urgent data. A
+    /// smaller level is more urgent. `None` means that no data waits.
     fn set_waiting(&self, level: Option<u16>);
 
     /// Lets the offload defer the wake-up of the process for the peer's packets with at most `bytes` bytes of UDP
-    /// payload. The permission ends when the offload has sent `total` bytes since the connection began.
+    /// payload. The permission ends when the offload has sent `total` bytes since it began.
     fn set_deferral(&self, bytes: u32, total: u64);
 
-    /// Delivers the packets whose wake-up was deferred to the process, and returns whether there were any.
+    /// Delivers the deferred packets, which did not wake the process, to the process now. Returns whether there were
+    /// any.
     fn read_deferred(&self) -> bool;
 
-    /// Returns the arrival time of the packet that was read at `now` and ends with the bytes `end`.
+    /// Returns the arrival time of a packet that the process read at `now`. The packet's last bytes `end` identify it.
     fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant;
 
-    /// Notes that the QUIC stack has opened the packet with this number. Returns whether the offload has opened it,
-    /// too, or may have.
+    /// Notes that the QUIC stack has decrypted the packet with this number. Returns whether the offload has decrypted
+    /// the packet, too, or may have.
     fn on_received(&self, number: u64) -> bool;
 
-    /// Notes that this end received bytes of a stream of the peer, and perhaps the stream's end, in a packet that the
-    /// offload did not open.
+    /// Notes that this end received bytes of a peer's stream, and perhaps the stream's end, in a packet that the
+    /// offload did not decrypt.
     fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool);
 
     /// Returns whether [`Self::ingress`] was called, so that media arrives on this connection.
     fn has_ingress(&self) -> bool;
 
-    /// Lets the engine forward a stream or datagrams of the peer to its connections, until the result is dropped.
-    /// `seen` tells what arrived before. `held` is kept alive as long as the result. Returns `None` if the engine's
-    /// tables are full.
+    /// Lets the engine forward a stream or datagrams of this peer to other connections, until the returned ingress is
+    /// dropped. `seen` tells what this end received before. `held` is kept alive as long as the ingress. Returns `None`
+    /// if the engine's tables are full.
     fn ingress(
         self: Arc<Self>,
         origin: OffloadOrigin,
@@ -223,8 +225,9 @@ pub trait Offload: Send + Sync {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Lets the engine open streams for new streams of the peer under a track alias, after the subgroup `last` (group
-    /// and ID). Otherwise it is like [`Self::ingress`].
+    /// Lets the engine forward the peer's new streams with a track alias, from their first byte on, to streams that it
+    /// opens itself. Only subgroups after `last` (group and ID) are forwarded. The other parameters are those of
+    /// [`Self::ingress`].
     fn openings(
         self: Arc<Self>,
         alias: u64,
@@ -233,19 +236,20 @@ pub trait Offload: Send + Sync {
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn OffloadOpenings>>;
 
-    /// Notes that this end has accepted a unidirectional stream of the peer, so that it is not bound to an opening any
-    /// more. Returns the ingress to which it was bound before.
+    /// Notes that this end has accepted a unidirectional stream of the peer, so that the engine does not start to
+    /// forward it by an opening any more. Returns the ingress (opening) by which the engine forwards it already.
     fn accept(&self, stream: u64) -> Option<Arc<dyn OffloadIngress>>;
 
     /// Sets the low bits that all IDs of this end's unidirectional streams have.
     fn set_stream_bits(&self, bits: u32);
 
-    /// Lets the offload open unidirectional streams while the connection has fewer than `limit`. Streams before the
-    /// index `next` have been opened. Returns the index of the next stream, which stays the same if the limit is 0.
+    /// Lets the offload open unidirectional streams as long as fewer than `limit` were opened on the connection. All
+    /// streams with an index below `next` have been opened. Returns the index of the next stream, which stays the same
+    /// if the limit is 0.
     fn set_streams(&self, next: u64, limit: u64) -> u64;
 
-    /// Lets the offload open a stream of this connection for the stream to which `ingress` will be bound. The ingress
-    /// has to be from the same engine.
+    /// Lets the offload open a stream on this connection as a copy of the new stream that `ingress`, an opening, will
+    /// be bound to. The ingress has to be from the same engine.
     ///
     /// # Errors
     /// The same as for [`Self::delegate`].
@@ -275,125 +279,132 @@ pub trait Offload: Send + Sync {
         datagrams: &DatagramCopy,
     ) -> Result<Box<dyn Delegation>, Declined>;
 
-    /// Recalls a stream. [`OffloadOwner::on_returned`] reports when the offload has stopped sending on it.
+    /// Recalls a stream from the offload. [`OffloadOwner::on_returned`] reports when the offload has stopped sending on
+    /// it.
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>);
 
-    /// Passes every packet sent since the last call to `read`, with its time, which is never later than `now`.
+    /// Calls `read` for every packet that the offload has sent since the last call, with the send time, which is never
+    /// later than `now`.
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, OffloadSentPacket));
 
-    /// Returns how many times the offload lacked window or credit.
+    /// Returns how many copies the offload could not send for lack of congestion window or credit.
     fn short_of_room(&self) -> u64;
 
     /// Returns the offload's counters on this connection.
     fn status(&self) -> ConnectionStatus;
 }
 
-/// The connection that owns an offload.
+/// A connection that may get an offload.
 pub trait OffloadOwner: Send + Sync {
-    /// Gives this offload to the connection. The offload has no state of the connection yet.
+    /// Assigns this offload to the connection, which has to pass its keys, path and other state to it.
     fn on_offload(&self, now: Instant, offload: Arc<dyn Offload>);
 
-    /// Requests the offload back for another connection. The owner takes all grants and delegations back, and calls
-    /// [`Offload::release`].
+    /// Requests that the connection releases its offload, which another connection needs. The owner withdraws all
+    /// grants and delegations, and calls [`Offload::release`].
     fn on_offload_recalled(&self, now: Instant);
 
-    /// Notes that the offload sends no more, and that all its packets can be drained. The owner drops it afterwards.
+    /// Notes that the released offload sends no more, and that [`Offload::drain`] returns its last packets. The owner
+    /// drops the offload afterwards.
     fn on_released(&self, now: Instant);
 
-    /// Notes that [`Offload::drain`] has sent packets to return.
+    /// Notes that [`Offload::drain`] has new sent packets to return.
     fn on_sent(&self, now: Instant);
 
-    /// Notes that these streams are returned: the offload sends no more on them, and all their packets can be drained.
+    /// Notes that the offload has returned these streams: it sends no more on them, and [`Offload::drain`] returns
+    /// their last packets.
     fn on_returned(&self, now: Instant, keys: &[StreamKey]);
 
     /// Notes that the offload has begun to send on this path.
     fn on_path(&self, now: Instant, path: &OffloadPath);
 
-    /// Notes that the offload has dropped all data for which it may have opened streams under these tags.
+    /// Notes that the ingress no longer exists for which streams were prepared under these tags. The connection resets
+    /// those that the offload has opened and that are not adopted.
     fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
-/// An ingress or openings that an offload has created.
+/// An ingress or a track's openings, which an offload has created.
 pub trait OffloadResult: Send + Sync {
-    /// Returns whether the offload has been released, so that the object has no effect any more.
+    /// Returns whether the offload has been released, so that this ingress or these openings have no effect any more.
     fn is_over(&self) -> bool;
 }
 
 /// A stream of the peer, or a track's datagrams, that the offload may forward. Dropping the ingress ends the
 /// forwarding.
 pub trait OffloadIngress: OffloadResult + Any {
-    /// Notes that this end has the stream's bytes up to `position`. The offload forwards only well-formed bytes that
-    /// follow forwarded ones, or those that this end has.
+    /// Notes that this end has received the stream's bytes up to `position`. The offload forwards only well-formed
+    /// bytes that directly follow forwarded bytes, or bytes that this end has received.
     fn advance(&self, position: &Position);
 
-    /// Returns whether forwarded bytes may differ from those of this end, because the peer has sent two versions. In
-    /// this case no more is forwarded, and the copies should be reset.
+    /// Returns whether forwarded bytes may differ from those that this end received, because the peer has sent two
+    /// versions. If so, the offload has stopped forwarding, and the caller should reset the copies.
     fn is_contradicted(&self) -> bool;
 
-    /// Sets whether only forwarded copies need the data, so that arriving data need not wake the process.
+    /// Sets whether the data is needed only for forwarded copies. Then arriving data need not wake the process.
     fn set_exclusive(&self, exclusive: bool);
 
     /// Returns a number that is unique to this ingress.
     fn serial(&self) -> u64;
 
-    /// Notes that one of the streams prepared for this ingress has got its source.
+    /// Notes that the data plane has adopted one of the streams prepared for this ingress, and has its source.
     fn on_adopted(&self);
 
-    /// Claims an object of a track's datagrams, by group and ID, that has arrived by another path. Returns true if the
-    /// offload has not forwarded it, and never will.
+    /// Claims an object (group and ID) of a track's datagrams for userspace, because it has arrived from another
+    /// publisher. Returns true if the offload has not forwarded the object, and never will.
     fn claim_object(&self, object: (u64, u64)) -> bool;
 
-    /// Notes that datagrams up to this object may have arrived before. As long as no datagram was forwarded, forwarding
-    /// begins after this object.
+    /// Notes that datagrams up to this object may have arrived before. If no datagram was forwarded yet, the offload
+    /// forwards only datagrams after this object.
     fn skip_to(&self, largest: (u64, u64));
 }
 
-/// The openings of a track. Each is an [`OffloadIngress`] that is bound to the next stream that begins. After this is
-/// dropped, no more are bound.
+/// The openings of a track: ingresses prepared for streams that have not begun. When a new stream of the track begins,
+/// the engine binds the next opening to it and forwards it. After this object is dropped, no further stream is bound.
 pub trait OffloadOpenings: OffloadResult {
-    /// Returns how many openings to add. Each is for the given number of subscribers.
+    /// Returns how many openings the caller should add so that enough are ready. Each takes table entries for
+    /// `subscribers` copies.
     fn missing(&self, subscribers: usize) -> usize;
 
     /// Creates an opening, or returns `None` if the engine's tables are full.
     fn make(&self) -> Option<Arc<dyn OffloadIngress>>;
 
-    /// Queues `opening` to be bound to a later stream, in the order of calls.
+    /// Adds `opening` to the queue. The engine binds openings to new streams in the order of these calls.
     fn put(&self, opening: Arc<dyn OffloadIngress>);
 
-    /// Returns the openings that are not bound yet.
+    /// Returns the openings that are not bound to a stream yet.
     fn waiting(&self) -> Vec<Arc<dyn OffloadIngress>>;
 
-    /// Claims a subgroup, by group and ID, that has begun by another path, so that only later ones are bound from now
-    /// on. Returns true if neither this subgroup nor a later one was bound or claimed before.
+    /// Claims a subgroup (group and ID) for userspace, because it has begun to arrive from another publisher. From now
+    /// on the engine binds only later subgroups. Returns true if neither this subgroup nor a later one was bound or
+    /// claimed before.
     fn claim(&self, subgroup: (u64, u64)) -> bool;
 
-    /// Stops binding streams. Returns the last subgroup that was bound or claimed.
+    /// Stops binding openings to new streams. Returns the last subgroup (group and ID) that was bound or claimed.
     fn close(&self) -> (u64, u64);
 
-    /// Returns whether a bound stream has not been accepted yet.
+    /// Returns whether a stream that an opening was bound to has not been accepted yet by this end.
     fn has_bound(&self) -> bool;
 }
 
-/// A delegation from an ingress to one connection. Dropping it ends the forwarding.
+/// The forwarding from an ingress to one connection. Dropping it ends the forwarding.
 pub trait Delegation: Send + Sync {
     /// Sets the peer's new, larger limit of the stream.
     fn set_max_offset(&self, max: u64);
 
-    /// Returns whether the delegation forwards from this ingress.
+    /// Returns whether the data that this delegation forwards comes from `ingress`.
     fn is_of(&self, ingress: &Arc<dyn OffloadIngress>) -> bool;
 
-    /// Forbids the offload to open the stream. Returns the side that opens it, since the offload may have opened it
-    /// already.
+    /// Forbids the offload to open the stream that was prepared. Returns the side that opens the stream, because the
+    /// offload may have opened it already.
     fn close(&self) -> OpeningSide;
 
-    /// Notes that the offload has opened the stream.
+    /// Notes that the offload has opened the stream that was prepared.
     fn on_opened(&self);
 }
 
-/// The side that opens a stream.
+/// The side that opens a stream: the data plane or the offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpeningSide {
-    /// The data plane opens the stream, and the offload will not.
+    /// The data plane has to open the stream. The offload has not opened it and never will.
     Userspace,
     /// The offload has opened the stream with this ID, or is about to open it (`None`).
     Offload(Option<u64>),
@@ -404,13 +415,13 @@ pub enum OpeningSide {
 pub struct BeforeOffload {
     /// The largest received packet number plus one.
     pub packets: u64,
-    /// Number of unidirectional streams that were accepted.
+    /// Number of the peer's unidirectional streams that were accepted.
     pub streams: u64,
     /// IDs of streams that have begun to arrive. Retransmitted bytes of these streams are not forwarded.
     pub begun: Vec<u64>,
 }
 
-/// The source of an [`OffloadIngress`].
+/// The peer's stream or datagrams that an [`OffloadIngress`] forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadOrigin {
     /// A stream of the peer, by its ID.
@@ -422,81 +433,81 @@ pub enum OffloadOrigin {
 /// One subscriber's copy of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamCopy {
-    /// Value that [`OffloadSentPacket::tag`] repeats.
+    /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.
     pub key: StreamKey,
     /// The stream's ID on the subscriber's connection.
     pub id: u64,
-    /// Offset on the copy's stream minus the offset on the ingress's stream.
+    /// Difference of offsets, bytes: on the subscriber's stream minus on the ingress's stream.
     pub shift: i64,
     /// Offset on the ingress's stream at which forwarding starts.
     pub from: u64,
-    /// The peer's MAX_STREAM_DATA.
+    /// The peer's MAX_STREAM_DATA limit for the stream, bytes.
     pub max_offset: u64,
-    /// Urgency level. A smaller one is more urgent, as in [`Offload::set_waiting`].
+    /// Priority level. A smaller level is more urgent, as in [`Offload::set_waiting`].
     pub level: u16,
-    /// The track's number in traces.
+    /// The number by which packet traces identify the track.
     pub track: u32,
     /// The subgroup's group ID, for traces.
     pub group: u64,
 }
 
-/// One subscriber's copy of a track's new streams: those whose first object is at or after the first location, up to
-/// the last group.
+/// One subscriber's copies of a track's new streams, which the offload opens. A stream is copied if its first object is
+/// at or after the first location, and its group is not after the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningTerms {
     /// The subscription's number, as in [`NewStream::owner`](millrace_quic::plane::downstream::NewStream::owner).
     pub owner: u64,
     /// The track alias on the subscriber's connection.
     pub alias: u64,
-    /// Group and object ID of the first location.
+    /// Group and object ID of the first object that is forwarded.
     pub first: (u64, u64),
     /// The last group that is forwarded.
     pub last_group: u64,
-    /// Urgency level, as in [`DatagramCopy::level`].
+    /// Priority level, as in [`DatagramCopy::level`].
     pub level: u16,
-    /// The track's number in traces.
+    /// The number by which packet traces identify the track.
     pub track: u32,
 }
 
 /// A stream that the offload may open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningRequest {
-    /// Value that [`OffloadSentPacket::tag`] repeats.
+    /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.
     pub tag: u64,
-    /// The peer's initial limit of each new stream, bytes.
+    /// The peer's initial flow control limit of each new stream, bytes.
     pub max_offset: u64,
-    /// Track, groups and urgency of the copy.
+    /// Track, groups and priority level of the copy.
     pub terms: OpeningTerms,
 }
 
-/// One subscriber's copy of a track's datagrams, from the first location up to the last group.
+/// One subscriber's copies of a track's datagrams: those from the first location up to the last group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramCopy {
-    /// Value that [`OffloadSentPacket::tag`] repeats.
+    /// Identifies this copy in reports: [`OffloadSentPacket::tag`] has the same value.
     pub tag: u64,
     /// The track alias on the subscriber's connection.
     pub alias: u64,
-    /// Group and object ID of the first location.
+    /// Group and object ID of the first object that is forwarded.
     pub first: (u64, u64),
     /// The last group that is forwarded.
     pub last_group: u64,
-    /// Urgency level, as in [`StreamCopy::level`]. The low 8 bits, the publisher's priority, apply to datagrams without
-    /// a priority of their own.
+    /// Priority level, as in [`StreamCopy::level`]. The low 8 bits, the publisher's priority, apply to datagrams that
+    /// name no priority.
     pub level: u16,
-    /// The track's number in traces.
+    /// The number by which packet traces identify the track.
     pub track: u32,
 }
 
-/// The path that packets take.
+/// The network path that the offload's packets take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadPath {
-    /// This end's address.
+    /// This end's address and UDP port.
     pub local: SocketAddr,
-    /// The peer's address.
+    /// The peer's address and UDP port.
     pub remote: SocketAddr,
-    /// The peer's connection ID.
+    /// The peer's connection ID, which is the destination ID of packets.
     pub id: ConnectionId,
-    /// DSCP and ECN of the packets.
+    /// Traffic class of the packets: DSCP and ECN.
     pub traffic_class: u8,
 }
 
@@ -538,17 +549,18 @@ pub enum OffloadedFrame {
     },
 }
 
-/// Error: the reason why the offload declined, so that the data plane sends instead.
+/// Error: the reason why the offload does not forward a stream or datagrams, so that the data plane sends them.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
 pub struct Declined(pub String);
 
-/// An interface from which media is to be forwarded.
+/// A network interface from which the engine is to forward arriving media.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffloadInterface {
     /// The interface's name, such as `eth0`.
     pub name: String,
-    /// The mechanism by which the program is attached, or the reason why it is not attached any more.
+    /// The mechanism by which the BPF program is attached to the interface, or the reason why it is not attached any
+    /// more.
     pub attached: Result<String, String>,
 }
 
@@ -561,23 +573,24 @@ impl fmt::Display for OffloadInterface {
     }
 }
 
-/// Counts with their names.
+/// Pairs of a count's name and its value.
 pub type OffloadCounts = Vec<(&'static str, u64)>;
 
 /// Counts of an engine since it was started.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// Streams that are delegated at present.
+    /// Streams that are delegated to offloads at present.
     pub streams: u64,
-    /// Streams that the engine may open.
+    /// Streams that are prepared for the engine to open.
     pub prepared: u64,
-    /// Packets whose wake-up was deferred.
+    /// Packets of subscribers that did not wake the process when they arrived, because they were expected to be plain
+    /// acknowledgements.
     pub deferred: u64,
     /// Deferred packets that were dropped because the buffer was full.
     pub deferred_dropped: u64,
-    /// Times that the engine polled its offloads because no event had triggered a report.
+    /// Number of times that the engine polled its offloads for sent packets because no event had triggered a report.
     pub ticks: u64,
-    /// Connections with changes (path, keys, streams to be returned) that are still to be carried out.
+    /// Connections with requested changes (path, keys, streams to be returned) that the engine has not carried out yet.
     pub commands_waiting: u64,
     /// Changes of connections that were requested so far.
     pub commands: u64,
@@ -585,49 +598,51 @@ pub struct Status {
     pub commands_coalesced: u64,
     /// Connections that wait for an offload.
     pub offloads_waiting: u64,
-    /// Offloads that were taken from subscribers, for publishers.
+    /// Number of times that an offload was reassigned from a subscriber's connection to a publisher's.
     pub offloads_taken: u64,
-    /// Tables, as name, number of entries in use, and number of all entries.
+    /// The engine's tables: name, number of entries in use, and number of all entries.
     pub records: Vec<(&'static str, u32, u32)>,
-    /// Outcomes of received packets, or `None` if the engine does not count them.
+    /// Counts of received packets by outcome, or `None` if the engine does not count them.
     pub received: Option<OffloadCounts>,
-    /// Outcomes of frames of streams that may be forwarded.
+    /// Counts of STREAM frames of streams that may be forwarded, by outcome.
     pub frames: Option<OffloadCounts>,
-    /// Outcomes of streams that began without being delegated.
+    /// Counts of new streams of publishers, which were not delegated yet, by outcome.
     pub openings: Option<OffloadCounts>,
-    /// Outcomes of copies to subscribers.
+    /// Counts of copies to subscribers, by outcome.
     pub copies: Option<OffloadCounts>,
-    /// Outcomes of further program runs. A packet needs them if it has more copies than one run sends.
+    /// Counts of additional program runs, by outcome. A packet needs several runs if it has more copies than one run
+    /// can send.
     pub further_runs: Option<OffloadCounts>,
 }
 
 /// Counts of an offload since its connection began.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionStatus {
-    /// The reason why the offload sends and opens nothing on the connection.
+    /// The reason why the offload neither sends nor decrypts packets of this connection, such as its cipher suite.
     pub refused: Option<&'static str>,
-    /// The standing of the connection's claim to an offload.
+    /// The status of the connection's claim to an offload.
     pub standing: Option<OffloadStanding>,
     /// True if the offload has the keys and the path to the peer, so that it may send.
     pub is_ready: bool,
-    /// Outcomes of copies for the connection, sent or not.
+    /// Counts of copies for this connection, sent or not, by outcome.
     pub copies: OffloadCounts,
     /// Packets that the offload sent, including those not drained yet.
     pub sent: u64,
-    /// The peer's packets whose wake-up was deferred. A publisher's packets do not count here.
+    /// Number of the peer's packets that did not wake the process when they arrived. A publisher's packets do not count
+    /// here.
     pub deferred: u64,
-    /// Keystream use of the packets that the offload sealed, and of those that it opened.
+    /// Use of precomputed keystreams: first for packets that the offload sealed, then for packets that it decrypted.
     pub keystreams: [KeystreamCounts; 2],
 }
 
-/// Numbers of packets by whether their keystream had been computed ahead.
+/// Numbers of packets, by whether their keystream had been computed before they arrived or were sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeystreamCounts {
-    /// Packets whose keystream was available.
+    /// Packets whose precomputed keystream was available.
     pub hit: u64,
-    /// Packets for which another packet's keystream was in the slot.
+    /// Packets whose keystream slot contained the keystream of another packet number.
     pub stale: u64,
-    /// Packets without any computed keystream.
+    /// Packets whose keystream slot was empty.
     pub miss: u64,
 }
 

@@ -8,7 +8,7 @@ use millrace_quic::packet::ConnectionId;
 #[derive(Debug)]
 pub(crate) struct PeerAddress {
     pub remote: SocketAddr,
-    /// This end's address, if the socket is bound to several.
+    /// This end's IP address that the peer uses, if the socket is bound to several addresses.
     pub local: Option<IpAddr>,
     /// The peer's connection ID in quinn's last packet.
     pub id: ConnectionId,
@@ -17,8 +17,8 @@ pub(crate) struct PeerAddress {
     /// The PATH_CHALLENGE that quinn has sent to a new address of the peer, until the peer answers it (RFC 9000,
     /// section 9.3.1).
     ///
-    /// Meanwhile only quinn sends. It may send three times as many bytes as arrived (RFC 9000, section 8), and does not
-    /// know how many of them another sender has used.
+    /// Until the answer arrives, only quinn may send. It may send three times as many bytes as arrived (RFC 9000,
+    /// section 8), and does not count bytes of other senders.
     challenge: Option<[u8; 8]>,
 }
 
@@ -27,14 +27,14 @@ impl PeerAddress {
         Self { remote, local: None, id: ConnectionId::default(), validated: remote, challenge: None }
     }
 
-    /// Notes that quinn sends a PATH_CHALLENGE, because the peer's address has changed. Returns whether it is a new
-    /// one.
+    /// Notes that quinn sends a PATH_CHALLENGE, because the peer's address has changed. Returns whether the challenge
+    /// differs from the one sent before.
     pub fn on_challenge(&mut self, challenge: [u8; 8]) -> bool {
         self.challenge.replace(challenge) != Some(challenge)
     }
 
-    /// Notes a PATH_RESPONSE of the peer. Like quinn, it accepts an answer to the last challenge only, and for the
-    /// current address.
+    /// Notes a PATH_RESPONSE of the peer. Like quinn, this accepts only the answer to the last challenge, and only for
+    /// the current address.
     pub fn on_response(&mut self, response: [u8; 8]) {
         if self.challenge == Some(response) {
             self.validated = self.remote;
@@ -42,8 +42,8 @@ impl PeerAddress {
         }
     }
 
-    /// Notes the peer's address `remote` from quinn. Returns whether the path has changed. A new port alone is no new
-    /// path, because a NAT may change it while the route stays (RFC 9000, section 9.4).
+    /// Notes the peer's address `remote` from quinn. Returns whether the path has changed. If only the port is new, the
+    /// path counts as unchanged, because a NAT may change ports without a new route (RFC 9000, section 9.4).
     pub fn on_remote(&mut self, remote: SocketAddr) -> bool {
         let moved = remote.ip() != self.remote.ip();
         self.remote = remote;
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn new_peer_address_must_answer_before_use() {
+    fn new_peer_address_must_be_validated_before_use() {
         let mut path = PeerAddress::new(at("192.0.2.1:1000"));
         assert!(path.is_validated());
         assert!(path.on_challenge([1; 8]));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn return_to_a_validated_address_needs_no_answer() {
+    fn return_to_a_validated_address_needs_no_new_validation() {
         let mut path = PeerAddress::new(at("192.0.2.1:1000"));
         path.on_challenge([1; 8]);
         assert!(path.on_remote(at("198.51.100.7:1000")));

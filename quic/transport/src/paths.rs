@@ -10,8 +10,8 @@ use tokio::sync::broadcast;
 
 use crate::clock::monotonic_ns;
 
-/// Largest number of changes that wait for a listener. A slower listener misses the oldest changes, and gets their
-/// number.
+/// Largest number of changed estimates that wait for a listener. A slower listener misses the oldest ones, and gets the
+/// number of missed ones.
 const WAITING: usize = 1 << 12;
 
 /// A reporter of path estimates to listeners, for all connections of the endpoints that share it. Each connection is
@@ -28,13 +28,13 @@ pub struct PathReports {
 pub struct PathChange {
     /// The time on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// The session's number: see [`Connection::set_session`](crate::Connection::set_session).
+    /// The number that identifies the session: see [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
-    /// The estimate from that time on.
+    /// The estimate that holds from this time on.
     pub estimate: Estimate,
 }
 
-/// The last report on one connection.
+/// The last reported path estimate of one connection.
 #[derive(Default)]
 pub(crate) struct PathReporter {
     /// The value of [`PathReports::listeners`] at the last report.
@@ -49,7 +49,7 @@ impl Default for PathReports {
 }
 
 impl PathReports {
-    /// Returns the changes from now on.
+    /// Returns a receiver of all changed estimates from now on.
     pub fn listen(&self) -> broadcast::Receiver<PathChange> {
         let receiver = self.changes.subscribe();
         self.listeners.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl PathReports {
         }
         let listened = || self.changes.receiver_count() > 0;
         if let Some(estimate) = teller.told.news(now, listened, estimate) {
-            // The send fails only if the last listener has just gone.
+            // The send fails only if the last listener has just unsubscribed.
             let _ = self.changes.send(PathChange { time_ns: monotonic_ns(), session, estimate });
         }
     }

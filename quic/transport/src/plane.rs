@@ -12,7 +12,7 @@ use crate::{
     dscp::Dscp, numbers::NumberAllocator, path::PeerAddress, send::PacketFlow, stats::SeamCounters, tap::Tap,
 };
 
-/// Number of packets per key that are reserved for quinn, which has to send a packet to update the keys.
+/// Number of packets per key that the data plane leaves to quinn, which has to send a packet to update the keys.
 const KEY_RESERVE: u64 = 1 << 16;
 
 pub(crate) struct Plane {
@@ -26,21 +26,21 @@ pub(crate) struct Plane {
     stalled: bool,
 }
 
-/// The parts outside the plane that building a packet needs.
+/// The objects outside of [`Plane`] that are needed to build a packet.
 pub(crate) struct Builder<'a> {
     pub numbers: &'a NumberAllocator,
     pub counters: &'a SeamCounters,
     pub tap: &'a Tap,
-    /// The session's number in the tap's records.
+    /// The number that identifies this session in packet traces.
     pub session: u32,
 }
 
-/// The state of the keys.
+/// Whether the data plane's keys are used up, and whether new ones have to be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyUse {
     /// True if the keys are used up, so that no packet may be sealed before a key update.
     pub used_up: bool,
-    /// True if the stack has to be asked for a key update. It is true once per generation.
+    /// True if the caller has to ask the QUIC stack for a key update. It is true once per key generation.
     pub ask: bool,
 }
 
@@ -57,7 +57,7 @@ impl Plane {
         }
     }
 
-    /// Replaces the data plane by a new one with the peer's limits, once they are known.
+    /// Replaces the data plane by a new one with the peer's limits. This is called once the limits are known.
     pub fn set_limits(&mut self, limits: PeerLimits) {
         // quinn may have reported the path's MTU before the peer's limits were known.
         let config = downstream::Config { mtu: self.downstream.mtu(), ..self.config.clone() };
@@ -74,7 +74,7 @@ impl Plane {
         PacketFlow { to: self.path.remote, from: self.path.local, traffic_class }
     }
 
-    /// Returns DSCP and ECN of the offload's packets.
+    /// Returns the traffic class (DSCP and ECN) of the offload's packets.
     pub fn offload_class(&self) -> u8 {
         self.dscp.traffic_class(self.downstream.may_offload_mark())
     }
@@ -83,7 +83,7 @@ impl Plane {
     pub fn key_use(&mut self, next: u64) -> Option<KeyUse> {
         let keys = self.keys.as_mut()?;
         let sealed = next.saturating_sub(keys.since);
-        // The update is requested at half of the limit, because quinn needs time for it.
+        // The key update is requested at half of the packet limit, because quinn needs time for the update.
         let ask = sealed >= keys.limit / 2 && !keys.requested;
         keys.requested |= ask;
         Some(KeyUse { used_up: sealed >= keys.limit, ask })
@@ -94,12 +94,13 @@ impl Plane {
         self.stalled = stalled;
     }
 
-    /// Ends waiting after quinn has updated the keys. Returns whether the plane was waiting.
+    /// Notes that quinn has updated the keys, so the plane may send again. Returns whether the plane was waiting for
+    /// them.
     pub fn resume(&mut self) -> bool {
         std::mem::take(&mut self.stalled)
     }
 
-    /// Appends one sealed packet to `out`. Returns whether there was one to send.
+    /// Appends one sealed packet to `out`. Returns false if there was nothing to send.
     pub fn build(&mut self, now: Instant, builder: &Builder<'_>, out: &mut Vec<u8>) -> bool {
         let Some(keys) = &self.keys else { return false };
         let mtu = self.downstream.mtu();
@@ -114,7 +115,7 @@ impl Plane {
             out.truncate(at);
             return false;
         };
-        // The number is drawn only once the packet is known to have frames.
+        // The packet number is drawn only now, when the packet is known to have frames, so that no number stays unused.
         let drawn = builder.numbers.draw();
         packet::finish(out, at, id.len(), drawn.0, drawn.1, &keys.packet, &keys.header);
         let (_, number) = drawn;
@@ -137,7 +138,8 @@ pub(crate) struct PlaneKeys {
     pub generation: u16,
     /// The first packet number that any sender sealed with these keys.
     since: u64,
-    /// Number of packet numbers after `since` up to which the data plane may seal.
+    /// Number of packets, counted from packet number `since`, that may be sealed with these keys before the data plane
+    /// has to stop.
     limit: u64,
     /// True if quinn has been asked for newer keys.
     pub requested: bool,
@@ -148,7 +150,7 @@ impl PlaneKeys {
         let header = secret.header_key();
         let packet = secret.packet_key();
         let max_packets = max_packets.min(secret.suite().confidentiality_limit());
-        // The reserve is at most a quarter of a small limit.
+        // If the limit is small, at most a quarter of it is reserved for quinn.
         let limit = max_packets - KEY_RESERVE.min(max_packets / 4);
         Self { header, secret, packet, generation: 0, since: 0, limit, requested: false }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Connections of type `C` by number. The registry does not keep them alive.
+/// Connections of type `C` by number. The registry holds only weak references to them.
 pub(crate) struct Registry<C>(Mutex<HashMap<u64, Weak<C>>>);
 
 /// A connection's entry in the registry. Dropping it removes the connection.
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_without_a_place_is_not_found() {
+    fn connection_whose_entry_is_dropped_is_not_found() {
         let registry = Arc::new(Registry::default());
         let connection = Arc::new(7);
         let place = registry.place(1);

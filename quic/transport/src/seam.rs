@@ -1,7 +1,8 @@
-//! The seam between quinn and the data plane: quinn's crypto traits, wrapped around its own rustls session.
+//! The seam between quinn and the data plane: an implementation of quinn's crypto traits that wraps quinn's rustls
+//! session.
 //!
-//! Only the 1-RTT packet keys are wrapped. quinn seals and opens packets through them. It does not notice that other
-//! packet numbers are on the wire, nor that frames for other senders arrive.
+//! Only the 1-RTT packet keys are wrapped. quinn seals and opens packets through them. quinn does not notice that its
+//! packets have other packet numbers on the wire, nor that frames for other senders arrive.
 
 use std::{any::Any, sync::Arc, time::Instant};
 
@@ -16,8 +17,8 @@ use quinn::{
 };
 use quinn_proto::{TransportError, TransportErrorCode, transport_parameters::TransportParameters};
 
-/// Bytes that quinn has to leave free behind a payload, in addition to the tag: its packet number takes at least one
-/// byte, and the one on the wire takes four.
+/// Bytes that quinn has to leave free behind a payload, in addition to the tag: quinn's packet number may have only one
+/// byte, and the one on the wire has four.
 const NUMBER_GROWTH: usize = 3;
 
 /// The server side of one connection's TLS.
@@ -67,7 +68,7 @@ struct SeamSession {
     inner: Box<dyn crypto::Session>,
     shared: Arc<SharedConnection>,
     side: Side,
-    /// Key generation of the next 1-RTT keys; `None` before the handshake keys.
+    /// Key generation of the next 1-RTT keys; `None` until quinn has requested the handshake keys.
     generation: Option<u16>,
 }
 
@@ -118,7 +119,7 @@ impl crypto::Session for SeamSession {
         Ok(has_data)
     }
 
-    /// Returns the peer's parameters, with only quinn's part of the connection credit.
+    /// Returns the peer's transport parameters, with only quinn's part of the connection credit.
     fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
         let Some(params) = self.inner.transport_parameters()? else { return Ok(None) };
         let mut encoded = Vec::new();
@@ -134,7 +135,7 @@ impl crypto::Session for SeamSession {
 
     fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
         let keys = self.inner.write_handshake(buf)?;
-        // The handshake keys come first, and the 1-RTT keys second.
+        // rustls returns the handshake keys first, and the 1-RTT keys second.
         if self.generation.is_none() {
             self.generation = Some(0);
             return Some(keys);
@@ -173,8 +174,8 @@ impl crypto::PacketKey for SeamPacketKey {
     /// Seals with a number of the shared sequence instead of quinn's number `packet`.
     ///
     /// quinn's layout is header, payload, room for [`Self::tag_len`]. The payload moves back by [`NUMBER_GROWTH`]
-    /// bytes, and the number takes four bytes. The bytes between number and payload become PADDING. Behind the payload,
-    /// PADDING would become data of a STREAM frame without a length.
+    /// bytes, and the number takes four bytes. The bytes between number and payload become PADDING. PADDING must not
+    /// follow the payload, where it would become data of a STREAM frame without a Length field.
     fn encrypt(&self, packet: u64, buf: &mut [u8], header_len: usize) {
         let number_len = usize::from(buf[0] & 0x03) + 1;
         let number_at = header_len - number_len;
@@ -202,10 +203,10 @@ impl crypto::PacketKey for SeamPacketKey {
 
     fn decrypt(&self, packet: u64, header: &[u8], payload: &mut BytesMut) -> Result<(), CryptoError> {
         let size = header.len() + payload.len();
-        // Decrypting cuts off the tag, so the packet's last bytes are copied before.
+        // Decrypting removes the tag, so the packet's last bytes, which identify it, are copied before.
         let end = payload.last_chunk().copied().unwrap_or_default();
         self.inner.decrypt(packet, header, payload)?;
-        // The ID lies between the first byte and the packet number.
+        // The connection ID is between the first byte and the packet number.
         let id = header.get(1..header.len() - 1 - usize::from(header[0] & 0x03)).unwrap_or_default();
         let arrival = OpenedArrival { now: Instant::now(), size, end };
         self.shared.on_received(arrival, self.generation, packet, id, payload);

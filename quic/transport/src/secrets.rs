@@ -20,7 +20,7 @@ impl HandshakeSecrets {
         Self { secrets: Mutex::default(), log }
     }
 
-    /// Removes and returns the secret with which `side` sends.
+    /// Removes and returns the traffic secret with which `side` (client or server) sends.
     pub fn take(&self, side: Side) -> Option<Vec<u8>> {
         self.secrets.lock()[usize::from(side == Side::Server)].take()
     }

@@ -1,9 +1,9 @@
 //! State that all senders of one connection share: the plane, the QUIC stack's view, and the offload.
 //!
-//! One lock protects everything that the senders must agree on. A sender or receiver holds it while it processes one
-//! packet. quinn calls this module with its own lock held, so this module never calls quinn. Packet numbers come from
-//! one atomic counter, because an offload draws from it without the lock. All draws of this process, and changes of the
-//! counter's location, happen under the lock.
+//! One lock protects everything that the senders must agree on. A sender or receiver holds this lock while it processes
+//! one packet. quinn calls this module with its own lock held, so this module never calls quinn. Packet numbers come
+//! from one atomic counter, because an offload draws from it without the lock. This process draws numbers, and replaces
+//! the counter, only under the lock.
 
 mod handshake;
 mod offloading;
@@ -46,15 +46,15 @@ use crate::{
     windows::ConnectionWindow,
 };
 
-/// The last key generation that is used. quinn cannot be stopped from updating keys, so the connection is closed before
-/// the 16 bits of the generation overflow.
+/// The last key generation that a connection uses. quinn cannot be stopped from updating keys, so the connection is
+/// closed before the 16 bits of the generation overflow.
 const LAST_GENERATION: u16 = u16::MAX - 16;
 
-/// Number of the peer's streams that are tracked, for each stream that quinn allows to be open. quinn forgets a stopped
-/// stream before all its bytes have arrived, so more streams have to be tracked.
+/// Factor by which tracked streams of the peer may exceed the number of open streams that quinn allows. quinn forgets a
+/// stopped stream before all its bytes have arrived, so more streams have to be tracked.
 const STREAMS_FACTOR: usize = 4;
 
-/// The driver's tasks for a connection, as bits. They must not run while quinn's lock is held.
+/// Tasks that the driver has to do for a connection, as bits. They must not run while quinn's lock is held.
 pub(crate) mod attention {
     /// Read the peer's address from quinn.
     pub const ADDRESS: u8 = 1;
@@ -68,7 +68,7 @@ pub(crate) mod attention {
     pub const WINDOW: u8 = 16;
 }
 
-/// A received packet that was opened.
+/// The size and arrival of a received packet that was decrypted.
 #[derive(Clone, Copy)]
 pub(crate) struct OpenedArrival {
     pub now: Instant,
@@ -82,13 +82,13 @@ pub(crate) struct OpenedArrival {
 #[derive(Default)]
 struct Contents {
     any: bool,
-    /// ACK Delay field of the packet's last ACK frame.
+    /// Value of the ACK Delay field in the packet's last ACK frame; `None` if it has no ACK frame.
     ack: Option<u64>,
     /// True if the packet has frames other than ACK and PADDING.
     others: bool,
     /// True if an ACK frame named a skipped number, or the peer exceeded its limit of streams.
     lies: bool,
-    /// STREAM frames that repeat bytes.
+    /// STREAM frames with bytes that were received before.
     repeats: Vec<RepeatedFrame>,
 }
 
@@ -102,7 +102,8 @@ struct Contents {
 /// not use.
 ///
 /// `attention` and `follows` need no lock. Any thread may set bits of `attention`, and only the driver clears them.
-/// `follows` is true while a task waits for the peer to answer from a new address, so that there is only one such task.
+/// `follows` is true while a task waits for the peer to answer a PATH_CHALLENGE from a new address, so that there is
+/// only one such task.
 pub(crate) struct SharedConnection {
     state: Mutex<SharedState>,
     /// The claim to an offload, if the endpoint has an engine.
@@ -112,18 +113,18 @@ pub(crate) struct SharedConnection {
     /// True while the data plane may send: quinn has opened its streams, and the connection is not closed.
     open: AtomicBool,
     attention: AtomicU8,
-    /// True while a task waits for the peer to answer from a new address.
+    /// True while a task waits for the peer to answer a PATH_CHALLENGE from a new address.
     follows: AtomicBool,
     /// The time at which [`SharedConnection::on_timeout`] is due, in ticks of the driver's alarm.
     pub deadline: AtomicU64,
     pub alarm: Arc<Alarm>,
-    /// The connection's turn at the driver.
+    /// The connection's entry at the driver's alarm.
     pub turn: AlarmTurn,
     pub secrets: Arc<HandshakeSecrets>,
     pub sender: Arc<BatchSender>,
-    /// A notification that [`Downstream::poll_event`] has an event.
+    /// Notifies a waiting task that [`Downstream::poll_event`] has an event.
     pub events: Notify,
-    /// A notification that quinn has sent stream data.
+    /// Notifies a waiting task that quinn has sent stream data.
     pub control: Notify,
     pub counters: SeamCounters,
     pub window: ConnectionWindow,
@@ -132,7 +133,7 @@ pub(crate) struct SharedConnection {
     handover: Arc<SendHandover>,
     tap: Arc<Tap>,
     paths: Arc<PathReports>,
-    /// The session's number in [`Tap`] and [`PathReports`].
+    /// The number by which [`Tap`] and [`PathReports`] identify this session.
     session: AtomicU32,
 }
 
@@ -142,14 +143,14 @@ struct SharedState {
     stack: QuinnStack,
     offload: Option<Offloaded>,
     traps: Traps,
-    /// Number of unidirectional streams that quinn opens, which are the first ones.
+    /// Number of unidirectional streams that quinn opens. They have the smallest IDs.
     control_streams: u64,
     received: ReceivedNumbers,
-    /// The received bytes of the peer's streams, on a connection that may have an offload. They are tracked once the
-    /// handshake is complete, because quinn drops earlier 1-RTT packets.
+    /// The received bytes of the peer's streams, on a connection that may have an offload. Tracking begins when the
+    /// handshake is complete, because quinn drops 1-RTT packets that arrive earlier.
     streams: Option<ReceivedStreams>,
-    /// True if the packet being processed was not opened by the offload, because it took another path, or the offload
-    /// does not support its form.
+    /// True if the offload did not decrypt the packet being processed, because it took another path, or because the
+    /// offload does not support its form.
     unseen: bool,
     teller: PathReporter,
     /// Buffer that is reused for each ACK frame.
@@ -157,8 +158,8 @@ struct SharedState {
 }
 
 impl SharedConnection {
-    /// Creates the state of a connection. `offloads` has the address of this end's socket and the suites that an
-    /// offload supports, if the connection may have one.
+    /// Creates the state of a connection. If the connection may have an offload, `offloads` has the address of this
+    /// end's socket and the cipher suites that an offload supports.
     pub fn new(
         path: PeerAddress,
         window: ConnectionWindow,
@@ -209,7 +210,7 @@ impl SharedConnection {
         MutexGuard::map(self.state.lock(), |state| &mut state.plane.downstream)
     }
 
-    /// Sets the session's number in traces.
+    /// Sets the number by which packet traces identify this session.
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
         let mut state = self.state.lock();
@@ -220,7 +221,7 @@ impl SharedConnection {
         }
     }
 
-    /// Sets this end's address. Packets have to have the source address to which the peer connected.
+    /// Sets this end's address. Packets to the peer have to have the source address to which the peer connected.
     pub fn set_local(&self, local: Option<IpAddr>) {
         self.state.lock().plane.path.local = local;
     }
@@ -243,10 +244,10 @@ impl SharedConnection {
 
     /// Sets the connection's claim to an offload.
     pub fn set_claim(&self, claim: Box<dyn OffloadClaim>) {
-        let _ = self.claim.set(claim); // a second call has no effect
+        let _ = self.claim.set(claim); // fails at a second call, which is ignored
     }
 
-    /// Sets the worth of an offload for the connection.
+    /// Sets how valuable an offload is for the connection.
     pub fn set_worth(&self, worth: Worth) {
         let is_usable = self.state.lock().offload.as_ref().is_some_and(Offloaded::is_usable);
         if let Some(claim) = self.claim.get().filter(|_| is_usable) {
@@ -259,7 +260,8 @@ impl SharedConnection {
         self.attention.swap(0, Ordering::SeqCst)
     }
 
-    /// Returns true if no task waits yet for the peer to answer from a new address. The caller has to start one then.
+    /// Returns true if no task waits yet for the peer to answer a PATH_CHALLENGE from a new address. Then the caller
+    /// has to start such a task.
     pub fn begin_following(&self) -> bool {
         !self.follows.swap(true, Ordering::AcqRel)
     }
@@ -269,7 +271,7 @@ impl SharedConnection {
     }
 
     fn request(&self, what: u8) {
-        // The bit is set before the wake-up, so that the driver finds it.
+        // The task's bit is set before the driver is woken, so that the driver finds it.
         self.attention.fetch_or(what, Ordering::SeqCst);
         self.turn.wake_by(0);
     }
@@ -296,7 +298,7 @@ impl SharedConnection {
     }
 
     fn set_deadline(&self, at: u64) {
-        // The deadline is stored before the wake-up, so that the driver reads it.
+        // The deadline is stored before the driver is woken, so that the driver reads it.
         self.deadline.store(at, Ordering::SeqCst);
         self.turn.wake_by(at);
     }
@@ -318,13 +320,13 @@ impl SharedState {
         }
     }
 
-    /// Processes the ACK frame in `self.ack`. Returns whether it names only packets that were sent.
+    /// Processes the ACK frame in `self.ack`. Returns whether it acknowledges only packets that were sent.
     fn acknowledge(&mut self, times: AckTimes) -> bool {
         self.drain_offload(times.now);
         let mut known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();
         if !known {
-            // The frame may name a packet whose report the offload was just writing on another CPU. The report is
-            // complete by now.
+            // The frame may acknowledge a packet whose report the offload was just writing on another CPU. That report
+            // is complete by now, so the reports are read again.
             self.drain_offload(times.now);
             known = self.plane.downstream.on_ack(times.arrived, &self.ack).is_ok();
         }
@@ -334,7 +336,8 @@ impl SharedState {
         known
     }
 
-    /// Processes the offload's reports if the peer names an unknown stream, which the offload may have opened.
+    /// Processes the offload's reports if a frame of the peer names an unknown stream, because the offload may have
+    /// opened that stream.
     fn know_stream(&mut self, now: Instant, id: u64) {
         if self.offload.is_some() && !self.plane.downstream.knows(id) {
             self.drain_offload(now);
@@ -359,7 +362,8 @@ impl SharedState {
         known
     }
 
-    /// Adds a MAX_DATA frame for quinn to the payload once quinn has used half of its credit. Returns whether it did.
+    /// Adds a MAX_DATA frame for quinn to the payload once quinn has used half of its credit. Returns whether a frame
+    /// was added.
     fn top_up(&mut self, payload: &mut BytesMut) -> bool {
         let Self { plane, stack, offload, .. } = self;
         let downstream = &mut plane.downstream;
@@ -372,8 +376,8 @@ impl SharedState {
         stack.top_up(take, payload)
     }
 
-    /// Notes the size of this packet if it only had an ACK that requires no action, so that later packets like it may
-    /// be deferred.
+    /// If this packet only had an ACK that requires no action, notes its size, so that later packets of this size need
+    /// not wake the process.
     fn learn_ack(&mut self, size: usize, contents: &Contents) {
         if let (Some(offload), Some(delay), false) = (&mut self.offload, contents.ack, contents.others)
             && self.plane.downstream.is_steady()
@@ -383,7 +387,7 @@ impl SharedState {
     }
 }
 
-/// Calls `work` with this thread's batch, for packets that are sent during calls from quinn.
+/// Calls `work` with this thread's packet batch, which is used when packets are sent during calls from quinn.
 fn with_batch(work: impl FnOnce(&mut PacketBatch)) {
     thread_local!(static BATCH: RefCell<PacketBatch> = RefCell::new(PacketBatch::default()));
     BATCH.with_borrow_mut(work);

@@ -26,11 +26,11 @@ pub(crate) struct QuinnStack {
     rewritten: Vec<u8>,
 }
 
-/// The times at which an ACK frame was read and arrived.
+/// The times at which an ACK frame arrived and at which it was read.
 #[derive(Clone, Copy)]
 pub(crate) struct AckTimes {
     pub now: Instant,
-    /// Time of arrival, which may be long before the frame was read.
+    /// Time when the frame arrived, which may be long before it was read.
     pub arrived: Instant,
 }
 
@@ -55,7 +55,7 @@ impl QuinnStack {
         true
     }
 
-    /// Returns the peer's transport parameters with only the stack's part of the credit.
+    /// Returns the peer's transport parameters with only the stack's part of the connection credit.
     pub fn cap(&self, encoded: &[u8]) -> Result<Vec<u8>, MalformedParams> {
         params::cap_initial_max_data(encoded, self.credit.granted())
     }
@@ -79,8 +79,8 @@ impl QuinnStack {
         numbers: &NumberAllocator,
         counters: &SeamCounters,
     ) -> u64 {
-        // quinn skips numbers to detect peers that acknowledge packets they did not receive (RFC 9000, section 21.4). A
-        // number is skipped on the wire for each of them, so that quinn still detects such peers.
+        // quinn skips numbers to detect peers that acknowledge packets they did not receive (RFC 9000, section 21.4).
+        // For each number that quinn skips, a wire number is skipped, so that quinn still detects such peers.
         while self.map.next() < number {
             self.map.push(numbers.skip(), None);
             counters.skipped_numbers.add(1);
@@ -97,14 +97,14 @@ impl QuinnStack {
         self.credit.on_sent(frame.id, frame.offset..frame.offset + frame.data.len() as u64);
     }
 
-    /// Replaces the limit in a MAX_DATA frame by the stack's part of it.
+    /// Replaces the limit in a MAX_DATA frame by the QUIC stack's part of that limit.
     pub fn on_max_data(&mut self, limit: u64, frame: &mut [u8]) {
         self.credit.on_max_data(limit);
         write_max_data(self.credit.granted(), frame);
     }
 
-    /// Rewrites an ACK frame of `len` bytes to the stack's own numbers. `latest_rtt` is the newest round trip of other
-    /// senders' packets.
+    /// Rewrites an ACK frame of `len` bytes from wire numbers to the QUIC stack's own packet numbers. `latest_rtt` is
+    /// the newest round trip of other senders' packets.
     pub fn rewrite_ack(
         &mut self,
         times: AckTimes,
@@ -129,9 +129,9 @@ impl QuinnStack {
             }
             None => {
                 counters.acks_for_data_plane.add(1);
-                // The last acknowledgement is repeated, which tells quinn nothing new. Without any ACK frame the packet
-                // would look like a probing packet, and quinn would not follow a peer that moved (RFC 9000, section
-                // 9.1).
+                // The frame acknowledges no packet of quinn, so quinn's last ACK is repeated, which has no effect.
+                // Without any ACK frame the packet would look like a probing packet, and quinn would not follow a peer
+                // that moved (RFC 9000, section 9.1).
                 self.virtuals.extend(self.map.acked().map(|number| number..=number));
             }
         }
@@ -143,11 +143,12 @@ impl QuinnStack {
         &self.rewritten
     }
 
-    /// Adds a MAX_DATA frame to the payload once the stack has used half of its credit and `take` gives more. Returns
-    /// whether it did.
+    /// Adds a MAX_DATA frame to the payload once the stack has used half of its credit and `take` returns more. Returns
+    /// whether a frame was added.
     pub fn top_up(&mut self, take: impl FnOnce(u64) -> u64, payload: &mut BytesMut) -> bool {
         let Some(limit) = self.credit.top_up(take) else { return false };
-        // The frame goes in front, because behind a STREAM frame without a length it would become that frame's data.
+        // The frame is inserted at the front: appended to a STREAM frame without a Length field, it would become that
+        // frame's data.
         let mut frame = Vec::with_capacity(9 + payload.len());
         frame::write_max_data(limit, &mut frame);
         frame.extend_from_slice(payload);
@@ -156,15 +157,16 @@ impl QuinnStack {
     }
 }
 
-/// Returns the microseconds by which the acknowledgement of quinn's newest packet was late: it was sent for a later
-/// packet of the data plane, or was read late. `round_trip` is the time that it would have taken otherwise.
+/// Returns by how many microseconds the acknowledgement of quinn's newest packet was late. It is late if the peer sent
+/// it for a later packet of the data plane, or if it was read late. `round_trip` is the time that the acknowledgement
+/// would have taken otherwise.
 fn excess_delay(now: Instant, sent: Option<Instant>, round_trip: Duration) -> u64 {
     let waited = sent.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent));
     u64::try_from(waited.saturating_sub(round_trip).as_micros()).unwrap_or(0)
 }
 
-/// Overwrites a MAX_DATA frame with another limit, in the same number of bytes. The limit fits because it is not above
-/// the original one.
+/// Overwrites a MAX_DATA frame with another limit, in the same number of bytes. The new limit fits, because it is not
+/// larger than the original one.
 fn write_max_data(limit: u64, frame: &mut [u8]) {
     frame::blank(frame);
     let len = frame.len();

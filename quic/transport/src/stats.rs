@@ -1,4 +1,4 @@
-//! Counters of the seam between quinn and the data plane on one connection.
+//! Counters of the layer between quinn and the data plane on one connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,17 +28,17 @@ macro_rules! counters {
 counters! {
     /// 1-RTT packets sealed for quinn.
     quinn_packets,
-    /// UDP payload of these packets, bytes.
+    /// UDP payload of quinn's 1-RTT packets, bytes.
     quinn_bytes,
     /// 1-RTT packets sealed for the data plane.
     data_plane_packets,
-    /// UDP payload of these packets, bytes.
+    /// UDP payload of the data plane's 1-RTT packets, bytes.
     data_plane_bytes,
     /// Packet numbers that were skipped, to detect peers that acknowledge packets they did not receive.
     skipped_numbers,
     /// ACK frames that acknowledge a packet of quinn for the first time.
     acks_for_quinn,
-    /// ACK frames that acknowledge packets of the data plane only.
+    /// ACK frames that newly acknowledge no packet of quinn, but only packets of the data plane.
     acks_for_data_plane,
     /// ACK frames that named packets that were never sent. Most of these close the connection.
     acks_refused,
@@ -46,11 +46,12 @@ counters! {
     stream_frames_consumed,
     /// STREAM frames with repeated bytes, which were removed. Only connections that may have an offload count them.
     stream_frames_cut,
-    /// Packets whose number was received before, or is too old to tell.
+    /// Received packets whose number was received before, or is so old that this is unknown.
     replayed_packets,
-    /// Times that quinn was granted more connection credit.
+    /// Number of times that quinn was granted more connection credit.
     credit_grants,
-    /// Key generations after the first with which the data plane sealed a packet.
+    /// Number of key updates that the data plane has followed: key generations after the first with which it sealed a
+    /// packet.
     key_updates,
     /// Changes of the peer's address that quinn reported.
     address_changes,

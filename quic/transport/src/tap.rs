@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{clock::monotonic_ns, trace::PacketFilter};
 
-/// Largest number of records that wait to be taken.
+/// Largest number of records that wait to be read.
 const MAX_WAITING: usize = 1 << 14;
 
 /// A collector of records of sent packets, for all connections of the endpoints that share it. It collects only while a
@@ -30,22 +30,23 @@ struct OpenTap {
 pub struct SentPiece {
     /// The time of sending on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// The connection's number in traces: see [`Connection::set_session`](crate::Connection::set_session).
+    /// The number by which traces identify the connection: see
+    /// [`Connection::set_session`](crate::Connection::set_session).
     pub session: u32,
     /// The packet number.
     pub number: u64,
     /// Size of the packet's UDP payload, bytes.
     pub size: u16,
-    /// The frame, which belongs to one stream or datagram.
+    /// The frame: a part of one stream, or one datagram.
     pub piece: PacketFrame,
 }
 
 impl Tap {
-    /// Sets the filter, or stops collecting with `None`. Packets pass whose own number is a multiple of
+    /// Sets the filter, or stops collecting with `None`. The tap records packets whose packet number is a multiple of
     /// [`PacketFilter::every`].
     pub fn set(&self, filter: Option<PacketFilter>) {
         let mut open = self.open.lock();
-        // Records that nobody will take are dropped.
+        // Without a filter nobody reads the waiting records, so they are dropped.
         if filter.is_none() {
             *open = OpenTap::default();
         }

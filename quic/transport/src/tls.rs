@@ -21,7 +21,7 @@ use rustls::{
 /// The certificates that a client accepts.
 #[derive(Clone, Debug)]
 pub enum ServerTrust {
-    /// Certificates that chain to one of these roots.
+    /// Certificates that chain to one of these root certificates.
     Roots(Arc<RootCertStore>),
     /// Every certificate, for tests. Connections are encrypted, but the server's identity is not checked.
     Anyone,
@@ -43,8 +43,8 @@ impl ResolvesServerCert for ReplaceableCertificate {
 pub(crate) struct ReplaceableRoots {
     provider: Arc<CryptoProvider>,
     verifier: RwLock<Option<Arc<dyn ClientCertVerifier>>>,
-    /// TLS sessions that may be resumed. Resumption does not check the certificate again, so they are dropped with the
-    /// roots.
+    /// TLS sessions that may be resumed. Resumption does not check the certificate again, so all sessions are dropped
+    /// when the roots are replaced.
     sessions: RwLock<Arc<ServerSessionMemoryCache>>,
 }
 
@@ -91,8 +91,8 @@ impl ClientCertVerifier for ReplaceableRoots {
         false
     }
 
-    /// Returns no hints, because the roots may be replaced. Clients present the certificate that they have for this
-    /// server.
+    /// Returns no names of accepted certificate authorities, because the roots may be replaced. Clients present the
+    /// certificate that they have for this server.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -152,7 +152,7 @@ impl StoresServerSessions for ReplaceableRoots {
     }
 }
 
-/// Returns ring's provider with the given cipher suites, the preferred one first.
+/// Returns rustls's crypto provider by ring with the given cipher suites, the preferred one first.
 pub(crate) fn provider(suites: &[KeySuite]) -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
     let known = std::mem::take(&mut provider.cipher_suites);
@@ -166,7 +166,7 @@ pub(crate) fn provider(suites: &[KeySuite]) -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// Returns the suite of Initial packets, which does not depend on the negotiated one (RFC 9001, section 5).
+/// Returns the cipher suite of Initial packets, which does not depend on the negotiated suite (RFC 9001, section 5).
 pub(crate) fn initial_suite() -> Option<rustls::quic::Suite> {
     ring::default_provider().cipher_suites.iter().find_map(|suite| match suite.suite() {
         CipherSuite::TLS13_AES_128_GCM_SHA256 => suite.tls13()?.quic_suite(),
@@ -185,7 +185,7 @@ pub(crate) fn server(
         .with_client_cert_verifier(Arc::clone(clients) as _)
         .with_cert_resolver(certificate);
     config.alpn_protocols = alpn.to_vec();
-    // The server's order of cipher suites decides, which the operator configures.
+    // The server's order of cipher suites, which the operator configures, decides which one is used.
     config.ignore_client_order = true;
     config.session_storage = Arc::clone(clients) as _;
     Ok(config)

@@ -5,11 +5,11 @@ use std::num::NonZero;
 /// A filter that selects the packets that become events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFilter {
-    /// The filter passes packets whose number on their connection is a multiple of this, with all their copies.
+    /// The filter passes packets whose packet number is a multiple of this number, and all copies of these packets.
     pub every: NonZero<u32>,
-    /// The only track whose copies pass, if set.
+    /// If set, only copies of this track pass the filter.
     pub track: Option<NonZero<u32>>,
-    /// The only session whose packets pass, and copies from or to it, if set.
+    /// If set, only packets of this session, and copies from or to it, pass the filter.
     pub session: Option<NonZero<u32>>,
 }
 
@@ -18,11 +18,11 @@ pub struct PacketFilter {
 pub struct OffloadTraceEvent {
     /// Time at which the packet arrived, on `CLOCK_MONOTONIC`, nanoseconds.
     pub arrived_ns: u64,
-    /// Time at which the packet, or the copy, was finished, on the same clock.
+    /// Time at which the packet or the copy was completely processed, on `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-    /// The session on which the packet arrived.
+    /// The number that identifies the session on which the packet arrived.
     pub publisher: u32,
-    /// The packet's number on that connection. It is 0 if unknown, and unreliable if the packet was not authentic.
+    /// The packet number of the received packet: 0 if it is unknown, and unreliable if the packet was not authentic.
     pub received: u64,
     /// The outcome of the packet or copy.
     pub what: OffloadTraceKind,
@@ -31,30 +31,30 @@ pub struct OffloadTraceEvent {
 /// The outcome of a packet, or of one copy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadTraceKind {
-    /// A packet whose outcome is not only its copies.
+    /// A received packet with an outcome of its own, such as the reason why it was not forwarded.
     Packet {
-        /// The program's name for the outcome.
+        /// The name that the BPF program has for the outcome.
         outcome: &'static str,
         /// Size of the UDP payload, bytes.
         size: u16,
     },
     /// The copy of one frame for one subscriber.
     Copy {
-        /// The word `sent`, or the program's name for the reason why the copy was not sent.
+        /// `sent`, or the BPF program's name for the reason why the copy was not sent.
         outcome: &'static str,
-        /// The session that the copy is for.
+        /// The subscriber's session to which the copy is sent.
         subscriber: u32,
-        /// Packet number and size of the UDP payload in bytes, if the copy was numbered.
+        /// Packet number and size of the UDP payload in bytes, if a packet number was drawn for the copy.
         sent: Option<(u64, u16)>,
-        /// The track's number.
+        /// The number by which traces identify the track.
         track: u32,
         /// The group ID.
         group: u64,
         /// The stream's ID on the subscriber's connection. It has no meaning for datagrams.
         stream_id: u64,
-        /// Offset of the first byte on that stream, or the object ID of a datagram.
+        /// Offset of the frame's first byte on the subscriber's stream, or the object ID of a datagram.
         offset: u64,
-        /// Number of stream bytes, or of the datagram's bytes.
+        /// Number of stream bytes in the frame, or of bytes in the datagram.
         len: u16,
         /// True if the frame ends the stream.
         fin: bool,

@@ -10,11 +10,11 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// Mean distance of the first skipped number from 0. It is short because a lying peer gains most at the beginning. Each
-/// further distance is twice as long, randomly changed by up to a half. Each skipped number costs a range in the peer's
-/// ACK frames.
+/// Mean distance of the first skipped packet number from 0. It is short because a lying peer gains most at the
+/// beginning. Each following distance is twice as long on average, and varies randomly by up to a half. Each skipped
+/// number adds a range to the peer's ACK frames.
 const NEAREST: u64 = 64;
-/// Largest mean distance of skipped numbers.
+/// Largest mean distance between two skipped packet numbers.
 const FARTHEST: u64 = 1 << 13;
 
 /// Number of the newest skipped numbers that are remembered.
@@ -23,7 +23,7 @@ const KEPT: usize = 64;
 pub(crate) struct Traps {
     /// The skipped numbers, in ascending order.
     left_out: VecDeque<u64>,
-    /// The lower bound of the next skipped number: it is the first number at or above this that this process draws.
+    /// The next skipped number is the first one that this process draws at or above this number.
     next: u64,
     distance: u64,
     /// Random keys that the peer does not know, so that it cannot predict the skipped numbers.
@@ -43,7 +43,7 @@ impl Traps {
         next >= self.next
     }
 
-    /// Notes that a number was skipped.
+    /// Notes that a number was skipped, and chooses the next number to skip.
     pub fn add(&mut self, number: u64) {
         self.left_out.push_back(number);
         if self.left_out.len() > KEPT {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgement_traps_are_frequent_at_first_and_then_rare() {
+    fn skipped_packet_numbers_are_frequent_at_first_and_then_rare() {
         let runs: Vec<_> = (0..20).map(|_| run(&mut Traps::new(), 1_000_000)).collect();
         for left_out in &runs {
             assert!((NEAREST / 2..NEAREST * 3 / 2).contains(&left_out[0]));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_acknowledgement_traps_are_found_in_any_range() {
+    fn acknowledged_skipped_number_is_detected_in_any_range() {
         let mut traps = Traps::new();
         assert!(!traps.catch(&[0..=u64::MAX]), "no number was skipped yet");
         let left_out = run(&mut traps, 1_000_000);

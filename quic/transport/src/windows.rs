@@ -1,13 +1,13 @@
 //! Receive windows: a budget shared by all connections for the bytes that peers may send before they are read.
 //!
-//! A granted window cannot be taken back before the peer has used it, so it counts as if the bytes had arrived. A
+//! Flow control credit cannot be withdrawn before the peer has used it, so it counts as if the bytes had arrived. A
 //! connection begins with a small window, which doubles as long as it limits the peer. So a peer that sends nothing
 //! holds a small window, and a peer whose data is not read holds one window at most.
 //!
 //! A window that is four times as large as it needs to be is halved. The peer gets no larger limit until it has used up
-//! the difference, which counts until then. So a peer that becomes slow gives bytes back. A peer that becomes silent
-//! holds its window as long as the connection exists. When the budget is used up, [`Windows::take_pressed`] reports it,
-//! and the application may close idle connections.
+//! the difference, which counts in the budget until then. So the window of a peer that becomes slow shrinks. A peer
+//! that becomes silent holds its window as long as the connection exists. When the budget is used up,
+//! [`Windows::take_pressed`] reports it, and the application may close idle connections.
 
 use std::{
     sync::{
@@ -19,17 +19,18 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// The first window of a connection, bytes.
+/// The receive window with which a connection begins, bytes.
 const LEAST: u64 = 64 << 10;
-/// Divisor of the budget: this part is reserved for new connections, and no window grows into it.
+/// The budget divided by this number is reserved for new connections: no window grows into this part.
 const RESERVE: u64 = 4;
 /// Number of round trips whose data a window has to hold.
 const ROUND_TRIPS: u64 = 2;
-/// Shortest round trip that is assumed, because reading the data takes time, too.
+/// Shortest round trip for which windows are sized, because reading the data takes time, too.
 const LEAST_ROUND_TRIP: Duration = Duration::from_millis(20);
-/// Longest round trip that is assumed, because a peer may delay its acknowledgements.
+/// Longest round trip for which windows are sized, because a peer may delay its acknowledgements to get a larger
+/// window.
 const MOST_ROUND_TRIP: Duration = Duration::from_secs(1);
-/// Factor by which a window has to exceed the needed size to be halved.
+/// A window is halved if it is larger than the needed size times this factor.
 const TOO_LARGE: u64 = 4;
 
 /// The budget of receive windows, for all endpoints that share it.
@@ -57,7 +58,8 @@ impl Windows {
         self.total
     }
 
-    /// Returns the bytes that peers may still send, or have sent and that were not read.
+    /// Returns the part of the budget in use, bytes: what peers may still send, and what they have sent but the
+    /// application has not read.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
@@ -67,7 +69,7 @@ impl Windows {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns how many times a window did not grow because its share was used up.
+    /// Returns how many times a window could not grow because the share of its client or network was used up.
     pub fn limited(&self) -> u64 {
         self.limited.load(Ordering::Relaxed)
     }
@@ -77,7 +79,7 @@ impl Windows {
         self.pressed.swap(false, Ordering::Relaxed)
     }
 
-    /// Adds `bytes` to the sum if it stays within `limit`. Returns whether it does.
+    /// Adds `bytes` to the sum of all windows if the sum stays within `limit`. Returns whether the bytes were added.
     fn take(&self, bytes: u64, limit: u64) -> bool {
         let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= limit);
         let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
@@ -97,13 +99,14 @@ pub struct WindowShare {
 }
 
 impl WindowShare {
-    /// Creates a share of `limit` bytes, within the share of a wider network if one is given. When it is used up,
-    /// windows do not grow, but new connections still get their first window.
+    /// Creates a share of `limit` bytes, which is part of the share `within` of a wider network, if one is given. When
+    /// the share is used up, windows do not grow, but new connections still get their first window.
     pub fn new(limit: u64, within: Option<Arc<WindowShare>>) -> Self {
         Self { limit, held: AtomicU64::new(0), within }
     }
 
-    /// Returns the bytes that the share's peers may still send, or have sent and that were not read.
+    /// Returns the part of the share in use, bytes: what its peers may still send, and what they have sent but the
+    /// application has not read.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
@@ -127,7 +130,7 @@ impl WindowShare {
         all
     }
 
-    /// Adds the first window of a connection, even beyond the limit.
+    /// Adds the first window of a connection, even if the share's limit is exceeded.
     fn take_anyway(&self, bytes: u64) {
         for share in self.levels() {
             share.held.fetch_add(bytes, Ordering::Relaxed);
@@ -149,10 +152,10 @@ impl WindowShare {
 ///
 /// A window is *steady* or *shrunk*. [`Self::on_max_data`] measures how fast the peer has used its last limit, and
 /// grows, shrinks or keeps the window. It returns whether the size changed. The driver then passes [`Self::bytes`] to
-/// quinn, and calls [`Self::on_applied`]. A shrunk window does not shrink again. It becomes steady with the second
-/// larger limit after that call, when the peer has certainly used up the difference. Until then the difference counts
-/// as held. Between calls, the sum in [`Windows`] and in the window's [`WindowShare`] equals the bytes of all windows
-/// and their differences.
+/// quinn, and calls [`Self::on_applied`]. A shrunk window does not shrink again. It becomes steady when the second
+/// larger limit after that call is sent, because by then the peer has used up the difference. Until then the difference
+/// counts in the budget. Between calls, the sum in [`Windows`] and in the window's [`WindowShare`] equals the bytes of
+/// all windows and their differences.
 #[derive(Debug)]
 pub(crate) struct ConnectionWindow {
     of: Arc<Windows>,
@@ -168,7 +171,8 @@ struct WindowState {
     share: Option<Arc<WindowShare>>,
     /// The largest limit in a MAX_DATA frame so far.
     limit: u64,
-    /// Time of that MAX_DATA frame, and the limit that it would have had if the window had always had its present size.
+    /// Time of the MAX_DATA frame with the largest limit, and the limit that it would have had if the window had always
+    /// had its present size.
     last: (Instant, u64),
     shrunk: Option<Shrunk>,
 }
@@ -177,17 +181,17 @@ struct WindowState {
 #[derive(Debug)]
 struct Shrunk {
     bytes: u64,
-    /// Number of larger limits sent to the peer since quinn has the reduced window. The first limit may have been
-    /// computed before that. quinn sends a second one only after the old window is used up.
+    /// Number of larger limits sent to the peer since quinn has the reduced window; `None` before. The first of these
+    /// limits may have been computed earlier. quinn sends a second one only after the old window is used up.
     told: Option<u32>,
 }
 
-/// The receive window of a connection.
+/// Size and idle time of a connection's receive window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveWindow {
     /// Bytes that the peer may still send, or has sent and that were not read.
     pub held: u64,
-    /// Time since the last MAX_DATA frame, in which the peer has sent little, or little of it was read.
+    /// Time since the last MAX_DATA frame. In this time the peer has sent little, or the application has read little.
     pub idle: Duration,
 }
 
@@ -205,7 +209,7 @@ impl ConnectionWindow {
         Some(Self { of: Arc::clone(of), most, state: Mutex::new(state) })
     }
 
-    /// Counts the window in `share` from now on, instead of its earlier share.
+    /// Counts the window in `share` from now on, instead of in its previous share.
     pub fn join(&self, share: Arc<WindowShare>) {
         let mut state = self.state.lock();
         let held = state.held();
@@ -225,7 +229,7 @@ impl ConnectionWindow {
         u32::try_from(state.bytes + state.nudges).unwrap_or(u32::MAX)
     }
 
-    /// Notes that quinn's window has `bytes` bytes from now on.
+    /// Notes that quinn uses a receive window of `bytes` bytes from now on.
     pub fn on_applied(&self, bytes: u32) {
         let mut state = self.state.lock();
         let is_newest = state.bytes + state.nudges == u64::from(bytes);
@@ -238,7 +242,7 @@ impl ConnectionWindow {
     /// size has changed.
     pub fn on_max_data(&self, now: Instant, limit: u64, round_trip: Duration) -> bool {
         let mut state = self.state.lock();
-        // A retransmitted frame has no new limit.
+        // A retransmitted MAX_DATA frame has no larger limit, and is ignored.
         if limit <= state.limit {
             return false;
         }
@@ -262,7 +266,7 @@ impl ConnectionWindow {
         let grows = more > 0 && self.take(state, more);
         if grows {
             state.bytes += more;
-            // The next limit grows by these bytes although no data was read for them.
+            // The next MAX_DATA limit grows by the window's increase although the application read no data for it.
             state.last.1 += more;
         }
         grows
@@ -270,19 +274,20 @@ impl ConnectionWindow {
 
     fn shrink(&self, state: &mut WindowState) -> bool {
         let less = state.bytes - (state.bytes / 2).max(LEAST.min(self.most));
-        // The peer has to use up an earlier reduction first, since only one difference is tracked.
+        // The window is not reduced again before the peer has used up the previous reduction, since only one is
+        // tracked.
         if less == 0 || state.shrunk.is_some() {
             return false;
         }
         state.bytes -= less;
-        // These bytes are read without raising the peer's limit.
+        // While the peer uses up these bytes, reading data does not raise the peer's limit.
         state.last.1 = state.last.1.saturating_sub(less);
         state.shrunk = Some(Shrunk { bytes: less, told: None });
         true
     }
 
-    /// Counts a larger limit of the peer. Returns the bytes by which the window has shrunk to the budget once the peer
-    /// has used them up.
+    /// Counts a larger limit sent to the peer. Gives the bytes by which the window has shrunk back to the budget, once
+    /// the peer has used them up.
     fn settle(&self, state: &mut WindowState) {
         let Some(Shrunk { bytes, told: Some(told) }) = &mut state.shrunk else { return };
         *told += 1;
@@ -377,7 +382,8 @@ mod tests {
         let held = || (windows.held(), share.held());
         assert!(slow(&window));
         assert_eq!((window.bytes(), held()), (1 << 19, (1 << 20, 1 << 20)), "the granted bytes still count");
-        // The bytes are not returned while quinn has the old window, nor with the first limit after that.
+        // The bytes are not given back to the budget while quinn has the old window, nor with the first larger limit
+        // after that.
         assert!(!slow(&window) && !slow(&window));
         window.on_applied(1 << 20);
         assert!(!slow(&window) && !slow(&window), "quinn still has the old size");
@@ -400,7 +406,7 @@ mod tests {
         assert_eq!(busy(&window, 20), 1 << 20, "the window grows again");
     }
 
-    /// Three clients that were fast earlier hold all bytes that windows may grow to.
+    /// Three clients that were fast earlier hold the whole budget, except the reserve for new connections.
     #[test]
     fn used_up_budget_is_reported_with_idle_times_of_windows() {
         let windows = Arc::new(Windows::new(64 * LEAST));
@@ -461,7 +467,7 @@ mod tests {
         // A connection outside the share may still grow.
         let other = open(&windows, 1 << 22).unwrap();
         assert_eq!(busy(&other, 20), 1 << 22);
-        // A connection's first window is never refused.
+        // A used-up share never refuses a connection its first window.
         of_client.push(open(&windows, u32::MAX).unwrap());
         of_client[2].join(Arc::clone(&share));
         assert_eq!((share.held(), busy(&of_client[2], 20)), (10 * LEAST, LEAST));

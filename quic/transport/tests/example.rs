@@ -12,7 +12,7 @@ use std::{net::Ipv4Addr, time::Duration};
 const PATIENCE: Duration = millrace_testkit::BOUND;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_arrive_by_the_second_sender() {
+async fn files_are_downloaded_from_the_data_plane() {
     let directory = tempfile::tempdir().unwrap();
     let file: Vec<u8> = (0..3_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
     std::fs::write(directory.path().join("large"), &file).unwrap();

@@ -15,7 +15,7 @@ use rustls::{crypto::ring::sign::any_supported_type, sign::CertifiedKey};
 use tokio::{runtime::Runtime, task::JoinHandle};
 
 const ALPN: &[u8] = b"restarts";
-/// The idle timeout, which ends connections that are not reset.
+/// The idle timeout, which ends a connection that gets no stateless reset.
 const IDLE: Duration = Duration::from_secs(3);
 
 fn certificate() -> Arc<CertifiedKey> {
@@ -24,7 +24,7 @@ fn certificate() -> Arc<CertifiedKey> {
     Arc::new(CertifiedKey::new(vec![made.cert.der().clone()], key))
 }
 
-/// A server in its own runtime, as if in its own process. When it is dropped, it sends nothing to its clients.
+/// A server in its own runtime, as if it were its own process. Dropping it sends nothing to its clients.
 struct ServerProcess {
     runtime: Option<Runtime>,
     addr: SocketAddr,
@@ -91,7 +91,7 @@ async fn client(server: SocketAddr) -> (Endpoint, Arc<Connection>) {
 const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Returns the error with which a connection ends after its server was restarted and the client has sent a packet. The
-/// server uses the secret `before`, then `after`.
+/// server uses the secret `before` before the restart, and `after` after it.
 fn end(before: &'static [u8], after: &'static [u8]) -> ConnectionError {
     let certificate = certificate();
     let server = ServerProcess::start(ANYWHERE, &certificate, before);
@@ -132,12 +132,12 @@ fn probe_of_a_silent_restarted_server_is_answered_with_a_reset() {
             watch.changed().await;
         }
     });
-    // The server acknowledges these, so the client receives packets frequently, as with media.
+    // The server acknowledges these packets, so the client receives packets as frequently as with media.
     clients.block_on(async {
         let mut stream = connection.quic.open_uni().await.unwrap();
         for _ in 0..60 {
             stream.write_all(b"live").await.unwrap();
-            tokio::time::sleep(Duration::from_millis(20)).await; // exact: paces the packets
+            tokio::time::sleep(Duration::from_millis(20)).await; // exact: paces the client's packets
         }
     });
     let server = server.restart(&certificate, b"secret");
@@ -156,7 +156,8 @@ fn living_peer_answers_a_probe_and_ended_peer_does_not() {
     assert!(!clients.block_on(connection.answers(Duration::from_millis(300), Duration::ZERO)));
 }
 
-/// Many tracks may probe a session at the same time, when another session publishes them as well.
+/// If many tracks of a session are published by a second session, too, they may all probe the first session at the same
+/// time.
 #[test]
 fn simultaneous_probes_are_shared() {
     let certificate = certificate();
@@ -167,7 +168,7 @@ fn simultaneous_probes_are_shared() {
         let connection = Arc::clone(&connection);
         clients.spawn(async move { connection.answers(patience, age).await })
     };
-    // exact: a probe is sent before its answer arrives
+    // exact: a probe is counted before its answer arrives
     let sent = || connection.quic.stats().frame_tx.max_data;
     let before = sent();
     let patience = Duration::from_secs(5);

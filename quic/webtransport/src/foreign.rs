@@ -9,7 +9,7 @@ pub struct Foreign {
     requests: AtomicU64,
     /// Unidirectional streams, whose contents are read and discarded.
     streams: AtomicU64,
-    /// Datagrams, which are dropped.
+    /// Datagrams outside of the session, which are dropped.
     datagrams: AtomicU64,
 }
 

@@ -4,7 +4,8 @@
 //! A server [`accept`]s the session of a client's CONNECT request, a client [`connect`]s. Both get a [`Tunnel`], which
 //! lives as long as the session, and the session's [`Binding`]. [`SessionStreams`] opens and accepts streams of a
 //! binding, writes and reads their preambles, and converts the application's error codes. With [`Binding::Bare`] it
-//! works on a connection without HTTP/3, so that an application is written once for both.
+//! works on a connection without HTTP/3, so that an application needs no separate code for connections with and without
+//! HTTP/3.
 //!
 //! The crate `web-transport-proto` implements HTTP/3's header compression, without dynamic tables, and its messages.
 //! Other requests of HTTP/3 are refused. A connection carries one session.

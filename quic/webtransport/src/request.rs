@@ -7,22 +7,22 @@ use web_transport_proto::{ConnectRequest, http::StatusCode};
 /// Largest number of bytes that a client may send up to the end of its request, including reserved frames before it.
 pub const MAX_BYTES: u64 = 64 * 1024;
 
-/// A server's conditions for a request.
+/// A server's conditions for accepting a CONNECT request.
 pub struct SessionTerms<'a> {
     /// Application protocols of the server, the preferred one first. The request has to offer one of them.
     pub protocols: &'a [&'a str],
-    /// Returns whether web pages of an origin may connect. Clients other than browsers send no origin.
+    /// A function that returns whether web pages of an origin may connect. Clients other than browsers send no origin.
     pub origin: &'a (dyn Fn(&str) -> bool + Sync),
 }
 
-/// A request that meets the terms.
+/// A CONNECT request that meets the server's conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptedRequest {
-    /// Path and query.
+    /// Path and query of the requested URL.
     pub path: String,
-    /// Host, and port if there is one.
+    /// Authority of the requested URL: host, and port if there is one.
     pub authority: String,
-    /// The negotiated application protocol.
+    /// The negotiated application protocol of the session.
     pub protocol: String,
 }
 
@@ -59,7 +59,7 @@ pub enum SessionRefused {
 }
 
 impl SessionRefused {
-    /// Every result of [`Self::name`].
+    /// All names that [`Self::name`] can return.
     pub const NAMES: [&str; 4] = ["web_late", "web_request", "web_origin", "web_protocol"];
 
     /// Returns the name under which the refusal is counted, or `None` if the client closed the connection.
@@ -87,7 +87,7 @@ impl SessionRefused {
     }
 }
 
-/// Reads a request and no byte after it, and checks it against the terms.
+/// Reads a CONNECT request and no byte after it, and checks it against the server's conditions.
 ///
 /// # Errors
 /// The request does not meet the terms, or is no CONNECT request.
@@ -112,7 +112,7 @@ fn judge(request: &ConnectRequest, terms: &SessionTerms<'_>) -> Result<AcceptedR
     }
     let offers = |ours: &&&str| request.protocols.iter().any(|offered| offered == **ours);
     let Some(protocol) = terms.protocols.iter().find(offers) else {
-        // The list is the peer's, so the error contains only its beginning.
+        // The peer's list of protocols may be long, so the error contains only its beginning.
         let offered = request.protocols.iter().take(16).map(|offered| front(offered)).collect();
         let ours = terms.protocols.iter().map(|&ours| ours.to_owned()).collect();
         return Err(SessionRefused::Protocol { offered, ours });

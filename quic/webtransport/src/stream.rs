@@ -18,14 +18,15 @@ pub struct SendStream {
 pub struct RecvStream {
     inner: quinn::RecvStream,
     binding: Binding,
-    /// Length of the preamble before the application's first byte, once that is known.
+    /// Length of the preamble before the application's first byte; `None` until the preamble was read.
     preamble: usize,
 }
 
 /// Reason why a stream of the peer is not for the application.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOurs {
-    /// The stream belongs to HTTP/3 itself. The value is the type of the stream, or of its first frame.
+    /// The stream belongs to HTTP/3 itself. The value is the type of a unidirectional stream, or of a bidirectional
+    /// stream's first frame.
     #[error("the stream belongs to HTTP/3 itself: its type is {0:#x}")]
     Http(u64),
     #[error("the stream belongs to session {0}, which does not exist")]
@@ -92,14 +93,14 @@ impl SendStream {
         self.inner.reset(on_wire(self.binding, code))
     }
 
-    /// Refuses a request of HTTP/3.
+    /// Refuses an HTTP/3 request on this stream.
     pub fn reject(&mut self) {
         let code = VarInt::from_u64(error::REQUEST_REJECTED).unwrap_or(VarInt::MAX);
-        let _ = self.inner.reset(code); // the stream has ended already
+        let _ = self.inner.reset(code); // fails if the stream has ended already
     }
 
-    /// Waits until the peer stops the stream, and returns the application's error code, or until the peer has
-    /// acknowledged everything.
+    /// Waits until the peer stops the stream, and returns the application's error code. Returns `None` once the peer
+    /// has acknowledged everything.
     pub fn stopped(
         &self,
     ) -> impl Future<Output = Result<Option<VarInt>, StoppedError>> + Send + Sync + 'static {
@@ -139,7 +140,7 @@ impl RecvStream {
                 Begins::Http(kind) => return Err(NotOurs::Http(kind)),
                 Begins::Stray(session) => return Err(NotOurs::Stray(session)),
                 Begins::Unknown => {
-                    // Reading byte by byte leaves the application's bytes in the stream.
+                    // The preamble is read byte by byte, so that no byte of the application is consumed.
                     let mut byte = [0];
                     match self.inner.read(&mut byte).await {
                         Ok(Some(_)) => front.extend_from_slice(&byte),
@@ -162,8 +163,9 @@ impl RecvStream {
         })
     }
 
-    /// Reads to the end and discards the bytes. It reads in order, as the preamble was read. If an ordered stream is
-    /// later read unordered, quinn 0.11 counts retransmitted bytes twice, and its debug build panics.
+    /// Reads to the end and discards the bytes. It reads in order, because the preamble was read in order. If a stream
+    /// is read in order first and unordered later, quinn 0.11 counts retransmitted bytes twice, and its debug build
+    /// panics.
     pub async fn discard(mut self) {
         const PIECE: usize = 64 * 1024;
         while let Ok(Some(Chunk { bytes, .. })) = self.inner.read_chunk(PIECE, true).await {

@@ -11,7 +11,7 @@ use crate::{Foreign, NotOurs, RecvStream, SendStream};
 pub struct SessionStreams<'a> {
     /// The QUIC connection.
     pub connection: &'a Connection,
-    /// The layout of the application's streams on the connection.
+    /// How the application's streams are mapped to the connection: bare, or in a WebTransport session.
     pub binding: Binding,
     /// Counters for streams and datagrams that the peer sends outside the session.
     pub foreign: &'a Foreign,
@@ -55,8 +55,8 @@ impl SessionStreams<'_> {
         Ok((SendStream::new(send, self.binding), RecvStream::new(recv, self.binding)))
     }
 
-    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application, and was
-    /// discarded here.
+    /// Reads the preamble of a unidirectional stream. Returns `None` if the stream is not for the application. Such a
+    /// stream is discarded.
     ///
     /// # Errors
     /// The stream belongs to another session, exceeds the limit of HTTP/3 streams, or is lost.

@@ -14,23 +14,23 @@ use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};
 
 use crate::request::{self, AcceptedRequest, SessionRefused, SessionTerms};
 
-/// Longest time for which an endpoint waits for the CONNECT request, or for its response.
+/// Longest time for which a server waits for the CONNECT request, and a client for the response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time for which the connection stays open so that the peer can read why its session was closed.
+/// Longest time for which the connection stays open after the session was closed, so that the peer can read the reason.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
-/// Largest number of bytes read at a time from the request's stream.
+/// Largest number of bytes read at a time from the CONNECT request's stream.
 const PIECE: usize = 16 * 1024;
 
 /// An established session.
 ///
 /// [`accept`] or [`connect`] creates it. It ends once: the peer closes it ([`Self::closed`]), this end does
-/// ([`Self::close`]), or the connection is lost. Streams and datagrams of the session go through
-/// [`SessionStreams`](crate::SessionStreams) and do not touch the tunnel.
+/// ([`Self::close`]), or the connection is lost. Streams and datagrams of the session are used through
+/// [`SessionStreams`](crate::SessionStreams), not through the tunnel.
 pub struct Tunnel {
     /// The CONNECT request of the session.
     pub asked: AcceptedRequest,
     binding: Binding,
-    /// The sending side of the request's stream; `None` once the session is closed.
+    /// The sending side of the CONNECT request's stream; `None` once the session is closed.
     send: Mutex<Option<SendStream>>,
     recv: Mutex<Option<RecvStream>>,
     /// The runtime in which the session is closed, so that [`Self::close`] does not block.
@@ -55,8 +55,8 @@ pub enum TunnelConnectError {
     Write(#[from] quinn::WriteError),
 }
 
-/// Waits for a client's request, and accepts it if it meets the terms. `bind` is called before the response is sent,
-/// and thus before the client opens a stream.
+/// Waits for a client's CONNECT request, and accepts it if it meets the conditions. `bind` is called before the
+/// response is sent, and thus before the client opens a stream.
 ///
 /// # Errors
 /// The request is refused, and the connection is closed.
@@ -84,11 +84,11 @@ async fn negotiate(
             if let Some(status) = refused.status() {
                 let telling = async {
                     if answer(&mut send, ConnectResponse::new(status)).await.is_ok() {
-                        let _ = send.finish(); // the client may have stopped the stream
-                        let _ = send.stopped().await; // or the connection is lost
+                        let _ = send.finish(); // fails if the client has stopped the stream
+                        let _ = send.stopped().await; // fails if the connection is lost
                     }
                 };
-                // A client that gives no flow control credit gets no response.
+                // If the client gives no flow control credit, the wait ends without a response.
                 let _ = timeout(CLOSE_PATIENCE, telling).await;
             }
             return Err(refused);
@@ -196,7 +196,7 @@ impl Tunnel {
 
     /// Closes the session with a code and a reason for the peer's application, and then the connection.
     pub fn close(&self, connection: &Connection, error: u64, reason: &str) {
-        // Only the first call sends a reason.
+        // Only the first call of `close` has an effect.
         let Some(mut send) = self.send.lock().take() else { return };
         let closed = Closed { code: u32::try_from(error).unwrap_or(u32::MAX), reason: reason.to_owned() };
         let mut frame = Vec::new();
@@ -206,11 +206,11 @@ impl Tunnel {
         self.runtime.spawn(async move {
             let telling = async {
                 if send.write_all(&frame).await.is_ok() {
-                    let _ = send.finish(); // the peer may have stopped the stream
-                    let _ = send.stopped().await; // or the connection is lost
+                    let _ = send.finish(); // fails if the peer has stopped the stream
+                    let _ = send.stopped().await; // fails if the connection is lost
                 }
             };
-            // A peer that gives no flow control credit gets no reason.
+            // If the peer gives no flow control credit, the wait ends without sending the reason.
             let _ = timeout(CLOSE_PATIENCE, telling).await;
             connection.close(last, closed.reason.as_bytes());
         });

@@ -1,10 +1,10 @@
 //! BBRv3 (draft-ietf-ccwg-bbr): a model of the path's bandwidth and round trip, which sets the rate and the window.
 //! Losses bound the model, but single losses do not slow the sender down.
 //!
-//! Names and section numbers are the draft's. Quantities are in bytes where the draft counts packets. Four things
-//! differ for live media, which seldom fills a path and has few packets: see [`Bbr::update_min_rtt`],
-//! [`Bbr::is_too_much`], [`Bbr::update_ack_aggregation`] and [`Bbr::check_full_bw`]. A fifth is for transfers over
-//! paths with high loss: [`Bbr::over_lossy_paths`].
+//! Names and section numbers are the draft's. Quantities are in bytes where the draft counts packets. Four functions
+//! differ from the draft for live media, which seldom fills a path and has few packets: [`Bbr::update_min_rtt`],
+//! [`Bbr::is_too_much`], [`Bbr::update_ack_aggregation`] and [`Bbr::check_full_bw`]. A fifth difference is for bulk
+//! transfers over paths with high loss: [`Bbr::over_lossy_paths`].
 
 mod filter;
 mod path_loss;
@@ -17,51 +17,52 @@ use filter::WindowedMax;
 use path_loss::PathLoss;
 use probe::{AckPhase, Phase};
 
-/// Gains of the states, as factors of the bandwidth and of the bandwidth-delay product (sections 5.3 and 5.6).
+/// Gains of BBR's states: factors of the bandwidth for the pacing rate, and of the bandwidth-delay product for the
+/// window (sections 5.3 and 5.6).
 const STARTUP_PACING_GAIN: f64 = 2.77;
 const STARTUP_CWND_GAIN: f64 = 2.0;
 const DRAIN_PACING_GAIN: f64 = 0.35;
 const CWND_GAIN: f64 = 2.0;
 const PROBE_RTT_CWND_GAIN: f64 = 0.5;
-/// Fraction by which pacing stays below the bandwidth, so that queues drain.
+/// Fraction by which the pacing rate stays below the estimated bandwidth, so that queues drain.
 const PACING_MARGIN: f64 = 0.01;
-/// Largest fraction of lost bytes that does not count as too much in flight.
+/// Fraction of lost bytes above which too many bytes are considered to be in flight.
 const LOSS_THRESHOLD: f64 = 0.02;
-/// Smallest factor by which losses lower a bound.
+/// Losses in one round trip lower a bound of the model to this fraction of its value at most.
 const BETA: f64 = 0.7;
-/// Fraction of [`Bbr::inflight_longterm`] that is left to other flows.
+/// Fraction of [`Bbr::inflight_longterm`] that BBR leaves unused for other flows.
 const HEADROOM: f64 = 0.15;
 /// Smallest window, packets: enough for an ACK of every second packet to keep the sender sending.
 const MIN_PIPE_PACKETS: u64 = 4;
-/// Growth of the bandwidth below which a round counts as having reached the path's capacity.
+/// Factor of bandwidth growth. A round trip in which bandwidth grows by less suggests that the path is full.
 const FULL_BW_GROWTH: f64 = 1.25;
-/// Number of such rounds after which Startup ends.
+/// Number of round trips without enough bandwidth growth after which Startup ends.
 const FULL_BW_ROUNDS: u32 = 3;
-/// Number of ACKs with losses in a round trip that ends Startup.
+/// Startup ends if this many ACKs in one round trip reveal losses.
 const STARTUP_FULL_LOSSES: u32 = 6;
-/// Number of probing cycles for which a sample of the bandwidth counts.
+/// Number of probing cycles after which a bandwidth sample expires.
 const MAX_BW_CYCLES: u64 = 2;
-/// Time for which the shortest round trip counts.
+/// Time after which the shortest round-trip sample expires.
 const MIN_RTT_LENGTH: Duration = Duration::from_secs(10);
-/// Longest time without a short round trip before ProbeRTT.
+/// ProbeRTT begins if no round trip close to the shortest was measured for this time.
 const PROBE_RTT_INTERVAL: Duration = Duration::from_secs(5);
-/// Shortest time in ProbeRTT with few bytes in flight.
+/// Shortest time for which ProbeRTT keeps few bytes in flight.
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
-/// Divisor of the shortest round trip: a round trip that is longer by less than this part shows no queue.
+/// A round trip that exceeds the shortest one by less than the shortest divided by this number shows no queue.
 const RTT_NOISE: u32 = 8;
 /// A round trip that is longer than the shortest by half and by at least this time shows a queue.
 const QUEUE: Duration = Duration::from_millis(20);
-/// Number of round trips for which an aggregated ACK counts.
+/// Number of round trips after which a measurement of ACK aggregation expires.
 const EXTRA_ACKED_ROUNDS: u64 = 10;
 /// Round trip that is assumed before the first sample.
 const NOMINAL_RTT: Duration = Duration::from_millis(1);
 /// Largest send quantum (section 5.6.3): the bytes that are sent as one burst.
 const MAX_QUANTUM: u64 = 64 * 1024;
-/// The queueing delay that an unpaced sender may always cause, however short the path is.
+/// Queueing delay that an unpaced sender may cause even if the path's round trip is shorter.
 const UNPACED_QUEUE: Duration = Duration::from_millis(20);
 /// Smallest window of an unpaced sender, bytes, unless the congestion window is smaller.
 const UNPACED_LEAST: u64 = 64 * 1024;
-/// Value of a bound that does not apply.
+/// Value of a bound of the model while no bound applies.
 const UNBOUNDED: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ enum BbrState {
     ProbeRtt,
 }
 
-/// The model before losses changed it, restored if the losses were spurious.
+/// The path model before losses changed it. It is restored if the losses turn out to be spurious.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
     state: BbrState,
@@ -135,12 +136,13 @@ pub struct Bbr {
 
     cycle: probe::Cycle,
     undo: Option<Undo>,
-    /// Estimate of the path's own loss, for a controller that tolerates such loss.
+    /// Estimate of the loss that the path has without a queue; `None` if the controller does not tolerate such loss.
     path_loss: Option<PathLoss>,
 }
 
 impl Bbr {
-    /// Creates a controller. Connections need different `seed`s, so that their probes do not coincide.
+    /// Creates a controller. Each connection needs a different `seed`, so that connections do not probe for bandwidth
+    /// at the same time.
     pub fn new(mtu: u64, now: Instant, seed: u64) -> Self {
         let cwnd = initial_window(mtu);
         Self {
@@ -187,9 +189,9 @@ impl Bbr {
         }
     }
 
-    /// Tolerates loss that the path has even without a queue, because sending less does not avoid it. The draft treats
-    /// more loss than `LOSS_THRESHOLD` as too much in flight, whatever its cause. It treats each round with a loss as a
-    /// sign of less bandwidth.
+    /// Makes the controller tolerate loss that the path has even without a queue, because sending less does not avoid
+    /// it. The draft treats more loss than `LOSS_THRESHOLD` as too much in flight, whatever its cause. It treats each
+    /// round with a loss as a sign of less bandwidth.
     #[must_use]
     pub fn over_lossy_paths(self) -> Self {
         Self { path_loss: Some(PathLoss::default()), ..self }
@@ -199,7 +201,7 @@ impl Bbr {
 impl Controller for Bbr {
     /// Limits the rate after an idle period to the path's bandwidth (section 5.4.1).
     fn on_sent(&mut self, sending: &SendingPacket) {
-        // Only the first packet after an idle period matters here.
+        // The rate is limited only at the first packet after an idle period.
         if sending.in_flight > 0 || !sending.app_limited {
             return;
         }
@@ -262,14 +264,14 @@ impl Controller for Bbr {
         self.bw_shortterm = self.bw_shortterm.max(undo.bw_shortterm);
         self.inflight_shortterm = self.inflight_shortterm.max(undo.inflight_shortterm);
         self.inflight_longterm = self.inflight_longterm.max(undo.inflight_longterm);
-        // Startup was left because of losses that were spurious.
+        // The losses that ended Startup were spurious, so Startup resumes.
         if undo.state == BbrState::Startup && self.state != BbrState::ProbeRtt && !self.full_bw_reached {
             self.enter_startup();
         }
     }
 
-    /// Sets the window to its minimum, but keeps the model, which the window approaches again with each
-    /// acknowledgement.
+    /// Sets the window to its minimum, but keeps the path model. Each acknowledgement raises the window towards the
+    /// model's value again.
     fn on_persistent_congestion(&mut self, _: Instant) {
         // Persistent congestion sets the minimum window (RFC 9002, section 7.6.2).
         self.cwnd = self.minimum();
@@ -284,7 +286,7 @@ impl Controller for Bbr {
         self.cwnd
     }
 
-    /// Returns the bandwidth-delay product, within bounds: an unpaced burst of that size may queue as a whole at the
+    /// Returns the bandwidth-delay product, within bounds, because an unpaced burst may queue as a whole at the
     /// bottleneck.
     fn unpaced_window(&self) -> u64 {
         let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
@@ -304,7 +306,7 @@ impl Controller for Bbr {
     }
 }
 
-/// The model of the path (sections 5.5.1 to 5.5.10).
+/// Methods for the model of the path (sections 5.5.1 to 5.5.10).
 impl Bbr {
     fn bw(&self) -> u64 {
         self.max_bw.get().min(self.bw_shortterm)
@@ -314,7 +316,7 @@ impl Bbr {
         MIN_PIPE_PACKETS * self.mtu
     }
 
-    /// Returns the bandwidth-delay product times `gain`, bytes, with room for bursts.
+    /// Returns the bandwidth-delay product times `gain` in bytes, raised to at least three bursts.
     fn inflight(&self, gain: f64) -> u64 {
         self.quantize(self.times_bdp(gain, self.bw()))
     }
@@ -326,7 +328,7 @@ impl Bbr {
         }
     }
 
-    /// Adds room for packets that are sent in one burst.
+    /// Raises `inflight`, in bytes, to at least three send quanta, so that bursts fit into the window.
     fn quantize(&self, inflight: u64) -> u64 {
         // The send quantum is the number of bytes that pacing sends in a millisecond (section 5.6.3).
         let quantum = (self.pacing_rate / 1000).clamp(2 * self.mtu, MAX_QUANTUM);
@@ -334,7 +336,7 @@ impl Bbr {
         inflight.max(3 * quantum).max(self.minimum()) + more
     }
 
-    /// Returns whether too much of the bytes in flight was lost (section 5.5.10.2).
+    /// Returns whether so many of the bytes in flight were lost that the sender must reduce them (section 5.5.10.2).
     ///
     /// With fewer than 50 packets in flight a single loss exceeds [`LOSS_THRESHOLD`], but may be noise of a radio link.
     /// The same holds for two losses of a sender that does not fill the path.
@@ -343,16 +345,16 @@ impl Bbr {
         lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(noise) + self.path_loss(in_flight)
     }
 
-    /// Returns how many of `in_flight` bytes the path may lose without a queue.
+    /// Returns how many of `in_flight` bytes the path is expected to lose even if there is no queue.
     fn path_loss(&self, in_flight: u64) -> u64 {
         self.path_loss.as_ref().map_or(0, |path| path.expected_loss(in_flight, self.mtu))
     }
 
-    /// Returns the bytes in flight at which losses became too many (section 5.5.10.2).
+    /// Returns the bytes in flight at which the lost fraction reached `LOSS_THRESHOLD` (section 5.5.10.2).
     fn inflight_at_loss(&self, lost: &LostPacket) -> u64 {
         let before = lost.in_flight.saturating_sub(lost.size) as f64;
         let lost_before = lost.lost.saturating_sub(lost.size + self.path_loss(lost.in_flight)) as f64;
-        // The prefix is the part of the packet with which the lost fraction reached the threshold.
+        // `prefix` is how many bytes of the lost packet were needed for the lost fraction to reach the threshold.
         let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
         (before + prefix.max(0.0)) as u64
     }
@@ -393,7 +395,8 @@ impl Bbr {
             self.rounds += 1;
             self.cycle.rounds_since_probe += 1;
         }
-        // A rate that the application limited is a lower bound, so it may only raise the maximum.
+        // An application-limited rate sample is a lower bound of the bandwidth, so it counts only if it raises the
+        // maximum.
         if let Some(rate) = sample.rate
             && (rate >= self.max_bw.get() || !sample.app_limited)
         {
@@ -401,7 +404,7 @@ impl Bbr {
         }
     }
 
-    /// Applies the losses of a round trip, once per round trip.
+    /// Lowers the model's short-term bounds for the losses of a round trip, once per round trip.
     fn update_congestion(&mut self, delivered: &AckEffect) {
         if !self.loss_round_start {
             return;
@@ -411,7 +414,8 @@ impl Bbr {
             matches!(self.state, BbrState::Startup | BbrState::ProbeBw(Phase::Refill | Phase::Up));
         let sample = &delivered.sample;
         let is_path = self.path_loss(sample.in_flight) >= sample.lost.max(1);
-        // Loss while probing is expected, and bounds `inflight_longterm` instead.
+        // Loss while probing for bandwidth is expected. It lowers `inflight_longterm` instead of these short-term
+        // bounds.
         if self.loss_in_round && !is_probing && !is_path {
             let scaled = |bound: u64, start: u64| {
                 let bound = if bound == UNBOUNDED { start } else { bound };
@@ -445,13 +449,13 @@ impl Bbr {
         });
     }
 
-    /// Estimates bytes that are acknowledged beyond what the bandwidth explains, because links and receivers aggregate
-    /// ACKs. Unlike the draft this uses the bandwidth without the bound of recent losses. With the bound, packets that
-    /// arrive as fast as before the losses would count as aggregated, and enlarge the window.
+    /// Estimates how many bytes are acknowledged beyond the bandwidth times the time, because links and receivers
+    /// aggregate ACKs. Unlike the draft, this uses the bandwidth without the short-term bound of recent losses. With
+    /// the bound, packets that arrive as fast as before the losses would count as aggregated, and enlarge the window.
     fn update_ack_aggregation(&mut self, delivered: &AckEffect) {
         let elapsed = delivered.now.saturating_duration_since(self.extra_acked_since);
         let mut expected = (self.max_bw.get() as f64 * elapsed.as_secs_f64()) as u64;
-        // ACKs arrive no faster than the bandwidth explains, so a new interval begins.
+        // ACKs arrived no faster than at the bandwidth, so a new interval for measuring aggregation begins.
         if self.extra_acked_delivered <= expected {
             self.extra_acked_delivered = 0;
             self.extra_acked_since = delivered.now;
@@ -459,15 +463,16 @@ impl Bbr {
         }
         self.extra_acked_delivered += delivered.acked;
         let extra = (self.extra_acked_delivered - expected.min(self.extra_acked_delivered)).min(self.cwnd);
-        // The bandwidth is underestimated during Startup, so only the last round counts.
+        // The bandwidth is underestimated during Startup, so only the last round trip's aggregation counts.
         let length = if self.full_bw_reached { EXTRA_ACKED_ROUNDS } else { 1 };
         self.extra_acked.update(self.rounds, length, extra);
     }
 
-    /// Updates the shortest round trip, and decides whether to probe for it with a short queue (section 5.5.7).
+    /// Updates the shortest round trip, and decides whether to enter ProbeRTT to measure it without a queue (section
+    /// 5.5.7).
     ///
-    /// A sender that seldom fills the path measures the round trip without a queue all the time, and need not pause for
-    /// it. For such a sender a round trip close to the shortest renews the shortest.
+    /// A sender that seldom fills the path measures round trips without a queue all the time, so it need not pause for
+    /// ProbeRTT. For such a sender, a round trip close to the shortest renews the shortest.
     fn update_min_rtt(&mut self, delivered: &AckEffect) {
         let now = delivered.now;
         self.probe_rtt_expired = now.saturating_duration_since(self.probe_rtt_min_at) > PROBE_RTT_INTERVAL;
@@ -495,7 +500,7 @@ impl Bbr {
     }
 }
 
-/// The states Startup and Drain (sections 5.3.1 and 5.3.2).
+/// Methods for the states Startup and Drain (sections 5.3.1 and 5.3.2).
 impl Bbr {
     fn enter_startup(&mut self) {
         self.state = BbrState::Startup;
@@ -517,7 +522,7 @@ impl Bbr {
         if self.full_bw_now || (sample.app_limited && !self.shows_queue(delivered)) {
             return;
         }
-        // A rate that the application limited may fall without a cause on the path, so the maximum is compared.
+        // An application-limited rate may fall although the path does not change, so the maximum is compared.
         let rate = if sample.app_limited { self.max_bw.get() } else { sample.rate.unwrap_or_default() };
         if rate as f64 >= self.full_bw as f64 * FULL_BW_GROWTH {
             self.reset_full_bw();
@@ -559,7 +564,7 @@ impl Bbr {
     }
 }
 
-/// The state ProbeRTT (section 5.3.4).
+/// Methods for the state ProbeRTT (section 5.3.4).
 impl Bbr {
     fn probe_rtt_cwnd(&self) -> u64 {
         self.times_bdp(PROBE_RTT_CWND_GAIN, self.bw()).max(self.minimum())
@@ -582,7 +587,7 @@ impl Bbr {
                     self.check_probe_rtt_done(delivered.now);
                 }
             } else if delivered.in_flight <= self.probe_rtt_cwnd() {
-                // The time in ProbeRTT counts from when few enough bytes are in flight.
+                // The duration of ProbeRTT begins when bytes in flight have fallen to ProbeRTT's window.
                 self.probe_rtt_done_at = Some(delivered.now + PROBE_RTT_DURATION);
                 self.probe_rtt_round_done = false;
                 self.start_round(delivered.total);
@@ -614,11 +619,11 @@ impl Bbr {
     }
 }
 
-/// Window and rate (section 5.6).
+/// Methods that set the congestion window and the pacing rate (section 5.6).
 impl Bbr {
     fn set_pacing_rate(&mut self, gain: f64) {
         let rate = (gain * self.bw() as f64 * (1.0 - PACING_MARGIN)) as u64;
-        // The rate must not fall during Startup because of a single low sample.
+        // The pacing rate must not fall during Startup because of a single low sample.
         if rate > 0 && (self.full_bw_reached || rate > self.pacing_rate) {
             self.pacing_rate = rate;
         }

@@ -17,7 +17,7 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 pub struct Cubic {
     mtu: u64,
     state: CubicState,
-    /// The state before the last reduction, to undo it (section 4.9).
+    /// The state before the last reduction of the window, restored if its losses were spurious (section 4.9).
     before: Option<CubicState>,
 }
 
@@ -40,11 +40,11 @@ struct CubicEpoch {
     /// Start of the period, postponed by the time in which the sender had too little data (section 5.8).
     start: Instant,
     last_ack: Instant,
-    /// K: seconds from the start until the curve reaches `max` again.
+    /// K: seconds from the period's start until the cubic curve reaches `max` again.
     k: f64,
-    /// The curve's plateau: `max`, or the window at the start if that is larger.
+    /// The plateau of the cubic curve: `max`, or the window at the period's start if that is larger.
     plateau: f64,
-    /// W_est: the window that Reno would have.
+    /// W_est: the window that Reno would have now, bytes.
     reno: f64,
 }
 
@@ -80,7 +80,8 @@ impl Controller for Cubic {
         }
     }
 
-    /// Sets the window to its minimum. The loss that established persistent congestion has already set the threshold.
+    /// Sets the window to its minimum. The slow start threshold was already set by the loss that established persistent
+    /// congestion.
     fn on_persistent_congestion(&mut self, now: Instant) {
         self.before = None;
         self.state.window = minimum_window(self.mtu) as f64;
@@ -139,8 +140,8 @@ impl CubicState {
 
     /// Reduces the window (sections 4.6 and 4.7).
     fn reduce(&mut self, minimum: f64) {
-        // Fast convergence (section 4.7): a window that did not reach its last maximum leaves bandwidth to a newer
-        // flow.
+        // Fast convergence (section 4.7): if the window did not reach its last maximum, a newer flow competes, so the
+        // new maximum is set lower.
         let gives_way = self.window < self.max;
         self.max = if gives_way { self.window * (1.0 + BETA) / 2.0 } else { self.window };
         self.prior = self.window;

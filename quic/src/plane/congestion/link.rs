@@ -21,10 +21,10 @@ pub struct SimulatedLink {
     pub loss: f64,
 }
 
-/// The result of a flow.
+/// A flow's measured share of the link and its loss.
 #[derive(Debug)]
 pub struct FlowOutcome {
-    /// Share of the link's rate.
+    /// The flow's share of the link's rate, 0 to 1.
     pub share: f64,
     /// Fraction of the flow's packets that was lost.
     pub lost: f64,
@@ -89,7 +89,7 @@ impl SimulatedLink {
                     }
                 }
                 (_, Some(soonest)) => now = now.max(soonest),
-                // No ACK is due and no flow may send: all packets in flight were lost.
+                // No ACK is due and no flow may send, so all packets in flight were lost and are declared lost.
                 _ => {
                     now += 3 * self.rtt;
                     flows.iter_mut().for_each(|flow| flow.on_lost(now, u64::MAX));
@@ -169,7 +169,7 @@ impl SimulatedFlow {
         }
     }
 
-    /// Declares packets below `number` that are still in flight lost.
+    /// Declares packets with numbers below `number` lost, if they are still in flight.
     fn on_lost(&mut self, now: Instant, number: u64) {
         let later = self.under_way.split_off(&number);
         for (sent, snapshot) in std::mem::replace(&mut self.under_way, later).into_values() {

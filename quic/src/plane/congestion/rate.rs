@@ -1,10 +1,10 @@
 //! Samples of the path's delivery rate (draft-ietf-ccwg-bbr, section 4.1). A sample is the number of bytes that arrived
-//! between a packet's sending and its acknowledgement, divided by a time. This is the time for sending or for
-//! acknowledging these bytes, whichever is longer.
+//! between a packet's sending and its acknowledgement, divided by an interval. The interval is the time in which these
+//! bytes were sent or in which they were acknowledged, whichever is longer.
 
 use std::time::{Duration, Instant};
 
-/// Longest time for which a rate counts in [`Delivery::fastest`]; each counts for at least half of it.
+/// Time after which a rate no longer counts in [`Delivery::fastest`]. It may stop counting after half of this time.
 pub const LATELY: Duration = Duration::from_secs(6);
 
 /// State of the path when a packet is sent.
@@ -14,7 +14,7 @@ pub struct RateSnapshot {
     delivered_at: Instant,
     /// Time when the first packet of this packet's flight was sent.
     flight_began: Instant,
-    /// Bytes in flight, this packet included.
+    /// Bytes in flight when the packet is sent, including the packet itself.
     pub in_flight: u64,
     /// Bytes lost before the packet was sent.
     pub lost: u64,
@@ -29,11 +29,11 @@ pub struct RateSample {
     pub rate: Option<u64>,
     /// Bytes that arrived since the newest acknowledged packet was sent.
     pub delivered: u64,
-    /// Bytes that had arrived when that packet was sent.
+    /// Bytes that had arrived when the newest acknowledged packet was sent.
     pub prior_delivered: u64,
-    /// Bytes in flight when that packet was sent, the packet included.
+    /// Bytes in flight when the newest acknowledged packet was sent, including that packet.
     pub in_flight: u64,
-    /// Bytes lost since that packet was sent.
+    /// Bytes lost since the newest acknowledged packet was sent.
     pub lost: u64,
     /// True if the sender had too little data to fill the window, so the rate may be too low.
     pub app_limited: bool,
@@ -46,7 +46,7 @@ pub struct Delivery {
     delivered_at: Instant,
     lost: u64,
     flight_began: Instant,
-    /// Delivered bytes up to which samples show the application's rate rather than the path's.
+    /// Total of delivered bytes up to which rate samples show the application's rate rather than the path's.
     app_limited_until: Option<u64>,
     /// State and time at which the newest packet of the current ACK was sent.
     newest: Option<(RateSnapshot, Instant)>,
@@ -87,7 +87,8 @@ impl Delivery {
 
     /// Notes that a packet is sent. `in_flight` is in bytes, without this packet.
     pub fn on_sent(&mut self, sent: Instant, in_flight: u64, size: u64) -> RateSnapshot {
-        // After an idle period the pause must not count as sending or acknowledging time.
+        // After an idle period, the intervals for sending and acknowledging begin again, so that the pause does not
+        // count.
         if in_flight == 0 {
             self.flight_began = sent;
             self.delivered_at = self.delivered_at.max(sent);
@@ -102,7 +103,7 @@ impl Delivery {
         }
     }
 
-    /// Notes that a packet was acknowledged, which was sent at `sent` with `snapshot`.
+    /// Notes that a packet was acknowledged. It was sent at `sent`, when the path's state was `snapshot`.
     pub fn on_acked(&mut self, now: Instant, sent: Instant, size: u64, snapshot: RateSnapshot) {
         self.delivered += size;
         self.delivered_at = now;
@@ -124,7 +125,7 @@ impl Delivery {
         self.lost = self.lost.saturating_sub(size);
     }
 
-    /// Notes that there is no more data to send, although the window has room.
+    /// Notes that there is no more data to send, although the congestion window is not full.
     pub fn on_app_limited(&mut self, in_flight: u64) {
         self.app_limited_until = Some(self.delivered + in_flight);
     }
@@ -144,7 +145,7 @@ impl Delivery {
         self.fastest.now.max(self.fastest.before)
     }
 
-    /// Returns the state when the newest packet of the current ACK was sent.
+    /// Returns the path's state when the newest packet of the current ACK was sent.
     pub fn newest(&self) -> Option<RateSnapshot> {
         self.newest.as_ref().map(|(snapshot, _)| *snapshot)
     }
@@ -154,7 +155,7 @@ impl Delivery {
         self.lost.saturating_sub(snapshot.lost)
     }
 
-    /// Returns the sample of the ACK whose packets were just passed to [`Self::on_acked`].
+    /// Returns the rate sample of the ACK whose packets were just passed to [`Self::on_acked`].
     pub fn sample(&mut self, min_rtt: Duration) -> Option<RateSample> {
         if self.app_limited_until.is_some_and(|until| self.delivered > until) {
             self.app_limited_until = None;
@@ -166,7 +167,7 @@ impl Delivery {
         // The longer of both times is used, because compressed ACKs or a burst of packets would exaggerate the rate.
         let interval = sending.max(acknowledging);
         let delivered = self.delivered.saturating_sub(snapshot.delivered);
-        // An interval shorter than the shortest round trip means that ACKs came in a burst.
+        // An interval shorter than the shortest round trip means that ACKs arrived in a burst, so it gives no rate.
         let is_valid = interval >= min_rtt && !interval.is_zero();
         let rate = || u128::from(delivered) * 1_000_000_000 / interval.as_nanos();
         let rate = is_valid.then(|| u64::try_from(rate()).unwrap_or(u64::MAX));

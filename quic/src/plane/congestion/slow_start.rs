@@ -2,14 +2,15 @@ use std::time::{Duration, Instant};
 
 use super::Acked;
 
-/// Bounds of the growth of the round trip that ends slow start (RFC 9406, section 4.3).
+/// Bounds of the increase of the round-trip time at which slow start ends (RFC 9406, section 4.3).
 const MIN_RTT_THRESHOLD: Duration = Duration::from_millis(4);
 const MAX_RTT_THRESHOLD: Duration = Duration::from_millis(16);
-/// Divisor of the last round's shortest round trip that gives this growth.
+/// Slow start ends if the round-trip time grows by the last round's shortest one divided by this number, within the
+/// bounds.
 const MIN_RTT_DIVISOR: u32 = 8;
-/// Number of samples in a round before its shortest round trip is compared.
+/// Number of round-trip samples that a round needs before its shortest one is compared with the last round's.
 const RTT_SAMPLES: u32 = 8;
-/// Divisor of the window's growth in conservative slow start (CSS), and number of rounds after which CSS ends.
+/// Divisor of the window's growth in conservative slow start (CSS), and number of rounds that CSS lasts.
 const CSS_GROWTH_DIVISOR: u64 = 4;
 const CSS_ROUNDS: u32 = 5;
 
@@ -19,7 +20,7 @@ const CSS_ROUNDS: u32 = 5;
 #[derive(Clone, Debug)]
 pub struct SlowStart {
     round: SlowStartRound,
-    /// Shortest round trip of the previous round.
+    /// Shortest round-trip time of the previous round.
     last_min: Option<Duration>,
     css: Option<Css>,
 }
@@ -43,7 +44,7 @@ struct Css {
 pub enum SlowStartStep {
     /// The window grows by these bytes.
     Grow(u64),
-    /// Slow start is over: the present window becomes the threshold.
+    /// Slow start ends, and the present window becomes the slow start threshold.
     Exit,
 }
 
@@ -76,7 +77,7 @@ impl SlowStart {
         let min = self.round.min.map_or(rtt, |min| min.min(rtt));
         self.round.min = Some(min);
         self.round.samples += 1;
-        // A round with few samples may show noise, and the first round has nothing to compare with.
+        // A round with few samples may only show noise, and the first round has no previous round to be compared with.
         let Some(last_min) = self.last_min.filter(|_| self.round.samples >= RTT_SAMPLES) else { return };
         match &self.css {
             None => {

@@ -8,7 +8,8 @@ fn acked(bytes: u64, sent: Instant, rtt: Duration) -> Acked {
     Acked { bytes, sent, rtt, smoothed_rtt: rtt, app_limited: false }
 }
 
-/// Acknowledges a whole window, packet by packet, evenly over the round trip that ends at the returned time.
+/// Acknowledges a whole window packet by packet, evenly over one round trip. Returns the time when that round trip
+/// ends.
 fn round(controller: &mut dyn Controller, start: Instant, rtt: Duration) -> Instant {
     let packets = controller.window() / MTU;
     for packet in 1..=packets {
@@ -91,7 +92,7 @@ fn cubic_reduces_to_seven_tenths_and_never_under_two_packets() {
 }
 
 /// The window is reduced from 1000 packets to 700: K = cbrt(300 / 0.4) = 9.0856 s. The curve is 0.4 (t - K)^3 + 1000
-/// and the window follows it one round trip ahead; Reno at one packet per 100 ms or so stays below.
+/// and the window follows it one round trip ahead. Reno, which adds one packet in about 100 ms, stays below the curve.
 #[test]
 fn cubic_follows_the_curve() {
     let start = Instant::now();
@@ -109,7 +110,7 @@ fn cubic_follows_the_curve() {
     }
 }
 
-/// Reno is faster than the curve at short round trips, so the window grows by ALPHA packets per round.
+/// At short round trips Reno grows faster than the cubic curve, so the window grows by ALPHA packets per round trip.
 #[test]
 fn cubic_grows_as_fast_as_reno_at_short_round_trips() {
     let mut now = Instant::now();
@@ -183,8 +184,8 @@ fn hystart_leaves_slow_start_when_the_round_trip_grows() {
         now = round(&mut cubic, now, Duration::from_millis(30));
     }
     let after = cubic.window();
-    // Conservative slow start for five rounds is at most (1 + 1/4)^5 = 3.1, then congestion avoidance;
-    // plain slow start would be 128.
+    // The window grows by at most (1 + 1/4)^5 = 3.1 in five rounds of conservative slow start, then in congestion
+    // avoidance. Plain slow start would grow it 128 times.
     assert!(after < 9 * before, "{before} to {after}");
     now = round(&mut cubic, now, Duration::from_millis(30));
     assert!(cubic.window() < after + after / 2 + MTU, "{after} to {}", cubic.window());
@@ -192,7 +193,7 @@ fn hystart_leaves_slow_start_when_the_round_trip_grows() {
 }
 
 #[test]
-fn pacing_is_a_quarter_faster_than_the_window() {
+fn pacing_rate_is_five_quarters_of_the_window_per_round_trip() {
     let reno = NewReno::new(MTU);
     assert_eq!(reno.pacing_rate(RTT), 125_000);
     assert!(reno.pacing_rate(Duration::ZERO) > 0);
@@ -209,7 +210,7 @@ fn path(rtt_ms: u64, mbit: u64, queue: f64, loss: f64) -> SimulatedLink {
     SimulatedLink { rate, rtt: Duration::from_millis(rtt_ms), queue: (holds * queue) as u64, loss }
 }
 
-/// Runs BBR with and without tolerance of the path's own loss, each alone on the path.
+/// Runs BBR with and without tolerance of random path loss, each alone on the path.
 fn alone(path: &SimulatedLink) -> [link::FlowOutcome; 2] {
     let now = Instant::now();
     [bbr(now, 3), bbr(now, 3).over_lossy_paths()].map(|controller| {

@@ -21,16 +21,16 @@ pub struct Config {
     pub pacing: bool,
     /// True if packets are marked ECT(0) on paths that carry marks.
     pub ecn: bool,
-    /// Initial size of the largest UDP payload that the path takes, bytes.
+    /// Initial path MTU: the largest UDP payload to send, bytes.
     pub mtu: usize,
     /// Round trip that is assumed before the first sample.
     pub initial_rtt: Duration,
-    /// The rule for dropping data if the peer does not keep up.
+    /// The policy that selects data to drop if it arrives faster than it can be sent to the peer.
     pub policy: policy::PolicyKind,
-    /// Bounds on waiting streams.
+    /// Bounds on the bytes and the number of streams that wait to be sent.
     pub queue: policy::QueueLimits,
-    /// Largest number of bytes that waiting datagrams may take, with their bookkeeping. Above it, datagrams of the
-    /// lowest priority are dropped.
+    /// Largest number of bytes of memory that waiting datagrams may take, including their bookkeeping. Above it,
+    /// datagrams of the lowest priority are dropped.
     pub max_datagram_bytes: u64,
     /// The memory that datagrams of several connections share.
     pub datagram_pool: Option<Arc<DatagramPool>>,
@@ -41,11 +41,11 @@ pub struct Config {
 /// The application's error codes for streams that the data plane resets by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResetCodes {
-    /// A delivery timeout has expired.
+    /// Code for a stream whose delivery timeout has expired.
     pub late: u64,
-    /// The source evicted the bytes, or too much data waited to be sent.
+    /// Code for a stream whose source evicted its bytes, or that was dropped because too much data waited to be sent.
     pub behind: u64,
-    /// The offload opened the stream for data that never arrived at the data plane.
+    /// Code for a stream that the offload opened, and whose data never arrived at the data plane.
     pub gone: u64,
 }
 
@@ -72,11 +72,11 @@ impl Config {
 pub struct PeerLimits {
     /// Bytes that the data plane may send on the connection: the peer's limit minus the QUIC stack's part.
     pub max_data: u64,
-    /// Initial credit of each unidirectional stream, bytes.
+    /// The peer's initial credit for each unidirectional stream, bytes.
     pub max_stream_data_uni: u64,
     /// Unidirectional streams that may ever be opened on the connection, including the QUIC stack's.
     pub max_streams_uni: u64,
-    /// Index of the data plane's first unidirectional stream. Those before it are the QUIC stack's.
+    /// Index of the data plane's first unidirectional stream. The streams with smaller indices are the QUIC stack's.
     pub first_stream_uni: u64,
     /// Largest DATAGRAM frame that the peer accepts, bytes, or 0 if it accepts none (RFC 9221).
     pub max_datagram_frame_size: u64,
@@ -100,13 +100,14 @@ pub struct DownstreamEvent {
 /// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The stream got an ID.
+    /// The stream got its QUIC stream ID.
     Opened,
     /// The peer sent STOP_SENDING; the stream is being reset with the same code.
     Stopped(u64),
-    /// Everything is acknowledged, including FIN. The key is no longer valid.
+    /// The peer has acknowledged all bytes and FIN. The stream's key is no longer valid.
     Finished,
-    /// The reset is acknowledged, or the stream was dropped before it got an ID. The key is no longer valid.
+    /// The peer has acknowledged the reset, or the stream was dropped before it got an ID. The stream's key is no
+    /// longer valid.
     Reset(u64),
 }
 
@@ -122,7 +123,7 @@ impl EventKind {
 pub struct Owned {
     /// Streams that ever got an ID.
     pub opened: u64,
-    /// Streams that have not ended.
+    /// Streams that have not ended yet.
     pub live: u64,
 }
 
@@ -150,41 +151,41 @@ pub enum ProtocolViolation {
 /// Numbers of streams that were reset, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
-    /// The source ended with a reset.
+    /// Streams whose source ended with a reset.
     pub source: u64,
-    /// The caller called [`Downstream::reset`].
+    /// Streams for which [`Downstream::reset`] was called.
     pub requested: u64,
-    /// The peer sent STOP_SENDING.
+    /// Streams for which the peer sent STOP_SENDING.
     pub stopped: u64,
-    /// OBJECT_DELIVERY_TIMEOUT expired.
+    /// Streams whose OBJECT_DELIVERY_TIMEOUT expired.
     pub object_timeout: u64,
-    /// SUBGROUP_DELIVERY_TIMEOUT expired.
+    /// Streams whose SUBGROUP_DELIVERY_TIMEOUT expired.
     pub subgroup_timeout: u64,
-    /// The source evicted its bytes before they were sent.
+    /// Streams whose source evicted bytes before they were sent.
     pub evicted: u64,
-    /// More than [`policy::QueueLimits::streams`] streams had bytes to send.
+    /// Streams that were dropped because more than [`policy::QueueLimits::streams`] had bytes to send.
     pub overflow: u64,
-    /// The stream had waited for longer than its limit.
+    /// Streams that had waited to be sent for longer than their limit.
     pub late: u64,
-    /// A newer group had begun, and the rest of the stream would have arrived too late.
+    /// Streams of an older group whose remaining bytes would have arrived too late, after a newer group had begun.
     pub hopeless: u64,
-    /// More than [`policy::QueueLimits::bytes`] bytes were waiting.
+    /// Streams that were dropped because more than [`policy::QueueLimits::bytes`] bytes were waiting.
     pub queue_full: u64,
-    /// Streams that were reset before they got an ID. They are counted by their reason as well.
+    /// Streams that were reset before they got an ID. Each is also counted in the field of its reason.
     pub unopened: u64,
 }
 
-/// A connection's throughput, and the delay of its queue.
+/// A connection's throughput, and the time for which its data has waited to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionRoom {
-    /// Bytes that were acknowledged.
+    /// Bytes that the peer has acknowledged so far.
     pub delivered: u64,
     /// Estimated bandwidth of the path, bytes per second: the congestion controller's estimate, or one window per round
     /// trip if the controller has none.
     pub bandwidth: u64,
     /// Highest delivery rate of the last seconds, bytes per second.
     pub fastest: u64,
-    /// Time for which the oldest live data has waited.
+    /// Time for which the oldest live data has waited to be sent.
     pub waiting: Duration,
     /// Smoothed round-trip time.
     pub round_trip: Duration,
@@ -215,11 +216,11 @@ pub struct DownstreamStats {
     pub offloaded_bytes: u64,
     /// Streams that were opened, so that they got a QUIC stream ID.
     pub streams_opened: u64,
-    /// Streams whose every byte was acknowledged.
+    /// Streams of which every byte was acknowledged.
     pub streams_finished: u64,
     /// Streams that were reset, by reason.
     pub resets: Resets,
-    /// Streams that have not ended.
+    /// Streams that have not ended yet.
     pub live_streams: u64,
     /// Stream bytes that wait to be sent.
     pub pending_bytes: u64,

@@ -16,7 +16,7 @@ use crate::plane::{
 
 /// Frames of the peer, and measurements of the path.
 impl Downstream {
-    /// Processes an ACK frame, in packet numbers on the wire.
+    /// Processes an ACK frame. Its packet numbers are those on the wire.
     pub fn on_ack(&mut self, now: Instant, ack: &AckRanges) -> Result<(), ProtocolViolation> {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);
@@ -28,12 +28,12 @@ impl Downstream {
     /// Processes a MAX_DATA frame. `max` is the number of bytes that the data plane may send on the connection: the
     /// frame's value minus the QUIC stack's part.
     pub fn on_max_data(&mut self, max: u64) {
-        // A smaller value is an older frame (RFC 9000, section 4.1).
+        // A MAX_DATA frame with a smaller value is older and is ignored (RFC 9000, section 4.1).
         if max <= self.peer.max_data {
             return;
         }
         self.peer.max_data = max;
-        // All blocked streams are queued again. Streams for which the credit is not enough return to `blocked`.
+        // All blocked streams become ready. Streams for which the new credit is not enough return to `blocked` later.
         for key in self.blocked.drain() {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.queue = SchedulerQueue::None;
@@ -42,7 +42,7 @@ impl Downstream {
         }
     }
 
-    /// Gives up to `wanted` bytes of unused connection credit to the QUIC stack. Returns how many.
+    /// Moves up to `wanted` bytes of unused connection credit from the data plane to the QUIC stack. Returns how many.
     pub fn take_max_data(&mut self, wanted: u64) -> u64 {
         let taken = wanted.min(self.data_credit());
         self.peer.max_data -= taken;
@@ -64,7 +64,7 @@ impl Downstream {
     /// Processes a MAX_STREAMS frame. `max` is the frame's value, which includes the QUIC stack's unidirectional
     /// streams.
     pub fn on_max_streams_uni(&mut self, max: u64) {
-        // A smaller value is an older frame (RFC 9000, section 4.6).
+        // A MAX_STREAMS frame with a smaller value is older and is ignored (RFC 9000, section 4.6).
         if max <= self.peer.max_streams_uni {
             return;
         }
@@ -100,19 +100,19 @@ impl Downstream {
         id & 0x3 == self.stream_id(0) & 0x3 && id >> 2 >= self.peer.first_stream_uni
     }
 
-    /// Returns the largest UDP payload that the path takes, bytes.
+    /// Returns the path MTU: the largest UDP payload that the path carries, bytes.
     pub fn mtu(&self) -> usize {
         self.recovery.mtu() as usize
     }
 
-    /// Notes that the QUIC stack found the path to take UDP payloads of `size` bytes.
+    /// Notes that the QUIC stack found that the path carries UDP payloads of `size` bytes.
     pub fn on_mtu(&mut self, size: usize) {
         self.recovery.set_mtu(size as u64);
         self.pacer.set_mtu(self.recovery.mtu());
     }
 
-    /// Notes that the connection moved to another path. A new port at the same address is no other path (RFC 9000,
-    /// section 9.4).
+    /// Notes that the connection moved to another path. A new port of the same IP address does not count as another
+    /// path (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.recovery.on_path_change(now);
         self.pacer = Pacer::new(self.recovery.mtu(), now);
@@ -128,22 +128,23 @@ impl Downstream {
         self.recovery.rtt.smoothed()
     }
 
-    /// Returns whether the next packet is sent as ECT(0).
+    /// Returns whether the data plane's next packet has to be sent as ECT(0).
     pub fn marks(&self) -> bool {
         self.recovery.ecn().marks()
     }
 
-    /// Returns whether the offload may mark its packets, which is only after the data plane has tested the path.
+    /// Returns whether the offload may mark its packets ECT(0). It may once the data plane has found that marks arrive
+    /// on this path.
     pub fn may_offload_mark(&self) -> bool {
         self.recovery.ecn().state() == ecn::EcnState::Capable
     }
 
-    /// Notes whether the offload marks its packets from now on.
+    /// Notes whether the offload marks its packets ECT(0) from now on.
     pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
         self.recovery.set_offload_marks(now, marks);
     }
 
-    /// Returns the estimate of the path. The call visits all waiting data.
+    /// Returns the estimate of the path. The call takes time proportional to the number of waiting streams.
     pub fn estimate(&self, now: Instant) -> Estimate {
         let rtt = &self.recovery.rtt;
         Estimate {
@@ -160,12 +161,12 @@ impl Downstream {
         self.recovery.window()
     }
 
-    /// Returns the part of the window that the offload may have in flight, bytes.
+    /// Returns how many bytes of the congestion window the offload may have in flight.
     pub fn unpaced_window(&self) -> u64 {
         self.recovery.unpaced_window()
     }
 
-    /// Returns the part of the window that is left to the QUIC stack, bytes.
+    /// Returns how many bytes of the congestion window are left to the QUIC stack.
     pub fn stack_window(&self) -> u64 {
         self.recovery.stack_window()
     }
@@ -196,7 +197,7 @@ impl Downstream {
         self.recovery.timeout().is_some_and(|at| at <= now)
     }
 
-    /// Handles expired timers. Afterwards there may be more to send.
+    /// Handles expired timers. Afterwards [`Self::poll_frames`] may have packets to send.
     pub fn on_timeout(&mut self, now: Instant) {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
@@ -221,7 +222,7 @@ impl Downstream {
 }
 
 impl Downstream {
-    /// Applies the outcome of loss recovery. Its lists are kept, to reuse their allocations.
+    /// Applies the outcome of loss recovery to the streams. The outcome's lists are reused by the next call.
     fn settle(&mut self, mut outcome: RecoveryOutcome<PacketContent>) {
         for content in outcome.acked.drain(..) {
             self.acknowledge(&content);

@@ -1,4 +1,4 @@
-//! Queues, deadlines, resets and ends of streams.
+//! Moves streams between the scheduler's queues, sets their deadlines, and resets and ends them.
 
 use std::time::Instant;
 
@@ -15,12 +15,12 @@ impl Downstream {
         }
         self.unplace(key);
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // The offload may be about to open a delegated stream.
+        // A delegated stream without an ID counts as opened, because the offload may be about to open it.
         let opened = stream.id.is_some() || stream.delegated;
         stream.reset(code);
         self.recall(key);
         self.disarm(key);
-        // RESET_STREAM is small and frees the peer's resources, so it goes first.
+        // RESET_STREAM is small and frees the peer's resources, so it is sent with the highest priority.
         self.set_priority(key, Priority::default());
         let resets = &mut self.stats.resets;
         *match cause {
@@ -56,7 +56,7 @@ impl Downstream {
         self.events.push_back(DownstreamEvent { key, owner: stream.owner, kind });
     }
 
-    /// Starts the subgroup's delivery timeout, unless it is already running.
+    /// Starts the stream's subgroup delivery timeout, unless it is already running.
     pub(super) fn arm(&mut self, key: StreamKey, fin_at: Instant) {
         let Some(stream) = self.streams.get(key) else { return };
         if stream.deadline.is_none()
@@ -67,7 +67,7 @@ impl Downstream {
         }
     }
 
-    /// Sets a deadline for the end of the stream, unless it has an earlier one.
+    /// Sets the time at which the stream is reset if it has not ended, unless an earlier time is set.
     pub(super) fn set_deadline(&mut self, key: StreamKey, at: Instant) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let before = stream.deadline;
@@ -90,7 +90,7 @@ impl Downstream {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let queue = match stream.need() {
             StreamNeed::Nothing => SchedulerQueue::None,
-            // The offload is about to open this stream, so the data plane must not.
+            // The offload is about to open this stream, so the data plane must not open it.
             _ if stream.id.is_none() && stream.delegated => SchedulerQueue::None,
             _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => {
                 SchedulerQueue::Unopened

@@ -1,5 +1,5 @@
-//! The interface for an offload, another sender on the connection. An offload sends stream bytes and datagrams by
-//! itself, within an [`OffloadBudget`] of window and credit, and reports each packet afterwards.
+//! The data plane's interface for an offload, another sender on the connection. An offload sends stream bytes and
+//! datagrams by itself, within an [`OffloadBudget`] of window and credit, and reports each packet afterwards.
 //!
 //! A stream is *delegated* to the offload once all bytes of its source were sent. The offload may send bytes that the
 //! source does not have yet. Reported bytes count as if the data plane had sent them, and skipped bytes become a hole.
@@ -13,13 +13,13 @@ use super::{Downstream, EventKind, Label, PacketContent, PriorityLevel, SentFram
 /// A packet with one STREAM frame that the offload sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadedPacket {
-    /// The time of sending.
+    /// The time at which the offload sent the packet.
     pub sent: Instant,
     /// The packet number.
     pub number: u64,
     /// Size of the UDP payload, bytes.
     pub size: usize,
-    /// The stream.
+    /// The stream that the frame belongs to.
     pub key: StreamKey,
     /// Offset of the first byte on the stream.
     pub offset: u64,
@@ -29,12 +29,12 @@ pub struct OffloadedPacket {
     pub fin: bool,
 }
 
-/// The amounts that the offload may send, or may have sent without a report so far.
+/// The number of bytes that the offload may send, or that it may have sent and not reported yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadBudget {
-    /// Bytes of UDP payload, from the congestion window.
+    /// Bytes of UDP payload, which count in the congestion window.
     pub bytes: u64,
-    /// Bytes of streams, from the connection's credit.
+    /// Bytes of streams, which count against the connection's flow control credit.
     pub data: u64,
 }
 
@@ -45,13 +45,14 @@ pub struct StreamGrant {
     pub id: u64,
     /// The peer's limit for the stream; [`Downstream::on_max_stream_data`] raises it.
     pub max_offset: u64,
-    /// Level of the stream's priority: [`Priority::level`](super::Priority::level).
+    /// The stream's priority level: see [`Priority::level`](super::Priority::level).
     pub level: PriorityLevel,
-    /// Track and group, for traces.
+    /// The stream's track and group, for packet traces.
     pub label: Label,
 }
 
-/// Number of packets of the window that no budget includes, so that the QUIC stack can always send.
+/// Number of packets of the congestion window that are never granted to the offload, so that the QUIC stack can always
+/// send.
 const RESERVED_PACKETS: u64 = 2;
 
 impl Downstream {
@@ -69,7 +70,8 @@ impl Downstream {
         })
     }
 
-    /// Notes that the offload has returned the stream. It sends no more on the stream, and has reported all packets.
+    /// Notes that the offload has returned the stream. The offload sends no more on the stream, and has reported all
+    /// its packets.
     pub fn on_returned(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.delegated = false;
@@ -85,7 +87,7 @@ impl Downstream {
         self.recalls.pop()
     }
 
-    /// Notes a packet that the offload reports. Reports may come in any order of packet numbers.
+    /// Notes a packet that the offload reports. Packets may be reported in any order.
     pub fn on_offloaded_sent(&mut self, packet: &OffloadedPacket) {
         let OffloadedPacket { sent, number, size, key, offset, len, fin } = *packet;
         self.stats.offloaded_packets += 1;
@@ -136,23 +138,24 @@ impl Downstream {
         stream.into_iter().chain(self.datagrams.level()).min()
     }
 
-    /// Returns whether acknowledgements may be read later: no data waits to be sent or retransmitted, and the QUIC
-    /// stack has nothing in flight.
+    /// Returns whether the peer's acknowledgements need not be read at once: no data waits to be sent or retransmitted,
+    /// and the QUIC stack has nothing in flight.
     pub fn is_steady(&self) -> bool {
         !self.has_work() && self.recovery.is_steady()
     }
 
-    /// Notes that the offload has no budget now, but may have sent up to `outstanding` without a report so far.
+    /// Notes that the offload's budget was withdrawn, but that it may have sent up to `outstanding` bytes that it has
+    /// not reported yet.
     pub fn set_outstanding(&mut self, outstanding: OffloadBudget) {
         self.outstanding = outstanding;
     }
 
-    /// Returns the unused credit of the connection.
+    /// Returns the connection's flow control credit that no sender has used yet, bytes.
     pub(super) fn data_credit(&self) -> u64 {
         self.peer.max_data.saturating_sub(self.data_sent + self.outstanding.data)
     }
 
-    /// Recalls the stream, if it is delegated.
+    /// Recalls the stream from the offload, if it is delegated.
     pub(super) fn recall(&mut self, key: StreamKey) {
         if self.streams.get(key).is_some_and(|stream| stream.delegated) {
             self.recalls.push(key);

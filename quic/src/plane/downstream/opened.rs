@@ -1,8 +1,9 @@
-//! Streams that the offload opens. Their IDs and those of the data plane come from one counter, which the offload owns
-//! while it may open streams: see [`Downstream::next_stream`].
+//! Streams that the offload opens. The IDs of these streams and of the data plane's come from one counter, which the
+//! offload owns while it may open streams: see [`Downstream::next_stream`].
 //!
-//! The data plane gets the source of such a stream only later. Until the stream is *adopted* the plane sends and
-//! retransmits nothing on it, and only notes the offload's packets and the peer's feedback.
+//! The data plane gets the source of a stream that the offload has opened only later, when it *adopts* the stream.
+//! Before, the plane sends and retransmits nothing on the stream, and only notes the offload's packets and the peer's
+//! feedback.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,7 +13,7 @@ use crate::plane::{
     stream::{AskedRange, PlaneStream},
 };
 
-/// The source of a stream before it is adopted.
+/// A placeholder for the source of a stream that the offload has opened, until the data plane adopts the stream.
 struct NoSource;
 
 impl Source for NoSource {
@@ -45,23 +46,24 @@ impl Downstream {
         self.by_id.contains_key(&id)
     }
 
-    /// Returns the two low bits that all IDs of the data plane's streams have.
+    /// Returns the two low bits of the data plane's stream IDs, which are the same in all of them.
     pub fn stream_bits(&self) -> u64 {
         self.stream_id(0)
     }
 
-    /// Returns the peer's initial limit of each stream, bytes.
+    /// Returns the peer's initial flow control limit of each stream, bytes.
     pub fn initial_stream_credit(&self) -> u64 {
         self.peer.max_stream_data_uni
     }
 
-    /// Notes that all streams before this index have been opened, some of them by the offload. This must be called
-    /// before the data plane may open any.
+    /// Notes that all streams with an index below `next` have been opened, some of them by the offload. This must be
+    /// called before the data plane opens a stream.
     pub fn on_streams_opened(&mut self, next: u64) {
         self.next_stream = self.next_stream.max(next);
     }
 
-    /// Notes that the offload has opened a stream and may send on it. Without an ID, the offload is about to open it.
+    /// Notes that the offload has opened a stream and may send on it. If `id` is `None`, the offload is about to open
+    /// the stream.
     pub fn opened(&mut self, owner: u64, label: Label, id: Option<u64>) -> StreamKey {
         let stream = NewStream {
             source: Arc::new(NoSource),
@@ -83,7 +85,7 @@ impl Downstream {
         key
     }
 
-    /// Notes the ID of a stream that the offload has opened. Returns whether it is new.
+    /// Notes the ID of a stream that the offload has opened. Returns whether the ID was not known before.
     pub fn on_opened(&mut self, key: StreamKey, id: u64) -> bool {
         let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.id.is_none()) else {
             return false;
@@ -101,8 +103,8 @@ impl Downstream {
         true
     }
 
-    /// Sets the source and the properties of a stream that the offload has opened. Returns whether the stream still
-    /// exists: it may have been acknowledged as a whole by now.
+    /// Sets the source and the properties of a stream that the offload has opened. Returns false if the stream has
+    /// ended, because the peer has already acknowledged all of it.
     pub fn adopt(&mut self, key: StreamKey, stream: NewStream) -> bool {
         let Some(opened) = self.streams.get_mut(key) else { return false };
         if opened.is_reset() {
@@ -116,12 +118,12 @@ impl Downstream {
         true
     }
 
-    /// Resets a stream whose data never arrived at the data plane.
+    /// Resets a stream that the offload has opened, because its data never arrived at the data plane.
     pub fn abandon(&mut self, key: StreamKey) {
         self.begin_reset(key, self.config.reset_codes.gone, Cause::Requested);
     }
 
-    /// Recalls the stream from the offload, which uses another priority than the data plane.
+    /// Recalls the stream from the offload, because the offload uses another priority than the data plane.
     pub fn take_back(&mut self, key: StreamKey) {
         self.recall(key);
     }

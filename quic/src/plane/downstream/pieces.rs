@@ -5,7 +5,7 @@ use super::{Downstream, Label, PacketContent, SentFrame};
 /// A frame of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFrame {
-    /// Track and group.
+    /// Track and group that the frame belongs to.
     pub label: Label,
     /// ID of the frame's stream; `None` for a frame that belongs to no stream.
     pub stream_id: Option<u64>,

@@ -1,4 +1,4 @@
-//! Reviews of the backlog: late data is dropped, and so are streams that the policy selects.
+//! Regular reviews of the data that waits to be sent: they drop late data, and streams that the policy selects.
 
 use std::time::{Duration, Instant};
 
@@ -8,28 +8,28 @@ use super::{
 };
 use crate::plane::stream::{PlaneStream, StreamHead};
 
-/// Time within which a stream that was given up has to end.
+/// Time after which an abandoned stream, of which only some bytes are still sent, is reset.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// Time for which data waits before the first review.
+/// Time from when data begins to wait until the first review of the backlog.
 const FIRST: Duration = Duration::from_millis(10);
 
-/// Shortest time between two reviews.
+/// Shortest time between two reviews of the backlog.
 const LEAST: Duration = Duration::from_millis(5);
-/// Longest time between two reviews.
+/// Longest time between two reviews of the backlog.
 const MOST: Duration = Duration::from_millis(50);
 
-/// Time between reviews per waiting stream and datagram, so that reviews take little CPU time.
+/// Shortest time between two reviews for each waiting stream and datagram, so that reviews take little CPU time.
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl StreamOwner {
-    /// Notes a new stream. Returns whether the stream's group replaces an older group as the newest.
+    /// Notes a new stream. Returns true if its group is newer than all earlier groups of this owner.
     pub(super) fn open(&mut self, stream: &NewStream) -> bool {
         self.owned.live += 1;
         self.note(stream)
     }
 
-    /// Notes the group of a stream. Returns whether the group replaces an older group as the newest.
+    /// Notes the group of a stream. Returns true if the group is newer than all earlier groups of this owner.
     pub(super) fn note(&mut self, stream: &NewStream) -> bool {
         if stream.asked == AskedRange::All {
             return false;
@@ -42,14 +42,14 @@ impl StreamOwner {
                 newest.first = newest.first.min(first);
                 false
             }
-            // The owner's first group replaces none.
+            // The owner's first group replaces no older group, so the result is false.
             newest => newest.replace(Newest { group, first }).is_some(),
         }
     }
 }
 
 impl Downstream {
-    /// Schedules a review if data is left that may not be sent now.
+    /// Schedules a review of the backlog if data waits that may not be sent now.
     pub(super) fn watch_backlog(&mut self, now: Instant) {
         if self.is_backlogged() {
             self.review_at.get_or_insert(now + FIRST);
@@ -102,10 +102,11 @@ impl Downstream {
         }
     }
 
-    /// Drops streams if too many have bytes to send.
+    /// Drops streams if more of them have bytes to send than the limit allows.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
-            // Streams that were given up count here, but the policy does not see them. So these end first.
+            // Abandoned streams count here, but the policy does not see them. So they are reset before the policy
+            // selects streams.
             self.finish_given_up();
             let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);
@@ -116,7 +117,7 @@ impl Downstream {
     fn drop_streams(&mut self, drops: &[Drop]) {
         for Drop { key, reason } in drops {
             let Some(stream) = self.streams.get_mut(*key) else { continue };
-            // A stream without an ID was never sent, so nothing of it has to be finished.
+            // Nothing of a stream without an ID was sent, so it has no object that has to be finished.
             if stream.id.is_some() && *reason != DropReason::Streams && stream.give_up(*reason) {
                 self.recall(*key);
                 self.place(*key);
@@ -126,7 +127,7 @@ impl Downstream {
         }
     }
 
-    /// Sets deadlines for streams that were given up, so that they end even if the peer acknowledges nothing.
+    /// Sets deadlines for abandoned streams, so that they are reset even if the peer acknowledges nothing.
     fn set_deadlines(&mut self, now: Instant, drops: &[Drop]) {
         let Some(at) = now.checked_add(FINISH) else { return };
         for Drop { key, .. } in drops {
@@ -147,7 +148,7 @@ impl Downstream {
         self.begin_reset(key, code, cause);
     }
 
-    /// Resets the stream if it was given up. Returns whether it was given up.
+    /// Resets the stream if it was abandoned, and returns whether it was.
     pub(super) fn finish(&mut self, key: StreamKey) -> bool {
         let reason = self.streams.get(key).and_then(PlaneStream::given_up);
         if let Some(reason) = reason {
@@ -164,7 +165,7 @@ impl Downstream {
         });
     }
 
-    /// Drops streams and datagrams whose delivery timeout has expired. Returns when the next one expires.
+    /// Drops streams and datagrams whose delivery timeout has expired. Returns when the next delivery timeout expires.
     fn expire(&mut self, now: Instant) -> Option<Instant> {
         let (overdue, mut next) = self.datagrams.expire(now);
         self.stats.datagrams_expired += overdue.expired;
@@ -186,7 +187,7 @@ impl Downstream {
         next
     }
 
-    /// Returns how long the oldest live data has waited.
+    /// Returns how long the oldest live data has waited to be sent.
     pub fn queue_delay(&self, now: Instant) -> Duration {
         if !self.is_backlogged() {
             return Duration::ZERO;
@@ -197,7 +198,8 @@ impl Downstream {
         oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Restarts the age of an owner's data while requested old data of the same owner waits.
+    /// Notes the owners for which requested old data waits to be sent. The age of their live data counts only from now
+    /// on.
     fn note_asked(&mut self, now: Instant) {
         for (_, stream) in self.streams.iter() {
             if stream.head().is_some_and(|head| head.is_asked)
@@ -230,7 +232,7 @@ impl Downstream {
                 bytes: stream.pending(),
                 since: head.received_at.map(waits_since),
                 superseded: is_superseded.then(|| stream.newest_at().map(waits_since)).flatten(),
-                // Lost data is detected and sent again after about two round trips, so it gets more time.
+                // Detecting and retransmitting lost data takes about two round trips, which are added to its limit.
                 max_delay: stream.max_delay.map(|most| if head.is_repair { most + repair } else { most }),
                 standing: match (head.is_asked, is_newest) {
                     (true, _) => StreamImportance::Asked,

@@ -15,13 +15,13 @@ use crate::{
     varint,
 };
 
-/// Smallest room for a STREAM frame, bytes. A smaller rest of a packet stays empty.
+/// Smallest space in a packet for a STREAM frame, bytes. If less is left, the packet is sent without a further frame.
 const MIN_ROOM: usize = 32;
 
 impl Downstream {
-    /// Appends the frames of one packet to `out`, at most `room` bytes, which is the rest of [`Self::mtu`]. Only a
-    /// packet that probes a larger MTU is longer. Returns `None` if there is nothing to send, or nothing may be sent
-    /// before an acknowledgement, more credit or [`Self::timeout`].
+    /// Appends the frames of one packet to `out`, at most `room` bytes: [`Self::mtu`] minus the packet's header and
+    /// tag. Only a packet that probes a larger MTU is longer. Returns `None` if there is nothing to send, or if nothing
+    /// may be sent before an acknowledgement or more credit arrives, or before [`Self::timeout`].
     ///
     /// The caller passes the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
     pub fn poll_frames(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<PacketContent> {
@@ -34,7 +34,7 @@ impl Downstream {
     }
 
     fn poll(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<PacketContent> {
-        // A probe for a timeout ignores window and pacing (RFC 9002, section 7.5).
+        // A packet sent because of a probe timeout ignores congestion window and pacing (RFC 9002, section 7.5).
         let probing = self.recovery.probes() > 0;
         self.paced_until = None;
         if !probing {
@@ -54,7 +54,8 @@ impl Downstream {
             }
         }
         let mtu_probe = self.recovery.mtu_probe(now, self.outstanding.bytes).filter(|_| !probing);
-        // A probe for a timeout has to arrive even if the path's MTU has shrunk (RFC 9000, section 14.4).
+        // A packet sent because of a probe timeout is small, so that it arrives even if the path's MTU has shrunk (RFC
+        // 9000, section 14.4).
         let size = if probing {
             BASE_MTU.min(self.recovery.mtu())
         } else {
@@ -129,7 +130,7 @@ impl Downstream {
         datagram.is_none_or(|datagram| level < datagram || (level == datagram && !self.datagrams_turn))
     }
 
-    /// Writes the first datagram. Returns whether the packet has room for more.
+    /// Writes the first waiting datagram. Returns whether more frames may fit into the packet.
     fn write_datagram(
         &mut self,
         now: Instant,
@@ -160,7 +161,7 @@ impl Downstream {
         true
     }
 
-    /// Writes one frame of the first ready stream. Returns whether the packet has room for more.
+    /// Writes one frame of the first ready stream. Returns whether more frames may fit into the packet.
     fn write_stream(
         &mut self,
         now: Instant,
@@ -172,7 +173,7 @@ impl Downstream {
         if room < MIN_ROOM {
             return false;
         }
-        // The peer's limits may have moved the stream to another queue.
+        // The stream may have moved to another queue because one of the peer's limits is reached.
         self.place(key);
         let Some(stream) = self.streams.get(key).filter(|stream| stream.queue == SchedulerQueue::Ready)
         else {
@@ -189,7 +190,7 @@ impl Downstream {
                 write_reset(id, code, size, room, out).map(|()| chunk)
             }
             StreamChunk::Bytes { offset, len, .. } => {
-                // A frame with FIN alone has no object that could be late.
+                // A frame with only FIN carries no object that could be late.
                 if len > 0 && stream.is_late(offset, now) {
                     self.begin_reset(key, self.config.reset_codes.late, Cause::ObjectTimeout);
                     return true;
@@ -211,7 +212,7 @@ impl Downstream {
     fn record(&mut self, key: StreamKey, id: u64, chunk: &StreamChunk, content: &mut PacketContent) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.on_sent(chunk);
-        // Owners of the same level take turns, one frame each.
+        // Owners of the same priority level send in turn, one frame each.
         self.ready.rotate(stream.place(key));
         self.datagrams_turn = true;
         if stream.id.is_none() {
@@ -254,8 +255,8 @@ fn write_reset(id: u64, code: u64, size: u64, room: usize, out: &mut Vec<u8>) ->
     (len <= room).then(|| frame::write_reset_stream(id, code, size, out))
 }
 
-/// Appends a STREAM frame with as much of `chunk` as fits into `room`, and returns that part. Returns `None` if the
-/// source has evicted the bytes.
+/// Appends a STREAM frame with as much of `chunk` as fits into `room` bytes, and returns the appended part. Returns
+/// `None` if the source has evicted the bytes.
 fn write_bytes(
     stream: &PlaneStream,
     id: u64,

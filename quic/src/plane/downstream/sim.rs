@@ -21,7 +21,7 @@ use crate::plane::source::mem::Mem;
 pub const MTU: usize = 1200;
 /// Arbitrary error codes: the application defines their meaning.
 pub const CODES: ResetCodes = ResetCodes { late: 0x22, behind: 0x55, gone: 0x66 };
-/// Length of a short header with an 8-byte connection ID and a 4-byte number, and of the tag.
+/// Length of a short header (8-byte connection ID, 4-byte packet number) plus the authentication tag, bytes.
 const OVERHEAD: usize = 1 + 8 + 4 + 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub struct SimLink {
     pub delay: Duration,
     /// Largest random delay in addition to `delay`, which reorders packets.
     pub jitter: Duration,
-    /// Rate towards the receiver in bytes per second. Packets above it queue.
+    /// Rate towards the receiver in bytes per second. Packets that arrive faster are queued.
     pub rate: Option<u64>,
     /// Size of the queue in front of the rate limit, bytes.
     pub queue: u64,
@@ -39,7 +39,7 @@ pub struct SimLink {
     pub mark_above: Option<u64>,
     /// True if the link clears ECN marks.
     pub bleaches: bool,
-    /// Size above which the link drops packets, bytes.
+    /// The link drops packets larger than this, bytes.
     pub largest: usize,
 }
 
@@ -68,7 +68,7 @@ pub enum Codepoint {
 }
 
 enum SimArrival {
-    /// A packet. `marks` is its ECN codepoint as the path delivers it.
+    /// A packet on the link. `marks` is its ECN codepoint as the path delivers it.
     Packet {
         number: u64,
         frames: Option<Vec<u8>>,
@@ -94,11 +94,11 @@ pub struct Sim {
     arrivals: BinaryHeap<Reverse<(Instant, u64)>>,
     content: HashMap<u64, SimArrival>,
     serial: u64,
-    /// Time when the rate-limited link has sent all its packets.
+    /// Time when the rate-limited link will have sent all packets in its queue.
     busy_until: Instant,
     /// Bytes that the rate-limited link has carried.
     pub carried: u64,
-    /// Packets that were dropped because its queue was full.
+    /// Packets that were dropped because the link's queue was full.
     pub overflowed: u64,
     max_ack_delay: Duration,
     pub offload: SimulatedOffload,
@@ -290,7 +290,7 @@ impl Sim {
         }
     }
 
-    /// Reports packets of `size` bytes as the largest that the path takes, as the QUIC stack does.
+    /// Reports `size` as the path MTU (UDP payload in bytes), as the QUIC stack does after path MTU discovery.
     pub fn find_mtu(&mut self, size: usize) {
         self.found_mtu = size;
         self.down.on_mtu(size);

@@ -1,4 +1,4 @@
-//! The policy for live media, where a late picture is useless.
+//! The policy for live media, where data that arrives late is useless.
 
 use std::{
     cmp::Reverse,
@@ -11,27 +11,29 @@ use super::{
 };
 use crate::plane::types::{PriorityLevel, StreamKey};
 
-/// A policy that bounds how long streams wait, and how many bytes and streams do.
+/// A policy that bounds how long streams wait, how many bytes wait, and how many streams wait.
 ///
-/// * **Late**: once a stream has waited for longer than its limit, streams of its owner and level are dropped: all that
-///   have waited for more than half of their limit. With this hysteresis drops are rare, and the next stream is well in
-///   time.
-/// * **Hopeless**: if the owner has a newer group, a stream is dropped as soon as its rest would be late. The estimate
-///   uses the bandwidth and the data that is sent first. The bandwidth goes to the newer group with its key frame
-///   instead.
+/// * **Late**: once a stream has waited for longer than its limit, streams of the same owner and priority level are
+///   dropped: those that have waited for more than half of their limit. With this hysteresis drops are rare, and the
+///   next stream is well in time.
+/// * **Hopeless**: if the owner has a newer group, a stream is dropped as soon as its rest would be late. The time of
+///   arrival is estimated from the bandwidth and from the data that is sent first. The saved bandwidth is used for the
+///   newer group and its key frame.
 /// * **Bytes**: above the hard limit at once, and above the soft limit after a burst, streams are dropped until three
 ///   quarters of that limit are left. The least urgent level loses streams first, but keeps its share of a reserve.
 ///   Within a level, the owner with the most waiting bytes loses its oldest stream.
-/// * **Streams**: their number is bounded in the same way, down to seven eighths.
+/// * **Streams**: above the limit of streams, streams are dropped by the same order until seven eighths of the limit
+///   are left.
 ///
-/// The newest group of an owner keeps its most urgent subgroup, unless there are too many streams without that.
+/// The most urgent subgroup of an owner's newest group is dropped only if the number of streams exceeds its limit
+/// without other streams to drop.
 #[derive(Default)]
 pub struct LivePolicy {
     /// Time since when the soft limit has been exceeded.
     over_since: Option<Instant>,
 }
 
-/// Divisor of the bytes that remain after a drop. The quotient is reserved for the levels, in equal shares.
+/// The bytes that remain after a drop, divided by this number, are reserved for the priority levels in equal shares.
 const RESERVE: u64 = 2;
 
 impl QueuePolicy for LivePolicy {
@@ -62,8 +64,8 @@ impl QueuePolicy for LivePolicy {
         let mut count = queue.streams.len() as u64;
         let mut shares = QueueShares::new(&queue.streams, |_| 1, target);
         let mut drops = Vec::new();
-        // If the newest groups or requested old data alone exceed the bound, some of them are dropped as well, but no
-        // more than necessary.
+        // If streams of newest groups or of requested old data alone exceed the limit, some of these are dropped as
+        // well, but no more than necessary.
         let most = limits.streams as u64;
         for (standing, target) in [
             (StreamImportance::Ordinary, target),
@@ -87,7 +89,7 @@ impl QueuePolicy for LivePolicy {
 }
 
 impl LivePolicy {
-    /// Returns the number of bytes to which the queue has to shrink, or `None` if it is short enough.
+    /// Returns the number of bytes to which the waiting data has to be reduced, or `None` if no limit is exceeded.
     fn target(&mut self, now: Instant, bytes: u64, limits: &QueueLimits) -> Option<u64> {
         let soft = limits.bytes / 2;
         if bytes <= soft {
@@ -104,8 +106,8 @@ impl LivePolicy {
     }
 }
 
-/// Returns the streams to drop because a stream of their owner and level is late. The least urgent come first, and of
-/// these the oldest.
+/// Returns the streams to drop because a stream of the same owner and priority level is late: the least urgent first,
+/// and within a level the oldest first.
 fn late_streams(now: Instant, streams: &[WaitingStream]) -> Vec<WaitingStream> {
     let over = |stream: &WaitingStream, limit: fn(Duration) -> Duration| {
         let waited = stream.since.map(|since| now.saturating_duration_since(since));
@@ -152,8 +154,9 @@ fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Ve
         let bytes = line.bytes;
         for mut owner in line.owners.into_values() {
             owner.streams.sort_unstable_by_key(|stream| (stream.order, stream.key));
-            // A stream of an older group delays the newer group only if it is sent first. Owners of one level take
-            // turns, so others send as much as this stream meanwhile.
+            // Dropping an older group's stream helps the newer group only if that stream is sent first, so the first
+            // stream in time ends the search. Owners of one level send in turn, so each other owner sends as much as
+            // this stream.
             let others = bytes - owner.bytes;
             let is_hopeless = |stream: &&WaitingStream| {
                 let ahead = before + stream.bytes + others.min(stream.bytes);
@@ -169,7 +172,7 @@ fn hopeless(now: Instant, queue: &WaitingQueue, gone: &HashSet<StreamKey>) -> Ve
     hopeless
 }
 
-/// Waiting data of a level, and of each owner in it.
+/// Waiting data of one priority level, and of each owner in this level.
 #[derive(Default)]
 struct LevelQueue {
     bytes: u64,
@@ -186,11 +189,11 @@ fn named(streams: Vec<WaitingStream>, reason: DropReason) -> Vec<Drop> {
     streams.into_iter().map(|stream| Drop { key: stream.key, reason }).collect()
 }
 
-/// The shares of levels, and of owners in them, in a queue.
+/// How much of the waiting data (bytes or streams) belongs to each priority level, and to each owner in a level.
 struct QueueShares {
     levels: BTreeMap<PriorityLevel, LevelShare>,
     weight: fn(&WaitingStream) -> u64,
-    /// Weight that each level keeps while other levels have more than this.
+    /// Bytes or streams that each priority level keeps as long as other levels have more than this.
     reserve: u64,
 }
 
@@ -203,7 +206,7 @@ struct LevelShare {
 #[derive(Default)]
 struct Holding {
     weight: u64,
-    /// Streams by importance. The first one to drop is the last element.
+    /// The owner's streams by importance. The last element of each list is dropped first.
     streams: BTreeMap<StreamImportance, Vec<WaitingStream>>,
 }
 
@@ -219,7 +222,8 @@ impl QueueShares {
         }
         for streams in levels.values_mut().flat_map(|share| share.owners.values_mut()) {
             for streams in streams.streams.values_mut() {
-                // `pop` takes the last stream: the oldest, and of equally old ones that of the largest subgroup.
+                // Streams are dropped from the end of the list: the oldest first, and among equally old ones the
+                // largest subgroup first.
                 streams.sort_unstable_by_key(|stream| {
                     Reverse((stream.since, Reverse(stream.subgroup), stream.key))
                 });
@@ -233,7 +237,8 @@ impl QueueShares {
     /// first.
     fn take(&mut self, mut total: u64, target: u64, standing: StreamImportance) -> Vec<WaitingStream> {
         let mut taken = Vec::new();
-        // The first pass leaves each level its reserve. The second pass is needed if that is still too much.
+        // The first pass leaves each priority level its reserve. If still too much is left, the second pass drops from
+        // the reserves.
         for keep in [self.reserve, 0] {
             for share in self.levels.values_mut().rev() {
                 share.take(&mut total, target, keep, self.weight, standing, &mut taken);

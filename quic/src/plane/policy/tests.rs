@@ -1,4 +1,4 @@
-//! Tests of both policies over random queues.
+//! Tests of the live policy and the tail policy over random queues.
 
 use std::collections::HashMap;
 
@@ -77,7 +77,7 @@ fn waited(now: Instant, stream: &WaitingStream) -> Duration {
 
 proptest! {
     #[test]
-    fn live_drops_late_streams_and_no_young_ones((now, queue) in queues()) {
+    fn live_policy_drops_late_streams_and_keeps_recent_ones((now, queue) in queues()) {
         let limits = QueueLimits { bytes: u64::MAX, ..LIMITS };
         let drops = LivePolicy::default().review(now, &queue, &limits);
         let left = left(&queue, &drops);
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn live_bounds_bytes_by_level_owner_and_age((now, mut queue) in queues()) {
+    fn live_policy_drops_excess_bytes_by_level_owner_and_age((now, mut queue) in queues()) {
         queue.streams.iter_mut().for_each(|stream| stream.max_delay = None);
         let drops = LivePolicy::default().review(now, &queue, &LIMITS);
         let left = left(&queue, &drops);
@@ -149,9 +149,9 @@ proptest! {
         }
     }
 
-    /// Tail drop cuts the end of the list of streams.
+    /// The tail policy drops the newest streams of the least urgent priority level first.
     #[test]
-    fn tail_drops_the_newest_streams((now, queue) in queues()) {
+    fn tail_policy_drops_the_newest_streams((now, queue) in queues()) {
         let mut line = queue.streams.clone();
         line.sort_by_key(|stream| (stream.level, stream.key));
         let model = |over: &dyn Fn(&[WaitingStream]) -> bool, mut line: Vec<WaitingStream>| {
@@ -191,7 +191,7 @@ fn keys(drops: &[Drop]) -> Vec<u64> {
 }
 
 #[test]
-fn burst_above_the_soft_limit_is_dropped_after_its_time() {
+fn excess_over_the_soft_limit_is_dropped_after_the_burst_time() {
     let now = Instant::now();
     let streams = (0..6).map(|key| stream(key, 1, 1, 5000, now + ms(key))).collect();
     let queue = WaitingQueue { streams, datagram_bytes: 0, rate: 0 };
@@ -200,7 +200,7 @@ fn burst_above_the_soft_limit_is_dropped_after_its_time() {
     assert_eq!(live.review(now + ms(999), &queue, &LIMITS), []);
     // The target is 15,000: three quarters of the soft limit.
     assert_eq!(keys(&live.review(now + ms(1000), &queue, &LIMITS)), [0, 1, 2]);
-    // The time of the burst starts again, and is reset as soon as nothing waits.
+    // The burst time starts again after a drop, and is reset as soon as no data waits.
     assert_eq!(live.review(now + ms(1900), &queue, &LIMITS), []);
     live.rest();
     assert_eq!(live.review(now + ms(2900), &queue, &LIMITS), []);
@@ -228,7 +228,7 @@ fn level_keeps_its_reserve_above_the_byte_limit() {
     };
     let queue = WaitingQueue { streams: of(1, 40).chain(of(2, 10)).collect(), datagram_bytes: 0, rate: 0 };
     let drops = LivePolicy::default().review(now, &queue, &LIMITS);
-    // 30,000 may be left, and 7500 of them are reserved for each level.
+    // 30,000 bytes may be left, of which 7500 are reserved for each priority level.
     assert_eq!(keys(&drops), (200..203).chain(100..117).collect::<Vec<_>>());
 }
 
@@ -275,7 +275,7 @@ fn old_group_that_would_be_late_is_dropped_for_the_newer() {
         "owners of a level take turns"
     );
     assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 600, 0)], 1000), [1]);
-    // Only data that is sent before it delays the newer group.
+    // Stream 1 is in time, so stream 2, which is sent after it, is not dropped either.
     assert_eq!(gone(&[old(1, 1, 1, 500, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), none);
     assert_eq!(gone(&[old(1, 1, 1, 5000, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), [1, 2]);
 }

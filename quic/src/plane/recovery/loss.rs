@@ -6,7 +6,7 @@ use crate::ack::EcnCounts;
 
 use super::{BASE_MTU, GRANULARITY, LostPacket, Recovery, RecoveryOutcome, RecoveryPacket, Slot};
 
-/// Largest packet threshold, however much the path reorders packets.
+/// Largest packet threshold: a path that reorders packets by more causes spurious losses.
 const MAX_PACKET_THRESHOLD: u64 = 128;
 /// kPersistentCongestionThreshold (section 7.6.1).
 const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
@@ -17,15 +17,15 @@ const MAX_LOST: usize = 256;
 pub(super) struct LostEntry<T> {
     number: u64,
     packet: RecoveryPacket<T>,
-    /// When the packet was declared lost.
+    /// Time when the packet was declared lost.
     at: Instant,
     /// True if the packet's loss led to the last reduction of the window.
     blamed: bool,
 }
 
 impl<T: Clone> Recovery<T> {
-    /// Notes that packets from `first` to `last` are acknowledged. Packets among them that were declared lost become
-    /// acknowledged.
+    /// Notes that packets from `first` to `last` are acknowledged. Packets in this range that were declared lost
+    /// wrongly become acknowledged.
     pub(super) fn on_late_ack(&mut self, first: u64, last: u64, outcome: &mut RecoveryOutcome<T>) {
         let start = self.lost.partition_point(|lost| lost.number < first);
         while let Some(lost) = self.lost.get(start)
@@ -33,7 +33,7 @@ impl<T: Clone> Recovery<T> {
         {
             let Some(lost) = self.lost.remove(start) else { return };
             let distance = self.largest_acked.unwrap_or_default().saturating_sub(lost.number);
-            // The path reorders by `distance` packets, so the threshold has to be larger.
+            // The path reorders by `distance` packets, so the packet threshold is raised above that.
             self.packet_threshold = self.packet_threshold.max(distance + 1).min(MAX_PACKET_THRESHOLD);
             if lost.blamed && self.blamed > 0 {
                 self.blamed -= 1;
@@ -67,7 +67,7 @@ impl<T: Clone> Recovery<T> {
                 _ => continue,
             };
             let overdue = packet.sent + delay;
-            // A packet is lost by the packet threshold or by the time threshold (section 6.1).
+            // A packet is declared lost by the packet threshold or by the time threshold (section 6.1).
             if overdue > now && largest_acked - number < self.packet_threshold {
                 self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
                 outage.interrupt();
@@ -91,7 +91,8 @@ impl<T: Clone> Recovery<T> {
                     delivered: self.delivery.delivered(),
                 });
                 newest = newest.max(Some(packet.sent));
-                // Losses of small packets tell nothing about the path's MTU.
+                // Losses of packets up to the base MTU tell nothing about the path MTU, so they are not reported to
+                // `PathMtu`.
                 if packet.size > BASE_MTU {
                     self.path_mtu.on_lost(now, packet.sent);
                 }
@@ -119,8 +120,8 @@ impl<T: Clone> Recovery<T> {
     }
 
     /// Evaluates the ECN counts of an ACK frame that newly acknowledges `marked` packets sent as ECT(0). `newest` is
-    /// the send time of its newest packet. To the controller a CE mark is the same as a loss (RFC 9002, section 7.1),
-    /// but nothing is retransmitted.
+    /// the send time of the newest of them. The controller treats a CE mark like a loss (RFC 9002, section 7.1), but
+    /// nothing is retransmitted.
     pub(super) fn take_marks(
         &mut self,
         now: Instant,
@@ -132,7 +133,7 @@ impl<T: Clone> Recovery<T> {
         let ce = self.ecn.on_ack(marked, most, counts);
         let Some(snapshot) = self.delivery.newest().filter(|_| ce > 0) else { return };
         self.counts.marked += ce;
-        // The counts give the number of packets without their sizes, so each counts as a full packet.
+        // ECN counts have no packet sizes, so each CE mark counts as a full-sized packet.
         let size = ce * self.mtu();
         self.delivery.on_lost(size);
         self.controller.on_lost(&LostPacket {
@@ -161,7 +162,7 @@ impl<T: Clone> Recovery<T> {
             self.controller.on_congestion(now);
         }
         for lost in &mut self.lost {
-            // Later losses of the same flight belong to the same congestion event.
+            // Losses of packets sent before the reduction belong to the same congestion event.
             let joins = lost.at == now && !lost.packet.mtu_probe;
             if joins && (fresh || !lost.blamed) {
                 self.blamed += 1;
@@ -177,7 +178,8 @@ impl<T: Clone> Recovery<T> {
         self.lost.insert(index, lost);
     }
 
-    /// Forgets losses after the duration of persistent congestion, when no late acknowledgement is expected any more.
+    /// Forgets packets that were declared lost longer ago than the duration of persistent congestion. Their
+    /// acknowledgement is not expected any more.
     pub(super) fn prune(&mut self, now: Instant) {
         let keep = self.persistent_duration();
         while let Some(lost) = self.lost.front()

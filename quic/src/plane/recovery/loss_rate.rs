@@ -15,7 +15,7 @@ pub(super) struct LossRate {
 
 impl LossRate {
     const PERIOD: Duration = Duration::from_secs(5);
-    /// Smallest number of packets that allows an estimate.
+    /// Smallest number of packets from which the loss rate is estimated.
     const ENOUGH: u64 = 20;
 
     /// Creates the loss rate of a new connection.
@@ -23,7 +23,7 @@ impl LossRate {
         Self { began: now, last: RecoveryCounts::default(), before: RecoveryCounts::default() }
     }
 
-    /// Notes an acknowledgement. `counts` are the counts before it.
+    /// Notes that an ACK frame arrived. `counts` are the packet counts before the frame is processed.
     pub fn on_ack(&mut self, now: Instant, counts: &RecoveryCounts) {
         let age = now.saturating_duration_since(self.began);
         if age >= Self::PERIOD {

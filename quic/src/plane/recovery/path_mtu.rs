@@ -5,22 +5,23 @@ use std::time::{Duration, Instant};
 
 /// UDP payload that every QUIC path carries, bytes (RFC 9000, section 14).
 pub const BASE_MTU: u64 = 1200;
-/// Number of round trips in a row with losses of larger packets, and with none arriving, that shows a black hole. An
-/// overflowing queue loses as many packets, but some arrive in each round trip.
+/// A black hole is detected after this many round trips in a row in which packets above the base MTU were lost and none
+/// arrived. If a queue overflows, some large packets arrive in each round trip.
 const BLACK_HOLE: u32 = 3;
-/// Time from the detection of a black hole to the first probe. It doubles after each probe.
+/// Time from the detection of a black hole to the first probe with a large packet. The interval doubles after each
+/// probe.
 const FIRST_PROBE: Duration = Duration::from_secs(10);
-/// Longest time between two probes.
+/// Longest time between two probes with a large packet.
 const MAX_PROBE: Duration = Duration::from_secs(600);
 
-/// The largest packet that a path takes.
+/// The path MTU: the largest packet that a path carries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PathMtu {
     /// Largest packet that is sent, bytes of UDP payload.
     size: u64,
     /// MTU that the QUIC stack found, bytes of UDP payload.
     found: u64,
-    /// Number of round trips in which larger packets were lost and none arrived.
+    /// Number of round trips in a row in which packets above the base MTU were lost and none arrived.
     suspicions: u32,
     /// Time when `suspicions` last grew. Losses of packets sent before it belong to the same round trip.
     suspected: Option<Instant>,
@@ -29,7 +30,7 @@ pub(super) struct PathMtu {
 }
 
 impl PathMtu {
-    /// Creates the state of a path that takes packets of `size` bytes of UDP payload.
+    /// Creates the state of a path that carries packets of `size` bytes of UDP payload.
     pub fn new(size: u64) -> Self {
         Self { size, found: size, suspicions: 0, suspected: None, probe: None }
     }
@@ -44,7 +45,7 @@ impl PathMtu {
         self.probe.filter(|(at, _)| *at <= now).map(|_| self.found)
     }
 
-    /// Notes that a packet was sent. A probe schedules the next one.
+    /// Notes that a packet was sent. If it was a probe, the next probe is scheduled.
     pub fn on_sent(&mut self, now: Instant, size: u64) {
         if let Some((at, wait)) = &mut self.probe
             && size > self.size

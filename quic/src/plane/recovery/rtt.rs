@@ -10,7 +10,7 @@ pub struct Rtt {
 }
 
 impl Rtt {
-    /// Creates an estimate with an assumed round trip.
+    /// Creates an estimate with an assumed round-trip time until the first sample.
     pub fn new(initial: Duration) -> Self {
         Self { latest: initial, min: None, smoothed: initial, variation: initial / 2 }
     }
@@ -34,7 +34,7 @@ impl Rtt {
         self.min = self.min.map(|_| self.latest);
     }
 
-    /// Returns the newest sample.
+    /// Returns the newest round-trip sample.
     pub fn latest(&self) -> Duration {
         self.latest
     }
@@ -44,12 +44,13 @@ impl Rtt {
         self.smoothed
     }
 
-    /// Returns the shortest sample, or the initial estimate before the first one.
+    /// Returns the shortest round-trip sample, or the initial estimate before the first sample.
     pub fn min(&self) -> Duration {
         self.min.unwrap_or(self.smoothed)
     }
 
-    /// Returns the time after sending at which a packet is lost if a later one was acknowledged (section 6.1.2).
+    /// Returns the time threshold: how long after its sending a packet is declared lost if a later one was acknowledged
+    /// (section 6.1.2).
     pub fn loss_delay(&self, granularity: Duration) -> Duration {
         (self.smoothed.max(self.latest) * 9 / 8).max(granularity)
     }

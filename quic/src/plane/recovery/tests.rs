@@ -78,7 +78,8 @@ fn round_trip_estimate_matches_rfc_9002() {
     assert_eq!((rtt.smoothed(), rtt.min()), (100 * MS, 100 * MS), "the first sample is taken as it is");
     assert_eq!(rtt.probe_timeout(GRANULARITY, MAX_ACK_DELAY), 325 * MS);
     rtt.sample(140 * MS, 20 * MS);
-    // Expected values: adjusted 120; variation 3/4 * 50 + 1/4 * 20 = 42.5; smoothed 7/8 * 100 + 1/8 * 120 = 102.5.
+    // Expected values in ms: adjusted RTT 120; RTT variation 3/4 * 50 + 1/4 * 20 = 42.5; smoothed RTT 7/8 * 100 + 1/8 *
+    // 120 = 102.5.
     assert_eq!(rtt.smoothed(), Duration::from_micros(102_500));
     assert_eq!(rtt.probe_timeout(GRANULARITY, Duration::ZERO), Duration::from_micros(272_500));
     assert_eq!(rtt.loss_delay(GRANULARITY), Duration::from_micros(157_500));
@@ -93,12 +94,12 @@ fn ack_delay_above_the_peers_maximum_is_capped() {
     lab.now += 200 * MS;
     let ack = AckRanges { delay: Duration::from_secs(9), ranges: vec![1..=1], ecn: None };
     lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
-    // The smoothed round trip is 100 * 7/8 + (200 - 25) / 8 ms.
+    // The expected smoothed round trip is 100 ms * 7/8 + (200 ms - 25 ms) / 8.
     assert_eq!(lab.recovery.rtt.smoothed(), Duration::from_micros(109_375));
 }
 
 #[test]
-fn ack_without_a_newly_acknowledged_largest_gives_no_sample() {
+fn ack_whose_largest_number_is_not_new_gives_no_rtt_sample() {
     let mut lab = RecoveryLab::warm();
     lab.send(3);
     lab.now += RTT;
@@ -140,7 +141,7 @@ fn probe_timeouts_back_off_until_an_ack() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     let mut sent = lab.now;
-    // The only sample is that of `warm`, so the variation is half of 100 ms.
+    // The only round-trip sample is the one of `warm`, so the RTT variation is half of 100 ms.
     for backoff in [1, 2, 4, 8] {
         assert!(lab.expire());
         assert_eq!(lab.now, sent + (RTT + 200 * MS + MAX_ACK_DELAY) * backoff);
@@ -370,10 +371,10 @@ fn loss_recovery_memory_stays_bounded() {
     assert_eq!(lab.recovery.counts().packets_lost + lab.recovery.counts().packets_acked, 20_001);
 }
 
-/// Each packet of such a peer makes the stack send an ACK. One older packet in flight prevents that any of these is
-/// forgotten.
+/// Each packet of a peer makes the QUIC stack send an ACK, and the peer acknowledges none. While one older packet is in
+/// flight, the ACK packets' numbers cannot be forgotten.
 #[test]
-fn peer_that_acknowledges_nothing_is_given_up() {
+fn peer_that_acknowledges_nothing_exceeds_the_packet_bound() {
     let mut lab = RecoveryLab::warm();
     lab.send(1);
     for _ in 0..MAX_OTHERS {

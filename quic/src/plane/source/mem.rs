@@ -86,7 +86,7 @@ impl Source for Mem {
         received.range(..=offset).next_back().map(|(_, at)| *at)
     }
 
-    /// Treats each push as an object.
+    /// Returns the range of one `push`: each call of `push` counts as one object.
     fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let received = self.received.lock().expect("no panic");
         let (start, _) = received.range(..=offset).next_back()?;
@@ -95,7 +95,7 @@ impl Source for Mem {
     }
 }
 
-/// A source that is read with one copy, as a cache is.
+/// A source that copies its bytes once when it is read, like a cache.
 pub struct Fast(AtomicU64, Vec<u8>);
 
 impl Fast {

@@ -1,4 +1,4 @@
-//! Preparation and adoption of streams that the offload opens.
+//! Prepares streams that the offload may open, and adopts them once the data plane has their source.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,13 +12,13 @@ use super::{
 };
 
 impl LockedOffload<'_> {
-    /// Allows the offload to open a stream of this connection for the stream to which the ingress will be bound.
-    /// Returns whether the offload may open it.
+    /// Allows the offload to open a stream on this connection as the copy of the new stream that `ingress` will be
+    /// bound to. Returns whether the offload may open it.
     pub fn prepare(&mut self, ingress: &Arc<dyn OffloadIngress>, terms: &OpeningTerms) -> bool {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return false };
         let place = (terms.owner, ingress.serial());
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return false };
-        // There is at most one opening for each owner and ingress.
+        // At most one stream is prepared for each owner (subscription) and ingress.
         if offloaded.openings.waiting.contains_key(&place) {
             return false;
         }
@@ -48,8 +48,9 @@ impl LockedOffload<'_> {
         true
     }
 
-    /// Returns the stream that the offload has opened for `stream`, the owner's copy of the ingress. If it has opened
-    /// none, `stream` is opened now. Returns `None` if the offload's stream has ended already.
+    /// Returns the stream that the offload has opened as this owner's copy of `ingress`, and gives it the source of
+    /// `stream`. If the offload has opened none, the data plane opens `stream`. Returns `None` if the offload's stream
+    /// has ended already.
     pub fn adopt(
         &mut self,
         now: Instant,
@@ -63,15 +64,15 @@ impl LockedOffload<'_> {
         if !self.downstream.adopt(key, stream) {
             return None;
         }
-        // The offload keeps its old priority for the stream, so the plane takes the stream back.
+        // The offload would keep sending at the old priority, so the plane recalls the stream.
         if changed {
             self.downstream.take_back(key);
         }
         Some(key)
     }
 
-    /// Returns the stream that the offload has opened for this owner's copy of an ingress, and the priority that it
-    /// used. Returns `None` if it has opened none, and never will.
+    /// Returns the stream that the offload has opened as this owner's copy of an ingress, and the subscriber priority
+    /// at which the offload sends. Returns `None` if the offload has opened no such stream, and never will.
     fn take_opened(
         &mut self,
         now: Instant,
@@ -88,8 +89,8 @@ impl LockedOffload<'_> {
         Some((key, priority))
     }
 
-    /// Resets the stream that the offload has opened for this owner's copy of an ingress, because the owner does not
-    /// want it.
+    /// Resets the stream that the offload has opened as this owner's copy of an ingress, because the owner does not
+    /// want the stream.
     pub fn refuse(&mut self, now: Instant, ingress: &Arc<dyn OffloadIngress>, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
@@ -98,8 +99,8 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Stops the offload from opening streams for an owner, until [`Self::prepare`] allows it again. Returns whether
-    /// the owner has adopted all streams that the offload has opened.
+    /// Stops the offload from opening streams for an owner (subscription), until [`Self::prepare`] allows it again.
+    /// Returns whether the owner has adopted all streams that the offload has opened.
     pub fn withdraw(&mut self, now: Instant, owner: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return true };
         for tag in offloaded.openings.owner_streams(owner) {
@@ -113,7 +114,8 @@ impl LockedOffload<'_> {
         offloaded.openings.owner_streams(owner).is_empty()
     }
 
-    /// Stops the offload from opening streams for an owner, and resets those that the owner has not adopted.
+    /// Stops the offload from opening streams for an owner (subscription), and resets opened streams that the owner has
+    /// not adopted.
     pub fn abandon(&mut self, now: Instant, owner: u64) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         offloaded.drain(now, self.downstream);
@@ -123,8 +125,8 @@ impl LockedOffload<'_> {
 }
 
 impl Offloaded {
-    /// Removes an opening from those that wait for adoption. Returns its stream, or `None` if the offload has opened
-    /// none, and never will.
+    /// Marks a prepared stream as adopted. Returns the stream that the offload has opened, or `None` if the offload has
+    /// opened none, and never will.
     fn settle(&mut self, downstream: &mut Downstream, tag: u64) -> Option<StreamKey> {
         self.openings.take(tag);
         let opening = self.openings.by_tag.get(&tag)?;
@@ -140,7 +142,7 @@ impl Offloaded {
         }
     }
 
-    /// Gives up openings that will not be adopted, and resets streams that were opened for them.
+    /// Withdraws prepared streams that will not be adopted, and resets those that the offload has already opened.
     pub fn abandon(&mut self, downstream: &mut Downstream, tags: &[u64]) {
         for tag in tags {
             if self.openings.by_tag.get(tag).is_none_or(|opening| opening.adopted) {

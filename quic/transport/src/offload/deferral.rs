@@ -1,18 +1,18 @@
-//! Packets of a subscriber that need not wake this process: acknowledgements of the offload's packets, as long as no
-//! data waits for them.
+//! Decides which packets of a subscriber need not wake this process: acknowledgements of the offload's packets, while
+//! no data waits for window or retransmission.
 //!
-//! The offload does not open these packets, and knows only their length. So it gets the length of a packet with an ACK
-//! that shows no loss. An ACK that shows a loss has another range, which takes at least two bytes.
+//! The offload does not decrypt these packets, and knows only their length. So it is told the length of a packet whose
+//! ACK shows no loss. An ACK that shows a loss has an additional range, so it is at least two bytes longer.
 
 use std::time::{Duration, Instant};
 
 use millrace_quic::{plane::downstream::OffloadBudget, varint};
 
-/// Time for which all packets wake the process after the offload lacked window or credit.
+/// Time for which all packets wake the process after the offload could not send for lack of window or credit.
 const SHORT_OF_ROOM: Duration = Duration::from_millis(100);
 
-/// Divisor of the window: acknowledgements wake the process again when this part of the window is left. It has to last
-/// until they are read.
+/// Acknowledgements wake the process again when only the window divided by this number is left. This part has to last
+/// until the process has read them.
 const RESERVE: u64 = 2;
 
 /// The state of deferred wake-ups on one connection.
@@ -22,7 +22,7 @@ pub(in crate::offload) struct Deferral {
     size: u32,
     /// Number of copies that the offload declined for lack of window or credit.
     declined: u64,
-    /// Time until which all packets wake the process.
+    /// Time until which every packet wakes the process, because the offload lacked window or credit.
     wake_until: Option<Instant>,
 }
 
@@ -35,8 +35,8 @@ impl Deferral {
     }
 
     /// Returns the largest UDP payload of packets whose wake-up is deferred, and the bytes that may be sent before all
-    /// packets wake the process. `budget` is the offload's budget, `window` its part of the window, and `declined` how
-    /// often it has lacked either so far.
+    /// packets wake the process. `budget` is the offload's unused budget, and `window` the congestion window for it,
+    /// bytes. `declined` is how many copies it could not send so far for lack of window or credit.
     pub fn limits(&mut self, now: Instant, budget: OffloadBudget, window: u64, declined: u64) -> (u32, u64) {
         if std::mem::replace(&mut self.declined, declined) != declined {
             self.wake_until = Some(now + SHORT_OF_ROOM);
@@ -61,7 +61,8 @@ mod tests {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         assert_eq!(deferral.limits(now, BUDGET, WINDOW, 0).0, 0, "the length is unknown at first");
-        // A packet's bytes besides the ACK Delay, without and with another range of two bytes.
+        // Length of a packet without its ACK Delay field: first with one ACK range, then with an additional range of
+        // two bytes.
         let without = 35;
         let with = 37;
         for delay in [1, 63, 64, 16_383] {
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn shortage_suspends_deferral_for_a_while() {
+    fn lack_of_window_or_credit_suspends_deferred_wake_ups() {
         let mut deferral = Deferral::default();
         let now = Instant::now();
         deferral.learn(36, 0);

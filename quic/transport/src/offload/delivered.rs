@@ -1,8 +1,9 @@
-//! Datagrams that the offload has sent, until userspace reads the same datagrams.
+//! A record of datagrams that the offload has sent, so that userspace, which receives the same datagrams, does not send
+//! them again.
 
 use std::collections::{HashSet, VecDeque};
 
-/// The tag of the copy, group ID and object ID.
+/// Identifies a sent datagram: tag of the copy, group ID and object ID.
 pub(super) type DatagramId = (u64, u64, u64);
 
 #[derive(Default)]
@@ -12,8 +13,8 @@ pub(super) struct DeliveredDatagrams {
 }
 
 impl DeliveredDatagrams {
-    /// Largest number of remembered datagrams. Userspace never reads some of them, because the QUIC stack's buffer for
-    /// datagrams overflows. That buffer holds fewer than this number.
+    /// Largest number of datagrams in the record. Userspace never reads some of them, because the QUIC stack's datagram
+    /// buffer, which holds fewer than this number, may overflow.
     const MOST: usize = 1 << 15;
 
     pub fn add(&mut self, datagram: DatagramId) {

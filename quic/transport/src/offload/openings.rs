@@ -1,4 +1,5 @@
-//! Streams that the offload may open: prepared, opened, and adopted once this process has their source.
+//! Openings: streams that the offload may open. Each is first prepared, then opened by the offload, and adopted once
+//! this process has its source.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,47 +7,47 @@ use millrace_quic::plane::downstream::{Downstream, Label, StreamKey};
 
 use super::Delegation;
 
-/// The bit that is set in tags of openings, and in no stream's key.
+/// The bit that is set in the tag of every opening, and in no stream's key.
 pub(super) const TAG: u64 = 1 << 63;
 
-/// A stream on which the offload sends.
+/// A stream that is delegated to the offload.
 pub(super) struct DelegatedStream {
     pub id: u64,
     pub delegation: Box<dyn Delegation>,
 }
 
-/// One subscriber's copy of an ingress whose stream has not begun yet.
+/// An opening: a stream that the offload may open, as one subscriber's copy of an ingress.
 pub(super) struct OpeningEntry {
-    /// The subscription's number.
+    /// The number of the subscription that owns the stream.
     pub owner: u64,
     /// Serial number of the ingress.
     pub ingress: u64,
     pub label: Label,
-    /// The subscriber's priority, as the offload uses it.
+    /// The subscriber priority at which the offload sends the stream.
     pub priority: u8,
-    /// The right to open the stream; `None` once the offload has opened it.
+    /// The permission to open the stream; `None` once the offload has opened it.
     pub delegation: Option<Box<dyn Delegation>>,
     pub key: Option<StreamKey>,
-    /// True if the subscription has the stream's source, or never will.
+    /// True if the data plane has the stream's source, or if the subscription does not want the stream.
     pub adopted: bool,
     /// True if the offload has returned the stream.
     pub returned: bool,
 }
 
-/// The openings of a connection: the streams that the offload may open, or has opened.
+/// The openings of a connection: streams that the offload may open, or has opened.
 ///
-/// An entry is *prepared* while it has a delegation and no key, and *opened* once it has a key. It leaves the book when
-/// it is both *adopted* and *returned*, in either order, or when it is closed before its stream was opened.
-/// [`Self::key`] opens an entry with the first packet that the offload reports, or when the offload is about to open
-/// the stream. [`Self::take`] adopts an entry, and [`Self::on_returned`] returns it. Between calls, `waiting` has
-/// exactly the entries that are not adopted, and `by_key` those that are opened and not returned.
+/// An entry is *prepared* while it has a delegation and no key, and *opened* once it has a key. It is removed when it
+/// is both *adopted* and *returned*, in either order, or when it is withdrawn before its stream was opened.
+/// [`Self::key`] marks an entry as opened: at the first packet that the offload reports, or when the offload is about
+/// to open the stream. [`Self::take`] marks it as adopted, and [`Self::on_returned`] as returned. Between calls,
+/// `waiting` has exactly the entries that are not adopted, and `by_key` those that are opened and not returned.
 #[derive(Default)]
 pub(super) struct OpeningBook {
     pub by_tag: HashMap<u64, OpeningEntry>,
     /// The tags of openings that are not adopted yet, by owner and ingress.
     pub waiting: BTreeMap<(u64, u64), u64>,
     by_key: HashMap<StreamKey, u64>,
-    /// Number of openings so far, for the next tag.
+    /// Number of openings created so far, from which the next one's tag is made.
     pub made: u64,
 }
 
@@ -55,7 +56,7 @@ impl OpeningBook {
         self.by_tag.is_empty()
     }
 
-    /// Returns the key of the stream that the offload has opened for a tag, and creates the stream's state if needed.
+    /// Returns the key of the stream that the offload has opened under `tag`, and creates the stream's state if needed.
     /// `id` is the stream's ID, if it is known.
     pub fn key(
         &mut self,
@@ -103,7 +104,7 @@ impl OpeningBook {
         }
     }
 
-    /// Removes an opening from those that wait for adoption.
+    /// Marks an opening as adopted, so that it no longer waits for its source.
     pub fn take(&mut self, tag: u64) {
         if let Some(opening) = self.by_tag.get_mut(&tag) {
             opening.adopted = true;
@@ -111,13 +112,13 @@ impl OpeningBook {
         }
     }
 
-    /// Returns the tags of openings whose stream the offload has not opened, as far as it has reported.
+    /// Returns the tags of openings whose stream the offload has not opened according to its reports so far.
     pub fn prepared(&self) -> Vec<u64> {
         let prepared = self.by_tag.iter().filter(|(_, opening)| opening.delegation.is_some());
         prepared.map(|(tag, _)| *tag).collect()
     }
 
-    /// Returns the tags of an owner's openings that wait for adoption.
+    /// Returns the tags of an owner's (a subscription's) openings that are not adopted yet.
     pub fn owner_streams(&self, owner: u64) -> Vec<u64> {
         self.waiting.range((owner, 0)..=(owner, u64::MAX)).map(|(_, tag)| *tag).collect()
     }

@@ -1,29 +1,30 @@
-//! Bounds on the streams that are delegated to the offload, which the connections of a client, or of a network, share.
+//! Limits the number of streams delegated to the offload. All connections of one client, and all of one network, share
+//! a limit.
 
 use std::sync::Arc;
 
 use super::{Declined, Delegation, OffloadIngress, OpeningSide};
 use crate::windows::WindowShare;
 
-/// The shares of a connection. They count delegated streams.
+/// The limits on one connection's delegated streams, which it shares with other connections.
 #[derive(Default)]
 pub(in crate::offload) struct OffloadPlaces {
-    /// The client's share, and the common share of all clients.
+    /// The client's limit, and a second limit common to all clients, which is used when the client's is reached.
     shares: Option<[Arc<WindowShare>; 2]>,
-    /// Number of delegations that were declined because both shares were used up.
+    /// Number of delegations that were declined because both limits were reached.
     pub declined: u64,
 }
 
 impl OffloadPlaces {
-    /// Sets the shares in which further delegations count.
+    /// Sets the limits against which new delegations count.
     pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         self.shares = Some(shares);
     }
 
-    /// Calls `make`, which creates a delegation, and counts the delegation in a share until it is dropped.
+    /// Calls `make`, which creates a delegation, and counts the delegation against a limit until it is dropped.
     ///
     /// # Errors
-    /// Both shares are used up, or `make` has failed.
+    /// Both limits are reached, or `make` has failed.
     pub fn within(
         &mut self,
         make: impl FnOnce() -> Result<Box<dyn Delegation>, Declined>,
@@ -37,7 +38,7 @@ impl OffloadPlaces {
     }
 }
 
-/// One delegation's count in a share. Dropping it releases the count.
+/// One delegation's unit of a limit. Dropping it releases the unit.
 struct OffloadPlace(Arc<WindowShare>);
 
 impl OffloadPlace {
@@ -52,9 +53,9 @@ impl Drop for OffloadPlace {
     }
 }
 
-/// A delegation that counts in a share.
+/// A delegation that counts against a limit until it is dropped.
 struct PlacedDelegation {
-    // Fields are dropped in this order, so the delegation ends before its count is released.
+    // Fields are dropped in this order, so the delegation ends before its unit of the limit is released.
     delegation: Box<dyn Delegation>,
     _place: OffloadPlace,
 }
@@ -97,9 +98,10 @@ mod tests {
         fn on_opened(&self) {}
     }
 
-    /// The sessions of a client share its places, and the clients of a network share the network's.
+    /// All sessions of a client share the client's limit of delegated streams, and all clients of a network share the
+    /// network's limit.
     #[test]
-    fn sessions_of_a_client_share_its_places() {
+    fn sessions_of_a_client_share_its_limit_of_delegations() {
         let network = Arc::new(WindowShare::new(5, None));
         let share = |within: &Arc<WindowShare>| Arc::new(WindowShare::new(4, Some(Arc::clone(within))));
         let client = share(&network);
@@ -115,7 +117,7 @@ mod tests {
         let mut others: Vec<_> = (0..3).filter_map(|_| take(2)).collect();
         assert_eq!(others.len(), 1, "the network has one place left");
         assert_eq!(sessions.each_ref().map(|places| places.declined).iter().sum::<u64>(), 3 + 2);
-        // A failed delegation takes no place.
+        // A delegation that failed does not count against any limit.
         held.truncate(3);
         let declined = sessions[0].within(|| Err(Declined("full".to_owned())));
         assert_eq!(declined.err().map(|declined| declined.0).as_deref(), Some("full"));
@@ -123,7 +125,7 @@ mod tests {
         others.extend(sessions[2].within(|| Ok(Box::new(NoDelegation))));
         drop((held, others));
         assert_eq!((client.held(), network.held()), (0, 0));
-        // A connection without shares, whose client is not known yet, has no bound.
+        // A connection whose client is not known yet has no limit.
         assert!((0..100).all(|_| OffloadPlaces::default().within(|| Ok(Box::new(NoDelegation))).is_ok()));
     }
 }

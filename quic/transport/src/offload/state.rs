@@ -1,4 +1,5 @@
-//! The offload's part of a connection: its budget, the delegated streams, and the settings that it has to get.
+//! A connection's state for its offload: the budget, the delegated streams, and the keys, path and other settings that
+//! an offload needs.
 //!
 //! The offload sends within a budget of credit and window, which is granted whenever the connection's lock is released.
 //! Before the data plane sends, the budget is reclaimed, so both together stay within the peer's limits.
@@ -50,26 +51,26 @@ pub(crate) struct Offloaded {
     suites: &'static [KeySuite],
     /// The address of this end's socket.
     local: SocketAddr,
-    /// The path that was last set at an offload.
+    /// The network path that was last passed to an offload.
     path: Option<OffloadPath>,
-    /// True if that path was set at the present offload.
+    /// True if `path` was passed to the present offload.
     path_told: bool,
-    /// True if the present offload uses that path.
+    /// True if the present offload has reported that it uses `path`.
     path_ready: bool,
     /// True if the offload may be granted a budget: it uses the present path, and the data plane may send.
     is_ready: bool,
-    /// The trial of the present path.
+    /// The trial whether the offload's packets arrive on the present path.
     trial: OffloadTrial,
     failed_trials: u64,
     pub(super) places: OffloadPlaces,
     /// The header keys of both directions, which are those of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<OpenKeys>,
-    /// This end's connection IDs that the peer has used, the most recent last.
+    /// This end's connection IDs that the peer has used as destination, the most recent last.
     ids: VecDeque<ConnectionId>,
     pub(super) delegations: HashMap<StreamKey, DelegatedStream>,
     pub(super) openings: OpeningBook,
-    /// Delegations of datagrams, by tag.
+    /// Delegations of tracks' datagrams, by the tag of the copy.
     datagrams: HashMap<u64, Box<dyn Delegation>>,
     /// Number of the peer's unidirectional streams that were accepted.
     accepted: u64,
@@ -77,9 +78,9 @@ pub(crate) struct Offloaded {
     stream_bits: u32,
     /// The largest DATAGRAM frame that the peer accepts, bytes.
     max_datagram: u32,
-    /// Totals of window and credit in the packets that the offload has reported.
+    /// Totals of window and credit, bytes, of the packets that the present offload has reported.
     registered: OffloadBudget,
-    /// The budget that the offload may use in addition to those totals.
+    /// The budget that the offload may use in addition to `registered`.
     budget: OffloadBudget,
     session: u32,
     refused: Option<&'static str>,
@@ -87,12 +88,12 @@ pub(crate) struct Offloaded {
     past: ConnectionStatus,
     delivered: DeliveredDatagrams,
     deferral: Deferral,
-    /// True if the loss timer was postponed once until deferred acknowledgements are read. It is not postponed twice in
-    /// a row.
+    /// True if the loss timer was just postponed so that deferred acknowledgements are read first. It is not postponed
+    /// twice in a row.
     waited: bool,
 }
 
-/// The keys for opening, of the newest generation that the peer has used.
+/// The keys for decrypting packets, of the newest generation that the peer has used.
 struct OpenKeys {
     secret: TrafficSecret,
     header: [u8; 32],
@@ -134,7 +135,7 @@ impl Offloaded {
         }
     }
 
-    /// Sets the session's number in traces.
+    /// Sets the number by which packet traces identify this session.
     pub fn set_session(&mut self, session: u32) {
         self.session = session;
         self.offload.iter().for_each(|offload| offload.set_session(session));
@@ -153,13 +154,13 @@ impl Offloaded {
         offload.set_stream_bits(self.stream_bits);
     }
 
-    /// Sets the layout of the application's streams and datagrams on the connection.
+    /// Sets how the application's streams and datagrams are mapped to the connection.
     pub fn bind(&mut self, binding: Binding) {
         self.binding = Some(binding);
         self.offload.iter().for_each(|offload| offload.set_binding(binding));
     }
 
-    /// Returns whether an offload could serve the connection.
+    /// Returns whether an offload could serve the connection: it has keys of a supported cipher suite.
     pub fn is_usable(&self) -> bool {
         self.refused.is_none()
     }
@@ -180,10 +181,10 @@ impl Offloaded {
     }
 }
 
-/// Getting and releasing an offload.
+/// Methods that assign an offload to the connection, and release it.
 impl Offloaded {
-    /// Adds an offload, which draws from the connection's packet numbers, and sets its state. `seal` is the generation
-    /// with which this end seals now, and its secret.
+    /// Assigns an offload, which draws the connection's packet numbers from now on, and passes the connection's state
+    /// to it. `seal` is the key generation with which this end seals now, and its secret.
     pub fn take_offload(&mut self, offload: Arc<dyn Offload>, seal: Option<(u16, &TrafficSecret)>) {
         offload.set_session(self.session);
         self.binding.iter().for_each(|binding| offload.set_binding(*binding));
@@ -196,11 +197,11 @@ impl Offloaded {
         self.install_both_seal_keys(seal);
     }
 
-    /// Takes all grants and delegations back from the offload. Its streams are returned one by one, and
-    /// [`Self::finish_release`] has to follow.
+    /// Withdraws all grants and delegations from the offload. The offload returns its streams one by one. Afterwards
+    /// [`Self::finish_release`] has to be called.
     pub fn release(&mut self, downstream: &mut Downstream) {
         let Some(offload) = self.offload().map(Arc::clone) else { return };
-        // The budget goes first, so that nothing is sent while streams are recalled.
+        // The budget is withdrawn first, so that nothing is sent while streams are recalled.
         self.reclaim_budget(downstream);
         self.datagrams.clear();
         self.close_openings(downstream);
@@ -211,8 +212,8 @@ impl Offloaded {
         offload.release();
     }
 
-    /// Ends the release, after the offload has stopped and its packets were drained. Returns the offload, which has to
-    /// be dropped without the connection's lock.
+    /// Ends the release, after the offload has stopped and its packets were drained. Returns the offload, which the
+    /// caller has to drop without holding the connection's lock.
     pub fn finish_release(&mut self, downstream: &mut Downstream) -> Option<Arc<dyn Offload>> {
         let offload = self.offload.take_if(|_| self.is_releasing)?;
         // The offload opened these streams during the release, so they were not recalled.
@@ -227,7 +228,7 @@ impl Offloaded {
     }
 }
 
-/// Keys and connection IDs.
+/// Methods for packet protection keys and connection IDs.
 impl Offloaded {
     /// Sets the first keys of both directions after the handshake.
     pub fn on_keys(&mut self, seal: Option<&TrafficSecret>, open: Option<TrafficSecret>) {
@@ -264,7 +265,7 @@ impl Offloaded {
     }
 
     /// Notes a received packet that was sealed with keys of `generation`, for this end's connection ID `id`. Returns
-    /// whether the offload has opened it, too, or may have.
+    /// whether the offload has decrypted the packet, too, or may have.
     pub fn on_received(&mut self, number: u64, generation: u16, id: &[u8]) -> bool {
         if self.ids.back().is_none_or(|last| **last != *id) {
             self.on_id(id);
@@ -277,12 +278,12 @@ impl Offloaded {
         self.offload.as_ref().is_none_or(|offload| offload.on_received(number))
     }
 
-    /// Calls [`Offload::leave`].
+    /// Passes bytes received outside of the offload to [`Offload::leave`].
     pub fn leave(&self, stream: u64, bytes: &Range<u64>, fin: bool) {
         self.offload.iter().for_each(|offload| offload.leave(stream, bytes, fin));
     }
 
-    /// Notes that the peer uses another of this end's connection IDs.
+    /// Notes that the peer now uses `id`, another of this end's connection IDs.
     fn on_id(&mut self, id: &[u8]) {
         let Some(id) = ConnectionId::new(id) else { return };
         if let Some(at) = self.ids.iter().position(|known| *known == id) {
@@ -299,7 +300,7 @@ impl Offloaded {
         }
     }
 
-    /// Installs the keys for opening of the generation in use and of the next one.
+    /// Installs the offload's decryption keys of the generation in use and of the next one.
     fn install_open_keys(&self) {
         let (Some(offload), Some(open)) = (self.offload(), &self.open) else { return };
         let next = open.generation.saturating_add(1);
@@ -310,9 +311,10 @@ impl Offloaded {
     }
 }
 
-/// Deferred wake-ups.
+/// Methods for packets whose wake-up of the process is deferred.
 impl Offloaded {
-    /// Returns the arrival time of the packet that ends with these bytes, which may have waited to be read.
+    /// Returns when a packet arrived that was read at `now`. Its last bytes `end` identify it. It may have waited long
+    /// to be read.
     pub fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
         self.offload.as_ref().map_or(now, |offload| offload.arrival(now, end))
     }
@@ -322,14 +324,14 @@ impl Offloaded {
         self.deferral.learn(size, delay);
     }
 
-    /// Returns whether the loss timer has to wait, because the missing acknowledgement may be among the deferred
-    /// packets, which are read now.
+    /// Makes the process read deferred packets, and returns whether there are any. If so, the loss timer has to wait,
+    /// because the missing acknowledgement may be among them.
     pub fn reads_first(&mut self) -> bool {
         self.waited = !self.waited && self.offload.as_ref().is_some_and(|offload| offload.read_deferred());
         self.waited
     }
 
-    /// Sets which packets of the peer need not wake the process.
+    /// Tells the offload which packets of the peer need not wake the process.
     fn defer(&mut self, now: Instant, downstream: &Downstream) {
         let Some(offload) = &self.offload else { return };
         let forwards = !self.delegations.is_empty() || !self.openings.is_empty();
@@ -341,15 +343,15 @@ impl Offloaded {
     }
 }
 
-/// Budget and reported packets.
+/// Methods for the offload's budget and the packets that it reports.
 impl Offloaded {
-    /// Returns the offload's present budget.
+    /// Returns the budget that the offload has now.
     pub fn budget(&self) -> OffloadBudget {
         self.budget
     }
 
-    /// Withdraws the budget, so that the offload sends and opens nothing more. The part that it may have used without a
-    /// report counts as outstanding.
+    /// Withdraws the budget, so that the offload sends and opens nothing more. The part that it may have used for
+    /// packets not reported yet counts as outstanding.
     pub fn reclaim_budget(&mut self, downstream: &mut Downstream) {
         let Some(outstanding) = self.grant(OffloadBudget::default()) else { return };
         downstream.set_outstanding(outstanding);
@@ -362,8 +364,8 @@ impl Offloaded {
         }
     }
 
-    /// Sets the budget. Returns the amounts that the offload may have used without a report, or `None` if there is no
-    /// offload.
+    /// Sets the offload's budget. Returns how much the offload may have used for packets not reported yet, or `None` if
+    /// there is no offload.
     fn grant(&mut self, budget: OffloadBudget) -> Option<OffloadBudget> {
         let offload = self.offload.as_ref()?;
         let OffloadBudget { bytes, data } = self.registered;
@@ -379,7 +381,7 @@ impl Offloaded {
         })
     }
 
-    /// Grants the offload a budget if the plane is `open`, and recalls streams that have ended.
+    /// Grants the offload a budget if the data plane may send (`open`), and recalls streams that have ended.
     pub fn hand_out(
         &mut self,
         now: Instant,
@@ -389,7 +391,7 @@ impl Offloaded {
         open: bool,
     ) {
         let Some(offload) = self.offload().map(Arc::clone) else {
-            // Without a usable offload, all streams are being returned or were returned already.
+            // If there is no offload, or it is being released, all streams are being returned or were returned already.
             while downstream.poll_recall().is_some() {}
             self.is_ready = false;
             return downstream.set_offload_marks(now, false);
@@ -404,7 +406,7 @@ impl Offloaded {
         let budget = self.trial.allow(now, budget, downstream.mtu());
         offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
-        // A stream is opened by a packet, which needs a budget.
+        // The offload opens a stream with a packet, so it may open streams only if it has a budget.
         let streams = if budget.bytes > 0 { downstream.max_streams() } else { 0 };
         self.grant_streams(downstream, streams);
         self.defer(now, downstream);
@@ -428,7 +430,7 @@ impl Offloaded {
                 OffloadedFrame::Stream { id, offset, len, fin, credit } => {
                     registered.data += credit;
                     trial.on_sent(number);
-                    // The first packet of a stream that the offload opened may be the first report of the stream.
+                    // This packet may be the first report of a stream that the offload opened.
                     let opened = (tag & openings::TAG != 0)
                         .then(|| openings.key(tag, Some(id), downstream, delegations))
                         .flatten();
@@ -447,7 +449,7 @@ impl Offloaded {
         });
     }
 
-    /// Notes acknowledged packet numbers. The offload's packets have to be drained before.
+    /// Notes acknowledged packet numbers. The caller has to process the offload's reports before.
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>], remote: SocketAddr) {
         if self.trial.on_ack(now, ranges) {
             self.failed_trials += 1;
@@ -456,9 +458,10 @@ impl Offloaded {
     }
 }
 
-/// The path that the offload uses.
+/// Methods for the network path that the offload uses.
 impl Offloaded {
-    /// Sets the plane's path at the offload. Returns whether the offload uses that path already.
+    /// Passes the data plane's path to the offload if it has changed. Returns whether the offload uses that path
+    /// already.
     fn follow_path(
         &mut self,
         now: Instant,
@@ -489,13 +492,13 @@ impl Offloaded {
         self.path_ready && path.is_validated()
     }
 
-    /// Notes that the offload uses this path from now on.
+    /// Notes that the offload uses `path` from now on.
     pub fn on_path(&mut self, path: &OffloadPath) {
         self.path_ready |= self.path_told && self.path.as_ref() == Some(path);
     }
 }
 
-/// Streams that the offload forwards.
+/// Methods for streams that the offload forwards.
 impl Offloaded {
     /// Returns the offload, if streams and datagrams can be delegated to it at present.
     pub(super) fn takes(&self) -> Option<&Arc<dyn Offload>> {
@@ -522,11 +525,11 @@ pub struct LockedOffload<'a> {
     pub(crate) downstream: &'a mut Downstream,
     pub(crate) received: &'a ReceivedNumbers,
     pub(crate) streams: Option<&'a ReceivedStreams>,
-    /// Returns a reference that keeps the connection alive.
+    /// A function that returns a reference which keeps the connection alive.
     pub(crate) hold: &'a dyn Fn() -> Arc<dyn Any + Send + Sync>,
 }
 
-/// Methods for connections on which media arrives.
+/// Methods for a connection on which media arrives, as its source.
 impl LockedOffload<'_> {
     /// Returns an ingress for the peer's stream, or `None` if the offload cannot forward it.
     pub fn ingress(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
@@ -539,15 +542,15 @@ impl LockedOffload<'_> {
         self.upstream(|offload, seen, held| offload.ingress(OffloadOrigin::Datagrams(alias), seen, held))
     }
 
-    /// Returns openings for the peer's new streams under a track alias, after the subgroup `last` (group and ID).
-    /// Returns `None` if the offload cannot open streams for them.
+    /// Returns openings, with which the offload forwards the peer's new streams of a track alias after the subgroup
+    /// `last` (group and ID). Returns `None` if the offload cannot forward them.
     pub fn openings(&mut self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn OffloadOpenings>> {
         self.upstream(|offload, seen, held| offload.openings(alias, last, seen, held))
     }
 
-    /// Notes that a unidirectional stream of the peer was accepted, so that the offload opens no streams for it any
-    /// more. This has to be called for each of the peer's streams, once its type is known. Returns the ingress for
-    /// which the offload has opened streams.
+    /// Notes that a unidirectional stream of the peer was accepted. If the offload does not forward it by then, it
+    /// opens no streams for it. This has to be called for each of the peer's streams, once its type is known. Returns
+    /// the ingress by which the offload forwards the stream, if it does.
     pub fn accept(&mut self, stream: quinn::StreamId) -> Option<Arc<dyn OffloadIngress>> {
         let offloaded = self.offloaded.as_deref_mut()?;
         let stream = VarInt::from(stream).into_inner();
@@ -555,8 +558,8 @@ impl LockedOffload<'_> {
         offloaded.offload()?.accept(stream)
     }
 
-    /// Calls `make` with the offload and a summary of the packets received so far. After the first success the offload
-    /// gets the keys and connection IDs to open packets.
+    /// Calls `make` with the offload and a summary of the packets received so far. After the first success, the offload
+    /// gets the keys and connection IDs that it needs to decrypt packets.
     fn upstream<T>(
         &mut self,
         make: impl FnOnce(Arc<dyn Offload>, BeforeOffload, Arc<dyn Any + Send + Sync>) -> Option<T>,
@@ -567,7 +570,7 @@ impl LockedOffload<'_> {
             return None;
         }
         let is_first = !offload.has_ingress();
-        // Streams that have begun are excluded, because the offload has not seen all of their bytes.
+        // Streams that have begun before are excluded, because the offload has not seen all of their bytes.
         let begun = self.streams.filter(|_| is_first).into_iter().flat_map(ReceivedStreams::begun).collect();
         let seen = BeforeOffload { packets: self.received.next(), streams: offloaded.accepted, begun };
         let made = make(Arc::clone(offload), seen, (self.hold)())?;
@@ -580,11 +583,11 @@ impl LockedOffload<'_> {
     }
 }
 
-/// Methods for connections on which media is sent.
+/// Methods for a connection on which media is sent, to a subscriber.
 impl LockedOffload<'_> {
-    /// Lets the offload forward an ingress as stream `key`, if all data of that stream was sent. It forwards bytes from
-    /// offset `from` of the ingress on, at an offset that is larger by `shift`. Returns whether the stream is delegated
-    /// now.
+    /// Lets the offload forward an ingress on stream `key`, if all data of that stream so far was sent. It forwards
+    /// bytes from the ingress's offset `from` on. Offsets on stream `key` are larger by `shift` bytes. Returns whether
+    /// the stream is delegated now.
     pub fn delegate(
         &mut self,
         key: StreamKey,
@@ -620,9 +623,9 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Lets the offload forward a track's datagrams, if it can. They replace other datagrams with the same tag, which
-    /// [`Self::take_delivered`] takes as well. The call has to be repeated, because the connection may get an offload
-    /// later, or another one.
+    /// Lets the offload forward a track's datagrams, if it can, instead of other datagrams with the same tag.
+    /// [`Self::take_delivered`] takes that tag, too. The caller has to repeat the call, because the connection may get
+    /// an offload later, or another one.
     pub fn delegate_datagrams(&mut self, ingress: &Arc<dyn OffloadIngress>, datagrams: &DatagramCopy) {
         let Some(offloaded) = self.offloaded.as_deref_mut() else { return };
         let Some(offload) = offloaded.takes().map(Arc::clone) else { return };
@@ -645,14 +648,15 @@ impl LockedOffload<'_> {
         }
     }
 
-    /// Reports once whether the offload has sent the datagram at this group and object.
+    /// Returns whether the offload has sent the datagram with this group and object ID. A second call for the same
+    /// datagram returns false.
     pub fn take_delivered(&mut self, now: Instant, tag: u64, group: u64, object: u64) -> bool {
         let Some(offloaded) = self.drained(now) else { return false };
         offloaded.delivered.take((tag, group, object))
     }
 
-    /// Sets the shares that limit delegated streams. Each stream counts in the first share that is not used up. If both
-    /// are used up, userspace sends.
+    /// Sets the limits on the number of delegated streams. Each stream counts against the first limit that is not
+    /// reached. If both are reached, the stream is not delegated.
     pub fn set_shares(&mut self, shares: [Arc<WindowShare>; 2]) {
         if let Some(offloaded) = self.offloaded.as_deref_mut() {
             offloaded.places.set_shares(shares);

@@ -1,8 +1,8 @@
-//! A trial of whether the offload's packets arrive.
+//! A trial whether the offload's packets arrive at the peer.
 //!
 //! The offload's packets bypass netfilter, IPsec policies, and routing by a socket's owner or mark. On a host that
-//! needs these, all packets of the offload would be lost. So it may send only a few packets on each path until one of
-//! them is acknowledged.
+//! needs these, all packets of the offload would be lost. So the offload may send only a few packets on each path until
+//! one of them is acknowledged.
 
 use std::{
     ops::RangeInclusive,
@@ -14,15 +14,16 @@ use millrace_quic::plane::downstream::OffloadBudget;
 /// Number of packets in the first trial. If the network loses every third packet, one trial in 6000 loses all of them.
 const PACKETS: usize = 8;
 
-/// Number of packets in each later trial. It is small because all are lost on a host where none ever arrives.
+/// Number of packets in each later trial. It is small because all of them are lost if the host never lets the offload's
+/// packets pass.
 const LATER_PACKETS: usize = 2;
 
-/// Time before the next trial, when the obstacle may be gone. It doubles with each failed trial, up to an hour.
+/// Time from the first failed trial to the next trial. It doubles with each failed trial, up to an hour.
 const RETRY: Duration = Duration::from_secs(60);
-/// Longest time before the next trial.
+/// Longest time between two trials.
 const RETRY_MOST: Duration = Duration::from_secs(3600);
 
-/// The trial of an offload on one path. It is open, has passed, or has failed until it is open again.
+/// The trial of an offload on one path. It is *open*, *passed* or *failed*; a failed one opens again later.
 ///
 /// All methods are called with the connection's lock held. [`Self::on_sent`] notes the first packets of an open trial,
 /// and [`Self::on_ack`] decides it. [`Self::allow`] opens a failed trial again after its pause, and limits an open
@@ -39,7 +40,7 @@ enum TrialState {
     /// The trial is open, and has sent packets with these numbers.
     Open(Vec<u64>),
     Passed,
-    /// The trial failed at this time.
+    /// The trial failed at this time. The next trial begins after a pause.
     Failed(Instant),
 }
 
@@ -56,7 +57,7 @@ impl OffloadTrial {
         if self.failures == 0 { PACKETS } else { LATER_PACKETS }
     }
 
-    /// Notes that the offload has sent a packet.
+    /// Notes that the offload has sent the packet `number`.
     pub fn on_sent(&mut self, number: u64) {
         let packets = self.packets();
         if let TrialState::Open(numbers) = &mut self.state
@@ -67,7 +68,7 @@ impl OffloadTrial {
     }
 
     /// Notes acknowledged packet numbers. Returns true if the trial has just failed: all its packets were sent, and a
-    /// later packet arrived, but none of these.
+    /// later packet was acknowledged, but none of the trial's packets.
     pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>]) -> bool {
         let packets = self.packets();
         let TrialState::Open(numbers) = &self.state else { return false };
@@ -83,7 +84,8 @@ impl OffloadTrial {
         false
     }
 
-    /// Returns the part of a budget that may be granted during the trial. Packets have at most `mtu` bytes.
+    /// Returns the part of `budget` that may be granted to the offload during the trial. Packets have at most `mtu`
+    /// bytes.
     pub fn allow(&mut self, now: Instant, budget: OffloadBudget, mtu: usize) -> OffloadBudget {
         if matches!(self.state, TrialState::Failed(at) if now.saturating_duration_since(at) >= self.pause()) {
             self.state = TrialState::Open(Vec::with_capacity(LATER_PACKETS));
@@ -113,7 +115,7 @@ mod tests {
     const MTU: usize = 1000;
 
     #[test]
-    fn one_arrived_kernel_packet_passes_the_trial() {
+    fn trial_passes_with_one_acknowledged_kernel_packet() {
         let mut trial = OffloadTrial::new();
         let now = Instant::now();
         assert_eq!(trial.allow(now, BUDGET, MTU).bytes, 8000);
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_trial_of_kernel_sending_pauses_for_a_minute() {
+    fn failed_trial_stops_kernel_sending_for_a_minute() {
         let mut trial = OffloadTrial::new();
         let now = Instant::now();
         (10..20).for_each(|number| trial.on_sent(2 * number));
@@ -144,7 +146,7 @@ mod tests {
 
     /// The host routes by the owner of a socket, so no packet of the offload ever arrives.
     #[test]
-    fn path_that_loses_all_costs_few_packets_a_day() {
+    fn trials_on_a_path_that_loses_all_cost_few_packets_a_day() {
         let mut trial = OffloadTrial::new();
         let start = Instant::now();
         let mut lost = 0;

@@ -5,7 +5,8 @@ use crypto::PacketKey as _;
 use super::*;
 use crate::shared::tests::fresh;
 
-/// A key that does not encrypt, so that the layout can be checked. The tag has packet number and header length.
+/// A key that does not encrypt, so that tests can check the packet's layout. Its tag contains packet number and header
+/// length.
 struct Transparent;
 
 impl crypto::PacketKey for Transparent {
@@ -36,7 +37,7 @@ impl crypto::PacketKey for Transparent {
 fn rewritten_packet_has_a_four_byte_number_and_leading_padding() {
     let shared = Arc::new(fresh());
     let key = SeamPacketKey { inner: Box::new(Transparent), shared, generation: 0 };
-    // The frame is a STREAM frame without a length, so bytes behind it would become its data.
+    // The payload is a STREAM frame without a Length field, so bytes appended to it would become stream data.
     let frame = [0x08, 3, 1, 2, 3, 4];
     for (number_len, number) in [(1, 0u64), (2, 1), (3, 2), (4, 3)] {
         let header =

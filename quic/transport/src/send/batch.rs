@@ -23,12 +23,12 @@ pub struct PacketBatch {
     /// A number that is unique to this batch.
     id: u64,
     packets: SealedPackets,
-    /// Connections whose unsent packets are all in this batch.
+    /// Connections that this batch holds: all their sealed packets that were not sent yet are in it, or wait behind it.
     connections: Vec<Arc<SendHandover>>,
 }
 
 /// Packets of one flow that are passed to the kernel as one message. All but the last have `segment` bytes, and the
-/// last has at most as many.
+/// last has at most `segment` bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KernelMessage {
     pub flow: PacketFlow,
@@ -53,7 +53,7 @@ impl Drop for PacketBatch {
 
 impl PacketBatch {
     /// Adds the packets that `build` appends for one connection. If another batch has unsent packets of the connection,
-    /// the new ones are passed to that batch. This is called under the connection's lock.
+    /// the new packets are handed over to that batch. This is called under the connection's lock.
     pub(crate) fn add_connection(&mut self, handover: &Arc<SendHandover>, build: impl FnOnce(&mut Self)) {
         let from = self.len();
         build(self);
@@ -62,12 +62,12 @@ impl PacketBatch {
         }
     }
 
-    /// Adds packets that other threads have handed over.
+    /// Adds the packets that other threads have handed over for any connection of this batch.
     pub(super) fn add(&mut self, packets: &mut SealedPackets) {
         packets.move_to(0, &mut self.packets);
     }
 
-    /// Adds the packets that other threads have handed over for the connection. Returns whether there were any.
+    /// Adds the packets of one connection that other threads have handed over. Returns whether there were any.
     pub(super) fn take_from(&mut self, connection: &SendHandover) -> bool {
         connection.take(&mut self.packets)
     }
@@ -92,7 +92,7 @@ impl PacketBatch {
         self.packets.is_empty()
     }
 
-    /// Drops all packets unsent.
+    /// Drops all packets of the batch without sending them.
     pub fn clear(&mut self) {
         self.packets.clear();
     }
@@ -106,7 +106,8 @@ impl PacketBatch {
         self.packets.slice(range)
     }
 
-    /// Returns the packets as messages, in order. With `gso`, consecutive packets of one flow are joined.
+    /// Returns the packets as messages for the kernel, in order. With `gso`, consecutive packets of one flow become one
+    /// message.
     pub(super) fn messages(&self, gso: bool) -> Vec<KernelMessage> {
         let mut messages: Vec<KernelMessage> = Vec::with_capacity(self.len());
         for (flow, bytes) in self.packets.ranges() {
@@ -123,7 +124,7 @@ impl PacketBatch {
 }
 
 impl KernelMessage {
-    /// Returns one message for each of the message's packets.
+    /// Splits a message into one message for each of its packets.
     pub fn split(&self) -> impl Iterator<Item = KernelMessage> + use<> {
         let Self { flow, bytes, segment, .. } = self.clone();
         bytes.clone().step_by(segment.max(1)).map(move |start| {
@@ -133,7 +134,8 @@ impl KernelMessage {
     }
 
     fn takes(&self, flow: PacketFlow, len: usize) -> bool {
-        // Only the last segment may be shorter, so no packet can follow a shorter one.
+        // Only the last segment of a message may be shorter than the others, so no packet can be added after a shorter
+        // one.
         let whole = self.bytes.len() == self.packets * self.segment;
         let room = self.packets < MAX_SEGMENTS && self.bytes.len() + len <= MAX_MESSAGE;
         self.flow == flow && len <= self.segment && whole && room

@@ -1,9 +1,10 @@
 //! The handover of sealed packets between threads, so that packets of one connection leave in the order of their
 //! numbers.
 //!
-//! Several threads seal packets of a connection, one after the other, but send them without the connection's lock. A
-//! thread that is interrupted in between would be overtaken, and receivers report late packets as lost. So if another
-//! batch has unsent packets of the connection, a thread hands its packets to the sender of that batch.
+//! Several threads seal packets of a connection, one after the other, but send them without the connection's lock. If a
+//! thread is interrupted between sealing and sending, others would send later packets first, and receivers would
+//! consider the earlier ones lost. So if another batch has unsent packets of the connection, a thread hands its packets
+//! to the sender of that batch.
 
 use parking_lot::Mutex;
 
@@ -11,26 +12,27 @@ use super::packets::SealedPackets;
 
 /// The handover of one connection.
 ///
-/// A connection is *free*, or *held* by one batch. [`Self::settle`] makes it held. It is called under the connection's
-/// lock, so the order of calls is the order of packet numbers. While a connection is held, packets that other threads
-/// seal wait here and not in their own batches. The holder flushes, then calls [`Self::take`] and flushes again, until
-/// `take` returns false and frees the connection. [`Self::finish`] frees it at once, and sends the waiting packets with
-/// the lock held. [`Self::give_up`] frees it without sending. Between calls, no packet waits for a free connection.
+/// A connection is *free*, or *held* by one batch. [`Self::settle`] makes it held. That method is called under the
+/// connection's lock, so the order of its calls is the order of packet numbers. While a connection is held, packets
+/// that other threads seal wait in this object and not in the threads' own batches. The thread with the holding batch
+/// flushes it, then calls [`Self::take`] and flushes again, until `take` returns false and frees the connection.
+/// [`Self::finish`] frees the connection at once, and sends the waiting packets with the handover's lock held.
+/// [`Self::give_up`] frees the connection without sending. Between calls, no packet waits for a free connection.
 #[derive(Debug, Default)]
 pub(crate) struct SendHandover(Mutex<HandoverTurn>);
 
 #[derive(Debug, Default)]
 struct HandoverTurn {
-    /// The batch that has packets of the connection.
+    /// The batch that holds the connection, because it has unsent packets of it.
     batch: Option<u64>,
-    /// Packets handed to the sender of that batch.
+    /// Packets that other threads have handed over to the holding batch.
     packets: SealedPackets,
 }
 
 impl SendHandover {
     /// Registers the packets from index `from` on, which were sealed and added to batch `id`. If earlier packets of the
-    /// connection wait elsewhere, the new ones are removed from the batch and wait behind them. Returns whether the
-    /// batch has become the holder of the connection.
+    /// connection wait in another batch or in this object, the new ones are moved from the batch to this object.
+    /// Returns whether the batch has become the holder of the connection.
     ///
     /// This is called under the connection's lock, so that no other thread seals meanwhile.
     pub(super) fn settle(&self, id: u64, packets: &mut SealedPackets, from: usize) -> bool {
@@ -40,7 +42,7 @@ impl SendHandover {
                 turn.batch = Some(id);
                 true
             }
-            // The batch is the holder already, and no earlier packets wait.
+            // The batch holds the connection already, and no earlier packets wait in this object.
             Some(batch) if batch == id && turn.packets.is_empty() => false,
             Some(_) => {
                 packets.move_to(from, &mut turn.packets);
@@ -49,8 +51,8 @@ impl SendHandover {
         }
     }
 
-    /// Adds the packets that were handed over while the batch was sent. Returns whether there were any. If not, the
-    /// connection is free.
+    /// Moves the packets that were handed over while the batch was sent to `packets`. Returns whether there were any.
+    /// If there were none, the connection becomes free.
     pub(super) fn take(&self, packets: &mut SealedPackets) -> bool {
         let mut turn = self.0.lock();
         if turn.packets.is_empty() {
@@ -61,15 +63,16 @@ impl SendHandover {
         true
     }
 
-    /// Frees the connection after the holder's last flush. `send` gets the remaining packets, while no more can be
-    /// handed over.
+    /// Frees the connection after the holder's last flush. `send` gets the packets that still wait; until it returns,
+    /// no other thread can hand over packets.
     pub(super) fn finish(&self, send: impl FnOnce(&mut SealedPackets)) {
         let mut turn = self.0.lock();
         turn.batch = None;
         send(&mut turn.packets);
     }
 
-    /// Frees the connection because the batch is dropped unsent. The packets handed over are dropped, too.
+    /// Frees the connection because the holding batch is dropped without being sent. Packets that were handed over to
+    /// it are dropped, too.
     pub(super) fn give_up(&self) {
         *self.0.lock() = HandoverTurn::default();
     }

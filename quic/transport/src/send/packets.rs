@@ -8,9 +8,10 @@ use std::{
 pub struct PacketFlow {
     /// The peer's address.
     pub to: SocketAddr,
-    /// The source address. `None` stands for the socket's address, or the one that the route selects.
+    /// The source address. `None` stands for the socket's own address or, if the socket is bound to all addresses, the
+    /// one that the route selects.
     pub from: Option<IpAddr>,
-    /// DSCP and ECN, as in IPv4's TOS and IPv6's traffic class.
+    /// DSCP and ECN, encoded as in IPv4's TOS and IPv6's Traffic Class field.
     pub traffic_class: u8,
 }
 
@@ -34,7 +35,8 @@ struct SealedPacket {
 }
 
 impl SealedPackets {
-    /// Adds the packet that `build` appends to the buffer. Returns whether there is a packet.
+    /// Adds the packet that `build` appends to the buffer. Returns the result of `build`, which tells whether it
+    /// appended a packet.
     pub fn push(&mut self, flow: PacketFlow, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         let start = self.bytes.len();
         let built = build(&mut self.bytes) && self.bytes.len() > start;
@@ -69,7 +71,7 @@ impl SealedPackets {
         starts.zip(&self.packets).map(|(start, packet)| (packet.flow, start..packet.end))
     }
 
-    /// Moves the packets from `from` on to the end of `to`.
+    /// Moves the packets from index `from` on to the end of `to`.
     pub fn move_to(&mut self, from: usize, to: &mut Self) {
         let start = from.checked_sub(1).and_then(|last| self.packets.get(last)).map_or(0, |last| last.end);
         let before = to.bytes.len();

@@ -23,11 +23,11 @@ use super::{PacketBatch, PacketFlow, batch::KernelMessage};
 const MAX_CALL: usize = 1024;
 /// Requested size of the send buffer, bytes: enough for a packet to each of some thousand subscribers at once.
 const SEND_BUFFER: usize = 8 << 20;
-/// Longest wait of a flush for room in the send buffer. Waiting is cheaper than retransmitting dropped packets, but
-/// connection locks may be held meanwhile.
+/// Longest time for which a flush waits for space in the socket's send buffer. Waiting is cheaper than retransmitting
+/// dropped packets, but connection locks may be held meanwhile.
 const MAX_WAIT: Duration = Duration::from_millis(2);
-/// Number of times that one flush sends packets which other threads have handed over meanwhile. After that, other
-/// threads wait.
+/// Number of times that one flush repeats to send packets that other threads have handed over meanwhile. After that,
+/// other threads have to wait for its last packets.
 const HANDOVERS: usize = 4;
 
 /// The sender of batches on one UDP socket. It uses `sendmmsg` and, if allowed, generic segmentation offload.
@@ -39,16 +39,16 @@ pub struct BatchSender {
     totals: Mutex<SendReport>,
 }
 
-/// Counts of packets by outcome.
+/// Counts of packets by the outcome of sending them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReport {
     /// Packets that the kernel has accepted.
     pub packets: u64,
-    /// Bytes of UDP payload of these packets.
+    /// Bytes of UDP payload of the packets that the kernel has accepted.
     pub bytes: u64,
-    /// System calls for sending.
+    /// Number of system calls for sending.
     pub system_calls: u64,
-    /// Packets dropped because they are larger than the path takes (EMSGSIZE).
+    /// Packets dropped because they are larger than the path MTU (EMSGSIZE).
     pub too_large: u64,
     /// Packets dropped because the send buffer was full.
     pub overflowed: u64,
@@ -58,8 +58,8 @@ pub struct SendReport {
 
 impl BatchSender {
     /// Creates a sender on a duplicate of `socket`, which may also be the QUIC stack's. With `gso`, it uses
-    /// segmentation offload if the kernel has it. Programs at the other end of a virtual device then see packets of up
-    /// to 64 KiB.
+    /// segmentation offload if the kernel has it. BPF programs at the other end of a virtual device then see packets of
+    /// up to 64 KiB.
     pub fn new(socket: &UdpSocket, gso: bool) -> io::Result<Self> {
         let socket = socket.try_clone()?;
         let ipv6 = socket.local_addr()?.is_ipv6();
@@ -103,7 +103,7 @@ impl BatchSender {
         self.gso.load(Ordering::Relaxed)
     }
 
-    /// Sends messages in one system call, and returns how many the kernel took.
+    /// Sends messages in one system call, and returns how many the kernel accepted.
     fn send(
         &self,
         batch: &PacketBatch,
@@ -116,7 +116,8 @@ impl BatchSender {
         self.call(&slices, &addresses, first.flow, segment)
     }
 
-    /// Sends one message that is in no batch. With `segment`, it holds packets of this many bytes each.
+    /// Sends one message that is in no batch. If `segment` is given, the message contains packets of this many bytes
+    /// each.
     pub(crate) fn send_one(&self, flow: PacketFlow, bytes: &[u8], segment: Option<u16>) -> io::Result<()> {
         self.call(&[[IoSlice::new(bytes)]], &[Some(self.address(flow.to))], flow, segment)?;
         Ok(())
@@ -141,7 +142,7 @@ impl BatchSender {
         let segments = segment.iter().map(ControlMessage::UdpGsoSegments);
         let control: Vec<_> =
             segments.chain(source.iter().map(SourceAddress::control)).chain(marked).collect();
-        // The buffer has exactly the used size, because the kernel parses all of it.
+        // The control message buffer has exactly the used size, because the kernel parses all of it.
         let space: usize = control.iter().map(space).sum();
         let space = (space > 0).then(|| vec![0; space]);
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(slices.len(), space);
@@ -152,7 +153,7 @@ impl BatchSender {
 
     fn address(&self, to: SocketAddr) -> SockaddrStorage {
         match to.ip() {
-            // An IPv6 socket takes IPv4 addresses only as mapped ones.
+            // An IPv6 socket accepts IPv4 addresses only as IPv4-mapped IPv6 addresses.
             IpAddr::V4(ip) if self.ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()).into(),
             _ => to.into(),
         }
@@ -170,7 +171,7 @@ impl BatchSender {
 fn in_turn(batch: &mut PacketBatch, mut send: impl FnMut(&mut PacketBatch)) {
     send(batch);
     let mut connections = batch.take_connections();
-    // The bound keeps one thread from sending for all others without end.
+    // The bound on repetitions keeps one thread from sending for all other threads without end.
     for _ in 0..HANDOVERS {
         connections.retain(|connection| batch.take_from(connection));
         if connections.is_empty() {
@@ -186,7 +187,7 @@ fn in_turn(batch: &mut PacketBatch, mut send: impl FnMut(&mut PacketBatch)) {
     }
 }
 
-/// Sends the batch's messages by `send`, which gets the messages of one call and returns how many were sent.
+/// Sends the batch's messages by `send`, which gets the messages for one system call and returns how many were sent.
 fn send_all(
     batch: &PacketBatch,
     gso: &AtomicBool,
@@ -224,7 +225,8 @@ fn send_all(
             // The route's device does not support segmentation offload, or segments of this size.
             Err(error @ (Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE)) if packets > 1 => {
                 if error == Errno::EIO {
-                    // A device without the offload fails each time, so it is not tried again.
+                    // A device without segmentation offload would fail each time, so this sender does not use the
+                    // offload any more.
                     gso.store(false, Ordering::Relaxed);
                 }
                 let split: Vec<_> = first.split().collect();
@@ -271,7 +273,7 @@ fn space(message: &ControlMessage<'_>) -> usize {
     }
 }
 
-/// A source address as a control message of the kernel.
+/// A source address in the form of the kernel's control message.
 enum SourceAddress {
     V4(in_pktinfo),
     V6(in6_pktinfo),
@@ -282,7 +284,7 @@ impl SourceAddress {
         let any = in_addr { s_addr: 0 };
         match ip {
             IpAddr::V4(ip) => Self::V4(in_pktinfo {
-                // The route selects the interface.
+                // Index 0 lets the route select the interface.
                 ipi_ifindex: 0,
                 ipi_spec_dst: in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
                 ipi_addr: any,
@@ -301,7 +303,8 @@ impl SourceAddress {
     }
 }
 
-/// Returns how many of `messages`, which are not empty, fit into one call, and its segment size.
+/// Returns how many of `messages`, of which there is at least one, can be sent in one system call, and the call's
+/// segment size.
 ///
 /// All messages of a call have the same source address, traffic class and segment size. A message that is not longer
 /// than the segment size is not segmented.

@@ -51,11 +51,11 @@ fn every_byte_arrives_in_order_with_and_without_gso() {
             assert_eq!(receive(&to, packets.len()), packets);
             let bytes = lens.iter().sum::<usize>() as u64;
             // The messages of 3 x 1200 + 700, 2 x 1200 + 40 and 40 bytes share a segment size. The message of 2 x 1300
-            // + 1 bytes needs another call.
+            // + 1 bytes (segments of 1300 bytes) needs another call.
             let system_calls = if gso { 2 } else { 1 };
             let expected = SendReport { packets: 11, bytes, system_calls, ..SendReport::default() };
             assert_eq!(report, expected, "{address} gso {gso}");
-            assert_eq!(sender.totals(), expected); // exact: `flush` has returned
+            assert_eq!(sender.totals(), expected); // exact: `flush` has sent all packets
             assert!(batch.is_empty());
         }
     }
@@ -79,7 +79,7 @@ fn packets_to_many_destinations_take_one_system_call() {
 }
 
 #[test]
-fn long_run_is_split_at_the_kernels_limits() {
+fn long_batch_is_split_at_the_kernels_limits() {
     for (gso, system_calls) in [(true, 1), (false, 2)] {
         let sender = BatchSender::new(&socket("127.0.0.1:0"), gso).expect("sender");
         let to = socket("127.0.0.1:0");
@@ -123,7 +123,8 @@ fn unsendable_packets_are_counted_and_others_are_sent() {
     assert_eq!((report.packets, report.too_large, report.failed), (2, 1, 1));
 }
 
-/// Sends a batch of `packets` through a simulated kernel. It answers calls with `answers`, and then accepts everything.
+/// Sends a batch of `packets` through a simulated kernel. The first calls return `answers`, and later ones accept
+/// everything.
 fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (SendReport, bool, Vec<usize>) {
     let mut batch = PacketBatch::default();
     for (port, len) in packets {
@@ -322,7 +323,8 @@ fn packets_of_a_connection_wait_for_earlier_sealed_ones() {
     seal(&mut second, &other, to, 101..103);
     seal(&mut first, &one, to, 5..6);
     assert_eq!(sender.flush(&mut second).packets, 3, "only packets of the other connection are sent");
-    // The second batch was sent and has no packets of the connection. Still its new packets wait for the first batch.
+    // The second batch was sent and has no packets of the connection. New packets still wait behind those of the first
+    // batch.
     seal(&mut second, &one, to, 6..7);
     assert_eq!(sender.flush(&mut second).packets, 0);
     assert_eq!(sender.flush(&mut first).packets, 7);
@@ -334,7 +336,7 @@ fn packets_of_a_connection_wait_for_earlier_sealed_ones() {
     assert_eq!(sender.flush(&mut first).packets, 0);
 }
 
-/// The threads seal under a common lock, as under a connection's, and send without it.
+/// The threads seal packets under a common lock, like a connection's lock, and send them without the lock.
 #[test]
 fn packets_of_a_connection_are_sent_in_sealing_order() {
     const THREADS: usize = 4;

@@ -13,7 +13,8 @@ use super::{LAST_GENERATION, SharedConnection, attention};
 use crate::plane::Plane;
 
 impl SharedConnection {
-    /// Stores the peer's transport parameters, once. Returns the parameters with only quinn's part of the credit.
+    /// Stores the peer's transport parameters at the first call. Returns them with only quinn's part of the connection
+    /// credit.
     pub fn on_peer_params(&self, encoded: &[u8], is_server: bool) -> Result<Vec<u8>, MalformedParams> {
         let peer = PeerParams::parse(encoded)?;
         let mut state = self.state.lock();
@@ -57,8 +58,8 @@ impl SharedConnection {
         self.state.lock().plane.keys.as_ref().map(|keys| keys.secret.suite())
     }
 
-    /// Returns the generation after `generation`, whose keys quinn derives ahead of time. Closes the connection if no
-    /// generation is left.
+    /// Returns the key generation after `generation`, whose keys quinn derives ahead of time. Closes the connection if
+    /// no generation is left.
     pub fn next_generation(&self, generation: u16) -> u16 {
         if generation >= LAST_GENERATION {
             self.close();
@@ -76,7 +77,8 @@ impl SharedConnection {
         self.state.lock().plane.downstream.on_mtu(usize::from(mtu));
     }
 
-    /// Notes the peer's address from quinn. Returns whether quinn still waits for an answer from that address.
+    /// Notes the peer's address from quinn. Returns whether quinn is still validating that address (no PATH_RESPONSE
+    /// yet).
     pub fn on_remote(&self, now: Instant, remote: SocketAddr) -> bool {
         let mut state = self.state.lock();
         let Plane { path, downstream, .. } = &mut state.plane;

@@ -25,13 +25,13 @@ impl SharedConnection {
         let class = plane.offload_class();
         offload.hand_out(now, &mut plane.downstream, &plane.path, class, open);
         if !self.open.load(Ordering::SeqCst) {
-            // `close` does not take the lock, so the connection may have been closed meanwhile.
+            // `close` does not take the connection's lock, so the connection may have been closed meanwhile.
             offload.reclaim_budget(&mut plane.downstream);
         }
     }
 
-    /// Sets the layout of the application's streams and datagrams on the connection. The stack opens `streams` further
-    /// unidirectional streams.
+    /// Sets the layout of the application's streams and datagrams on the connection. The QUIC stack opens `streams`
+    /// additional unidirectional streams.
     pub fn bind(&self, binding: Binding, streams: u64) {
         let mut state = self.state.lock();
         state.plane.downstream.bind(binding, streams);
@@ -51,7 +51,7 @@ impl SharedConnection {
         })
     }
 
-    /// Returns counts of the connection's offloads, or `None` if it never has one.
+    /// Returns counts of the connection's offloads, or `None` if the connection cannot have one.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         let mut status = self.state.lock().offload.as_ref()?.status();
         status.standing = self.claim.get().map(|claim| claim.standing());
@@ -64,7 +64,8 @@ impl OffloadOwner for SharedConnection {
         {
             let mut guard = self.state.lock();
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
-            // The offload has no budget, keys or streams yet, so only this process draws numbers from either counter.
+            // The offload has no budget, keys or streams yet, so only this process draws numbers from the old and the
+            // new counter.
             *numbers = numbers.moved(NumberWord::Offload(Arc::clone(&offload)));
             *self.offload.lock() = Some(Arc::clone(&offload));
             let seal = plane.keys.as_ref().map(|keys| (keys.generation, &keys.secret));
@@ -91,14 +92,15 @@ impl OffloadOwner for SharedConnection {
             guard.drain_offload(now);
             let SharedState { numbers, plane, offload: Some(offloaded), .. } = &mut *guard else { return };
             let Some(offload) = offloaded.finish_release(&mut plane.downstream) else { return };
-            // The offload has stopped, so only this process draws numbers from either counter.
+            // The offload has stopped, so only this process draws numbers from the old and the new counter.
             *numbers = numbers.moved(NumberWord::own());
             *self.offload.lock() = None;
             self.arm(&mut guard, now);
             offload
         };
         self.transmit_now(now);
-        // Dropping the offload removes it from the kernel's tables, which takes system calls. So the lock is not held.
+        // Dropping the offload removes it from the kernel's tables, which takes system calls. So the connection's lock
+        // is not held.
         drop(offload);
     }
 

@@ -25,7 +25,7 @@ impl SharedConnection {
         }
     }
 
-    /// Processes an opened packet for connection ID `id`, sealed with keys of `generation`. Removes the data plane's
+    /// Processes a decrypted packet for connection ID `id`, sealed with keys of `generation`. Removes the data plane's
     /// frames from `payload`, rewrites quinn's frames, and sends data that may be sent now. A packet that was received
     /// before has no effect, and quinn drops it.
     pub fn on_received(
@@ -55,7 +55,8 @@ impl SharedConnection {
                 self.tell(state, now);
                 self.set_trap(&state.numbers, &mut state.traps);
             }
-            // quinn would accept the original packet. It gets an invalid frame instead, and closes the connection.
+            // The peer violates the protocol, but quinn would accept the original packet. So quinn gets an invalid
+            // frame instead, and closes the connection.
             if contents.lies {
                 *payload = BytesMut::from(UNSENT);
             } else if !contents.repeats.is_empty() {
@@ -148,7 +149,8 @@ impl SharedConnection {
         len: usize,
     ) -> Option<&'a [u8]> {
         if ack.largest >= state.numbers.peek().1 {
-            // The number is also larger than any of quinn's, so quinn closes the connection.
+            // The frame acknowledges a number that no sender has used. This number is larger than any of quinn's, so
+            // quinn closes the connection.
             self.counters.acks_refused.add(1);
             return None;
         }
@@ -158,7 +160,8 @@ impl SharedConnection {
         state.ack.ranges.extend(ack.ranges());
         state.ack.ecn = ack.ecn_counts();
         if !state.acknowledge(times) {
-            // The frame names a skipped number. If quinn skipped it, quinn detects that in the rewritten frame.
+            // The frame acknowledges a skipped number. If quinn skipped that number, quinn detects it in the rewritten
+            // frame.
             self.counters.acks_refused.add(1);
         }
         let latest_rtt = state.plane.downstream.latest_rtt();
@@ -168,8 +171,8 @@ impl SharedConnection {
 
 impl SharedState {
     /// Notes a STREAM frame at the range `at` of its payload. If bytes arrive twice, the offload forwards the first
-    /// ones. quinn has to get the same bytes, but would choose by offsets and lengths, so repeated bytes are removed
-    /// later.
+    /// ones. quinn has to deliver the same bytes, but would choose by offsets and lengths. So repeated bytes are
+    /// removed from the packet afterwards.
     fn take_stream(&mut self, frame: &frame::StreamFrame<'_>, at: Range<usize>, contents: &mut Contents) {
         let Self { streams: Some(streams), offload, unseen, .. } = self else { return };
         let start = frame.offset;

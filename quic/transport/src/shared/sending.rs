@@ -1,4 +1,4 @@
-//! Sent packets: those of the data plane, and those of quinn.
+//! Sends the data plane's packets, and accounts for those that quinn sends.
 
 use std::{sync::atomic::Ordering, time::Instant};
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl SharedConnection {
-    /// Adds packets to `batch` as long as there are data, credit and window, and pacing allows.
+    /// Adds packets to `batch` as long as there is data to send, and credit, congestion window and pacing allow it.
     pub fn transmit(&self, now: Instant, batch: &mut PacketBatch) {
         if !self.open.load(Ordering::Acquire) {
             return;
@@ -26,7 +26,7 @@ impl SharedConnection {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.drain_offload(now);
-        // The offload must not use the budget while the data plane sends.
+        // The offload must not use its budget while the data plane sends, so the budget is reclaimed first.
         state.reclaim_budget();
         let SharedState { numbers, plane, traps, .. } = state;
         let builder = Builder {
@@ -54,7 +54,7 @@ impl SharedConnection {
         });
     }
 
-    /// Skips a packet number if one is due, to detect peers that acknowledge packets they did not receive.
+    /// Skips a packet number from time to time, to detect peers that acknowledge packets they did not receive.
     pub(super) fn set_trap(&self, numbers: &NumberAllocator, traps: &mut Traps) {
         if traps.is_due(numbers.peek().1) {
             traps.add(numbers.skip());
@@ -62,7 +62,7 @@ impl SharedConnection {
         }
     }
 
-    /// Returns whether there are keys for one more packet of the data plane. Otherwise the plane waits for a key
+    /// Returns whether the data plane may seal one more packet with its keys. Otherwise the plane waits for a key
     /// update.
     fn may_seal(&self, numbers: &NumberAllocator, plane: &mut Plane) -> bool {
         let usable = self.is_usable(numbers, plane);
@@ -70,7 +70,7 @@ impl SharedConnection {
         usable
     }
 
-    /// Returns whether there are keys that are not used up. Requests a key update long before they are.
+    /// Returns whether the data plane has keys that are not used up. Requests a key update long before they are.
     pub(super) fn has_keys(&self, state: &mut SharedState) -> bool {
         self.is_usable(&state.numbers, &mut state.plane)
     }
@@ -89,7 +89,8 @@ impl SharedConnection {
             state.drain_offload(now);
             let late = state.plane.downstream.misses_ack(now);
             if late && state.offload.as_mut().is_some_and(Offloaded::reads_first) {
-                // The deadline is at least one whole tick away, so that the woken thread has time to read the packets.
+                // The postponed loss timer is at least one whole tick away, so that the woken thread has time to read
+                // the deferred packets.
                 let at = self.alarm.time(now) + 1;
                 self.set_deadline(at);
                 return;
@@ -105,7 +106,7 @@ impl SharedConnection {
     }
 
     /// Notes that quinn seals a packet of `size` bytes with the keys of `generation` and its own `number`. Returns the
-    /// number for the wire.
+    /// packet number for the wire.
     pub fn on_quinn_packet(
         &self,
         now: Instant,
@@ -144,14 +145,15 @@ impl SharedConnection {
         wire
     }
 
-    /// Sends a packet of random bytes behind the peer's connection ID, which no key can open. A peer that knows the ID
-    /// drops it. Any other peer answers with a stateless reset, which has to be shorter (RFC 9000, section 10.3).
+    /// Sends a packet of random bytes behind the peer's connection ID, which no key can open. A peer that knows the
+    /// connection ID drops the packet. A restarted peer, which does not know it, answers with a stateless reset, which
+    /// has to be shorter (RFC 9000, section 10.3).
     pub fn send_stray(&self) {
         const LEN: usize = 48;
         const FIXED_BIT: u8 = 0x40;
         let mut packet = [0; LEN];
         if SystemRandom::new().fill(&mut packet).is_err() {
-            return; // further probes will follow
+            return; // no probe now; the caller sends further ones
         }
         let flow = {
             let state = self.state.lock();
@@ -160,7 +162,7 @@ impl SharedConnection {
             packet[1..][..path.id.len()].copy_from_slice(&path.id);
             PacketFlow { to: path.remote, from: path.local, traffic_class: 0 }
         };
-        // The network may be unreachable; further probes will follow.
+        // The probe may fail because the network is unreachable. The caller sends further probes.
         let _ = self.sender.send_one(flow, &packet, None);
     }
 
@@ -193,7 +195,7 @@ impl SharedConnection {
     pub fn stack_window(&self) -> u64 {
         let state = self.state.lock();
         let budget = state.offload.as_ref().map_or(0, |offload| offload.budget().bytes);
-        // quinn has to be able to send control streams at any time.
+        // At least two packets are left, because quinn has to be able to send control streams at any time.
         let least = 2 * state.plane.downstream.mtu() as u64;
         state.plane.downstream.stack_window().saturating_sub(budget).max(least)
     }

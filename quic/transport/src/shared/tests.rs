@@ -44,7 +44,7 @@ fn shared() -> SharedConnection {
     shared
 }
 
-/// Returns a connection that may send, with this number of datagrams queued.
+/// Returns a connection that may send, with `datagrams` datagrams queued.
 fn owing(datagrams: usize) -> SharedConnection {
     let shared = fresh();
     shared.on_peer_params(&[0x20, 2, 0x40 | 0x10, 0], true).unwrap();
@@ -65,7 +65,7 @@ fn owing(datagrams: usize) -> SharedConnection {
 }
 
 fn counted(shared: &SharedConnection) -> crate::Stats {
-    shared.counters.snapshot() // exact: only the test's own thread uses the connection
+    shared.counters.snapshot() // exact: only one thread runs
 }
 
 /// Sends a PING as quinn. Returns its number on the wire.
@@ -113,10 +113,11 @@ fn ack_of_other_packets_repeats_quinns_last_ack() {
         quinns(&shared, now, number);
         others(&shared, now);
     }
-    // No packet of quinn's is acknowledged yet, so there is no ACK to repeat.
+    // The peer has not acknowledged any packet of quinn yet, so there is no ACK to repeat.
     assert_eq!(seen(&shared, now, &[0x02, 1, 0, 0, 0]), [0; 5]);
     assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
-    // Afterwards quinn's last ACK is repeated. PADDING alone would make the packet a probing packet.
+    // Once quinn got an ACK, it is repeated in place of ACKs for other senders. PADDING alone would make the packet a
+    // probing packet.
     assert_eq!(seen(&shared, now, &[0x02, 3, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
     assert_eq!(seen(&shared, now, &[0x02, 5, 0, 0, 0, 0x01]), [0x02, 1, 0, 0, 0, 0x01]);
     let stats = counted(&shared);
@@ -124,7 +125,7 @@ fn ack_of_other_packets_repeats_quinns_last_ack() {
 }
 
 #[test]
-fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
+fn packet_numbers_that_quinn_skips_are_skipped_on_the_wire() {
     let shared = shared();
     let now = Instant::now();
     assert_eq!([quinns(&shared, now, 0), quinns(&shared, now, 2)], [0, 2]);
@@ -135,7 +136,8 @@ fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
     );
 }
 
-/// An offload draws numbers without a call to this process, so a number is skipped when an acknowledgement arrives.
+/// An offload draws packet numbers without a call to this process, so a number can be skipped only when this process
+/// handles an acknowledgement.
 #[test]
 fn acknowledgement_of_a_skipped_number_is_refused() {
     let shared = shared();
@@ -198,7 +200,7 @@ fn round_trip_excludes_the_time_before_an_ack_is_read() {
     others(&shared, ms(0));
     read(0, ms(5), ms(14));
     assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
-    // The frame was read 8 ms after it arrived, and quinn has to subtract these: 1000 times 8 us.
+    // The frame was read 8 ms after it arrived. quinn has to subtract these 8 ms: 1000 times 8 us.
     quinns(&shared, ms(20), 0);
     assert_eq!(read(1, ms(25), ms(33)), [0x02, 0, 0x43, 0xe8, 0, 0]);
     assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
@@ -216,7 +218,7 @@ fn quinn_gets_only_its_part_of_the_credit() {
 }
 
 #[test]
-fn credit_top_up_is_the_first_frame_and_not_in_a_duplicate() {
+fn max_data_for_quinn_comes_first_and_not_in_a_duplicate_packet() {
     let shared = shared();
     let now = Instant::now();
     shared.open();
@@ -232,9 +234,10 @@ fn credit_top_up_is_the_first_frame_and_not_in_a_duplicate() {
     assert_eq!(seen(&shared, now, &rest), rest, "the credit is granted once");
 }
 
-/// An attacker that has recorded a packet may send it repeatedly. Each copy only costs the decryption.
+/// An attacker that has recorded a packet may send it repeatedly. Each repeated copy costs this end only the
+/// decryption.
 #[test]
-fn replayed_packet_does_nothing() {
+fn replayed_packet_has_no_effect() {
     let shared = shared();
     let now = Instant::now();
     let mut frame = vec![0x10];
@@ -247,7 +250,7 @@ fn replayed_packet_does_nothing() {
     assert_eq!(counted(&shared).replayed_packets, 2);
 }
 
-/// An offload forwards the first of two frames at the same offset, but quinn would keep the longer one.
+/// Of two frames at the same offset, an offload forwards the first, but quinn would deliver the longer one.
 #[test]
 fn quinn_gets_each_byte_of_a_stream_once() {
     let shared = shared();
@@ -286,9 +289,10 @@ fn closed_peer_is_sent_nothing() {
     }
 }
 
-/// quinn may send three times the bytes that arrived from the address, and would not count those of the data plane.
+/// quinn may send three times the bytes that arrived from an address that is not validated, and would not count bytes
+/// of the data plane.
 #[test]
-fn only_quinn_sends_to_an_address_that_has_not_answered() {
+fn only_quinn_sends_to_an_unvalidated_address() {
     let shared = owing(3);
     let now = Instant::now();
     let sent = || counted(&shared).data_plane_packets;

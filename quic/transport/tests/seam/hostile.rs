@@ -12,7 +12,7 @@ use crate::{
     proxy::Towards,
 };
 
-/// A sender of forged packets with the client's keys. The real client is cut off.
+/// A sender of forged packets with the client's keys. The real client's packets no longer reach the server.
 struct Hostile<'a> {
     pair: &'a SeamPair,
     id: ConnectionId,
@@ -103,8 +103,8 @@ async fn stop_sending_for_an_unopened_stream_closes_the_connection() {
     assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
 }
 
-/// Each PING makes quinn send an ACK, which the client never acknowledges. One packet in flight prevents that the
-/// server forgets these ACKs.
+/// Each PING makes quinn send an ACK, which the client never acknowledges. While one older packet is in flight, the
+/// server cannot forget the numbers of these ACK packets.
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_of_a_client_without_acknowledgements_is_closed() {
     let pair = used().await;
@@ -122,7 +122,8 @@ async fn connection_of_a_client_without_acknowledgements_is_closed() {
     assert_eq!(pair.server.quic.close_reason(), Some(ConnectionError::LocallyClosed));
 }
 
-/// A peer does this to make the sender exceed the path's capacity (RFC 9000, section 21.4).
+/// A malicious peer acknowledges packets that it did not receive, so that the sender exceeds the path's capacity (RFC
+/// 9000, section 21.4).
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_of_a_client_that_acknowledges_skipped_packets_is_closed() {
     let pair = used().await;
@@ -141,6 +142,6 @@ async fn connection_of_a_client_that_acknowledges_skipped_packets_is_closed() {
     })
     .await;
     assert_eq!(verdict(&pair).await, TransportErrorCode::PROTOCOL_VIOLATION);
-    let stats = pair.server.stats(); // exact: the connection is closed
+    let stats = pair.server.stats(); // exact: the closed connection counts no more
     assert!(stats.data_plane_packets < 400, "{stats:?}");
 }

@@ -56,9 +56,9 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
     let update = async {
         loop {
             pair.server.quic.force_key_update();
-            tokio::time::sleep(Duration::from_millis(7)).await; // exact: paces the updates
+            tokio::time::sleep(Duration::from_millis(7)).await; // exact: time between key updates
             pair.client.force_key_update();
-            tokio::time::sleep(Duration::from_millis(7)).await; // exact: paces the updates
+            tokio::time::sleep(Duration::from_millis(7)).await; // exact: time between key updates
         }
     };
     // The next update is possible after three probe timeouts, which are about 100 ms.
@@ -67,7 +67,7 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
             let tags = round * 200..(round + 1) * 200;
             pair.owe(tags.clone(), 3000);
             tokio::join!(pair.receive_data(tags, 3000), pair.echo(30, 2000));
-            // exact: it is read again after the next round.
+            // exact: the value is read again after the next transfer.
             if pair.server.stats().key_updates >= 6 {
                 return;
             }
@@ -83,7 +83,8 @@ async fn both_senders_deliver_during_key_updates_of_both_ends() {
     assert!(pair.check().generations() >= 6);
 }
 
-/// The packets of both senders count against the limit of a key. quinn's own packets are too few for an update.
+/// The packets of both senders count against the packet limit of a key. quinn's packets alone are too few to cause an
+/// update.
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_updated_before_their_packet_limit() {
     let server = Config { max_packets_per_key: 2000, ..Config::default() };
@@ -105,10 +106,10 @@ async fn closed_connection_sends_nothing() {
     in_time(pair.receive(0..10, 1000)).await;
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
-    let before = pair.server.stats().data_plane_packets; // exact: the connection is closed, and nothing was queued
+    let before = pair.server.stats().data_plane_packets; // exact: a closed connection sends nothing
     pair.owe(10..100, 1000);
-    tokio::time::sleep(Duration::from_millis(200)).await; // exact: time in which nothing is to be sent
-    assert_eq!(pair.server.stats().data_plane_packets, before); // exact: the connection is closed
+    tokio::time::sleep(Duration::from_millis(200)).await; // exact: time in which nothing may be sent
+    assert_eq!(pair.server.stats().data_plane_packets, before); // exact: a closed connection sends nothing
 }
 
 async fn bad_network(loss: u32) {
@@ -158,8 +159,8 @@ async fn data_plane_follows_the_client_to_a_new_address() {
 }
 
 /// A NAT drops the mapping of a client that only receives. All packets to the client are lost, the window is full, and
-/// probe timeouts double. The client's next packet ends this: quinn sends a challenge, and its acknowledgement reveals
-/// the losses. So the media does not wait for the next probe timeout.
+/// probe timeouts double. The client's next packet ends this: quinn sends a PATH_CHALLENGE, whose acknowledgement
+/// reveals the losses. So media is sent before the next probe timeout.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
     /// Number of probe timeouts to wait for. The next one would come about 3 s later.
@@ -176,7 +177,7 @@ async fn client_behind_a_new_nat_mapping_gets_media_at_its_next_packet() {
     in_time(pair.receive_data(0..50, 8000)).await;
     pair.proxy.impair(1000, 0, 0);
     pair.owe(50..1050, 8000);
-    // exact: the later count is compared with this one.
+    // exact: the count of probe timeouts is compared with a later one.
     let before = pair.server.downstream().stats().recovery.probe_timeouts;
     async_wait_until(
         "time-outs",
@@ -199,7 +200,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
     pair.owe(0..1000, 5000);
     in_time(pair.receive(0..1000, 5000)).await;
     in_time(async {
-        // exact: it is read again after the next round.
+        // exact: the value is read again after the next transfer.
         while pair.server.quic.stats().path.current_mtu < 1452 {
             pair.echo(1, 5000).await;
         }
@@ -207,7 +208,7 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
     .await;
     assert_eq!(pair.check().largest, 1452, "quinn's discovery has found its upper bound");
 
-    // quinn sends too few packets to notice the smaller MTU, so the data plane has to.
+    // quinn sends too few packets to notice the smaller MTU, so the data plane has to notice it.
     pair.proxy.impairment.max_size.store(1250, Ordering::Relaxed);
     pair.owe(1000..1200, 5000);
     in_time(pair.receive_data(1000..1200, 5000)).await;
@@ -216,19 +217,19 @@ async fn packet_size_follows_the_path_mtu_up_and_down() {
     pair.check();
 }
 
-/// A relay's copies of these packets have longer headers, and each copy has to fit one packet.
+/// A relay forwards a client's packets with longer headers, and each copy has to fit into one packet.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_packets_leave_room_for_longer_copies() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     in_time(async {
-        // exact: it is read again after the next round.
+        // exact: the value is read again after the next transfer.
         while pair.client.stats().path.current_mtu < 1420 {
             pair.echo(1, 5000).await;
         }
     })
     .await;
     pair.echo(30, 5000).await;
-    let mtu = pair.client.stats().path.current_mtu; // exact: quinn had time to find more
+    let mtu = pair.client.stats().path.current_mtu; // exact: path MTU discovery had time to raise it
     assert_eq!(mtu, 1420, "the server's limit is below quinn's upper bound of 1452");
 }
 
@@ -243,7 +244,7 @@ async fn tiny_flow_control_credit_is_shared_by_both_senders() {
     pair.owe(0..100, 5000);
     in_time(async { tokio::join!(pair.receive(0..100, 5000), pair.echo(30, 5000)) }).await;
     pair.check();
-    let stats = pair.server.stats(); // exact: everything has arrived
+    let stats = pair.server.stats(); // exact: all streams have arrived
     assert!(stats.credit_grants >= 20, "the echo alone takes 25 times quinn's grant: {stats:?}");
     assert!(stats.stream_frames_consumed >= 100, "{stats:?}");
 }
@@ -275,7 +276,7 @@ async fn stop_sending_of_a_client_ends_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn datagrams_pass_both_senders() {
+async fn datagrams_arrive_while_both_senders_send() {
     let pair = in_time(SeamPair::connect(PairOptions::default())).await;
     for tag in 0..200u64 {
         let payload = PairPattern::bytes(tag, 1000).into();
@@ -305,7 +306,7 @@ async fn server_sends_from_the_address_that_the_client_connected_to() {
     pair.check();
 }
 
-/// A window grows if its data is read, and does not grow otherwise.
+/// A receive window grows if the application reads the data, and does not grow otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn receive_window_grows_by_read_data_within_the_budget() {
     const LEAST: u64 = 64 << 10;
@@ -331,7 +332,7 @@ async fn receive_window_grows_by_read_data_within_the_budget() {
     })
     .await;
     pair.echo(1, 1 << 20).await;
-    // On a slow machine the window may have shrunk since then.
+    // On a slow machine the receive window may have shrunk since it was read.
     assert!(windows.held() <= 8 * LEAST, "a window doubles three times, up to three quarters of the budget");
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;

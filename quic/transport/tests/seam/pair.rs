@@ -27,7 +27,7 @@ pub const ID_LEN: usize = 8;
 
 const ALPN: &[u8] = b"moqt-18";
 
-/// Longest time for one step of a test.
+/// Longest time that a test waits for one operation.
 pub const PATIENCE: Duration = millrace_testkit::BOUND;
 
 /// A checkable sequence of bytes: a tag, then a pattern that depends on tag and offset.
@@ -71,7 +71,7 @@ impl Source for PairPattern {
     }
 }
 
-/// A key log with the traffic secrets of one connection.
+/// A key log that stores the traffic secrets of one connection.
 #[derive(Debug, Default)]
 pub struct PairSecrets(Mutex<BTreeMap<String, Vec<u8>>>);
 
@@ -91,7 +91,7 @@ pub struct PairOptions {
     pub suite: KeySuite,
     pub server: Config,
     pub client: TransportConfig,
-    /// The address on which the server listens, and the one to which the client connects.
+    /// The address on which the server listens, and the address to which the client connects.
     pub listen: [Ipv4Addr; 2],
 }
 
@@ -108,7 +108,7 @@ impl Default for PairOptions {
 
 pub struct SeamPair {
     pub suite: KeySuite,
-    /// The endpoint is kept alive, because without it nothing is received.
+    /// The endpoint is kept alive, because its connections receive nothing without it.
     _endpoint: Endpoint,
     pub server: Arc<Connection>,
     pub client_endpoint: quinn::Endpoint,
@@ -186,7 +186,7 @@ impl SeamPair {
         });
     }
 
-    /// Queues streams with these tags for the client.
+    /// Queues one stream for each of `tags` for the client.
     pub fn owe(&self, tags: std::ops::Range<u64>, len: u64) -> Vec<StreamKey> {
         let keys = {
             let mut downstream = self.server.downstream();
@@ -249,7 +249,7 @@ impl SeamPair {
     pub fn check(&self) -> PairSent {
         assert_eq!(self.client.close_reason(), None);
         assert_eq!(self.server.quic.close_reason(), None);
-        assert_eq!(self.server.stats().acks_refused, 0); // exact: there must never be one
+        assert_eq!(self.server.stats().acks_refused, 0); // exact: no ACK may ever be refused
         let sent = PairSent::open(
             &self.proxy.seen(Towards::Client),
             self.suite,

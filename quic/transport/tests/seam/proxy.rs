@@ -19,7 +19,7 @@ pub enum Towards {
     Server,
 }
 
-/// The probabilities of impairments, each in thousandths.
+/// Probabilities of loss, duplication and reordering of a datagram, each in thousandths.
 #[derive(Default)]
 pub struct ProxyImpairment {
     pub loss: AtomicU32,
@@ -35,7 +35,7 @@ pub struct Proxy {
     seen: Mutex<Vec<(Towards, Vec<u8>)>>,
     server: SocketAddr,
     rng: Mutex<fastrand::Rng>,
-    /// The socket towards the server for each client address. Forged packets are sent from one of them.
+    /// The socket towards the server for each client address. Forged packets are sent from one of these sockets.
     ways: Mutex<HashMap<SocketAddr, Arc<UdpSocket>>>,
 }
 
@@ -143,7 +143,7 @@ impl Proxy {
 
 fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: SocketAddr) {
     let send = move |socket: Arc<UdpSocket>| {
-        // A connected socket has only one peer. A datagram that a full buffer drops counts as lost.
+        // A connected socket accepts no other destination. A datagram that does not fit into the send buffer is lost.
         let _ = match socket.peer_addr() {
             Ok(_) => socket.try_send(&datagram),
             Err(_) => socket.try_send_to(&datagram, to),
@@ -153,7 +153,7 @@ fn deliver(delay: Duration, datagram: Vec<u8>, socket: Arc<UdpSocket>, to: Socke
         return send(socket);
     }
     tokio::spawn(async move {
-        tokio::time::sleep(delay).await; // exact: the delay of the impaired datagram
+        tokio::time::sleep(delay).await; // exact: the proxy delays this datagram
         send(socket);
     });
 }

@@ -1,7 +1,8 @@
 //! A filter for the largest recent value.
 
 /// The largest value of the current and the last `length - 1` periods. A period is a round trip or a cycle, counted by
-/// the caller. The filter keeps the three values that may still become the largest (Kathleen Nichols' algorithm).
+/// the caller. It stores the three values that may still become the largest (Kathleen Nichols' windowed min/max
+/// algorithm).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WindowedMax {
     best: [FilterSample; 3],
@@ -32,15 +33,15 @@ impl WindowedMax {
         } else if value >= self.best[2].value {
             self.best[2] = new;
         }
-        // A largest value that is too old is replaced by the next one.
+        // If the largest value has expired, the second largest replaces it.
         while period.saturating_sub(self.best[0].period) >= length {
             self.best = [self.best[1], self.best[2], new];
             if self.best[0].period == period {
                 return;
             }
         }
-        // The second and third value have to come from later parts of the window. Otherwise they would expire with the
-        // first.
+        // The second and third largest values have to come from later parts of the window. Otherwise they would expire
+        // together with the largest.
         let age = period.saturating_sub(self.best[0].period);
         if self.best[1].period == self.best[0].period && age > length / 4 {
             self.best[1] = new;
@@ -55,7 +56,8 @@ impl WindowedMax {
 mod tests {
     use super::*;
 
-    /// The result is at least the largest value of the current period, and at most the largest of the window.
+    /// The filter's result is at least the largest value of the current period, and at most the largest of the last
+    /// `length` periods.
     #[test]
     fn windowed_max_is_near_the_true_maximum() {
         let mut state = 1u64;

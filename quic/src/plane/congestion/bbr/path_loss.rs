@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use super::RTT_NOISE;
 
-/// Excess of a round's mean round trip over the shortest that shows no queue, if one part in [`RTT_NOISE`] is less.
+/// Excess of the mean round trip over the shortest up to which no queue is assumed, unless the shortest divided by
+/// [`RTT_NOISE`] is more.
 const NOISE: Duration = Duration::from_millis(3);
-/// Smallest number of packets that allows an estimate.
+/// Smallest number of packets from which loss is estimated.
 const LEAST: f64 = 100.0;
 /// Factor by which each new round lowers the weight of older ones: about 32 rounds count.
 const KEEP: f64 = 1.0 - 1.0 / 32.0;
-/// Largest fraction of loss that counts as the path's own. A larger one is caused by a policer, which drops packets
+/// Largest loss fraction that counts as the path's own loss. More loss is caused by a policer, which drops packets
 /// above a rate.
 const MOST: f64 = 0.15;
-/// Number of standard deviations by which chance may raise a number of losses.
+/// Number of standard deviations added to the expected number of losses, since losses vary randomly.
 const CHANCE: f64 = 3.0;
 
 /// Estimate of a path's own loss, from rounds without a queue.
@@ -29,7 +30,7 @@ pub struct PathLoss {
 
 #[derive(Clone, Debug, Default)]
 struct PathLossRound {
-    /// Sum of the round-trip samples.
+    /// Sum of the round-trip samples of the present round.
     trips: Duration,
     samples: u32,
     delivered: u64,
@@ -51,7 +52,7 @@ impl PathLoss {
         }
     }
 
-    /// Ends a round. `is_steady` tells that packets were sent no faster than the path had delivered before.
+    /// Ends a round trip. `is_steady` tells that packets were sent no faster than the path had delivered before.
     pub fn end_round(&mut self, min_rtt: Option<Duration>, is_steady: bool, mtu: u64) {
         let round = std::mem::take(&mut self.round);
         self.delivered *= KEEP;
@@ -66,7 +67,7 @@ impl PathLoss {
         }
     }
 
-    /// Returns how many of `in_flight` bytes the path may have lost without a queue.
+    /// Returns how many of `in_flight` bytes the path may have lost even if there was no queue.
     pub fn expected_loss(&self, in_flight: u64, mtu: u64) -> u64 {
         let all = self.delivered + self.lost;
         if all < LEAST {

@@ -4,16 +4,17 @@ use std::time::{Duration, Instant};
 
 use super::{AckEffect, BETA, Bbr, BbrState, CWND_GAIN, HEADROOM, LostPacket, UNBOUNDED};
 
-/// Gains of the phases, as factors of the bandwidth and of the bandwidth-delay product.
+/// Gains of ProbeBW's phases: factors of the bandwidth for pacing, and of the bandwidth-delay product for the window.
 const DOWN_PACING_GAIN: f64 = 0.9;
 const UP_PACING_GAIN: f64 = 1.25;
 const UP_CWND_GAIN: f64 = 2.25;
-/// Shortest time before a probe. A random part of [`PROBE_WAIT_MORE`] is added to it.
+/// Shortest time between two probes for bandwidth. A random time up to [`PROBE_WAIT_MORE`] is added.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 const PROBE_WAIT_MORE: Duration = Duration::from_secs(1);
-/// Largest number of round trips between probes, so that competing Reno flows get their share (section 5.3.3).
+/// Largest number of round trips between two probes for bandwidth, for fairness to competing Reno flows (section
+/// 5.3.3).
 const RENO_ROUNDS: u64 = 63;
-/// Bound of the exponent of a probe's growth, which doubles every round trip.
+/// Largest exponent of the growth of bytes in flight during a probe; the growth doubles every round trip.
 const MAX_UP_ROUNDS: u32 = 30;
 
 /// A phase of the probing cycle.
@@ -25,7 +26,7 @@ pub enum Phase {
     Up,
 }
 
-/// Phase of the probe that the packets being acknowledged were sent in.
+/// Phase of a probe in which the packets that are acknowledged now were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPhase {
     Init,
@@ -46,13 +47,13 @@ pub struct Cycle {
     pub samples: bool,
     up_rounds: u32,
     up_acked: u64,
-    /// Number of acknowledged bytes after which one more packet may be in flight.
+    /// Number of acknowledged bytes after which a probe allows one more packet in flight.
     up_step: u64,
     random: u64,
 }
 
 impl Cycle {
-    /// Creates the state before the first cycle.
+    /// Creates the state before the first probing cycle.
     pub fn new(now: Instant, seed: u64) -> Self {
         Self {
             since: now,
@@ -67,7 +68,7 @@ impl Cycle {
         }
     }
 
-    /// Mixes a loss into the random state.
+    /// Mixes the number of bytes delivered before a loss into the state of the random number generator.
     pub fn on_lost(&mut self, lost: &LostPacket) {
         // The number of bytes delivered before a loss differs between connections, and is random enough here.
         self.random ^= lost.delivered.rotate_left(17);
@@ -83,7 +84,7 @@ impl Cycle {
     }
 
     fn pick_wait(&mut self) {
-        // Random starts keep flows from probing at the same time.
+        // Random start times keep competing flows from probing for bandwidth at the same time.
         self.rounds_since_probe = u64::from(self.random() < 0.5);
         self.wait = PROBE_WAIT + PROBE_WAIT_MORE.mul_f64(self.random());
     }
@@ -176,8 +177,8 @@ impl Bbr {
 
     fn is_time_to_go_down(&mut self, delivered: &AckEffect) -> bool {
         if delivered.window_limited && self.cwnd >= self.inflight_longterm {
-            // The window is at the long-term bound, which limits the bandwidth. So growth is measured from the present
-            // rate.
+            // `inflight_longterm` limits the window, and thus the measured bandwidth. So bandwidth growth is measured
+            // from the present rate.
             self.reset_full_bw();
             self.full_bw = delivered.sample.rate.unwrap_or_default();
             return false;
@@ -205,7 +206,8 @@ impl Bbr {
                 AckPhase::ProbeStopping => {
                     self.cycle.samples = false;
                     self.cycle.ack_phase = AckPhase::Init;
-                    // A cycle with too little data shows no bandwidth, so it does not age the filter.
+                    // A cycle with too little data to fill the path shows no bandwidth, so it does not expire older
+                    // bandwidth samples.
                     if matches!(self.state, BbrState::ProbeBw(_)) && !sample.app_limited {
                         self.cycles += 1;
                     }
@@ -234,7 +236,7 @@ impl Bbr {
     ) {
         self.cycle.samples = false;
         if !app_limited {
-            // One probe with losses lowers the bound to this value at most.
+            // One probe with losses lowers `inflight_longterm` no further than to this value.
             let least = (BETA * self.target_inflight() as f64) as u64;
             self.inflight_longterm = inflight.max(least);
         }
@@ -244,7 +246,7 @@ impl Bbr {
     }
 
     fn raise_slope(&mut self) {
-        // The growth is 1 packet in the first round, then 2, 4 and so on.
+        // Bytes in flight grow by 1 packet in the probe's first round trip, then by 2, 4 and so on.
         let growth = self.mtu << self.cycle.up_rounds;
         self.cycle.up_rounds = (self.cycle.up_rounds + 1).min(MAX_UP_ROUNDS);
         self.cycle.up_step = (self.cwnd * self.mtu / growth.max(1)).max(self.mtu);

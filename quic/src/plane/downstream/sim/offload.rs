@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// A simulated offload. It sends from its own copy of the incoming data, which may be ahead of the source, and reports
+/// A simulated offload. It forwards incoming data, possibly before the data plane's source has that data, and reports
 /// its packets later.
 #[derive(Default)]
 pub struct SimulatedOffload {
@@ -74,7 +74,7 @@ impl Sim {
         self.carry(size, SimArrival::Packet { number, frames: Some(frames), marks: Codepoint::NotEct });
     }
 
-    /// Processes the offload's reports in a changed order, and reclaims its budget.
+    /// Processes the offload's reports in another order than they were made, and reclaims its budget.
     pub fn reclaim_budget(&mut self) {
         let mut reports = std::mem::take(&mut self.offload.unreported);
         if reports.len() > 1 {

@@ -15,7 +15,7 @@ use crate::{
 
 use super::Codepoint;
 
-/// The receiver's credit: the bytes and streams by which its limits exceed those that it has consumed.
+/// The receiver's credit: how many bytes and streams its flow control limits exceed those that it has consumed.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiverCredit {
     pub data: u64,
@@ -39,8 +39,8 @@ pub struct ReceivedBytes {
     granted: u64,
     /// Time when the last missing byte arrived.
     pub complete: Option<Instant>,
-    /// The number of contiguous bytes from the beginning, by time. A reset ends the list, because the application gets
-    /// no more bytes.
+    /// Times, each with the number of contiguous bytes from offset 0 received by then. A reset ends the list, because
+    /// the application gets no more bytes.
     pub progress: Vec<(Instant, u64)>,
 }
 
@@ -49,7 +49,7 @@ impl ReceivedBytes {
         self.ranges.iter().last().map_or(0, |range| range.end)
     }
 
-    /// Returns the number of contiguous bytes from the beginning.
+    /// Returns the number of contiguous bytes received from offset 0.
     fn contiguous(&self) -> u64 {
         self.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end)
     }
@@ -89,7 +89,7 @@ pub struct ReferenceReceiver {
     pub(super) seen: BTreeSet<u64>,
     pub(super) unacked: u32,
     pub(super) ack_at: Option<Instant>,
-    /// Error codes of STOP_SENDING frames, by stream ID. The frames are repeated until the stream is reset.
+    /// Error codes of STOP_SENDING frames, by stream ID. The receiver repeats them until the sender resets the stream.
     pub stop: HashMap<u64, u64>,
 }
 

@@ -18,7 +18,7 @@ fn datagrams_are_sent_by_priority_and_never_repeated() {
     assert_eq!(sim.down.stats().bytes_in_flight, 0);
 }
 
-/// Empty datagrams are bounded, too, because their bookkeeping counts as memory.
+/// The number of empty datagrams is bounded, too, because their bookkeeping counts as memory.
 #[test]
 fn waiting_datagrams_are_bounded_by_their_memory() {
     let config = Config { max_datagram_bytes: 100_000, ..Config::new(CODES) };

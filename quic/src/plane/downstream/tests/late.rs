@@ -63,7 +63,7 @@ const FRAMES: u64 = 25;
 
 /// A camera with groups of one second: a key frame of 12 kB and delta frames of 3 kB, together 84 kB per second.
 struct LateCamera {
-    /// True if delta frames are a second, less urgent subgroup.
+    /// True if delta frames are sent in a second, less urgent subgroup.
     subgroups: bool,
     policy: policy::PolicyKind,
     /// Rate of the link, bytes per second.
@@ -130,8 +130,8 @@ impl LateOutcome {
     }
 }
 
-/// The link carries 47 of the camera's 84 kB per second. The backlog is then at most one group and a quarter of a
-/// second.
+/// The link carries 47 kB/s of the camera's 84 kB/s. The backlog is then at most one group and the data of a quarter of
+/// a second.
 #[test]
 fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
     let camera = LateCamera { subgroups: false, policy: policy::PolicyKind::Live, rate: 47_000 };
@@ -142,7 +142,7 @@ fn data_that_waits_too_long_is_dropped_except_the_newest_group() {
     assert_eq!(stats.resets, Resets { late: stats.resets.late, ..stats.resets });
     let delay = outcome.sim.down.queue_delay(outcome.sim.now);
     assert!(delay > DELAY / 4 && delay < SECOND, "{delay:?}");
-    // At most the newest group waits, and a quarter of a second of the group after it.
+    // At most the newest group waits to be sent, and the first quarter of a second of the group after it.
     assert!(stats.pending_bytes < 84_000 * 5 / 4, "{}", stats.pending_bytes);
     let behind = LateCamera { policy: policy::PolicyKind::Tail, ..camera }.run(20).sim.down.stats();
     assert_eq!(behind.resets, Resets::default());
@@ -160,7 +160,7 @@ fn key_frames_arrive_and_deltas_are_dropped() {
     let deltas = outcome.streams.iter().filter(|sent| sent.subgroup == 1);
     let gone = deltas.filter(|sent| outcome.was_reset(sent)).count();
     assert!(gone >= 15, "{gone}");
-    // Not even the newest group may leave more than a third of a second waiting.
+    // At most a third of a second of data waits to be sent, even in the newest group.
     let pending = outcome.sim.down.stats().pending_bytes;
     assert!(pending < 84_000 / 3, "{pending}");
 }
@@ -203,9 +203,10 @@ fn path_with_spare_capacity_drops_nothing() {
     }
 }
 
-/// Sending the requested old data takes two seconds. Neither this data is late, nor data that arrives in the meantime.
+/// Sending the requested old data takes two seconds. Neither the old data nor live data that arrives in the meantime
+/// counts as late.
 #[test]
-fn requested_old_data_is_never_late() {
+fn requested_old_data_never_counts_as_late() {
     for asked in [AskedRange::Present, AskedRange::All, AskedRange::Nothing] {
         let mut sim = sim(narrow());
         let old: Vec<_> = (0..10)
@@ -230,7 +231,7 @@ fn requested_old_data_is_never_late() {
     }
 }
 
-/// A retransmission takes round trips of 600 ms, so lost data may wait for longer than the limit of 250 ms.
+/// A retransmission takes more than a round trip of 600 ms. So lost data may wait for longer than the limit of 250 ms.
 #[test]
 fn lost_data_on_a_long_path_is_sent_again_and_not_late() {
     let link = SimLink { delay: Duration::from_millis(300), ..SimLink::default() };
@@ -252,10 +253,10 @@ fn lost_data_on_a_long_path_is_sent_again_and_not_late() {
     assert_eq!(sim.down.stats().resets, Resets::default());
 }
 
-/// Waiting data becomes late whatever blocks it: credit of the stream, credit of the connection, or the limit of
+/// Waiting data becomes late and is dropped whatever blocks it: stream credit, connection credit, or the limit of
 /// streams.
 #[test]
-fn data_blocked_by_the_peers_limits_becomes_late() {
+fn data_blocked_by_the_peers_limits_is_dropped_when_late() {
     let plenty = ReceiverCredit { data: 1 << 20, stream_data: 1 << 20, streams: 100 };
     for credit in [
         ReceiverCredit { stream_data: 100, ..plenty },
@@ -283,8 +284,8 @@ fn data_blocked_by_the_peers_limits_becomes_late() {
     }
 }
 
-/// The offload forwards newer data only if no data of the same level waits in the data plane. The plane recalls streams
-/// before it drops them.
+/// The offload forwards newer data only if no data of the same priority level waits in the data plane. The plane
+/// recalls streams from the offload before it drops them.
 #[test]
 fn offload_does_not_overtake_waiting_data() {
     let mut sim = sim(narrow());
@@ -306,7 +307,7 @@ fn offload_does_not_overtake_waiting_data() {
     sim.transmit();
     sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
     sim.delegate(second, &second_source);
-    // The source gets much data of the first stream late, and the offload has sent none of it.
+    // Much data of the first stream reaches the source late, and the offload has sent none of this data.
     first_source.push(200_000, sim.now);
     sim.down.wake(first);
     sim.transmit();
@@ -357,7 +358,7 @@ fn excess_waiting_streams_reset_the_oldest_of_the_least_urgent() {
 }
 
 #[test]
-fn bytes_that_wait_are_bounded() {
+fn bytes_waiting_to_be_sent_are_bounded() {
     let queue = policy::QueueLimits { bytes: 100_000, burst: SECOND, ..Config::new(CODES).queue };
     let mut sim = Sim::new(1, narrow(), ReceiverCredit::default(), Config { queue, ..Config::new(CODES) });
     for group in 0..40 {

@@ -53,7 +53,7 @@ fn tail_policy_resets_the_newest_waiting_streams() {
 }
 
 #[test]
-fn peer_that_names_unsent_packets_or_unopened_streams_is_refused() {
+fn unsent_packet_or_unopened_stream_in_a_frame_is_a_violation() {
     let mut sim = sim(SimLink::default());
     sim.open_whole(3, 5000, 1);
     sim.transmit();

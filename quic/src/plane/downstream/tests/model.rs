@@ -1,4 +1,4 @@
-//! Tests of live media under BBR: single losses do not slow it down, and queues drain.
+//! Tests of live media under BBR: single losses do not slow the sender down, and queues drain.
 
 use super::*;
 
@@ -10,8 +10,8 @@ fn sim_with(algorithm: CongestionAlgorithm, seed: u64, link: SimLink) -> Sim {
     Sim::new(seed, SimLink { delay: RTT / 2, ..link }, credit, Config { algorithm, ..Config::new(CODES) })
 }
 
-/// Sends an object every `interval`, as a camera does. Returns how many could not be sent at once after the first
-/// second.
+/// Sends an object every `interval`, as a camera does. Returns how many objects after the first second could not be
+/// sent at once.
 fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
     let source = Mem::new(1);
     let key = sim.open(&source, 1);
@@ -38,7 +38,7 @@ fn live_media_under_bbr_is_not_delayed_by_random_loss() {
         let held_up = live(&mut sim, 1000, Duration::from_millis(4));
         assert!(held_up <= 10, "{held_up} of 1000 at {loss}");
     }
-    // CUBIC delays many objects at the same loss.
+    // For comparison: CUBIC delays many objects at the same loss rate.
     let mut sim = sim_with(CongestionAlgorithm::Cubic, 1, SimLink { loss: 0.02, ..SimLink::default() });
     assert!(live(&mut sim, 1000, Duration::from_millis(4)) > 200);
 }
@@ -111,7 +111,7 @@ fn live_media_does_not_pause_to_probe_the_round_trip() {
     assert_eq!(live(&mut sim, 2_000, Duration::from_millis(4)), 0);
 }
 
-/// A key frame is sent each second, as fast as the path takes it.
+/// A key frame is sent each second, at the rate of the path.
 #[test]
 fn key_frames_leave_at_the_rate_of_the_path() {
     let mut sim =
@@ -131,6 +131,6 @@ fn key_frames_leave_at_the_rate_of_the_path() {
         let left = Duration::from_millis(33).saturating_sub(sim.now - began);
         sim.run_for(left);
     }
-    // At this rate 60 kB take 24 ms.
+    // At the path's rate, a key frame of 60 kB takes 24 ms.
     assert!(last < Duration::from_millis(30), "{last:?}");
 }

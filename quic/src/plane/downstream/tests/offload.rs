@@ -17,7 +17,7 @@ fn with_an_offload(seed: u64, link: SimLink, credit: ReceiverCredit) -> Sim {
             let last = object + 1 == OBJECTS;
             match sim.random(10) {
                 0 => {}
-                // The previous packet arrived late.
+                // Reorders packets: this one is forwarded before the previous one.
                 1 if object > 0 => {
                     sim.offload_sees(*key, at..at + OBJECT, last);
                     sim.offload_sees(*key, at - OBJECT..at, false);
@@ -66,7 +66,8 @@ fn bytes_that_the_offload_loses_or_declines_are_sent_by_the_plane() {
         let credit = if seed < 4 { ReceiverCredit::default() } else { tight };
         let sim = with_an_offload(seed, link, credit);
         let offloaded = sim.down.stats().offloaded_packets;
-        // Higher loss keeps the window full. Then the data plane itself sends everything, by priority.
+        // At a higher loss rate the window is always full, so the data plane sends everything itself, in order of
+        // priority.
         assert!(offloaded > if link.loss > 0.01 || seed >= 4 { 0 } else { 50 }, "{seed}: {offloaded}");
         assert!(sim.offload.declined > 0 || seed < 4, "the offload declines bytes beyond its credit");
     }
@@ -123,7 +124,7 @@ fn offload_sends_only_streams_more_urgent_than_waiting_data() {
 }
 
 #[test]
-fn outstanding_budget_is_not_used_twice() {
+fn budget_outstanding_at_the_offload_is_not_used_twice() {
     let credit = ReceiverCredit { data: 10_000, ..ReceiverCredit::default() };
     let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));
     sim.down.set_outstanding(OffloadBudget { bytes: 0, data: 9500 });
@@ -141,7 +142,7 @@ fn over(source: &Arc<Mem>) -> NewStream {
     NewStream { priority: Priority { subscriber: 128, ..Priority::default() }, ..stream_of(source) }
 }
 
-/// Reports a packet of the stream, as the offload does. Returns the packet number.
+/// Reports a packet of the stream, as the offload does. Returns the packet's number.
 fn report(sim: &mut Sim, key: StreamKey, offset: u64, len: u16, fin: bool) -> u64 {
     let number = sim.number();
     let sent = sim.now;
@@ -173,7 +174,7 @@ fn stream_opened_by_the_offload_is_retransmitted_once_adopted() {
     sim.down.poll_frames(sim.now, 1000, &mut out).expect("the hole");
     assert_eq!(stream_frames(&out), [(id, 0, 100, false)]);
     assert_eq!(sim.down.stats().stream_bytes, 300);
-    // The plane's next stream gets the next ID.
+    // The next stream that the data plane opens gets the ID after the offload's stream.
     let other = Mem::new(8);
     other.push(10, sim.now);
     sim.down.open(over(&other));
@@ -214,7 +215,7 @@ fn stream_that_is_not_adopted_is_reset() {
         let frame = Walker::new(&out).next().expect("a frame").expect("well-formed").1;
         assert!(matches!(frame, Frame::ResetStream { final_size: 200, .. }), "{frame:?}");
     }
-    // The offload was about to open a stream, and could not.
+    // The offload was about to open a stream, but could not, so the stream never gets an ID.
     let mut sim = sim(SimLink::default());
     let key = sim.down.opened(1, Label::default(), None);
     sim.down.abandon(key);

@@ -30,7 +30,7 @@ fn urgent_stream_opened_later_is_sent_first() {
 }
 
 #[test]
-fn tracks_of_the_same_priority_take_turns() {
+fn tracks_of_the_same_priority_are_sent_in_turn() {
     let link = SimLink { rate: Some(125_000), queue: 30_000, ..SimLink::default() };
     let mut sim = sim(link);
     for (owner, group) in [(1, 0), (2, 1_000_000), (3, !5)] {
@@ -49,7 +49,7 @@ fn tracks_of_the_same_priority_take_turns() {
 }
 
 #[test]
-fn datagrams_and_streams_of_the_same_priority_take_turns() {
+fn datagrams_and_streams_of_the_same_priority_alternate() {
     let mut sim = sim(SimLink::default());
     sim.open_whole(1, 100_000, 0);
     for i in 0..5 {

@@ -15,9 +15,9 @@ struct RoomMedia {
     group: u64,
     /// Bytes of a group's first object.
     key: u64,
-    /// Bytes of each other object.
+    /// Bytes of each object after a group's first one.
     delta: u64,
-    /// True if the first object is a subgroup of its own, more urgent than the others.
+    /// True if a group's first object is a separate subgroup, more urgent than the other objects.
     subgroups: bool,
 }
 
@@ -33,7 +33,7 @@ const VIDEO: RoomMedia = RoomMedia { hz: 30, group: 30, key: 135_000, delta: 17_
 struct RoomObject {
     tag: u64,
     is_key: bool,
-    /// Offsets of the object's first byte, and after its last byte, in its stream.
+    /// Offsets in the stream: of the object's first byte, and of the first byte after the object.
     start: u64,
     end: u64,
     made: Instant,
@@ -114,7 +114,8 @@ impl RoomRun {
     }
 }
 
-/// The link has 8 Mbit/s. Only key frames show the sender this rate, and it then sends key frames at the rate.
+/// The link has 8 Mbit/s. Only key frames fill it, so they show the sender this rate, at which it then sends key
+/// frames.
 #[test]
 fn key_frames_are_sent_at_the_rate_of_the_path() {
     let rate = 1_000_000;
@@ -126,7 +127,7 @@ fn key_frames_are_sent_at_the_rate_of_the_path() {
     assert_eq!(run.key_frames(), 8);
 }
 
-/// The link carries three fifths of the media. Data that would be late is dropped for the next group, which arrives in
+/// The link carries three fifths of the media. Data that would be late is dropped so that the next group arrives in
 /// time. The number of objects that arrive stays the same.
 #[test]
 fn data_that_would_be_late_is_dropped_for_the_next_group() {
@@ -145,7 +146,7 @@ fn data_that_would_be_late_is_dropped_on_a_lossy_path() {
 }
 
 #[test]
-fn stream_that_is_given_up_ends_with_a_whole_object() {
+fn abandoned_stream_ends_with_a_whole_object() {
     let run = CAMERA.run(link(31_000, 0.0), 15);
     assert!(run.useful() >= 90, "{} %", run.useful());
     assert_eq!(run.key_frames(), 15);
@@ -153,7 +154,8 @@ fn stream_that_is_given_up_ends_with_a_whole_object() {
     assert!(delivered >= 24, "{delivered} %");
 }
 
-/// A key frame that takes longer than a group is still sent, because every second key frame is better than none.
+/// A key frame whose sending takes longer than a group lasts is still sent, because every second key frame is better
+/// than none.
 #[test]
 fn key_frames_that_take_longer_than_their_group_arrive() {
     for subgroups in [false, true] {
@@ -166,7 +168,7 @@ fn key_frames_that_take_longer_than_their_group_arrive() {
 }
 
 #[test]
-fn link_with_room_delivers_everything_in_time() {
+fn link_with_spare_capacity_delivers_everything_in_time() {
     for media in [OBJECTS, CAMERA, RoomMedia { subgroups: true, ..CAMERA }] {
         let run = media.run(link(400_000, 0.0), 5);
         assert_eq!(run.delivered(), (100, 100));
@@ -174,9 +176,9 @@ fn link_with_room_delivers_everything_in_time() {
     }
 }
 
-/// The peer gives no credit for the rest of the object, and in one case acknowledges nothing.
+/// The peer gives no stream credit for the rest of the object. In one of two cases it also acknowledges nothing.
 #[test]
-fn stream_that_is_given_up_ends_by_a_deadline() {
+fn abandoned_stream_is_reset_at_its_deadline() {
     for is_deaf in [false, true] {
         let credit = ReceiverCredit { stream_data: 5000, ..ReceiverCredit::default() };
         let mut sim = Sim::new(1, SimLink::default(), credit, Config::new(CODES));

@@ -4,7 +4,7 @@ use super::*;
 use crate::plane::ecn;
 
 #[test]
-fn quic_stack_gets_the_rest_of_the_window() {
+fn quic_stack_gets_the_window_that_the_plane_leaves() {
     let mut sim = sim(SimLink::default());
     let window = sim.down.stack_window();
     assert_eq!(window, 12_000);
@@ -34,7 +34,7 @@ fn path_change_resets_window_and_round_trip() {
 }
 
 #[test]
-fn outage_ends_by_probe_packets() {
+fn transfer_resumes_after_an_outage_by_probe_packets() {
     let mut sim = sim(SimLink::default());
     let source = Mem::new(8);
     let key = sim.open(&source, 1);
@@ -74,7 +74,7 @@ fn bottleneck_is_filled_with_few_losses() {
     }
 }
 
-/// The offload's packets leave as a burst, and queue in front of the bottleneck.
+/// The offload does not pace: its packets leave as a burst, and queue in front of the bottleneck.
 #[test]
 fn unpaced_sender_gets_less_of_the_window() {
     let rate = 1_000_000;
@@ -194,10 +194,10 @@ fn path_that_recovered_gets_large_packets_again() {
     sim.verify(&[(8, 92 * 50 * 5000)]);
 }
 
-/// A queue overflows repeatedly, and small packets still fit into it. These losses must not be taken for an MTU black
-/// hole.
+/// A queue overflows repeatedly and drops large packets, while small ones still fit. These losses must not be taken for
+/// an MTU black hole.
 #[test]
-fn small_queue_does_not_make_packets_smaller() {
+fn overflow_of_a_small_queue_does_not_reduce_the_packet_size() {
     let rate = 250_000;
     let link =
         SimLink { rate: Some(rate), queue: 25_000, delay: Duration::from_millis(30), ..SimLink::default() };

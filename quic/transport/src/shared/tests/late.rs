@@ -39,9 +39,9 @@ enum OffloadCall {
 struct FakeOffload {
     word: AtomicU64,
     told: Mutex<Vec<OffloadCall>>,
-    /// Totals that the offload may send.
+    /// Totals of window and credit, bytes, that the offload may use.
     granted: Mutex<OffloadBudget>,
-    /// Totals that it has sent.
+    /// Totals of window and credit, bytes, that the offload has used.
     used: Mutex<OffloadBudget>,
     sent: Mutex<Vec<(Instant, OffloadSentPacket)>>,
 }
@@ -186,7 +186,7 @@ impl Offload for FakeOffload {
     }
 }
 
-/// An ingress, openings and a delegation that do nothing.
+/// A fake ingress, openings and delegation that do nothing.
 struct IdleOffload;
 
 impl OffloadResult for IdleOffload {
@@ -222,7 +222,7 @@ impl Delegation for IdleOffload {
     fn on_opened(&self) {}
 }
 
-/// A source with the given number of bytes, which the test increases.
+/// A source whose length in bytes the test increases. All its bytes are 1.
 #[derive(Default)]
 struct Bytes(AtomicU64);
 
@@ -239,7 +239,7 @@ impl Source for Bytes {
     }
 }
 
-/// Returns a server's connection after its handshake, which may send, and the time.
+/// Returns a server's connection after its handshake, which may send, and the present time.
 fn scene() -> (Arc<SharedConnection>, Instant) {
     let shared = fresh_with(Some((SocketAddr::from(([127, 0, 0, 1], 4443)), SUITES)));
     let mut params = vec![0x04, 4];
@@ -346,7 +346,7 @@ fn late_offload_gets_the_present_keys_path_and_packet_number() {
     shared.on_path(now, &way(&shared));
     assert!(fake.granted.lock().bytes > 0);
 
-    // Both senders draw from one counter.
+    // quinn and the offload draw from one packet number counter.
     let drawn = fake.word.fetch_add(1, SeqCst) & 0xffff_ffff_ffff;
     assert_eq!(drawn, before.1);
     assert!(quinns(&shared, now, 3, 1000) > drawn);
@@ -377,7 +377,7 @@ fn packet_numbers_stay_unique_when_offloads_are_released_and_replaced() {
             draw(&mut numbers);
         });
         shared.on_offload_recalled(now);
-        // Runs of the offload's program that have begun may still send.
+        // The offload may still send after the release was requested, because runs of its program may be in progress.
         (0..10).for_each(|_| {
             kernel(&mut numbers);
             draw(&mut numbers);
@@ -398,7 +398,7 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
     let ingress: Arc<dyn OffloadIngress> = Arc::new(IdleOffload);
     assert!(shared.with_offload(|offload| offload.delegate(key, &ingress, 0, 500)));
     let OffloadCall::Delegated(id) = fake.take()[0] else { panic!("not delegated") };
-    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: only this thread uses the connection
+    let sent = |shared: &SharedConnection| shared.downstream().stats().stream_bytes; // exact: only one thread runs
     fake.send(now, key, id, 500..600).unwrap();
 
     source.0.store(900, SeqCst);
@@ -441,7 +441,7 @@ fn bytes_not_sent_by_a_released_offload_are_sent_by_the_plane() {
 }
 
 #[test]
-fn offload_gets_a_budget_only_for_its_own_path() {
+fn offload_gets_a_budget_only_for_the_present_path() {
     let (shared, now) = scene();
     let first = Arc::new(FakeOffload::default());
     shared.on_offload(now, Arc::clone(&first) as _);
