@@ -57,7 +57,7 @@ pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
 ];
 
-/// Two versions of a packet function with different states, for tests that swap them.
+/// Two versions of a packet function with different states, for tests that replace one by the other.
 #[doc(hidden)]
 pub const TALLIES: [&[u8]; 2] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),

@@ -388,7 +388,7 @@ static __noinline int become_missing(struct recovery *recovery, __u32 which, __u
 }
 
 /* Injects a copy of a recovered packet into the receive path, as if it had arrived. One buffer can hold only
- * one packet, so all recovered packets but one need this. If it fails, the packet counts as missing again.
+ * one packet. If this fails, the packet counts as missing again.
  */
 static long return_missing(__u32 which, struct recovery *recovery)
 {

@@ -226,7 +226,7 @@ __noinline int pcc_judge(const struct flow *flow, struct outcome *outcome)
 	return 0;
 }
 
-/* Shifts `x` right until it fits in `bits` bits. Returns the number of positions shifted. */
+/* Shifts `x` right by `bits` if it has more than `bits` bits. Returns by how many bits it was shifted. */
 static __always_inline __u32 shorten(__u64 *x, __u32 bits)
 {
 	__u32 off = (((1ULL << bits) - 1 - *x) >> 63) * bits;

@@ -85,8 +85,8 @@ struct {
 	__type(value, struct caller);
 } callers SEC(".maps");
 
-/* 1 if any rule, for grafts or for redirection, has a condition on the process or a choice. Userspace writes
- * it.
+/* 1 if any rule has a condition on the process or a choice, in the list in force or in the next one.
+ * Userspace writes it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -661,7 +661,7 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 	graft_let_go(ctx, state);
 }
 
-/* Returns whether this server answers all offers. State of single SYNs is not stored, so every connection
+/* Returns whether this server has answered all offers lately. State of single SYNs is not stored, so every connection
  * counts as unanswered shortly after any offer was left unanswered.
  */
 static __always_inline bool answers(const struct socket_state *listener)

@@ -104,7 +104,7 @@ static __always_inline void hear(const struct graft_work *work)
 
 enum found {
 	FOUND,
-	FOUND_OTHER, /* neither UDP nor IP protocol 253 */
+	FOUND_OTHER, /* neither UDP nor IP protocol 253 of a session */
 	FOUND_ODD,   /* only the addresses are known: UDP whose ports were not found */
 };
 

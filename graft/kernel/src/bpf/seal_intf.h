@@ -14,7 +14,7 @@
 struct seal_tail {
 	__u8 magic;
 	__u8 bits;	/* version in the high four bits, key phase in the low ones */
-	__u8 number[6]; /* number of the datagram, big-endian; the AEAD's nonce */
+	__u8 number[6]; /* number of the datagram, big-endian; part of the AEAD's nonce */
 };
 
 #define SEAL_MAGIC   0x73

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The protocol above IP of a session's datagrams on the wire. Applications and functions see UDP in either case.
+/// IP protocol of a session's datagrams on the wire. Applications and functions see UDP in either case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WireProtocol {
     /// UDP.
