@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Acknowledges packets. The receiver reports which packets it has received and how many more its socket can
  * take. The sender derives the packets in flight and the round trip. In a list of functions it follows
- * `number`, and functions that drop or recover packets at the receiver. One in `every` packets is
- * acknowledged. A gap, the end of a gap, or a request by the sender's daemon is acknowledged at once. Every
- * acknowledgement is complete, so a lost one is replaced by the next.
+ * `number`, and functions that drop or recover packets at the receiver.
  *
  * One in `every` packets is acknowledged. A gap, the end of a gap, or a request by the sender's daemon is
  * acknowledged at once. Every acknowledgement is complete, so a lost one is replaced by the next.

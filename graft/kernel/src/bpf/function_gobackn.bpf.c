@@ -2,13 +2,11 @@
 /* Delivers all packets in order (go-back-N): the receiver accepts only the next packet in order, and the
  * sender repeats all packets from a missing one on. In a list of functions it follows `window`, which assigns
  * packet numbers. It precedes `acknowledge` and `number`, which must not see packets that are not accepted
- * here. The receiver sends a request at the first packet out of order, when a repeated packet was lost again,
- * and every `retry_us` after that. At the sender, TC ingress answers a request with all packets from the
- * requested one on, without waking a process.
+ * here.
  *
- * A request is sent when a packet is out of order for the first time, when a repeated packet was lost
- * again, and after `retry_us`. At the sender, TC ingress turns it into all packets from the requested one
- * on, without waking a process.
+ * The receiver sends a request at the first packet out of order, when a repeated packet was lost again, and
+ * every `retry_us` after that. At the sender, TC ingress answers a request with all packets from the
+ * requested one on, without waking a process.
  */
 #include "packet_again.h"
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Bounds the packets in flight: further packets are not sent, and the application's send call fails as with a
  * full queue. In a list of functions it precedes `number`, so that a refused packet has no packet number, and
- * functions that acknowledge. Packets that were received behind a gap no longer count as in flight. Their
- * numbers may be at most SPAN ahead of the gap, which is what an acknowledgement's bitmap covers.
+ * functions that acknowledge.
  *
- * Packets that were received behind a gap are not in flight any more. How far they may be ahead of the gap
- * is bounded by SPAN, the numbers that an acknowledgement has bits for.
+ * Packets that were received behind a gap no longer count as in flight. Their numbers may be at most SPAN
+ * ahead of the gap, which is what an acknowledgement's bitmap covers.
  */
 #include "graft_packet.h"
 

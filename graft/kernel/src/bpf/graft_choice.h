@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Maps of the model's choice for each path: which candidate its connections use, a congestion control or the
- * broker. graft_tcp.bpf.c and graft_hook.bpf.c share these maps. Another candidate is explored by grants:
- * userspace sets `grant`, and exactly one connection uses it. Thus userspace bounds how many connections
- * explore, however many begin at once.
+ * broker. graft_tcp.bpf.c and graft_hook.bpf.c share these maps.
  *
- * Another candidate is tried by grants: userspace sets `grant`, and exactly one connection uses it. Thus
- * userspace alone bounds how much is tried, however many connections begin at once.
+ * Another candidate is explored by grants: userspace sets `grant`, and exactly one connection uses it. Thus
+ * userspace bounds how many connections explore, however many begin at once.
  */
 #ifndef MILLRACE_GRAFT_CHOICE_H
 #define MILLRACE_GRAFT_CHOICE_H

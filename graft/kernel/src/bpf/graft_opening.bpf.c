@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Tests whether this host's firewall would let a connection's first packets pass, before the broker tunnels
- * the connection. The broker sends these packets as plain TCP would: with the true addresses, ports and
- * socket owner. They pass netfilter's chains, and these programs see the ones that netfilter accepted. The
- * programs then drop every such packet, so none reaches the wire or a server.
+ * the connection.
  *
- * The broker makes these packets as plain TCP would: with the true addresses, ports and owner. They pass
- * netfilter's chains, and these programs see those that netfilter accepted. Each packet ends here; none
- * reaches the wire or a server.
+ * The broker sends these packets as plain TCP would: with the true addresses, ports and socket owner. They
+ * pass netfilter's chains, and these programs see the ones that netfilter accepted. The programs then drop
+ * every such packet, so none reaches the wire or a server.
  */
 #include "graft_opening_intf.h"
 #include "hook_end.h"

@@ -4,11 +4,10 @@ use std::sync::atomic::Ordering;
 
 use super::{PacketHooks, SessionEnds};
 
-/// A session's activity counter as last read. The kernel does not increment it atomically, so two CPUs may count as
-/// one. If the session had packets, the value still differs from the last one.
+/// A session's activity counter as last read.
 ///
-/// The kernel does not increment the counter atomically, so two CPUs may count once. A session that had packets still
-/// has a different value than before.
+/// The kernel does not increment the counter atomically, so increments of two CPUs may count as one. If the session had
+/// packets, the value still differs from the one that was last read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct SeenPackets(u64);
 

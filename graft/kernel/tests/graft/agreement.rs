@@ -239,7 +239,7 @@ fn rule_list_beyond_its_limit_is_refused() {
 
 /// With a rule that needs a bound peer, the option is sent only to the bound peer, and only while it is bound.
 #[test]
-fn option_is_sent_only_to_peers_with_an_agreement() {
+fn option_is_sent_only_to_bound_peers() {
     let Some(site) = GraftTestSite::new("bound") else { return };
     let bound = |side| TcpRule { bound: true, ..reno(side) };
     let (mut client, mut server) = site.both(&bound(RuleSide::Client), &bound(RuleSide::Server));

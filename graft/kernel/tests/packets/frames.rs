@@ -46,8 +46,8 @@ pub fn reason(
 /// Finds by activity counters which sessions had packets, so that a daemon with thousands of sessions need not read the
 /// statistics of all.
 #[test]
-fn session_is_found_by_its_packets() {
-    if !root("session_is_found_by_its_packets") {
+fn activity_counter_finds_sessions_with_packets() {
+    if !root("activity_counter_finds_sessions_with_packets") {
         return;
     }
     // Every CPU times the first packet that it handles, so the test stays on one CPU.
@@ -107,8 +107,8 @@ fn datagram_arrives_unchanged() {
 }
 
 #[test]
-fn packet_of_no_session_is_left_alone() {
-    if !root("packet_of_no_session_is_left_alone") {
+fn packet_without_session_passes_unchanged() {
+    if !root("packet_without_session_passes_unchanged") {
         return;
     }
     let mut hooks = hooks();
@@ -188,8 +188,8 @@ fn forged_frames_are_dropped() {
 
 /// Frames of random bytes get a verdict and a counted reason, and change nothing else.
 #[test]
-fn random_frames_are_judged() {
-    if !root("random_frames_are_judged") {
+fn random_frames_get_a_verdict() {
+    if !root("random_frames_get_a_verdict") {
         return;
     }
     let mut random = fastrand::Rng::with_seed(14);
@@ -292,8 +292,8 @@ fn request_for_a_packet_becomes_that_packet() {
 
 /// A request is not answered with packets that were stored for another session, or before the session restarted.
 #[test]
-fn packets_kept_before_a_restart_are_not_sent() {
-    if !root("packets_kept_before_a_restart_are_not_sent") {
+fn packets_stored_before_a_restart_are_not_sent() {
+    if !root("packets_stored_before_a_restart_are_not_sent") {
         return;
     }
     let there = other_side(&v4());
@@ -525,8 +525,8 @@ fn ticks(hooks: &mut PacketHooks, enough: usize) -> Vec<Tick> {
 }
 
 #[test]
-fn function_clock_ticks_are_delivered() {
-    if !root("function_clock_ticks_are_delivered") {
+fn session_clock_ticks_are_reported() {
+    if !root("session_clock_ticks_are_reported") {
         return;
     }
     let mut hooks = hooks();
@@ -541,8 +541,8 @@ fn function_clock_ticks_are_delivered() {
 
 /// Each session has its own clock. The clock stops while it has nothing to report.
 #[test]
-fn function_clock_stands_still_until_something_is_sent() {
-    if !root("function_clock_stands_still_until_something_is_sent") {
+fn session_clock_stops_until_a_packet_is_sent() {
+    if !root("session_clock_stops_until_a_packet_is_sent") {
         return;
     }
     const PERIOD: std::time::Duration = std::time::Duration::from_millis(5);

@@ -285,8 +285,8 @@ fn refused_sender_is_notified_of_room_once() {
 
 /// Acknowledgements report received, missing and late packets. Repeated and forged acknowledgements change nothing.
 #[test]
-fn only_acknowledgements_report_received_packets() {
-    if !root("only_acknowledgements_report_received_packets") {
+fn acknowledgements_report_received_packets_and_forgeries_do_not() {
+    if !root("acknowledgements_report_received_packets_and_forgeries_do_not") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -390,8 +390,8 @@ fn acknowledgement_covers_a_bounded_number_of_packets() {
 /// With Go-Back-N, the receiver accepts only the next packet in order, and the sender repeats all packets from a
 /// missing one on.
 #[test]
-fn go_back_n_repeats_everything_from_a_gap_on() {
-    if !root("go_back_n_repeats_everything_from_a_gap_on") {
+fn go_back_n_repeats_all_packets_after_a_gap() {
+    if !root("go_back_n_repeats_all_packets_after_a_gap") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -474,8 +474,8 @@ fn acknowledged_packet_is_not_sent_again() {
 
 /// If the requested packet is no longer stored, the sender answers GRAFT_GONE, and the receiver gives the packet up.
 #[test]
-fn packet_that_the_sender_no_longer_keeps_is_not_waited_for() {
-    if !root("packet_that_the_sender_no_longer_keeps_is_not_waited_for") {
+fn receiver_gives_up_packet_that_sender_no_longer_stores() {
+    if !root("receiver_gives_up_packet_that_sender_no_longer_stores") {
         return;
     }
     for functions in [SELECTIVE, GO_BACK] {

@@ -39,8 +39,8 @@ fn takes_ns(bytes: u64) -> u64 {
 }
 
 #[test]
-fn paced_packet_leaves_after_the_time_of_the_previous_one() {
-    if !root("paced_packet_leaves_after_the_time_of_the_previous_one") {
+fn paced_packet_departs_one_interval_after_the_previous_one() {
+    if !root("paced_packet_departs_one_interval_after_the_previous_one") {
         return;
     }
     let takes = takes_ns(20 + 8 + 900 + 16);
@@ -76,8 +76,8 @@ fn paced_packet_leaves_after_the_time_of_the_previous_one() {
 }
 
 #[test]
-fn packets_without_a_rate_do_not_wait() {
-    if !root("packets_without_a_rate_do_not_wait") {
+fn packets_without_pacing_rate_are_not_delayed() {
+    if !root("packets_without_pacing_rate_are_not_delayed") {
         return;
     }
     assert_eq!(leave(&paced(LIST, &[]), 3), [Some(0); 3]);
@@ -91,8 +91,8 @@ fn packets_without_a_rate_do_not_wait() {
 
 /// When lists are swapped, a session keeps its next departure time; when the session restarts, the time is cleared.
 #[test]
-fn paced_departure_time_survives_a_swap_and_not_a_restart() {
-    if !root("paced_departure_time_survives_a_swap_and_not_a_restart") {
+fn departure_time_survives_a_list_swap_but_not_a_restart() {
+    if !root("departure_time_survives_a_list_swap_but_not_a_restart") {
         return;
     }
     let mut hooks =

@@ -195,8 +195,8 @@ fn losses_up_to_the_number_of_parities_are_recovered() {
 
 /// Four packets of a large block are lost, and a fifth packet arrives after the parities.
 #[test]
-fn packet_behind_its_parities_recovers_others() {
-    if !root("packet_behind_its_parities_recovers_others") {
+fn data_packet_after_its_parities_recovers_lost_packets() {
+    if !root("data_packet_after_its_parities_recovers_lost_packets") {
         return;
     }
     let mut pair = pair_for("behind", v4(), PACKETS_MOST, 4);
@@ -227,8 +227,8 @@ fn packet_behind_its_parities_recovers_others() {
 }
 
 #[test]
-fn parity_recovers_no_more_losses_than_its_number() {
-    if !root("parity_recovers_no_more_losses_than_its_number") {
+fn more_losses_than_parity_packets_are_not_recovered() {
+    if !root("more_losses_than_parity_packets_are_not_recovered") {
         return;
     }
     let payloads: Vec<_> = (0..4u8).map(|at| vec![at; 50]).collect();

@@ -179,8 +179,8 @@ fn paths_share_packets_by_their_weights() {
 }
 
 #[test]
-fn packet_without_a_path_is_counted() {
-    if !root("packet_without_a_path_is_counted") {
+fn packet_for_missing_path_interface_is_counted() {
+    if !root("packet_for_missing_path_interface_is_counted") {
         return;
     }
     let ends = v4();

@@ -559,8 +559,8 @@ fn too_long_datagram_is_not_sent() {
 }
 
 #[test]
-fn random_frames_are_judged() {
-    if !root("random_frames_are_judged") {
+fn random_frames_get_a_verdict() {
+    if !root("random_frames_get_a_verdict") {
         return;
     }
     let mut random = fastrand::Rng::with_seed(15);

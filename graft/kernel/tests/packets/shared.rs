@@ -154,8 +154,8 @@ fn hold_if_asked() {
 }
 
 #[test]
-fn gate_and_relay_attach_and_detach_in_any_order() {
-    if !root("gate_and_relay_attach_and_detach_in_any_order") {
+fn gate_and_packet_grafts_attach_and_detach_in_any_order() {
+    if !root("gate_and_packet_grafts_attach_and_detach_in_any_order") {
         return;
     }
     let site = SharedSite::new("root");

@@ -598,9 +598,9 @@ fn windowed_lists_keep_reliability_and_order() {
 
 /// The new list of functions repairs packets that were lost before the swap. Selective Repeat and Go-Back-N alternate.
 #[test]
-fn windows_are_swapped_without_loss() {
+fn go_back_n_and_selective_repeat_are_swapped_without_loss() {
     const SENT: u32 = 3000;
-    if !root("windows_are_swapped_without_loss") {
+    if !root("go_back_n_and_selective_repeat_are_swapped_without_loss") {
         return;
     }
     for protocol in WireProtocol::ALL {

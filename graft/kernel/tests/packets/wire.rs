@@ -135,8 +135,8 @@ fn encrypted_datagram_arrives_unchanged() {
 /// Interfaces may overwrite the bytes where UDP has its checksum, without effect. A datagram without a checksum keeps
 /// none, and IPv6 packets may have options before the header.
 #[test]
-fn datagram_is_restored_whatever_the_wire_did() {
-    if !root("datagram_is_restored_whatever_the_wire_did") {
+fn datagram_is_restored_after_interface_overwrites_checksum() {
+    if !root("datagram_is_restored_after_interface_overwrites_checksum") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -215,8 +215,8 @@ fn session_drops_packets_of_the_other_protocol() {
 
 /// Other programs may use protocol 253 as well, and their packets pass unchanged.
 #[test]
-fn packet_of_no_session_is_left_alone() {
-    if !root("packet_of_no_session_is_left_alone") {
+fn packet_without_session_passes_unchanged() {
+    if !root("packet_without_session_passes_unchanged") {
         return;
     }
     let mut hooks = hooks();
@@ -350,8 +350,8 @@ fn requested_packet_is_sent_again() {
 
 /// Frames of random bytes get a verdict and a counted reason, and change nothing else.
 #[test]
-fn random_frames_are_judged() {
-    if !root("random_frames_are_judged") {
+fn random_frames_get_a_verdict() {
+    if !root("random_frames_get_a_verdict") {
         return;
     }
     let mut random = fastrand::Rng::with_seed(253);
