@@ -59,7 +59,7 @@ pub enum SessionEvent {
         graft: String,
         /// Services of the new graft.
         services: Vec<String>,
-        /// Who requested the change: the application, the daemon, or the other host.
+        /// Originator of the change: the application, the daemon, or the other host.
         by: ChangeOrigin,
     },
     /// A renegotiation failed, and the session continues unchanged.

@@ -136,7 +136,7 @@ struct SeenMessages {
     done: [u64; SEEN as usize / 64],
 }
 
-/// A message of which some parts have not arrived.
+/// A message that lacks some parts.
 #[derive(Debug)]
 struct IncompleteMessage {
     message: u32,
@@ -320,7 +320,7 @@ mod tests {
     /// Messages arrive in any order, with numbers that wrap around at 2^32. Each message arrives twice, and counts
     /// once.
     #[test]
-    fn duplicate_message_counts_once() {
+    fn duplicate_message_is_returned_once() {
         for parts in [1, 3] {
             let mut assembly = Assembly::default();
             let mut take = |message: u32| {
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn early_message_part_waits_for_the_others() {
+    fn message_part_waits_for_the_other_parts() {
         for in_order in [false, true] {
             let part =
                 MessageDatagram::Part(MessagePart { message: 3, part: 0, parts: 1, in_order, bytes: b"x" });
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn end_message_names_the_number_of_messages() {
+    fn end_datagram_contains_the_number_of_messages() {
         let end = MessageDatagram::End(0xdead_beef);
         assert_eq!(MessageDatagram::read(&end.write()), Some(end));
     }

@@ -120,7 +120,7 @@ struct Over {
     is_kept: bool,
 }
 
-/// A message of which the parts before `part` were sent, and the others were not.
+/// A message whose parts before `part` were sent; the other parts were not sent yet.
 #[derive(Debug)]
 struct Unsent {
     message: u32,

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn early_messages_wait_for_their_turn() {
+    fn messages_wait_for_earlier_ones() {
         let mut turns = Turns::default();
         for message in [2, 1, 4] {
             turns.put(message, vec![message as u8]);

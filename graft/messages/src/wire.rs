@@ -68,7 +68,7 @@ pub enum BrokerReply {
         graft: String,
         /// Services of the new graft.
         services: Vec<String>,
-        /// Who requested the change.
+        /// Originator of the change.
         by: ChangeOrigin,
     },
     /// The window has space again, after it had refused a datagram.
@@ -87,7 +87,7 @@ pub enum BrokerReply {
     },
 }
 
-/// What both hosts of a session agreed on.
+/// The terms that both hosts of a session agreed on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct OpenedSession {
     /// Name of the peer in the daemon's settings.
@@ -149,7 +149,7 @@ impl SessionRefusal {
     }
 }
 
-/// Who has changed the graft of a session.
+/// Originator of a change of the session's graft.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeOrigin {

@@ -65,7 +65,7 @@ static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct
 
 	if (bytes < HEADER_LEAST || bpf_skb_load_bytes(skb, 0, one.syn, BOUNDED(bytes, 64)))
 		return HOLD_MALFORMED;
-	/* With BPF_NOEXIST, only one CPU reports a SYN of which two CPUs handle copies. */
+	/* With BPF_NOEXIST, only one CPU reports a SYN if two CPUs handle copies of it. */
 	if (bpf_map_update_elem(&known, from, &waits, BPF_NOEXIST))
 		return HOLD_HELD;
 	if (!tell(&one))

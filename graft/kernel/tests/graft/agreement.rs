@@ -237,7 +237,7 @@ fn rule_list_beyond_its_limit_is_refused() {
     assert_eq!(error.to_string(), "too many rules: 65, at most 64");
 }
 
-/// With a rule that needs a bound peer, the option is sent only to the bound peer, and only while it is bound.
+/// A rule that needs a bound peer sends the option only to that peer, and only while the peer is bound.
 #[test]
 fn option_is_sent_only_to_bound_peers() {
     let Some(site) = GraftTestSite::new("bound") else { return };

@@ -549,7 +549,7 @@ fn session_clock_stops_until_a_packet_is_sent() {
     let mut hooks = hooks();
     open(&mut hooks, v4(), &["number"]);
     hooks.set_clock(&v4(), PERIOD).expect("a clock");
-    std::thread::sleep(20 * PERIOD); // long enough for several ticks of a running clock
+    std::thread::sleep(20 * PERIOD); // exact: long enough for several ticks of a running clock
     assert_eq!(hooks.ticks().expect("ticks"), []);
     framed(&hooks, &v4(), b"payload");
     let ticks = ticks(&mut hooks, 2);

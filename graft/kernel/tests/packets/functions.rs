@@ -48,7 +48,7 @@ impl Drop for FunctionPair {
     }
 }
 
-/// What happened to a packet at the receiver.
+/// The result of running a packet at the receiver.
 #[derive(Debug)]
 pub struct FunctionArrival {
     pub reason: PacketReason,
@@ -387,7 +387,7 @@ fn acknowledgement_covers_a_bounded_number_of_packets() {
     assert_eq!(kinds(&pair.at_receiver(&last).sent), [(ACK, 9)]);
 }
 
-/// With Go-Back-N, the receiver accepts only the next packet in order, and the sender repeats all packets from a
+/// Go-Back-N: the receiver accepts only the next packet in order, and the sender repeats all packets from a
 /// missing one on.
 #[test]
 fn go_back_n_repeats_all_packets_after_a_gap() {
@@ -546,11 +546,11 @@ fn packets_in_order_trigger_repeated_requests() {
     for frame in &frames[2..] {
         let asked = pair.at_receiver(frame).sent;
         assert_eq!(kinds(&asked)[0], (REQUEST, 1));
-        std::thread::sleep(RETRY); // longer than `retry_us`, so the request is repeated
+        std::thread::sleep(RETRY); // exact: longer than `retry_us`, so the request is repeated
     }
 }
 
-/// After the deadline, no more than the permitted share of packets is given up. The others are requested without a
+/// No more than the permitted share of packets is given up after the deadline. The others are requested without a
 /// limit.
 #[test]
 fn number_of_packets_given_up_is_bounded() {
@@ -576,7 +576,7 @@ fn number_of_packets_given_up_is_bounded() {
     let mut asked = || {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(MORE_THAN_A_RETRY); // longer than `retry_us`, so the request is repeated
+            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than `retry_us`, so the request is repeated
             let sent = kinds(&pair.at_receiver(&last).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }

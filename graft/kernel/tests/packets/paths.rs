@@ -66,7 +66,7 @@ fn kinds() -> impl Iterator<Item = (SessionEnds, WireProtocol)> {
         .flat_map(|ends| [WireProtocol::Udp, WireProtocol::Ip253].map(|over| (ends, over)))
 }
 
-/// On the wire a datagram has its path's addresses; at both hosts it has the session's addresses. All checksums are
+/// A datagram has its path's addresses on the wire, and the session's addresses at both hosts. All checksums are
 /// correct.
 #[test]
 fn redundant_datagram_uses_each_path() {

@@ -637,14 +637,14 @@ fn lost_packets_are_sent_again() {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     captured.lock().expect("frames").extend(capture.frames());
-                    thread::sleep(Duration::from_millis(1)); // interval at which the captured packets are read
+                    thread::sleep(Duration::from_millis(1)); // exact: interval at which the captured packets are read
                 }
             });
             let receiving = scope.spawn(|| pace.receive(&far, SENT));
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20)); // interval at which the daemon repeats its requests
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
@@ -717,7 +717,7 @@ fn packets_of_functions_are_sealed() {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     captured.lock().expect("frames").extend(capture.frames());
-                    thread::sleep(Duration::from_millis(1)); // interval at which the captured packets are read
+                    thread::sleep(Duration::from_millis(1)); // exact: interval at which the captured packets are read
                 }
             });
             get_to_know(&site, &sender, &mut receiver);
@@ -728,7 +728,7 @@ fn packets_of_functions_are_sealed() {
                 inside(&site.network.publisher, || {
                     sender.say(&site.ends, TalkMessage::Last(next)).expect("said");
                 });
-                thread::sleep(Duration::from_millis(20)); // interval at which the daemon repeats its requests
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -762,7 +762,7 @@ fn packets_of_functions_are_sealed() {
     }
 }
 
-/// Without keys no packet is sent, neither by the application nor by a function. The application gets an error for its
+/// No packet is sent without keys, neither by the application nor by a function. The application gets an error for its
 /// own packet only.
 #[test]
 fn packets_of_functions_need_keys() {

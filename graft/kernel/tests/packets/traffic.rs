@@ -391,7 +391,7 @@ fn lost_packets_are_sent_again() {
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20)); // interval at which the daemon repeats its requests
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
@@ -513,7 +513,7 @@ fn windowed_lists_keep_reliability_and_order() {
     let is_still = AtomicBool::new(false);
     let unruly = |count: u64| {
         while is_still.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(1)); // the wire forwards nothing until the window is full
+            thread::sleep(Duration::from_millis(1)); // exact: the wire forwards nothing until the window is full
         }
         match count % 37 {
             3 | 4 | 20 => DatagramFate::Lose,
@@ -570,7 +570,7 @@ fn windowed_lists_keep_reliability_and_order() {
             is_still.store(false, Ordering::Relaxed);
             // The daemon sends GRAFT_LAST when it receives nothing, which reveals that the latest packets were lost.
             while !receiving.is_finished() || !sending.is_finished() {
-                thread::sleep(Duration::from_millis(20)); // interval at which the daemon repeats its requests
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
                 let known = sender.progress(&ends).expect("progress");
                 assert!(known.next.wrapping_sub(known.delivered) <= packets as u32, "{known:?}");
                 assert!(known.next.wrapping_sub(known.acked) <= 512, "{known:?}");
@@ -701,7 +701,7 @@ fn sender_stops_while_the_receiver_does_not_read() {
         assert!(before < 150, "{before} packets are more than there is room for");
         let receiving = scope.spawn(|| receive(&far, SENT as usize));
         while !receiving.is_finished() || !sending.is_finished() {
-            thread::sleep(Duration::from_millis(5)); // interval at which the daemon repeats its requests
+            thread::sleep(Duration::from_millis(5)); // exact: interval at which the daemon repeats its requests
             let last = TalkMessage::Last(next(&sender, &site.ends));
             inside(&site.network.publisher, || sender.say(&site.ends, last)).expect("said");
         }

@@ -138,7 +138,7 @@ impl UnreadCase {
             let receiving = scope.spawn(|| self.receive(&far));
             while !receiving.is_finished() || !sending.is_finished() {
                 say_last(&site, &sender);
-                thread::sleep(Duration::from_millis(5)); // interval at which the daemon repeats its requests
+                thread::sleep(Duration::from_millis(5)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -226,7 +226,7 @@ fn queued(site: &PacketHook, far: &UdpSocket) -> (u64, u64) {
     let port = format!(":{:04X}", far.local_addr().expect("an address").port());
     let table = inside(&site.network.subscriber, || {
         ["udp", "udp6"]
-            // the callers read this repeatedly, or check that a count does not grow.
+            // exact: the callers read this repeatedly, or check that a count does not grow.
             .map(|name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).expect("sockets"))
     });
     let line = table
