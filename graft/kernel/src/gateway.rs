@@ -171,7 +171,7 @@ pub struct GatewayPrograms {
 struct GatewayInner {
     object: LoadedObject,
     first_rule: usize,
-    /// Attachments by the name of the interface, including loopback.
+    /// Attached programs, each with the name of its interface; loopback is one of them.
     links: Vec<(String, TcAttachment)>,
     mechanism: Option<Mechanism>,
 }

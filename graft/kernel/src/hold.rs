@@ -27,7 +27,7 @@ pub const VERDICTS: [&str; 6] = ["other", "asked", "held", "let-in", "no-room", 
 pub struct HoldSyn {
     /// The client's address and port.
     pub from: SocketAddr,
-    /// The TCP header with its options. The checksum is not complete yet.
+    /// The SYN's TCP header with its options. Its checksum is not complete yet.
     pub syn: Vec<u8>,
 }
 

@@ -20,7 +20,7 @@ use super::rule::{address, masked, name, remove, text, words};
 use super::told::SelectionMaps;
 use super::{CallerRule, Error, namespace};
 
-/// Most rules in a list.
+/// Most rules in a list of redirection rules.
 pub const HOOK_RULES: usize = intf::RULES;
 
 const PROGRAMS: [&str; 7] = [
@@ -56,14 +56,14 @@ macro_rules! verdicts {
 verdicts! {
     /// The connection was redirected to the broker. With all other verdicts it goes directly to its server.
     Led = "led",
-    /// No carrier to the peer is warm.
+    /// No carrier to the peer is connected.
     Cold = "cold",
     /// The server has refused an earlier connection. This connection goes directly, so that the application gets the
     /// server's own error.
     Refused = "refused",
-    /// The connection is the broker's own.
+    /// The broker itself opens the connection.
     Own = "own",
-    /// The application is in another network namespace than the broker.
+    /// The application's socket is in another network namespace than the broker.
     Elsewhere = "elsewhere",
     /// The socket is bound to an interface, so it cannot use loopback.
     BoundDevice = "bound-device",
@@ -91,9 +91,9 @@ pub struct Config {
 /// Loopback ports of the broker's listening sockets, one for each address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HookPorts {
-    /// Port on 127.0.0.1.
+    /// The broker's port on 127.0.0.1.
     pub v4: u16,
-    /// Port on `::1`; `None`: only IPv4 connections are redirected.
+    /// The broker's port on `::1`; `None`: only IPv4 connections are redirected.
     pub v6: Option<u16>,
 }
 
@@ -131,7 +131,7 @@ pub struct RedirectedConnection {
     pub command: String,
     /// ID of the cgroup that the rule names; 0: none.
     pub cgroup: u64,
-    /// Owner of the application's socket.
+    /// User, group and mark of the application's socket.
     pub owner: SocketOwner,
 }
 

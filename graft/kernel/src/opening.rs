@@ -86,7 +86,7 @@ impl OpeningPrograms {
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let filter = object.program("opening_end")?.as_fd().as_raw_fd();
         set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &filter).map_err(Error::Descriptor)?;
-        // A sockmap takes a descriptor as a value of 8 bytes.
+        // A sockmap expects the socket's descriptor as a value of 8 bytes.
         let descriptor = (socket.as_raw_fd() as u64).to_ne_bytes();
         Ok(write(&self.ends, "ends", &u32::from(is_v6).to_ne_bytes(), &descriptor)?)
     }

@@ -65,7 +65,7 @@ pub const SESSIONS_MAX: u32 = 16_384;
 /// Bytes of the frame that is appended to each datagram of a session.
 pub const FRAME_BYTES: usize = 16;
 
-/// A hook at which functions run.
+/// A hook of the kernel at which packet functions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FunctionHook {
     /// TC egress: outgoing packets.
@@ -282,7 +282,7 @@ impl PacketHooks {
         ];
         let rx = program("packet_rx")?;
         let xdp = xdp::root::XdpTurn::new(&rx, xdp::root::RootProduct::Graft, ifindex, mode, |_| Ok(()))?;
-        // XdpMode::Auto was resolved when the program was attached.
+        // The attachment has already chosen native or generic mode in place of XdpMode::Auto.
         let mode = xdp.mode();
         self.places.push(PacketInterface { ifindex, xdp, tc });
         Ok(mode)

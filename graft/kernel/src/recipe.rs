@@ -73,7 +73,7 @@ pub(super) struct RecipeParts {
     /// Value of the struct_ops map, which the kernel copies at registration. It refers to the programs by their
     /// descriptors.
     value: Vec<u8>,
-    /// The verifier's statistics, summed over all programs.
+    /// The verifier's statistics, summed over all programs of the recipe.
     pub verification: Verification,
     _programs: Vec<OwnedFd>,
     _config: Option<OwnedFd>,
@@ -409,7 +409,7 @@ fn places(object: &GraftObject) -> HashMap<String, (usize, usize)> {
 }
 
 impl RecipeParts {
-    /// Registers the control with TCP. It stays registered until the returned link is closed.
+    /// Registers the congestion control with TCP. It stays registered until the returned link is closed.
     pub fn register(&self) -> io::Result<OwnedFd> {
         self.fill()?;
         // SAFETY: the call takes no pointers, and returns a new descriptor or an error.

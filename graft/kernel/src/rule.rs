@@ -100,7 +100,7 @@ impl TcpRule {
     }
 }
 
-/// Returns the prefix that covers all addresses of IPv6 and IPv4.
+/// Returns the prefix ::/0, which covers all addresses of IPv6 and IPv4.
 pub fn everybody() -> Prefix {
     Prefix::new(Ipv6Addr::UNSPECIFIED.into(), 0)
         .unwrap_or_else(|| unreachable!("a prefix of 0 bits is valid"))

@@ -34,9 +34,9 @@ pub struct SocketState {
     pub rttvar_us: u32,
     /// Congestion window, packets.
     pub cwnd_packets: u32,
-    /// Packets that the peer has received.
+    /// Number of packets that the peer has received.
     pub delivered_packets: u32,
-    /// Packets that TCP considered lost.
+    /// Number of packets that TCP considered lost.
     pub lost_packets: u32,
     /// Packets that may arrive out of order before TCP assumes a loss; at least 3.
     pub reordering_packets: u32,

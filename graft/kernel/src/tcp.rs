@@ -111,7 +111,7 @@ pub struct TcpConnection {
     pub port: u16,
     /// Time at which the connection was established, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
-    /// Outcome of the agreement with the peer.
+    /// Outcome of the negotiation with the peer.
     pub outcome: TcpOutcome,
     /// True if this host is a client that sent an offer, or a server that answers offers.
     pub spoke: bool,

@@ -46,18 +46,19 @@ typedef enum millrace_messages_status {
 	MILLRACE_MESSAGES_INVALID = -1,	   /* an argument is null, not UTF-8 or out of range */
 	MILLRACE_MESSAGES_NO_DAEMON = -2,  /* no daemon answers on the socket */
 	MILLRACE_MESSAGES_REFUSED = -3,	   /* a daemon refused; millrace_messages_error() says why */
-	MILLRACE_MESSAGES_NOT_AGREED = -4, /* the ends have not agreed on the session yet */
+	MILLRACE_MESSAGES_NOT_AGREED = -4, /* both hosts have not agreed on the session yet */
 	MILLRACE_MESSAGES_AGAIN = -5,	   /* the call would have to wait; the session is nonblocking */
 	MILLRACE_MESSAGES_TIMED_OUT = -6,
 	MILLRACE_MESSAGES_TOO_LONG =
 		-7, /* the message is too long to send, or for the caller's buffer */
-	MILLRACE_MESSAGES_FINISHED =
-		-8, /* this end has finished; from recv: the other end has, and all has arrived */
+	/* this side has ended its direction; from recv: the other side has, and all its messages have arrived */
+	MILLRACE_MESSAGES_FINISHED = -8,
 	MILLRACE_MESSAGES_OVER = -9,	   /* the session is over */
-	MILLRACE_MESSAGES_FORKED = -10,	   /* the session belongs to the parent process */
+	MILLRACE_MESSAGES_FORKED = -10,	   /* this process is forked; the session belongs to its parent */
 	MILLRACE_MESSAGES_SYSTEM = -11,	   /* a socket call failed */
 	MILLRACE_MESSAGES_INTERNAL = -12,  /* the library has a fault */
-	MILLRACE_MESSAGES_INCOMPLETE = -13 /* a stream's other end has finished, but data is missing */
+	/* the other side has ended the stream, but data is missing */
+	MILLRACE_MESSAGES_INCOMPLETE = -13
 } millrace_messages_status;
 
 /* Bits of millrace_messages_qos.asked, which select the fields that apply. */
@@ -75,13 +76,13 @@ typedef struct millrace_messages_qos {
 } millrace_messages_qos;
 
 typedef enum millrace_messages_event_kind {
-	MILLRACE_MESSAGES_EVENT_CHANGED = 1, /* text: the graft that both ends use now */
-	MILLRACE_MESSAGES_EVENT_REFUSED = 2, /* a renegotiation failed; text: why */
-	MILLRACE_MESSAGES_EVENT_VIOLATED =
-		3,			  /* the quality in text is not met; asked, measured: values */
-	MILLRACE_MESSAGES_EVENT_LOST = 4, /* messages: number of those given up */
-	MILLRACE_MESSAGES_EVENT_FINISHED = 5, /* the other end sends no more */
-	/* the session is over; text: why. Messages that have arrived can still be read */
+	MILLRACE_MESSAGES_EVENT_CHANGED = 1, /* both hosts use the graft named in `text` now */
+	MILLRACE_MESSAGES_EVENT_REFUSED = 2, /* a renegotiation failed; `text` has the reason */
+	/* the quality named in `text` is not met; `asked` and `measured` have its values */
+	MILLRACE_MESSAGES_EVENT_VIOLATED = 3,
+	MILLRACE_MESSAGES_EVENT_LOST = 4, /* messages were given up; `messages` is their number */
+	MILLRACE_MESSAGES_EVENT_FINISHED = 5, /* the other side sends no more messages */
+	/* the session is over; `text` has the reason. Messages that have arrived can still be read. */
 	MILLRACE_MESSAGES_EVENT_CLOSED = 6
 } millrace_messages_event_kind;
 
@@ -139,7 +140,7 @@ int millrace_messages_send(millrace_messages_session *session, const void *messa
  */
 int millrace_messages_recv(millrace_messages_session *session, void *message, size_t room, size_t *bytes);
 
-/* Write to the session and read from it as a stream of bytes, which both ends have to do. The graft needs reliability
+/* Write to the session and read from it as a stream of bytes, which both sides have to do. The graft needs reliability
  * and order: otherwise both calls return MILLRACE_MESSAGES_INVALID. `written` may be less than `bytes`, as with
  * write(2). At the end of the stream, `read` returns 0 bytes.
  */

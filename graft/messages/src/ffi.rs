@@ -37,7 +37,7 @@ impl From<Session> for FfiSession {
     }
 }
 
-/// C layout of `millrace_messages_qos`.
+/// The struct `millrace_messages_qos` in C layout.
 #[repr(C)]
 pub struct AskedQos {
     asked: u32,
@@ -46,7 +46,7 @@ pub struct AskedQos {
     max_loss_percent: f64,
 }
 
-/// C layout of `millrace_messages_event`.
+/// The struct `millrace_messages_event` in C layout.
 #[repr(C)]
 pub struct ToldEvent {
     kind: i32,
@@ -57,7 +57,7 @@ pub struct ToldEvent {
     text: [c_char; TEXT_MAX],
 }
 
-/// C layout of `millrace_messages_agreed`.
+/// The struct `millrace_messages_agreed` in C layout.
 #[repr(C)]
 pub struct FfiAgreement {
     graft: [c_char; NAME_MAX],
@@ -233,7 +233,7 @@ pub extern "C" fn millrace_messages_error() -> *const c_char {
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold, and `session` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold, and `session` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_init(
     socket: *const c_char,
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn millrace_messages_init(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_negotiate(
     session: *mut FfiSession,
@@ -269,7 +269,7 @@ pub unsafe extern "C" fn millrace_messages_negotiate(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_validate(session: *mut FfiSession, timeout_ms: c_int) -> c_int {
     call(|| {
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn millrace_messages_validate(session: *mut FfiSession, ti
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold, and `agreed` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold, and `agreed` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_agreement(
     session: *mut FfiSession,
@@ -303,7 +303,8 @@ pub unsafe extern "C" fn millrace_messages_agreement(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold, and `message` is null or points to this number of bytes.
+/// The safety conditions of C callers (see the top of this module) hold, and `message` is null or points to this number
+/// of bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_send(
     session: *mut FfiSession,
@@ -318,8 +319,8 @@ pub unsafe extern "C" fn millrace_messages_send(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold. `message` is null or has room for this number of bytes, and
-/// `bytes` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold. `message` is null or has room for this number
+/// of bytes, and `bytes` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_recv(
     session: *mut FfiSession,
@@ -362,8 +363,8 @@ pub unsafe extern "C" fn millrace_messages_recv(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold. `from` is null or points to this number of bytes, and
-/// `written` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold. `from` is null or points to this number of
+/// bytes, and `written` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_write(
     session: *mut FfiSession,
@@ -384,8 +385,8 @@ pub unsafe extern "C" fn millrace_messages_write(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold. `to` is null or has room for this number of bytes, and
-/// `bytes` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold. `to` is null or has room for this number of
+/// bytes, and `bytes` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_read(
     session: *mut FfiSession,
@@ -410,7 +411,7 @@ pub unsafe extern "C" fn millrace_messages_read(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_renegotiate(
     session: *mut FfiSession,
@@ -425,7 +426,7 @@ pub unsafe extern "C" fn millrace_messages_renegotiate(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold, and `event` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold, and `event` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_next_event(
     session: *mut FfiSession,
@@ -444,7 +445,7 @@ pub unsafe extern "C" fn millrace_messages_next_event(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_finish(session: *mut FfiSession) -> c_int {
     call(|| {
@@ -472,7 +473,7 @@ pub unsafe extern "C" fn millrace_messages_close(session: *mut FfiSession) -> c_
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_fd(session: *const FfiSession) -> c_int {
     // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
@@ -481,7 +482,7 @@ pub unsafe extern "C" fn millrace_messages_fd(session: *const FfiSession) -> c_i
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_set_nonblocking(
     session: *mut FfiSession,
@@ -496,7 +497,7 @@ pub unsafe extern "C" fn millrace_messages_set_nonblocking(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_set_timeout(session: *mut FfiSession, timeout_ms: c_int) -> c_int {
     call(|| {
@@ -508,7 +509,7 @@ pub unsafe extern "C" fn millrace_messages_set_timeout(session: *mut FfiSession,
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold, and `listener` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold, and `listener` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_listen(
     socket: *const c_char,
@@ -529,7 +530,7 @@ pub unsafe extern "C" fn millrace_messages_listen(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold, and `session` is valid for writes.
+/// The safety conditions of C callers (see the top of this module) hold, and `session` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_accept(
     listener: *mut Listener,
@@ -548,7 +549,7 @@ pub unsafe extern "C" fn millrace_messages_accept(
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_listener_fd(listener: *const Listener) -> c_int {
     // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
@@ -557,7 +558,7 @@ pub unsafe extern "C" fn millrace_messages_listener_fd(listener: *const Listener
 }
 
 /// # Safety
-/// The safety conditions at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_listener_set_nonblocking(
     listener: *mut Listener,

@@ -20,7 +20,7 @@ pub const HEADER_BYTES: usize = 10;
 pub const MESSAGE_MAX: usize = 1 << 20;
 /// Largest number of incomplete messages.
 pub const INCOMPLETE_MAX: usize = 64;
-/// Limit in bytes of the parts of incomplete messages, and of the tables that hold these parts.
+/// Most bytes of memory for the parts of incomplete messages, and for the tables that hold these parts.
 pub const INCOMPLETE_BYTES: usize = 4 << 20;
 
 /// Number of latest messages whose state is remembered. A message further behind the newest cannot arrive, since
@@ -42,9 +42,9 @@ const PLACE_BYTES: usize = size_of::<Option<Box<[u8]>>>();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageDatagram<'a> {
-    /// A message, or a part of one.
+    /// A whole message, or a part of one.
     Part(MessagePart<'a>),
-    /// The end of a session's messages, with their number modulo 2^32.
+    /// States that the sender sends no more messages, and how many it has sent, modulo 2^32.
     End(u32),
 }
 

@@ -1,4 +1,4 @@
-//! A session as the application uses it.
+//! Sessions of applications: sending and receiving messages, events, and renegotiation.
 
 use std::collections::VecDeque;
 use std::io;
@@ -104,7 +104,7 @@ enum SessionPhase {
 }
 
 #[derive(Debug)]
-/// The socket and the terms of an open session.
+/// The socket of an open session, and what both hosts agreed on.
 struct SessionLink {
     inbox: SessionInbox,
     opened: OpenedSession,

@@ -1,4 +1,4 @@
-//! Waiting for sockets with a time limit.
+//! Waits for sockets, with a time limit.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

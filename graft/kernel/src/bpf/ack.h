@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The acknowledgement: its format, and what a sender learns from it. The header also compiles natively. */
+/* The acknowledgement's format, and how a sender updates its state from it. The header also compiles
+ * natively.
+ */
 #ifndef MILLRACE_ACK_H
 #define MILLRACE_ACK_H
 
@@ -8,13 +10,13 @@
 
 /* Number of packets that the bitmap of an acknowledgement covers, from the frame's packet number on. */
 #define ACK_COME      (GRAFT_WINDOW / 2)
-#define ACK_REORDERED 3 /* packets that may arrive after a gap before it counts as a loss (RFC 5681) */
+#define ACK_REORDERED 3 /* packets that may arrive behind a missing one before it counts as lost (RFC 5681) */
 
 /* Payload of a GRAFT_ACK frame. The packet number in the frame states that all lower ones were received or
  * given up.
  */
 struct graft_ack {
-	__be32 newest; /* one more than the newest number received */
+	__be32 newest; /* one more than the newest packet number received */
 	/* number of the packet that triggered this acknowledgement; the sender measures the round trip with
 	 * it
 	 */
@@ -50,7 +52,8 @@ static __always_inline void ack_round_trip(struct graft_shared *shared, __u64 ns
 		shared->min_rtt_us = us;
 	if (!shared->srtt_us) {
 		shared->srtt_us = us;
-		/* The first sample (RFC 6298, section 2.2). */
+		/* The first round-trip sample sets the variation to half of itself (RFC 6298, section 2.2).
+		 */
 		shared->rttvar_us = us / 2;
 		return;
 	}

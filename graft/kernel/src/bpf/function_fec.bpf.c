@@ -23,7 +23,7 @@ const volatile struct fec_config config = {
 
 #define COME_EACH (2 * BLOCK_MAX) /* number of received packets that are stored for each session */
 
-/* The latest received packets of each session. */
+/* Ring of the latest received packets of each session, from which lost ones are recovered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, GRAFT_KEEPERS *COME_EACH);
@@ -377,7 +377,7 @@ static __noinline int become_missing(struct recovery *recovery, __u32 which, __u
 
 	if (row->length > recovery->held->bytes)
 		return GRAFT_ANSWERED;
-	/* The packet may have arrived on another CPU meanwhile. */
+	/* The missing packet may have arrived on another CPU meanwhile; then it is not recovered. */
 	if (__sync_lock_test_and_set(seen, mark) == mark)
 		return GRAFT_ANSWERED;
 	if (!become(recovery->skb, recovery->work, row->bits, &letter))

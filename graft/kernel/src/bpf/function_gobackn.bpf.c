@@ -19,7 +19,7 @@ const volatile struct gobackn_config config = {
 	.retry_us = 500000,
 };
 
-#define REPEAT_MAX 256 /* most packets repeated for one request */
+#define REPEAT_MAX 256 /* most packets that the sender repeats for one request */
 
 struct state {
 	__u32 asked; /* packet number of the latest request */
@@ -123,7 +123,7 @@ int gobackn_rx(struct xdp_md *ctx)
 	return graft_next(ctx, rx, work);
 }
 
-/* Returns whether a request for the missing packet is due. */
+/* Returns whether a request for the missing packet has to be sent now. */
 static __always_inline int is_due(struct state *own, const struct graft_work *work, __u32 missing)
 {
 	int is_new = !own->has_asked || own->asked != missing;

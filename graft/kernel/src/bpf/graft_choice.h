@@ -24,10 +24,10 @@ struct {
 enum graft_picked {
 	GRAFT_PICKED_NOT,
 	GRAFT_PICKED_IN_PLACE,
-	GRAFT_PICKED_LED, /* the application's socket connects to the broker */
+	GRAFT_PICKED_LED, /* the connection is redirected: the application's socket connects to the broker */
 };
 
-/* The state of a socket that matches a rule with a choice. */
+/* State of a socket whose connection matches a rule with a choice. */
 struct graft_flow {
 	__u64 began_ns; /* time of the connection's SYN */
 	__u32 rule;

@@ -18,10 +18,11 @@
 #include <linux/tcp.h>
 #include <stddef.h>
 
-#define DROP		   2
-#define HEADER_LEAST	   20
-#define IPV4_FRAGMENT	   0x3fff /* "more fragments" flag, or a fragment offset */
-#define ICMP_BYTES	   8	  /* bytes of an ICMP header; behind it is the packet that caused the error */
+#define DROP	     2
+#define HEADER_LEAST 20
+/* bits of the IPv4 header that are set in fragments: "more fragments", and the fragment offset */
+#define IPV4_FRAGMENT	   0x3fff
+#define ICMP_BYTES	   8 /* bytes of an ICMP header; behind it is the packet that caused the error */
 #define ICMP_UNREACHABLE   3
 #define ICMP_TIME_EXCEEDED 11
 #define ICMPV6_UNREACHABLE 1
@@ -341,7 +342,7 @@ static __always_inline enum gateway_verdict welcome(struct __sk_buff *skb, const
 	return verdict;
 }
 
-/* Returns whether a SYN with this verdict is not forwarded. */
+/* Returns whether a SYN with this verdict is kept at this host, not forwarded. */
 static __always_inline bool stays(enum gateway_verdict verdict)
 {
 	return verdict == GATEWAY_LET_IN || verdict == GATEWAY_ASKED || verdict == GATEWAY_HELD ||

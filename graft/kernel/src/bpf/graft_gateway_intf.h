@@ -21,7 +21,7 @@ struct gateway_config {
 	__u16 port6;	  /* the broker's port on ::1; 0: none */
 };
 
-/* A key of the prefix tries. */
+/* Key of the prefix tries (networks of peers, and inside networks). */
 struct gateway_prefix {
 	__u32 bits;	       /* prefix length in bits of the mapped address, so 96 more for IPv4 */
 	address_words address; /* address in the form of struct hook_end */

@@ -141,7 +141,7 @@ static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct 
 	return graft_pick(choice, flow, true) ? HOOK_LED : HOOK_IN_PLACE;
 }
 
-/* Stores the true server and the application's owner with the socket. */
+/* Stores the true server's address and the socket's owner in the socket's storage. */
 static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const struct hook_end *to,
 						  const struct hook_peer *peer, const struct caller *caller,
 						  const struct search *rule)
@@ -204,8 +204,8 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 	*strict = rule.strict;
 	if (verdict == HOOK_LED)
 		return true;
-	/* An earlier attempt of this socket may have been redirected. Its state must not give the new
-	 * connection a wrong address.
+	/* An earlier connection attempt of this socket may have been redirected, so its stored addresses are
+	 * removed.
 	 */
 	if (sk)
 		bpf_sk_storage_delete(&led, sk);

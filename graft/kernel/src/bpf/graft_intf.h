@@ -69,7 +69,7 @@ enum graft_outcome {
 	/* no answer in the SYN-ACK, although this peer agreed to an earlier connection */
 	GRAFT_STRIPPED,
 	GRAFT_REFUSED,	 /* the peer uses another version of the option */
-	GRAFT_MALFORMED, /* the option is malformed */
+	GRAFT_MALFORMED, /* the peer's TCP option is malformed */
 	/* at a server: the client did not confirm, since it offered nothing or the answer was lost */
 	GRAFT_UNCONFIRMED,
 	GRAFT_NO_ROOM,	     /* the TCP header had no space for the option */

@@ -119,7 +119,7 @@ struct graft_frame {
 
 /* A session's state that all functions share, in both epochs. Packet numbers start at 0 and wrap around. */
 struct graft_shared {
-	__u32 next;   /* number of the next outgoing packet */
+	__u32 next;   /* packet number of the next outgoing packet */
 	__u32 newest; /* one more than the newest packet number received */
 	__u64 sent_ns;
 	/* state of the latest numbers: packet number plus GRAFT_SEEN or GRAFT_GIVEN_UP */
@@ -134,16 +134,16 @@ struct graft_shared {
 	 * graft_turn()
 	 */
 	__u32 turned;
-	/* State of outgoing packets, as the peer's acknowledgements reported it: */
+	/* The fields below describe outgoing packets, as the peer's acknowledgements reported them. */
 	__u32 acked;	 /* the peer has received or given up all packets below this number */
-	__u32 delivered; /* packets that the peer has received or given up, modulo 2^32 */
+	__u32 delivered; /* number of packets that the peer has received or given up, modulo 2^32 */
 	__u32 losses;	 /* losses counted so far, at most one in a round trip */
 	__u32 recover;	 /* number of the next packet when the latest loss was counted */
 	__u32 room;	 /* the receiver has buffer space for packets below this number */
 	__u32 srtt_us;	 /* smoothed round trip (RFC 6298); 0: unknown */
 	__u32 rttvar_us;
 	__u32 min_rtt_us;
-	__u64 acked_ns; /* time of the latest acknowledgement of new packets */
+	__u64 acked_ns; /* time at which an acknowledgement last reported new packets, ns */
 	/* sending time by packet number, ns; 0: retransmitted, so it gives no round-trip sample */
 	__u64 went_ns[GRAFT_WINDOW];
 	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
@@ -192,12 +192,12 @@ struct graft_work {
 	/* at GRAFT_REPAIR: 1 if this host recovered the packet and injected it */
 	__u8 is_returned;
 	__u8 tells_room;   /* 1: the session's daemon is notified when a refused sender may send again */
-	__u8 reserved;	   /* always 0: keeps the offsets of later fields */
+	__u8 reserved;	   /* always 0, so that later fields keep their offsets */
 	__u8 protocol;	   /* IP protocol that the packet arrived with: UDP or 253 */
 	__u8 wire;	   /* IP protocol of the session on the wire */
 	__u16 protocol_at; /* offset of the IP protocol byte in the link-layer frame */
 	__u8 has_paths;	   /* 1: the session has several paths */
-	__u8 path;	   /* number of the path that the packet arrived by */
+	__u8 path;	   /* number of the session's path by which the packet arrived */
 	/* Used at GRAFT_TX for the qdisc fq, which sends a packet at its departure time. The verdict sets
 	 * that time, since the packet may still be dropped before.
 	 */

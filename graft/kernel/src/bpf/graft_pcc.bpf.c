@@ -375,7 +375,7 @@ static __always_inline void begin_trials(struct pcc *pcc, const struct moment *n
 	begin(pcc, now, FIRST);
 }
 
-/* Ends a round of start-up, which consists of the packets sent in the previous round trip. */
+/* Ends a round of STARTUP, which covers the packets sent in the previous round trip. */
 __noinline int pcc_end_round(struct flow *flow)
 {
 	struct outcome it = {};

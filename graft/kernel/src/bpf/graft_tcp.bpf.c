@@ -277,7 +277,7 @@ __noinline int graft_apply(struct bpf_sock_ops *ctx, const struct graft_rule *ru
 	return 0;
 }
 
-/* graft_choose() is defined below its callers. */
+/* Forward declaration, since graft_choose() is defined below its callers. */
 int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule);
 
 static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct graft_rule *rule,
@@ -622,7 +622,7 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 		return;
 	rule = rule_at(state->rule);
 	graft_read_ends(ctx, GRAFT_CLIENT, &end.ends);
-	/* The rules may have been replaced since the SYN was sent. */
+	/* The list of rules may have been replaced since the SYN was sent, so the rule is checked again. */
 	if (!rule || !fits(rule, &end.ends, caller_of(ctx))) {
 		state->phase = DONE;
 		graft_let_go(ctx, state);
@@ -737,7 +737,7 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 		count(GRAFT_NO_MEMORY);
 		return 0;
 	}
-	/* This socket connects to the broker, which reports the connection itself. */
+	/* A redirected socket connects to the broker, which reports the connection itself. */
 	if (flow->picked == GRAFT_PICKED_LED)
 		return 0;
 	/* The time of the SYN is unknown at servers, and at clients whose rule had no choice then. It is
@@ -770,7 +770,7 @@ static __always_inline void on_state(struct bpf_sock_ops *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct graft_flow *flow;
 
-	/* args[1] is the new TCP state. */
+	/* args[1] of the state callback is the new TCP state. */
 	if (ctx->args[1] != STATE_CLOSE || !sk)
 		return;
 	flow = bpf_sk_storage_get(&flows, sk, 0, 0);

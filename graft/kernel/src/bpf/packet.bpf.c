@@ -105,7 +105,7 @@ static __always_inline void hear(const struct graft_work *work)
 enum found {
 	FOUND,
 	FOUND_OTHER, /* neither UDP nor IP protocol 253 of a session */
-	FOUND_ODD,   /* only the addresses are known: UDP whose ports were not found */
+	FOUND_ODD,   /* only the addresses are known, since the UDP ports could not be found */
 };
 
 /* Returns whether a fragment may belong to a UDP datagram. An IPv6 fragment may show only that more extension
@@ -329,7 +329,7 @@ static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
 
 	if (call) {
 		*call = what;
-		/* Returns only if the sealing programs are not loaded. */
+		/* The tail call returns only if the sealing programs are not loaded. */
 		bpf_tail_call(skb, &stages_tx, STAGE_SEAL);
 	}
 	count(what.session, GRAFT_NO_KEYS);
@@ -389,7 +389,8 @@ static __always_inline int leave(struct __sk_buff *skb, const struct graft_work 
 	return verdict;
 }
 
-#define MARKS 8 /* number of marks of one kind; the lowest bits are the path */
+/* marks of one kind are 8 consecutive values, whose lowest three bits are the number of the path */
+#define MARKS 8
 
 static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
 {
@@ -933,7 +934,7 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 	struct packet_tick *event = NULL;
 	__u64 sent_ns, silent_ns, pace;
 
-	/* The daemon has stopped the clock. */
+	/* The daemon has stopped the session's clock, so the timer is not started again. */
 	if (!clock->period_ns || !state)
 		return 0;
 	sent_ns = READ_ONCE(state->sent_ns);
@@ -977,7 +978,7 @@ int packet_clock(struct packet_clock_call *call)
 		return 0;
 	}
 	call->error = bpf_timer_init(&clock->timer, &clocks, MONOTONIC);
-	if (call->error && call->error != -EBUSY) /* EBUSY: the timer exists already */
+	if (call->error && call->error != -EBUSY) /* EBUSY means that the timer was initialised before */
 		return 0;
 	clock->pace = FAST;
 	call->error = bpf_timer_set_callback(&clock->timer, tick);

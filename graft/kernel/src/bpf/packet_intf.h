@@ -8,7 +8,7 @@
 /* Load-time configuration: marks of packets that this host's functions and daemon send. */
 struct packet_config {
 	__u32 mark; /* mark of packets that functions send; packets of others never have it */
-	/* Both marks below are multiples of 8, since their lowest three bits are the number of a path. */
+	/* word_mark and path_mark are multiples of 8, since their lowest three bits are the number of a path. */
 	__u32 word_mark; /* mark of the daemon's messages */
 	/* mark of copies for redundant paths; + PACKET_PATHS: mark of packets on their way to a path's
 	 * interface
@@ -115,7 +115,7 @@ struct packet_tick {
 	__u64 time_ns; /* time of the event, CLOCK_MONOTONIC, ns */
 	__u64 sent_ns; /* sending time of the latest outgoing packet, ns */
 	__u32 session;
-	__u32 next;   /* number of the next outgoing packet */
+	__u32 next;   /* packet number of the next outgoing packet */
 	__u32 newest; /* one more than the newest packet number received */
 	/* the peer has acknowledged all packets below this number, if a function acknowledges */
 	__u32 acked;

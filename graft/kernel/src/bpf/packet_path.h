@@ -75,7 +75,7 @@ static __always_inline struct packet_path_counts *path_counts_of(__u32 session)
 
 /* --- Outgoing packets --- */
 
-/* Returns the path for the next packet. Paths take turns by their weights. */
+/* Returns the path for the next packet. Paths are used in turn, as often as their weights state. */
 static __always_inline __u32 path_next(const struct packet_paths *of, struct packet_path_counts *counts)
 {
 	__u32 all = 0, turn;

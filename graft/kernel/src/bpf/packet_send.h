@@ -134,7 +134,7 @@ struct {
 
 struct loan {
 	struct kept *saved;
-	__u32 total; /* length of the borrowed packet */
+	__u32 total; /* length of the saved packet in bytes */
 	__u32 mark;
 	__u16 check;
 };
@@ -166,7 +166,7 @@ static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work
 	return 0;
 }
 
-/* Restores a borrowed packet. Returns not 0 if that failed and the packet is lost. */
+/* Restores a saved packet in its buffer. Returns not 0 if that failed and the packet is lost. */
 static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *work, struct loan *loan)
 {
 	__u32 bytes = work->payload_bytes + GRAFT_FRAME_BYTES;

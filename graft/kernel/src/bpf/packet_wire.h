@@ -12,12 +12,12 @@
 
 #include "skb_udp.h"
 
-/* The header on the wire, as long as UDP's. */
+/* The header of protocol 253 on the wire, which is as long as UDP's. */
 struct wire_header {
 	__be16 source;
 	__be16 destination;
 	__be16 check; /* UDP checksum of the datagram; 0: none */
-	__u16 spare;  /* ignored by the receiver */
+	__u16 spare;  /* bytes where UDP has its checksum; the receiver ignores them */
 };
 
 _Static_assert(sizeof(struct wire_header) == sizeof(struct udphdr), "nothing moves");
@@ -51,7 +51,7 @@ static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_
 
 	if (take_udp(cursor, udp) || carried->end < begin + UDP_BYTES || carried->end - begin > 0xffff)
 		return -1;
-	/* IP states the length of the datagram, since the header on the wire does not. */
+	/* The length comes from the IP header, since the header on the wire has no length field. */
 	udp->bytes = carried->end - begin;
 	return 0;
 }
@@ -63,7 +63,7 @@ static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_
 
 /* --- Outgoing packets --- */
 
-#define SUM_STEP  512 /* most bytes for one bpf_csum_diff before Linux 6.13 */
+#define SUM_STEP  512 /* most bytes that one bpf_csum_diff sums before Linux 6.13 */
 #define SUM_PARTS (65536 / SUM_STEP)
 
 struct wire_part {

@@ -40,7 +40,7 @@ struct state {
 	__u32 again;  /* packet number at which checking missing packets again continues */
 	__u32 begun;
 	__u32 counted; /* first packet number that is not counted in `numbers` */
-	__u64 numbers; /* packets that were checked so far */
+	__u64 numbers; /* number of packets that were checked so far */
 	__u64 gave_up;
 	struct open open[OPEN_MAX];
 };

@@ -171,7 +171,7 @@ int packet_seal(struct __sk_buff *skb)
 	if (!call || !work || !buf)
 		return TC_ACT_SHOT;
 	wrong = seal(skb, work, call, buf);
-	/* packet_tx_out counts the reason, and drops the datagram. */
+	/* If sealing failed, packet_tx_out counts the reason and drops the datagram. */
 	if (wrong)
 		call->reason = wrong;
 	bpf_tail_call(skb, &stages_tx, STAGE_OUT);

@@ -35,7 +35,7 @@ struct seal_tail {
  * used twice with a key.
  */
 struct seal_key {
-	__u64 next; /* number of the next outgoing datagram */
+	__u64 next; /* number that the next outgoing datagram gets */
 	__u64 limit;
 	__u64 failures; /* datagrams that failed authentication */
 	__u32 phase;

@@ -26,7 +26,7 @@ pub struct FunctionTimes {
 /// Progress of a session in both directions, as packet numbers that wrap at 2^32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SessionProgress {
-    /// Number of the next outgoing packet.
+    /// Packet number of the next outgoing packet.
     pub next: u32,
     /// The peer has received or given up all packets below this number.
     pub acked: u32,

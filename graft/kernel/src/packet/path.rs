@@ -126,7 +126,7 @@ impl PacketHooks {
         let found = self.paths.paths.lookup(&index, MapFlags::ANY).map_err(Error::State)?;
         let Some(raw) = found.and_then(|bytes| intf::Paths::from_bytes(&bytes)) else { return Ok(()) };
         let own = key(ends)?;
-        // Path 0 has no entry, as it has the session's own addresses.
+        // Path 0 has the session's own addresses and thus no entry to remove.
         let each = raw.each.iter().take(usize::from(paths)).skip(1);
         for path in each {
             let outside = intf::Key { local: path.local, remote: path.remote, ..own };

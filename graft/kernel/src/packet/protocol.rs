@@ -13,7 +13,7 @@ pub enum WireProtocol {
 }
 
 impl WireProtocol {
-    /// All protocols.
+    /// The protocols that a session may use.
     pub const ALL: [Self; 2] = [Self::Udp, Self::Ip253];
 
     /// Returns the protocol's name in settings and status.

@@ -66,7 +66,7 @@ pub struct Wear {
     pub failures: u64,
 }
 
-/// The keys of a sealed session.
+/// The installed keys of a sealed session.
 #[derive(Default)]
 pub(super) struct Sealed {
     /// Kernel map of each key, by key phase.

@@ -38,7 +38,7 @@ pub struct ReceivedMessage {
     pub ends: SessionEnds,
     /// The kind of message, whose meaning the daemons define.
     pub kind: u8,
-    /// The value of the message.
+    /// The value of the message, which depends on its kind.
     pub number: u32,
     /// The epoch in which the message was sent.
     pub epoch: ListEpoch,
@@ -53,7 +53,7 @@ pub struct Tick {
     pub time_ns: u64,
     /// Time at which the latest packet was sent, ns (`CLOCK_MONOTONIC`).
     pub sent_ns: u64,
-    /// Number of the next outgoing packet.
+    /// Packet number of the next outgoing packet.
     pub next: u32,
     /// One more than the newest packet number received.
     pub newest: u32,
@@ -108,7 +108,7 @@ impl PacketHooks {
             let program = self.object.program("packet_clock")?;
             let mut call = intf::ClockCall { period_ns, session, error: 0 };
             raw::run(program, &mut call).map_err(Error::Descriptor)?;
-            // The kernel reports an error if the clock was never set; stopping it is then no error.
+            // Stopping a clock that was never set fails in the kernel; that error is ignored.
             match nix::Error::from_raw(-call.error) {
                 _ if call.error == 0 || period.is_zero() => Ok(()),
                 source => Err(Error::Clock(source)),

@@ -30,7 +30,7 @@ fn each_congestion_control_transfers_and_is_removed_when_dropped() {
         let name = control.name().to_owned();
         drop(control);
         assert!(!is_available(&name), "{name}");
-        // A socket keeps the removed control, since it holds a reference.
+        // A socket keeps the congestion control that was removed, since it holds a reference.
         assert_eq!(congestion_of(&client), name);
         transfer(client, server, 1 << 20);
     }

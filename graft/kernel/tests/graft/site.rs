@@ -86,7 +86,7 @@ impl GraftTestSite {
         (client, server)
     }
 
-    /// Loads and attaches the programs of client and server, each with one rule.
+    /// Loads and attaches the programs of both hosts, the client and the server, each with one rule.
     pub fn both(&self, client: &TcpRule, server: &TcpRule) -> (Tcp, Tcp) {
         (loaded(&self.clients, client), loaded(&self.servers, server))
     }

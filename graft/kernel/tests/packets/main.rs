@@ -70,7 +70,7 @@ pub fn open_over(hooks: &mut PacketHooks, ends: SessionEnds, functions: &[&str],
     hooks.open(session).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Opens both ends of a session, each in its own dispatcher.
+/// Opens a session at both hosts, each with its own dispatcher.
 pub fn sides(ends: SessionEnds, functions: &[&str], protocol: WireProtocol) -> [PacketHooks; 2] {
     [ends, other_side(&ends)].map(|ends| {
         let mut hooks = hooks();

@@ -67,8 +67,8 @@ fn every_square_part_of_the_code_can_be_inverted() {
                 ];
                 assert_ne!(cross[0], cross[1], "{at} and {next}, {first} and {second}");
             }
-            // With rows 0, 1, 3 or 0, 2, 3 the determinant of three packets is a Vandermonde determinant times the
-            // term that must not be zero.
+            // Parts of rows 0, 1, 3 or 0, 2, 3 have a Vandermonde determinant times this term, so the term must not be
+            // zero.
             for &three in &elements[..next] {
                 assert_ne!(one ^ two ^ three, 0);
                 assert_ne!(times(one, two) ^ times(two, three) ^ times(three, one), 0);

@@ -245,7 +245,7 @@ pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     got
 }
 
-/// Sends the messages in parts, since an interface queues only some 250 packets.
+/// Sends the messages in batches, since an interface queues only some 250 packets.
 pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     for number in numbers {
         near.send(&message(number)).expect("sent");
