@@ -22,7 +22,7 @@ const volatile struct acknowledge_config config = {
 
 struct state {
 	__u32 waiting;	/* packets received since the latest acknowledgement */
-	__u32 complete; /* value of graft_shared.complete after the latest packet */
+	__u32 complete; /* value of graft_shared.complete at the latest packet */
 	__u32 truesize; /* bytes of socket memory that the largest packet takes */
 	__u32 batch;	/* packets that TC delivered in quick succession, at most BATCH */
 	__u64 passed_ns;

@@ -24,7 +24,7 @@ const volatile struct gobackn_config config = {
 struct state {
 	__u32 asked; /* packet number of the latest request */
 	__u32 has_asked;
-	__u32 latest;	/* packet number of the latest received packet */
+	__u32 latest;	/* packet number of the latest packet that arrived out of order */
 	__u32 repeated; /* packet number from which the latest repetition began */
 	__u64 asked_ns;
 	__u64 repeated_ns;

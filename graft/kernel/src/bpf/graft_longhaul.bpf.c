@@ -37,7 +37,8 @@ enum phase {
 struct longhaul {
 	__u64 bandwidth[2]; /* greatest delivery rate of the current epoch and of the previous one, bytes/s */
 	__u64 bound;	    /* upper limit of the bandwidth after too much loss, bytes/s */
-	__u64 full;	    /* STARTUP ends unless three rounds exceed this rate by a quarter, bytes/s */
+	/* rate at the latest growth by a quarter, bytes/s; STARTUP ends after three rounds without such growth */
+	__u64 full;
 	__u64 rtt_since_us;
 	__u64 phase_until_us; /* end of PROBE_RTT, us */
 	__u32 rtt_min_us;
@@ -139,7 +140,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	sk->sk_pacing_rate = initial_rate(tp->srtt_us >> 3, tp->snd_cwnd, tp->mss_cache);
 }
 
-/* Ends STARTUP when the delivery rate has grown by less than a quarter in three rounds. */
+/* Ends STARTUP when the delivery rate has not grown by a quarter for three rounds. */
 static __always_inline void judge_growth(struct longhaul *haul)
 {
 	__u64 bandwidth = bandwidth_of(haul);

@@ -37,7 +37,7 @@ struct open {
 
 struct state {
 	__u32 looked; /* first packet number that was not checked yet */
-	__u32 again;  /* packet number at which checking missing packets again continues */
+	__u32 again;  /* next packet number to check again for a repeated request */
 	__u32 begun;
 	__u32 counted; /* first packet number that is not counted in `numbers` */
 	__u64 numbers; /* number of packets that were checked so far */
