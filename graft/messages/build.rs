@@ -1,4 +1,4 @@
-//! Sets the name of the shared library, by which programs find it at run time. The number in it is
+//! Sets the soname of the shared library, by which programs find it at run time. The soname contains
 //! `MILLRACE_MESSAGES_ABI` of the header.
 
 fn main() {

@@ -1,4 +1,4 @@
-//! BPF programs attached to a cgroup. A program stays attached while its link is held or pinned.
+//! A BPF program attached to a cgroup. The program stays attached while its link is held by a process or pinned.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,12 +15,12 @@ use super::pins::PinDirectory;
 pub(super) struct CgroupAttachment {
     _kept: ForkSafeLink,
     link: Link,
-    /// True if the link is pinned, so the program stays attached when this is dropped.
+    /// True if the link is pinned, so that the program stays attached when this value is dropped.
     pinned: bool,
 }
 
 impl CgroupAttachment {
-    /// Attaches a program to a cgroup (version 2). Programs that others attached to the cgroup stay.
+    /// Attaches a program to a cgroup (version 2). Programs that others attached to the cgroup stay attached.
     pub fn new(program: &ProgramMut<'_>, cgroup: &Path) -> Result<Self, Error> {
         let path = || cgroup.display().to_string();
         let directory = File::open(cgroup).map_err(|source| Error::NoCgroup { path: path(), source })?;
@@ -39,7 +39,7 @@ impl CgroupAttachment {
 
 impl Drop for CgroupAttachment {
     fn drop(&mut self) {
-        // An error means that the cgroup was removed, and its links with it.
+        // Detaching fails only if the cgroup was removed, and its links with it.
         if !self.pinned {
             let _ = detach(self.link.as_fd());
         }

@@ -22,7 +22,8 @@ pub const COMMAND_MAX: usize = intf::NAME_BYTES - 1;
 /// Levels of nested cgroups that the BPF programs compare with a rule, counted from the root.
 pub const CGROUP_LEVELS: usize = intf::LEVELS;
 
-/// A condition on the process that calls connect(). If neither field is set, every process matches.
+/// A condition on the process that calls connect(). If neither the command nor the cgroup is set, every process
+/// matches.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct CallerRule {
     /// Name of the calling thread in the kernel (`comm`), at most [`COMMAND_MAX`] bytes.
@@ -35,7 +36,7 @@ impl CallerRule {
     /// An ID that no cgroup has, so a rule with it matches no process.
     pub const NO_CGROUP: u64 = u64::MAX;
 
-    /// Returns whether the rule matches every process.
+    /// Returns whether the condition matches every process.
     pub fn is_anybody(&self) -> bool {
         *self == Self::default()
     }

@@ -1,9 +1,9 @@
 //! Congestion controls from object files, registered with TCP as `struct_ops`.
 //!
 //! On Linux 6.4 and newer a congestion control is registered by a BPF link: the kernel removes it when the last
-//! descriptor of the link is closed, also when this process is killed. Older kernels keep a control until its map
-//! entry is deleted. Dropping a [`CongestionProgram`] deletes the entry; after a killed process, [`remove_leftovers`]
-//! does. Sockets that use a removed control keep it, since they hold a reference.
+//! descriptor of the link is closed, also when this process is killed. Older kernels keep a control until its map entry
+//! is deleted. Dropping a [`CongestionProgram`] deletes the entry. If a process was killed, [`remove_leftovers`]
+//! deletes it. Sockets that use a removed control keep it, since they hold a reference.
 
 #![allow(unsafe_code)]
 
@@ -32,7 +32,7 @@ pub struct Timing {
     pub open: Duration,
     /// Time of the kernel's verifier and JIT compiler.
     pub load: Duration,
-    /// The verifier's share of `load`, if the kernel reported it.
+    /// The verifier's share of the time in `load`, if the kernel reported it.
     pub verification: Option<Verification>,
     /// Time to register the control with TCP.
     pub attach: Duration,
@@ -40,7 +40,7 @@ pub struct Timing {
 
 /// A congestion control that is registered with TCP. Dropping it removes it from TCP, unless it is pinned.
 pub struct CongestionProgram {
-    // Fields are dropped in this order: the link has to be closed before its map, which is in `_body`.
+    // Fields are dropped in this order. The link has to be closed before its map, which is in `_body`.
     link: Option<Registration>,
     _body: LoadedControl,
     name: String,
@@ -50,7 +50,7 @@ pub struct CongestionProgram {
 
 /// The loaded callbacks of a congestion control.
 enum LoadedControl {
-    /// Programs loaded by libbpf: the first time, and for objects that a recipe cannot hold.
+    /// Programs loaded by libbpf: at the first load, and whenever a recipe cannot hold the object.
     Object(libbpf_rs::Object),
     Parts(RecipeParts),
 }
@@ -59,7 +59,7 @@ struct Registration {
     _kept: ForkSafeLink,
     link: RegisteredControl,
     by_link: bool,
-    /// True if the link is pinned, so the control stays registered when this is dropped.
+    /// True if the link is pinned, so that the control stays registered when this value is dropped.
     pinned: bool,
 }
 
@@ -93,7 +93,7 @@ impl Drop for Registration {
 }
 
 impl CongestionProgram {
-    /// Relocates the graft with libbpf, so that a later load takes less time. Nothing stays in the kernel.
+    /// Relocates the graft with libbpf, so that a later load takes less time. No program is left in the kernel.
     pub fn prepare(image: &[u8]) -> Result<(), Error> {
         match Recipe::find_loaded(image) {
             Some(_) => Ok(()),
@@ -101,26 +101,26 @@ impl CongestionProgram {
         }
     }
 
-    /// Returns whether the graft was relocated before: loading it then takes only system calls.
+    /// Returns whether the graft was relocated before. If so, loading it takes only system calls.
     pub fn is_prepared(image: &[u8]) -> bool {
         Recipe::find_loaded(image).is_some()
     }
 
-    /// Loads a congestion control and registers it with TCP. `parameters` replace the values that the object file was
-    /// compiled with.
+    /// Loads a congestion control and registers it with TCP. `parameters` replace the values that were compiled into
+    /// the object file.
     pub fn register(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         Ready::load_either(image, parameters)?.register()
     }
 
-    /// Registers a control in place of one that an earlier process pinned in `pins` under the same name. Sockets
-    /// created meanwhile use either of the two.
+    /// Registers a control in place of one with the same name that an earlier process pinned in `pins`. Sockets created
+    /// during the call use either of the two.
     pub fn take_over(image: &[u8], parameters: &[(String, u64)], pins: &PinDirectory) -> Result<Self, Error> {
         let mut ready = Ready::load_either(image, parameters)?;
         let pinned = pins.open(&pin(&ready.name)).map(RegisteredControl::Raw);
         let Some(link) = pinned.filter(|_| ready.by_link) else { return ready.register() };
         if ready.update(&link).is_err() {
-            // The pinned control cannot be replaced atomically. After its removal, TCP has no control of this name
-            // until the next line registers one.
+            // The pinned control cannot be replaced atomically. Between its removal and the next line, TCP has no
+            // control of this name.
             drop(link);
             pins.end(&pin(&ready.name));
             return ready.register();
@@ -130,8 +130,7 @@ impl CongestionProgram {
         Ok(ready.with(Some(registration)))
     }
 
-    /// Pins the congestion control, so that it outlives this process, until another process takes it over or removes
-    /// it.
+    /// Pins the congestion control, so that it outlives this process until another process takes it over or removes it.
     pub fn keep(&mut self, pins: &PinDirectory) -> Result<(), Error> {
         let name = pin(&self.name);
         match &mut self.link {
@@ -162,8 +161,8 @@ impl CongestionProgram {
         Ready::load(image, parameters, false)?.register()
     }
 
-    /// Replaces this control by another object with the same control name. Established sockets use the old control
-    /// until theirs is set again.
+    /// Replaces this control by another object with the same control name. Established sockets keep the old control
+    /// until their congestion control is set again.
     ///
     /// # Errors
     /// On an error the old control stays registered, except on kernels without links if registering it again fails.
@@ -183,8 +182,8 @@ impl CongestionProgram {
                 next.timing.attach = start.elapsed();
                 next.with(Some(registration))
             }
-            // Kernels without links cannot replace a control, so the old one is removed first. The new name is equal,
-            // so TCP refuses it until then.
+            // Kernels without links cannot replace a control. TCP refuses a second control of the same name, so the old
+            // one is removed first.
             old => {
                 drop(old);
                 next.register()?
@@ -210,8 +209,7 @@ impl CongestionProgram {
     }
 }
 
-/// Returns the file name of a control's pin. Names of controls have no dots, which the BPF file system does not
-/// allow.
+/// Returns the file name of a control's pin. The BPF file system does not allow dots, and names of controls have none.
 fn pin(name: &str) -> String {
     format!("{PIN_PREFIX}{name}")
 }
@@ -238,7 +236,7 @@ impl Ready {
 
     fn load(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
         let start = Instant::now();
-        // Recipes register by a link only.
+        // A control loaded from a recipe can only be registered by a link.
         let known = Recipe::find_loaded(image).filter(|_| by_link);
         if let Some(ready) = known.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start)) {
             return Ok(ready);
@@ -246,14 +244,14 @@ impl Ready {
         let ready = Self::load_with_libbpf(image, parameters, by_link)?;
         let LoadedControl::Object(object) = &ready.body else { return Ok(ready) };
         let recipe = if by_link { Recipe::keep(image, object)? } else { None };
-        // The same object is loaded again from its new recipe: only a control loaded from a recipe can replace one
-        // registered from a recipe.
+        // The object is loaded again from its new recipe, since only a control loaded from a recipe can later replace
+        // another one from a recipe.
         let again = recipe.and_then(|recipe| Self::load_from_recipe(&recipe, parameters, start));
         Ok(again.unwrap_or(ready))
     }
 
-    /// Loads the graft from a recipe. Returns `None` if the kernel refuses: loading it with libbpf then reports the
-    /// reason.
+    /// Loads the graft from a recipe. Returns `None` if the kernel refuses: the caller then loads it with libbpf, which
+    /// reports the reason.
     fn load_from_recipe(recipe: &Recipe, parameters: &[(String, u64)], start: Instant) -> Option<Self> {
         let opened = Instant::now();
         let parts = recipe.load(parameters).ok()?;
@@ -298,7 +296,7 @@ impl Ready {
         Ok(self.with(Some(registration)))
     }
 
-    /// Replaces the control that `link` has registered by this one, in one system call.
+    /// Puts this control in place of the one that `link` has registered, in one system call.
     fn update(&mut self, link: &RegisteredControl) -> nix::Result<()> {
         match (&mut self.body, link) {
             (LoadedControl::Parts(parts), link) => parts.replace(link.as_fd()).map_err(number),
@@ -330,14 +328,15 @@ fn attach(object: &mut libbpf_rs::Object) -> nix::Result<RegisteredControl> {
 
 fn update(object: &mut libbpf_rs::Object, link: &Link) -> nix::Result<()> {
     let map = struct_ops(object)?;
-    // SAFETY: link and map are open, and the map's object outlives the call; libbpf keeps no pointer to it.
+    // SAFETY: link and map are open, and the map's object outlives the call; libbpf keeps no pointer to either.
     let result = unsafe {
         libbpf_sys::bpf_link__update_map(link.as_libbpf_object().as_ptr(), map.as_libbpf_object().as_ptr())
     };
     check(result).map_err(number)
 }
 
-/// Removes controls that killed processes left registered, on kernels without links. Returns the number removed.
+/// Removes controls that killed processes left registered, on kernels without links. Returns the number of removed
+/// controls.
 ///
 /// # Errors
 /// The kernel refuses to open or to delete the map of a control.
@@ -360,7 +359,8 @@ pub fn remove_leftovers() -> std::io::Result<usize> {
         let gone = unsafe { libbpf_sys::bpf_map_delete_elem(map.as_raw_fd(), (&raw const key).cast()) };
         match check(gone) {
             Ok(()) => removed += 1,
-            // ENOENT or EINPROGRESS: the control was loaded but never registered, or another process removed it.
+            // ENOENT or EINPROGRESS: the control was loaded but never registered, or another process has already
+            // removed it.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINPROGRESS)) => {}
             Err(error) => return Err(error),
         }

@@ -1,5 +1,5 @@
-//! Finds TCP sockets by their addresses, and closes old ones that block a new connection (sock_diag(7)). All calls
-//! act in the network namespace in which the netlink socket was opened.
+//! Finds TCP sockets by their addresses, and closes sockets in TIME_WAIT that block a new connection (sock_diag(7)).
+//! All calls act in the network namespace in which the netlink socket was opened.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -109,7 +109,7 @@ fn question(kind: u16, flags: u16, (own, other): SocketEnds, cookie: [u8; 8]) ->
     bytes.extend(flags.to_ne_bytes());
     bytes.extend([0; 8]);
     bytes.extend([family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
-    // The mask of wanted socket states: all of them.
+    // The mask selects sockets in all states.
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(own.port().to_be_bytes());
     bytes.extend(other.port().to_be_bytes());
@@ -155,7 +155,8 @@ mod tests {
         (of.local_addr().expect("an address"), of.peer_addr().expect("an address"))
     }
 
-    /// The side that closes first is in TIME_WAIT, unless that is ended. A socket in use is not closed.
+    /// The socket that closes first stays in TIME_WAIT until it is closed through sock_diag. A socket in use is not
+    /// closed.
     #[test]
     fn only_socket_in_time_wait_is_closed() {
         if !nix::unistd::geteuid().is_root() {
@@ -182,7 +183,7 @@ mod tests {
         diag.end_waiting(ends).expect("nothing to do");
     }
 
-    /// A listening socket belongs to the cgroup of the process that created it.
+    /// sock_diag reports a listening socket's cgroup, which is that of the process that created it.
     #[test]
     fn cgroup_of_a_listener_is_that_of_its_process() {
         let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");

@@ -1,7 +1,7 @@
 //! Errors of loading grafts and of using them in the kernel.
 
-/// An error of a graft or of the kernel. Its text includes the message of the kernel or of libbpf, so there is no
-/// `source`: that would repeat the message.
+/// An error of a graft or of the kernel. Its text already includes the message of the kernel or of libbpf, so `source`
+/// returns `None`.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {

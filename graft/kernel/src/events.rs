@@ -18,7 +18,7 @@ pub struct Events<T> {
 }
 
 impl<T: Send + 'static> Events<T> {
-    /// Opens the ring buffer map `name` of an object. Records that `parse` rejects are skipped.
+    /// Opens the ring buffer map `name` of an object. Records for which `parse` returns `None` are skipped.
     pub(super) fn open_ring(
         object: &mut LoadedObject,
         name: &'static str,
@@ -29,7 +29,7 @@ impl<T: Send + 'static> Events<T> {
         let to = Arc::clone(&come);
         let error = |source| Error::Read { what: name, source };
         let mut builder = RingBufferBuilder::new();
-        // libbpf calls this for each record, on the thread that calls take(); so the lock is never contended.
+        // libbpf calls this closure on the thread that calls take(), so the lock is never contended.
         let take = move |bytes: &[u8]| {
             to.lock().unwrap_or_else(PoisonError::into_inner).extend(parse(bytes));
             0
@@ -39,7 +39,7 @@ impl<T: Send + 'static> Events<T> {
         Ok(Self { name, ring, come, _map: map })
     }
 
-    /// Returns all events since the last call.
+    /// Returns all events that arrived since the last call.
     pub fn take(&self) -> Result<Vec<T>, super::Error> {
         self.ring.consume().map_err(|source| Error::Read { what: self.name, source })?;
         Ok(std::mem::take(&mut *self.come.lock().unwrap_or_else(PoisonError::into_inner)))
@@ -47,7 +47,7 @@ impl<T: Send + 'static> Events<T> {
 
     /// Returns a descriptor that poll() reports as readable when events are waiting.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring owns the descriptor, and outlives the returned borrow.
+        // SAFETY: the ring owns the descriptor, and outlives the borrow that is returned.
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 }

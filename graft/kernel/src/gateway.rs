@@ -1,8 +1,8 @@
 //! A gateway: TCP connections of the hosts behind this one, which BPF programs redirect to this host's broker instead
 //! of forwarding them.
 //!
-//! The programs need routing rules and routes on the host, which outlive a killed process: [`remove_leftovers`]
-//! removes those.
+//! The programs need routing rules and routes on the host. If the process is killed, these remain until
+//! [`remove_leftovers`] removes them.
 
 mod intf;
 mod routing;
@@ -31,7 +31,7 @@ use super::hook::{Lead, end, first_rule_after, write_rules};
 use super::rule::{address, masked, remove};
 use super::{Error, hook::intf::End};
 
-/// Most prefixes of peers, and most prefixes of inside networks.
+/// Most prefixes of peers, and also most prefixes of inside networks.
 pub const PREFIXES: usize = intf::PREFIXES;
 
 /// The programs' verdicts on packets, by their names in status, metrics and documentation.
@@ -61,21 +61,21 @@ const IN: &str = "gateway_in";
 const AGAIN: &str = "gateway_again";
 pub(super) const LOOPBACK: &str = "lo";
 
-/// The number of a daemon's run. Its packet marks and its routing table differ from those of other runs.
+/// The number of a daemon's run. Each run has its own packet marks and its own routing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatewayRun(pub u16);
 
 impl GatewayRun {
-    /// Upper 16 bits of the marks and table numbers of all runs; the lower 16 bits are the run.
+    /// Upper 16 bits of the first mark and of the table number; the lower 16 bits are the run's number.
     const BASE: u32 = 0x4d52_0000;
     const BASE_AGAIN: u32 = 0x4d53_0000;
 
-    /// Returns the mark of packets from inside hosts, which routing delivers to this host.
+    /// Returns the mark of packets from inside hosts that routing delivers to this host instead of forwarding them.
     pub fn mark(self) -> u32 {
         Self::BASE | u32::from(self.0)
     }
 
-    /// Returns the mark of SYNs that were held back and are sent over loopback to the broker.
+    /// Returns the mark of SYNs that were held back and that the broker sends again over loopback.
     pub fn mark_again(self) -> u32 {
         Self::BASE_AGAIN | u32::from(self.0)
     }
@@ -86,7 +86,8 @@ impl GatewayRun {
     }
 
     /// Marks the run as live in this network namespace, until the returned raw socket is closed. The socket is only
-    /// bound and carries no data. A raw socket needs CAP_NET_RAW; any process could take a name or a port.
+    /// bound and carries no data. It is a raw socket, since that requires CAP_NET_RAW: an unprivileged process cannot
+    /// pretend that a run is live.
     fn hold(self) -> io::Result<OwnedFd> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let protocol = SockProtocol::Raw;
@@ -104,13 +105,13 @@ impl GatewayRun {
 
     fn is_live(self) -> bool {
         // The file lists the raw sockets of this thread's network namespace. If it cannot be read, the run counts as
-        // live, so nothing is removed.
+        // live, so that nothing of it is removed.
         std::fs::read_to_string("/proc/thread-self/net/raw").map_or(true, |sockets| self.is_among(&sockets))
     }
 
     fn is_among(self, sockets: &str) -> bool {
         let address = u32::from_ne_bytes(self.address().octets());
-        // The kernel prints the address as it is in memory (network byte order), and the protocol in place of the port.
+        // The kernel prints the address in network byte order, and the IP protocol in place of a port.
         let own = format!("{address:08X}:{:04X}", libc::IPPROTO_RAW);
         sockets.lines().any(|line| line.split_whitespace().nth(1) == Some(&own))
     }
@@ -121,18 +122,18 @@ impl GatewayRun {
     }
 }
 
-/// The run, and the loopback ports on which the broker listens with IP_TRANSPARENT.
+/// Settings of the gateway: the run, and the loopback ports on which the broker listens with IP_TRANSPARENT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// The run of the daemon whose broker gets the connections.
+    /// The run of the daemon to whose broker connections are redirected.
     pub run: GatewayRun,
-    /// Port on 127.0.0.1.
+    /// The broker's port on 127.0.0.1.
     pub v4: u16,
-    /// Port on `::1`; `None`: IPv6 connections are forwarded.
+    /// The broker's port on `::1`; `None`: IPv6 connections are forwarded instead of redirected.
     pub v6: Option<u16>,
 }
 
-/// A connection of an inside host, by its addresses and ports.
+/// A connection of an inside host, identified by its addresses and ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GatewayConnection {
     /// The client's address and port.
@@ -148,15 +149,16 @@ pub struct GatewaySyn {
     pub flow: GatewayConnection,
     /// The SYN's TCP header with its options.
     pub syn: Vec<u8>,
-    /// True if the broker still has a socket in TIME_WAIT with the same addresses: see [`GatewayPrograms::end_old`].
+    /// True if the broker still has a socket in TIME_WAIT with the same addresses and ports; see
+    /// [`GatewayPrograms::end_old`].
     pub is_old: bool,
 }
 
 /// Events about SYNs that the gateway held back.
 pub type GatewaySyns = Events<GatewaySyn>;
 
-/// The loaded programs. They act from [`attach`](Self::attach) on, until this is dropped. If the process is killed,
-/// its routing rules and routes remain.
+/// The loaded programs. They redirect connections from [`attach`](Self::attach) on, until this value is dropped. If the
+/// process is killed, its routing rules and routes remain.
 pub struct GatewayPrograms {
     run: GatewayRun,
     families: Vec<RouteFamily>,
@@ -169,7 +171,7 @@ pub struct GatewayPrograms {
 struct GatewayInner {
     object: LoadedObject,
     first_rule: usize,
-    /// Attachments by the name of the interface, including loopback.
+    /// Attached programs, each with the name of its interface; loopback is one of them.
     links: Vec<(String, TcAttachment)>,
     mechanism: Option<Mechanism>,
 }
@@ -227,7 +229,7 @@ impl GatewayPrograms {
         let run = config.run;
         let interfaces = Vec::new();
         let state = Mutex::new(state);
-        // The run is live before it adds rules, so that no other process removes them as leftovers.
+        // The run is marked as live before it adds rules, so that no other process removes them as leftovers.
         let live = run.hold().map_err(Error::Descriptor)?;
         Ok((Self { run, families, interfaces, state, maps, _live: live }, asks))
     }
@@ -243,12 +245,12 @@ impl GatewayPrograms {
         self.mend()
     }
 
-    /// Restores attachments, rules and routes that another program removed, also on an interface that was created
+    /// Restores attachments, rules and routes that another program removed, and those of an interface that was created
     /// again. Every step is tried; the first error is returned.
     pub fn mend(&self) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.links.retain(|(_, link)| link.is_in_place());
-        // Attachments that are gone were dropped above, so this attaches again only where something is missing.
+        // Lost attachments were dropped above, so this attaches programs only where they are missing.
         let interfaces = self.interfaces.iter().map(|name| (name.as_str(), IN));
         let attached: Vec<_> =
             [(LOOPBACK, AGAIN)].into_iter().chain(interfaces).map(|it| state.attach(it.0, it.1)).collect();
@@ -256,14 +258,15 @@ impl GatewayPrograms {
         attached.into_iter().chain([routed]).collect()
     }
 
-    /// Detaches the programs and removes their rules and routes. Connections are forwarded from now on.
+    /// Detaches the programs and removes their rules and routes. From now on connections are forwarded instead of
+    /// redirected.
     pub fn detach(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).links.clear();
         // If a rule or route cannot be removed now, the next run removes it as a leftover.
         let _ = routing::remove(|run| run == self.run);
     }
 
-    /// Replaces the list of rules. The two lists in the map take turns, so the one in force is never written.
+    /// Replaces the list of rules. The map has two lists, and the one in force is never written.
     pub fn set_rules(&self, rules: &[Lead]) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let first = first_rule_after(state.first_rule);
@@ -277,35 +280,35 @@ impl GatewayPrograms {
         Ok(write(&self.maps.inside, "inside", key(network).as_bytes(), &1_u32.to_ne_bytes())?)
     }
 
-    /// Adds a peer's network or address, or changes its state. Connections to it are redirected only while it is
-    /// `warm`: a carrier to the peer is ready.
+    /// Adds a peer's network or address, or changes whether it is `warm`. Connections to the peer are redirected only
+    /// while it is warm, which means that a carrier to it is ready.
     pub fn set_peer(&self, network: Prefix, warm: bool) -> Result<(), Error> {
         Ok(write(&self.maps.peers, "peers", key(network).as_bytes(), &u32::from(warm).to_ne_bytes())?)
     }
 
-    /// Removes a peer's network. Does nothing if it is unknown.
+    /// Removes a peer's network. Does nothing if the network was not added.
     pub fn forget_peer(&self, network: Prefix) -> Result<(), Error> {
         remove(&self.maps.peers, "peers", key(network).as_bytes())
     }
 
-    /// Forwards connections to a server for a time, instead of redirecting them.
+    /// Makes connections to a server be forwarded for this time, instead of being redirected.
     pub fn avoid(&self, server: SocketAddr, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), in_future(time).as_bytes())?)
     }
 
-    /// Tells the programs that the broker will be alive for this time. The broker repeats the call; when the time has
-    /// passed, SYNs are forwarded.
+    /// Tells the programs that the broker will be alive for this time. The broker repeats the call regularly. Without a
+    /// call for this time, SYNs are forwarded.
     pub fn stay(&self, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.alive, "alive", &0_u32.to_ne_bytes(), in_future(time).as_bytes())?)
     }
 
-    /// Delivers a connection's SYN to the broker from now on. Returns false if the SYN was forwarded meanwhile: the
-    /// connection then exists without the broker.
+    /// Delivers a connection's SYN to the broker from now on. Returns false if the SYN was forwarded in the meantime,
+    /// so that the server has the connection itself.
     pub fn let_in(&self, flow: GatewayConnection) -> Result<bool, Error> {
         let found = self.maps.flows.lookup(raw(flow).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "flows", source })?;
         let found = found.and_then(|value| intf::State::from_bytes(&value));
-        // The server has answered the forwarded SYN, so the broker must not answer as well.
+        // The server may have answered the forwarded SYN, so the broker must not answer it as well.
         if found.is_some_and(|it| it.state == intf::FORWARD) {
             return Ok(false);
         }
@@ -322,12 +325,12 @@ impl GatewayPrograms {
         Diag::open()?.end_waiting((flow.server, flow.client))
     }
 
-    /// Forwards a connection's SYN for a time, instead of holding it back.
+    /// Makes a connection's SYN be forwarded for this time, instead of being held back.
     pub fn forward(&self, flow: GatewayConnection, time: Duration) -> Result<(), Error> {
         self.set(flow, intf::State { state: intf::FORWARD, until_ns: in_future(time), pad: 0 })
     }
 
-    /// Removes a connection's entry: its next SYN is judged as a first one.
+    /// Removes a connection's entry, so that its next SYN is handled as a first one.
     pub fn forget(&self, flow: GatewayConnection) -> Result<(), Error> {
         remove(&self.maps.flows, "flows", raw(flow).as_bytes())
     }
@@ -349,14 +352,14 @@ impl Drop for GatewayPrograms {
     }
 }
 
-/// Removes rules and routes that killed processes left in the calling thread's network namespace: those of one run,
-/// or those of all runs that are not live. Returns their number.
+/// Removes rules and routes that killed processes left in the calling thread's network namespace. They are those of the
+/// given run, or of all runs that are not live. Returns how many were removed.
 pub fn remove_leftovers(run: Option<GatewayRun>) -> io::Result<usize> {
     routing::remove(|other| run.map_or_else(|| !other.is_live(), |run| run == other))
 }
 
-/// Removes programs of killed processes from these interfaces and from loopback, where the kernel keeps them (TC
-/// without links). Does nothing while any run is live, since programs of all runs have the same names.
+/// Removes gateway programs that killed processes left on these interfaces and on loopback, which happens with TC
+/// without links. Does nothing while any run is live, since programs of all runs have the same names.
 pub fn remove_programs(interfaces: &[String]) {
     if !routing::runs().is_ok_and(|runs| !runs.into_iter().any(GatewayRun::is_live)) {
         return;
@@ -376,7 +379,7 @@ fn index(interface: &str) -> Result<i32, Error> {
 
 fn key(network: Prefix) -> intf::PrefixKey {
     let (address, mask) = masked(network);
-    // An LPM trie compares mapped addresses, so IPv4 prefixes are 96 bits longer.
+    // The LPM trie contains IPv4 addresses in mapped form, so IPv4 prefixes are 96 bits longer.
     intf::PrefixKey { bits: u128::from_be_bytes(mask).leading_ones(), address }
 }
 
@@ -398,8 +401,8 @@ mod tests {
 
     use super::*;
 
-    /// Only a privileged process can mark a run as live. Any process could take a name or a port, and so keep
-    /// leftovers of a killed run.
+    /// Only a privileged process can mark a run as live. Otherwise any process could prevent that the leftovers of a
+    /// killed run are removed.
     #[test]
     fn unprivileged_process_cannot_make_a_gateway_run_look_live() {
         if !nix::unistd::geteuid().is_root() {
@@ -412,7 +415,7 @@ mod tests {
         assert!(!run.is_live());
         let held = run.hold().expect("a raw socket");
         assert!(run.is_live() && !GatewayRun(run.0 - 1).is_live());
-        // Marking the run as live twice, and releasing one, leaves it live.
+        // A run that was marked as live twice stays live when one of the two sockets is closed.
         drop(run.hold());
         assert!(run.is_live());
         drop(held);

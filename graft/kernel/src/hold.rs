@@ -1,4 +1,4 @@
-//! A socket filter that holds SYNs back from a listening socket until the broker lets them in.
+//! A socket filter that holds SYNs back from a listening socket until the broker lets them pass.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,12 +27,12 @@ pub const VERDICTS: [&str; 6] = ["other", "asked", "held", "let-in", "no-room", 
 pub struct HoldSyn {
     /// The client's address and port.
     pub from: SocketAddr,
-    /// The TCP header with its options. The checksum is not complete yet.
+    /// The SYN's TCP header with its options. Its checksum is not complete yet.
     pub syn: Vec<u8>,
 }
 
-/// The loaded socket filter. It acts on sockets from [`attach`](Self::attach) on, and on the sockets that they
-/// accept.
+/// The loaded socket filter. It acts on sockets that it is attached to by [`attach`](Self::attach), and on the sockets
+/// that those accept.
 pub struct Hold {
     object: Mutex<LoadedObject>,
     known: MapHandle,
@@ -53,7 +53,7 @@ impl Hold {
         Ok((Self { object: Mutex::new(object), known }, asks))
     }
 
-    /// Attaches the filter to a TCP socket that listens, or is about to.
+    /// Attaches the filter to a TCP socket that already listens or will listen.
     pub fn attach(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let program = object.program("hold_syn")?.as_fd().as_raw_fd();
@@ -65,7 +65,7 @@ impl Hold {
         Ok(write(&self.known, "known", end(from).as_bytes(), &OPEN.to_ne_bytes())?)
     }
 
-    /// Removes a client's entry, so that its next SYN is held back and reported.
+    /// Removes the entry of a client's address and port, so that its next SYN is held back and reported.
     pub fn forget(&self, from: SocketAddr) -> Result<(), Error> {
         remove(&self.known, "known", end(from).as_bytes())
     }
@@ -77,7 +77,7 @@ impl Hold {
     }
 }
 
-/// Removes the filter from an accepted socket: accepted sockets inherit it, and it is of use at listeners only.
+/// Removes the filter from an accepted socket, which inherited it. The filter is useful at listening sockets only.
 pub fn release(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0)
 }

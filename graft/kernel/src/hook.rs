@@ -1,5 +1,5 @@
-//! TCP connections of this host's applications, which BPF programs redirect to the host's broker. Applications at
-//! both ends see each other's addresses, not the broker's.
+//! Redirects TCP connections of this host's applications to the host's broker, by BPF programs. Applications at both
+//! ends see each other's addresses, not the broker's.
 
 pub(super) mod intf;
 
@@ -20,12 +20,12 @@ use super::rule::{address, masked, name, remove, text, words};
 use super::told::SelectionMaps;
 use super::{CallerRule, Error, namespace};
 
-/// Most rules in a list.
+/// Most rules in a list of redirection rules.
 pub const HOOK_RULES: usize = intf::RULES;
 
 const PROGRAMS: [&str; 7] = [
-    // The programs that rewrite addresses in getpeername() and getsockname() are attached first. Thus no connection
-    // is redirected before applications see its true addresses.
+    // The programs that rewrite addresses in getpeername() and getsockname() are attached first, so that the
+    // applications of all redirected connections see the true addresses.
     "hook_peer4",
     "hook_peer6",
     "hook_name4",
@@ -37,7 +37,7 @@ const PROGRAMS: [&str; 7] = [
 
 macro_rules! verdicts {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// The verdict on a connection that a rule matches and whose server's host has a broker.
+        /// The verdict on a connection to a host with a broker, if a rule matches.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum HookVerdict { $($(#[$doc])* $name),* }
 
@@ -56,13 +56,14 @@ macro_rules! verdicts {
 verdicts! {
     /// The connection was redirected to the broker. With all other verdicts it goes directly to its server.
     Led = "led",
-    /// No carrier to the peer is warm.
+    /// No carrier to the peer is connected.
     Cold = "cold",
-    /// The server has refused an earlier connection, and refuses this one itself.
+    /// The server has refused an earlier connection. This connection goes directly, so that the application gets the
+    /// server's own error.
     Refused = "refused",
-    /// The connection is the broker's own.
+    /// The broker itself opens the connection.
     Own = "own",
-    /// The application is in another network namespace than the broker.
+    /// The application's socket is in another network namespace than the broker.
     Elsewhere = "elsewhere",
     /// The socket is bound to an interface, so it cannot use loopback.
     BoundDevice = "bound-device",
@@ -74,25 +75,25 @@ verdicts! {
     NoMemory = "no-memory",
     /// The model has chosen plain TCP for the path of the connection.
     InPlace = "in-place",
-    /// No choice was made for the connection's path yet, so it goes directly.
+    /// No choice was made for the connection's path yet.
     Unknown = "unknown",
 }
 
 /// Ports on which the broker listens for redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Ports for connections that the broker accepts at once.
+    /// Ports at which the broker accepts connections at once.
     pub early: HookPorts,
     /// Ports at which SYNs are held back ([`super::hold`]).
     pub strict: HookPorts,
 }
 
-/// Loopback ports on which the broker listens, one for each address family.
+/// Loopback ports of the broker's listening sockets, one for each address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HookPorts {
-    /// Port on 127.0.0.1.
+    /// The broker's port on 127.0.0.1.
     pub v4: u16,
-    /// Port on `::1`; `None`: only IPv4 connections are redirected.
+    /// The broker's port on `::1`; `None`: only IPv4 connections are redirected.
     pub v6: Option<u16>,
 }
 
@@ -105,36 +106,36 @@ pub struct Lead {
     pub ports: RangeInclusive<u16>,
     /// Condition on the connecting process.
     pub caller: CallerRule,
-    /// True if connect() may succeed only after the server was reached.
+    /// True if connect() may succeed only after the broker has reached the server.
     pub strict: bool,
-    /// Key of the rule in the map of choices; 0: all its connections are redirected.
+    /// Key of the rule in the map of choices; 0: all connections of the rule are redirected.
     pub choice: u32,
-    /// True if matching connections go directly to their server, whatever later rules say.
+    /// True if matching connections go directly to their server. Later rules do not change that.
     pub in_place: bool,
 }
 
 /// The origin of a connection that was redirected to the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectedConnection {
-    /// Address and port that the application connects to.
+    /// The server's address and port, to which the application connects.
     pub far: SocketAddr,
-    /// This host's address on the route to that destination.
+    /// This host's address on the route to the server.
     pub near: IpAddr,
     /// [`Lead::choice`] of the rule that matched; 0: the rule has none.
     pub choice: u32,
     /// Serial number of the choice that the connection followed; 0: there was none.
     pub serial: u32,
-    /// True if the connection used the granted second candidate.
+    /// True if the connection used the second candidate by the choice's grant.
     pub explored: bool,
     /// Name of the connecting thread in the kernel (`comm`).
     pub command: String,
     /// ID of the cgroup that the rule names; 0: none.
     pub cgroup: u64,
-    /// Owner of the application's socket.
+    /// User, group and mark of the application's socket.
     pub owner: SocketOwner,
 }
 
-/// The owner of a socket and its mark, by which firewalls match its packets.
+/// User, group and mark of a socket, by which firewalls match its packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketOwner {
     /// ID of the user that created the socket.
@@ -145,16 +146,17 @@ pub struct SocketOwner {
     pub mark: u32,
 }
 
-/// A connection that the broker makes to a local server. The address pair identifies the server's end of it.
+/// A connection that the broker makes to a local server. Both fields together identify the socket that the server
+/// accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guest {
-    /// The broker's address and port of this connection.
+    /// The broker's address and port in this connection.
     pub broker: SocketAddr,
     /// The server's port.
     pub server_port: u16,
 }
 
-/// The loaded programs. They act from [`attach`](Self::attach) on, until this is dropped.
+/// The loaded programs. They redirect connections from [`attach`](Self::attach) on, until this value is dropped.
 pub struct HookPrograms {
     /// Attached programs. They are detached in reverse order, so redirection ends before the programs that rewrite
     /// addresses are detached.
@@ -180,8 +182,8 @@ impl Drop for HookPrograms {
 }
 
 impl HookPrograms {
-    /// Loads the programs for connections of the calling thread's network namespace. `shared` holds the map of
-    /// choices between the broker and going directly, if choices are made.
+    /// Loads the programs for connections of the calling thread's network namespace. `shared` holds the maps of choices
+    /// between the broker and direct connections; `None` if no rule has a choice.
     ///
     /// # Errors
     /// The kernel refuses a program. Kernels before 5.14 cannot tell network namespaces apart.
@@ -189,7 +191,8 @@ impl HookPrograms {
         let mut open = embedded!("graft_hook.bpf.o").open()?;
         if let Some(shared) = shared {
             let refused = |what| move |source| millrace_kernel::Error::Write { what, source };
-            // Both objects use the same maps, so that connect() and the TCP programs follow one choice.
+            // Both BPF objects use the same maps, so that the programs at connect() and the TCP programs follow the
+            // same choices.
             open.map("choices")?.reuse_fd(shared.choices.as_fd()).map_err(refused("choices"))?;
             open.map("flows")?.reuse_fd(shared.flows.as_fd()).map_err(refused("flows"))?;
         }
@@ -209,8 +212,8 @@ impl HookPrograms {
         Ok(Self { links: Vec::new(), object, first_rule: 0, maps })
     }
 
-    /// Attaches the programs to a cgroup (version 2). They act on existing and later sockets of this cgroup and those
-    /// below it. Programs of others at the cgroup stay.
+    /// Attaches the programs to a cgroup (version 2). They act on existing and later sockets of this cgroup and the
+    /// cgroups below it. Programs that others attached to the cgroup stay attached.
     pub fn attach(&mut self, cgroup: &Path) -> Result<(), Error> {
         for program in PROGRAMS {
             self.links.push(CgroupAttachment::new(&self.object.program(program)?, cgroup)?);
@@ -218,13 +221,14 @@ impl HookPrograms {
         Ok(())
     }
 
-    /// Detaches the programs. Connections go directly, and applications see the kernel's addresses again.
+    /// Detaches the programs. New connections go directly, and applications see the kernel's addresses again.
     pub fn detach(&mut self) {
-        // A vector would drop its elements from the front; pop() detaches in reverse.
+        // Dropping a vector would detach the programs from the front; pop() detaches them in reverse order.
         while self.links.pop().is_some() {}
     }
 
-    /// Replaces the list of rules with one write. A connection that begins meanwhile follows the old or the new list.
+    /// Replaces the list of rules with one write. A connection that begins during the call follows the old or the new
+    /// list.
     pub fn set_rules(&mut self, rules: &[Lead]) -> Result<(), Error> {
         let first = first_rule_after(self.first_rule);
         write_rules(&mut self.object, first, rules)?;
@@ -232,19 +236,19 @@ impl HookPrograms {
         Ok(())
     }
 
-    /// Adds a peer with a broker, or changes its state. Connections to it are redirected while it is `warm`: a
-    /// carrier to it is ready. `near` is this host's address on the route to it.
+    /// Adds a peer with a broker, or changes whether it is `warm`. Connections to the peer are redirected only while it
+    /// is warm, which means that a carrier to it is ready. `near` is this host's address on the route to the peer.
     pub fn set_peer(&self, peer: IpAddr, near: IpAddr, warm: bool) -> Result<(), Error> {
         let value = intf::Peer { near: words(near), warm: u32::from(warm), pad: 0 };
         Ok(write(&self.maps.peers, "peers", &words(peer), value.as_bytes())?)
     }
 
-    /// Removes a peer. Does nothing if it is unknown.
+    /// Removes a peer. Does nothing if the peer was not added.
     pub fn forget_peer(&self, peer: IpAddr) -> Result<(), Error> {
         remove(&self.maps.peers, "peers", &words(peer))
     }
 
-    /// Lets connections to a server go directly for a time.
+    /// Lets connections to a server go directly for this time, instead of redirecting them.
     pub fn avoid(&self, server: SocketAddr, time: Duration) -> Result<(), Error> {
         Ok(write(&self.maps.avoided, "avoided", end(server).as_bytes(), clock::in_future(time).as_bytes())?)
     }
@@ -255,13 +259,13 @@ impl HookPrograms {
         Ok(write(&self.maps.own, "own", &descriptor, &1_u32.to_ne_bytes())?)
     }
 
-    /// Returns and removes the origin of a connection that the broker has accepted from `from`. `None`: the
-    /// connection was not redirected, but made to the broker itself.
+    /// Returns and removes the origin of a connection that the broker has accepted from the address `from`. `None`
+    /// means that the application connected to the broker's own port, and was not redirected.
     pub fn arrival(&self, from: SocketAddr) -> Result<Option<RedirectedConnection>, Error> {
         let from = end(from);
         let found = self.maps.arrivals.lookup(from.as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "arrivals", source })?;
-        // The entry is removed, since the port may be used by another connection later.
+        // The entry is removed, since another connection may use the same port later.
         remove(&self.maps.arrivals, "arrivals", from.as_bytes())?;
         let Some(led) = found.and_then(|value| intf::Led::from_bytes(&value)) else { return Ok(None) };
         let far = SocketAddr::new(address(led.far.address), led.far.port);
@@ -275,8 +279,8 @@ impl HookPrograms {
         Ok(Some(RedirectedConnection { far, near, choice, serial, explored, command, cgroup, owner }))
     }
 
-    /// Stores an origin again that [`arrival`](Self::arrival) has removed, since a connection from the same address
-    /// may arrive once more.
+    /// Stores an origin again that [`arrival`](Self::arrival) has removed. It is needed if the kernel will deliver the
+    /// same connection to the broker a second time.
     pub fn expect(&self, from: SocketAddr, arrival: &RedirectedConnection) -> Result<(), Error> {
         let led = intf::Led {
             far: end(arrival.far),
@@ -299,7 +303,8 @@ impl HookPrograms {
         Ok(write(&self.maps.guests, "guests", raw_guest(guest).as_bytes(), end(client).as_bytes())?)
     }
 
-    /// Removes the client address of a connection, so that the server's application sees the broker's address.
+    /// Removes the client address that was set for a connection. The server's application then sees the broker's
+    /// address.
     pub fn show_no_more(&self, guest: Guest) -> Result<(), Error> {
         remove(&self.maps.guests, "guests", raw_guest(guest).as_bytes())
     }
@@ -311,13 +316,13 @@ impl HookPrograms {
     }
 }
 
-/// Returns the index of the first rule of the next list, after a list that begins at `first`. The map has room for
-/// two lists, and the one in force is never written.
+/// Returns the index of the first rule of the next list, given that the list in force begins at `first`. The map has
+/// space for two lists, and the one in force is never written.
 pub(super) fn first_rule_after(first: usize) -> usize {
     if first == 0 { HOOK_RULES } else { 0 }
 }
 
-/// Writes a list of rules from index `first` on, and then puts it in force with one write.
+/// Writes a list of rules from index `first` on, and then switches to that list with one write.
 pub(super) fn write_rules(object: &mut LoadedObject, first: usize, rules: &[Lead]) -> Result<(), Error> {
     const WHAT: &str = "rules";
     if rules.len() > HOOK_RULES {

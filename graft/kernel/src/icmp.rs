@@ -16,10 +16,10 @@ use nix::sys::socket::{
 
 use crate::packet::WireProtocol;
 
-/// Bytes behind the IP header that an ICMP error repeats at least (RFC 792); they hold the ports.
+/// Bytes behind the IP header that every ICMP error repeats (RFC 792); the ports are in them.
 const REPEATED: usize = 8;
 
-/// A raw socket that receives ICMP errors about packets from one host to another, and no other packets.
+/// A raw socket that receives ICMP errors about packets from one host to another, but no data packets.
 #[derive(Debug)]
 pub struct IcmpErrors(OwnedFd);
 
@@ -34,19 +34,19 @@ pub struct Error {
     pub what: IcmpErrorKind,
 }
 
-/// The kind of an ICMP error.
+/// The kind of an ICMP error, as far as it concerns protocol 253.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IcmpErrorKind {
-    /// The packet was longer than the path's MTU.
+    /// The packet was longer than the MTU of the path.
     TooLong {
-        /// The path's MTU in bytes, IP header included; `None`: the error does not state it.
+        /// The MTU of the path in bytes, IP header included; `None`: the error does not state it.
         mtu: Option<u32>,
     },
-    /// The host has no receiver for IP protocol 253: no daemon runs there.
+    /// The peer's host has no receiver for IP protocol 253, so no daemon runs there.
     NoProtocol,
-    /// A firewall, on the path or at the host, rejected the packet.
+    /// A firewall on the path or at the peer rejected the packet.
     Prohibited,
-    /// There is no route, no such host, or another reason of "destination unreachable".
+    /// There is no route or no such host, or the error has another code of "destination unreachable".
     Unreachable,
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for IcmpErrorKind {
 }
 
 impl IcmpErrors {
-    /// Opens a socket for errors about packets from `local` to `remote`. Both are of the same address family.
+    /// Opens a socket for ICMP errors about packets from `local` to `remote`, two addresses of the same family.
     ///
     /// # Errors
     /// The process lacks CAP_NET_RAW, or there is no route to `remote` yet.
@@ -79,10 +79,10 @@ impl IcmpErrors {
         }
         // SAFETY: the descriptor was just opened, and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        // A raw socket would get a copy of each packet of the protocol. A filter that drops all of them leaves the
-        // error queue.
+        // A raw socket also receives a copy of each packet of the protocol. The filter drops these copies; ICMP errors
+        // still reach the error queue.
         drop_all(&socket)?;
-        // IP_FREEBIND: the interface may not have the address yet.
+        // IP_FREEBIND allows to bind before the interface has the address.
         match local {
             IpAddr::V4(_) => {
                 setsockopt(&socket, sockopt::IpFreebind, &true)?;
@@ -98,7 +98,7 @@ impl IcmpErrors {
         Ok(Self(socket))
     }
 
-    /// Returns the next error, without waiting; `None` if there is none.
+    /// Returns the next ICMP error without waiting; `None` if there is none.
     pub fn next(&self) -> io::Result<Option<Error>> {
         // The error queue returns the start of the packet that caused the error.
         let mut repeated = [0; REPEATED];
@@ -124,7 +124,7 @@ impl IcmpErrors {
                         let by = by.map(|by| IpAddr::V6(by.sin6_addr.s6_addr.into()));
                         parse_error(error).map(|what| (by, what))
                     }
-                    // Other control messages, such as time stamps.
+                    // Other control messages, such as time stamps, are skipped.
                     _ => continue,
                 };
             }
@@ -141,13 +141,13 @@ fn ports_of(repeated: &[u8]) -> Option<[u16; 2]> {
     Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
 }
 
-/// Returns the kind of an error; `None` if the error says nothing about the path.
+/// Returns the kind of an ICMP error; `None` if the error does not concern the path.
 fn parse_error(error: libc::sock_extended_err) -> Option<IcmpErrorKind> {
     let mtu = (error.ee_info > 0).then_some(error.ee_info);
     // Types and codes of RFC 792, 1191 and 1812, and of RFC 4443 for ICMPv6.
     Some(match (error.ee_origin, error.ee_type, error.ee_code) {
         (libc::SO_EE_ORIGIN_ICMP, 3, 4) | (libc::SO_EE_ORIGIN_ICMP6, 2, _) => IcmpErrorKind::TooLong { mtu },
-        // This host's kernel refused a packet, since it knows the path's MTU already.
+        // The kernel of this host refused a packet as too long, since it knows the path's MTU already.
         (libc::SO_EE_ORIGIN_LOCAL, ..) if error.ee_errno == libc::EMSGSIZE as u32 => {
             IcmpErrorKind::TooLong { mtu }
         }

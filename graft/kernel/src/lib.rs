@@ -49,7 +49,7 @@ pub const ABI: u32 = 1;
 /// Version of the interface that packet functions are written against (`bpf/graft_packet.h`).
 pub const PACKET_ABI: u32 = 3;
 
-/// The congestion controls that are compiled in: name and object file.
+/// The congestion controls that are compiled into this crate, by name and object file.
 pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("hybla", include_bytes!(concat!(env!("OUT_DIR"), "/graft_hybla.bpf.o"))),
     ("longhaul", include_bytes!(concat!(env!("OUT_DIR"), "/graft_longhaul.bpf.o"))),
@@ -57,7 +57,7 @@ pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
 ];
 
-/// Two versions of a packet function with different states, for tests that swap them.
+/// Two versions of a packet function with different states, for tests that replace one by the other.
 #[doc(hidden)]
 pub const TALLIES: [&[u8]; 2] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),
@@ -66,7 +66,7 @@ pub const TALLIES: [&[u8]; 2] = [
 
 macro_rules! functions {
     ($($name:literal),* $(,)?) => {
-        /// The packet functions that are compiled in: name and object file.
+        /// The packet functions that are compiled into this crate, by name and object file.
         pub const FUNCTIONS: &[(&str, &[u8])] =
             &[$(($name, include_bytes!(concat!(env!("OUT_DIR"), "/function_", $name, ".bpf.o")))),*];
     };

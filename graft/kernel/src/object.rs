@@ -20,7 +20,7 @@ pub(super) const CONFIG: &str = ".rodata.config";
 pub struct GraftParameter {
     /// The parameter's name.
     pub name: String,
-    /// The value that the object file was compiled with.
+    /// The value that was compiled into the object file.
     pub default: u64,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
@@ -35,7 +35,7 @@ pub struct GraftObject {
 }
 
 impl GraftObject {
-    /// Opens the object file of a congestion control and checks its form.
+    /// Opens the object file of a congestion control and checks what it contains.
     ///
     /// # Errors
     /// The object does not hold exactly one congestion control, or was not written against this ABI.
@@ -68,7 +68,7 @@ impl GraftObject {
         map.as_mut().and_then(|map| map.initial_value_mut()).map(|value| value.to_vec()).unwrap_or_default()
     }
 
-    /// Sets a parameter, in place of the value that the object file was compiled with.
+    /// Sets a parameter, in place of the value that was compiled into the object file.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), Error> {
         set(&mut self.open, &self.parameters, name, value)
     }
@@ -87,7 +87,7 @@ pub(super) fn offset_of(of: &Struct<'_>, member: &str) -> Option<usize> {
     }
 }
 
-/// Sets a parameter of an opened object, in place of the value that it was compiled with.
+/// Sets a parameter of an opened object, in place of the value that was compiled into it.
 pub(super) fn set(
     open: &mut OpenObject,
     parameters: &[GraftParameter],
@@ -97,7 +97,7 @@ pub(super) fn set(
     let found = parameters.iter().find(|parameter| parameter.name == name);
     let parameter = found.ok_or_else(|| Error::NoParameter(name.to_owned()))?;
     let bytes = value.to_le_bytes();
-    // BPF objects loaded here are little endian, so a shorter member has the low bytes first.
+    // The objects are little endian, so a parameter of fewer than 8 bytes is the low bytes of the value.
     let (low, high) = bytes.split_at(parameter.bytes);
     if high.iter().any(|byte| *byte != 0) {
         return Err(Error::Parameter { name: name.to_owned(), value, bytes: parameter.bytes });
@@ -112,7 +112,8 @@ pub(super) fn set(
 
 pub(super) fn open(image: &[u8]) -> Result<OpenObject, Error> {
     capture_log();
-    // libelf needs an aligned image. A slice from include_bytes! need not be aligned; the memory of a `Vec` is.
+    // libelf needs an aligned image. A slice from include_bytes! may be unaligned, while the memory of a `Vec` is
+    // aligned.
     let image = image.to_vec();
     ObjectBuilder::default().open_memory(&image).map_err(Error::Open)
 }
@@ -138,7 +139,8 @@ fn map<'a>(open: &'a mut OpenObject, name: &str) -> Option<OpenMapMut<'a>> {
     open.maps_mut().find(|map| map.name() == OsStr::new(name))
 }
 
-/// Checks that all programs are callbacks of one congestion control. The kernel would load any other program as well.
+/// Checks that all programs are callbacks of one congestion control, since the kernel would load any other program as
+/// well.
 fn check_programs(open: &OpenObject) -> Result<(), Error> {
     let controls = open.maps().filter(|map| map.map_type() == MapType::StructOps).count();
     if controls != 1 {
@@ -167,7 +169,7 @@ fn congestion_name(btf: &Btf<'_>, open: &mut OpenObject) -> Result<(String, u32)
     let bytes = value.and_then(|value| value.get(at..at + NAME_BYTES)).unwrap_or_default();
     let flags = flags_at.and_then(|at| value.and_then(|value| value.get(at..)?.first_chunk()));
     let flags = flags.map_or(0, |bytes| u32::from_ne_bytes(*bytes));
-    // A name without a terminating zero is too long, and counts as empty.
+    // A name without a terminating zero is too long for TCP, and is treated as empty, which is refused.
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
     let name = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
@@ -187,7 +189,7 @@ pub(super) fn parameters(btf: &Btf<'_>, open: &mut OpenObject) -> Result<Vec<Gra
         let variable: Var<'_> = btf
             .type_by_id(entry.ty)
             .ok_or_else(|| form("a variable in section .rodata.config has no type"))?;
-        // Parameters are found by their names, so there may be only one structure.
+        // Parameters are identified by their names only, so the section may have only one structure.
         if variable.name() != Some(OsStr::new("config")) {
             return Err(form("section .rodata.config may only have the variable `config`"));
         }
@@ -202,7 +204,7 @@ pub(super) fn parameters(btf: &Btf<'_>, open: &mut OpenObject) -> Result<Vec<Gra
     if let Some(values) = values {
         for parameter in &mut found {
             let bytes = values.get(parameter.offset..parameter.offset + parameter.bytes).unwrap_or_default();
-            // Little endian: the last byte is the highest.
+            // In little endian the last byte is the most significant one.
             parameter.default = bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
         }
     }

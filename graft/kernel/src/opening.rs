@@ -1,6 +1,6 @@
-//! Asks the host's firewall about a connection before the connection exists. The broker sends or injects a first
-//! packet (SYN), which passes netfilter as a real one would, and BPF programs end the packet behind netfilter. A
-//! packet that got that far shows that the firewall allows the connection.
+//! Tests whether the host's firewall allows a connection, before the connection exists. The broker sends or injects a
+//! SYN, which passes netfilter as that of a real connection would. BPF programs drop the SYN behind netfilter. A SYN
+//! that reaches them shows that the firewall allows the connection.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ use super::hook::{
 };
 use super::rule::remove;
 
-/// Verdicts on first packets behind the firewall, by name.
+/// The verdicts on test packets that netfilter accepted, by their names in status, metrics and documentation.
 pub const VERDICTS: [&str; 4] = ["out", "in", "elsewhere", "no-socket"];
 
 const IPV4_HEADER: usize = 20;
@@ -37,7 +37,7 @@ const LINK_ADDRESS: usize = 6;
 const SK_BUFF: usize = 192;
 const SK_BUFF_IFINDEX: usize = 40;
 
-/// The loaded programs, attached until this is dropped.
+/// The loaded programs, which stay attached until this value is dropped.
 pub struct OpeningPrograms {
     _lookup: Lookup,
     _egress: CgroupAttachment,
@@ -55,7 +55,7 @@ struct Lookup {
 
 impl Drop for Lookup {
     fn drop(&mut self) {
-        // An error means that the namespace was removed, and its links with it.
+        // Detaching fails only if the network namespace was removed, and its links with it.
         let _ = detach(self.link.as_fd());
     }
 }
@@ -80,25 +80,25 @@ impl OpeningPrograms {
         Ok(Self { _lookup: lookup, _egress: egress, object: Mutex::new(object), sent, due, ends })
     }
 
-    /// Makes this listening TCP socket the place where incoming first packets of one address family end. The socket
+    /// Assigns incoming test packets of one address family to this listening TCP socket, which drops them. The socket
     /// accepts no connection from now on.
     pub fn end_at(&self, socket: BorrowedFd<'_>, is_v6: bool) -> Result<(), Error> {
         let object = self.object.lock().unwrap_or_else(PoisonError::into_inner);
         let filter = object.program("opening_end")?.as_fd().as_raw_fd();
         set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &filter).map_err(Error::Descriptor)?;
-        // A sockmap takes a descriptor as a value of 8 bytes.
+        // A sockmap expects the socket's descriptor as a value of 8 bytes.
         let descriptor = (socket.as_raw_fd() as u64).to_ne_bytes();
         Ok(write(&self.ends, "ends", &u32::from(is_v6).to_ne_bytes(), &descriptor)?)
     }
 
-    /// Drops the packets that this socket sends, after netfilter's chain OUTPUT has let them pass, and notes them.
+    /// Makes the programs record and drop the packets that this socket sends and that netfilter's chain OUTPUT accepts.
     pub fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         let none = RawSent::default();
         Ok(write(&self.sent, "sent", &socket.as_raw_fd().to_ne_bytes(), none.as_bytes())?)
     }
 
-    /// Returns source and destination of the packet that a watched socket has sent, if the packet passed OUTPUT.
-    /// `None`: no packet has passed.
+    /// Returns source and destination of the packet that a watched socket sent. `None` means that no packet of the
+    /// socket passed netfilter's chain OUTPUT.
     pub fn passed_out(&self, socket: BorrowedFd<'_>) -> Result<Option<(SocketAddr, SocketAddr)>, Error> {
         let found = self.sent.lookup(&socket.as_raw_fd().to_ne_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "sent", source })?;
@@ -106,7 +106,8 @@ impl OpeningPrograms {
         Ok(sent.and_then(|sent| ends_of(&sent.head)))
     }
 
-    /// Expects an injected packet from `from` to `to` by this interface, until the returned guard is dropped.
+    /// Announces that a packet from `from` to `to` will be injected at this interface. The announcement ends when the
+    /// returned guard is dropped.
     pub fn expect(&self, from: SocketAddr, to: SocketAddr, interface: u32) -> Result<DuePacket<'_>, Error> {
         let key = RawEnds { from: end(from), to: end(to) };
         let due = RawDue { ifindex: interface, passed: 0 };
@@ -121,7 +122,7 @@ impl OpeningPrograms {
     pub fn inject(&self, from: &NextHop, packet: &[u8]) -> Result<(), Error> {
         let frame = frame(from, packet);
         let mut context = [0; SK_BUFF];
-        // The program redirects the packet to the ingress of skb->ifindex.
+        // The BPF program redirects the packet to the ingress of the interface in skb->ifindex.
         context[SK_BUFF_IFINDEX..SK_BUFF_IFINDEX + 4].copy_from_slice(&from.interface().to_ne_bytes());
         let input =
             ProgramInput { context_in: Some(&mut context), data_in: Some(&frame), ..ProgramInput::default() };
@@ -141,14 +142,14 @@ impl OpeningPrograms {
     }
 }
 
-/// An expected packet. Dropping this ends the expectation.
+/// An announced test packet. Dropping this value ends the announcement.
 pub struct DuePacket<'a> {
     openings: &'a OpeningPrograms,
     key: RawEnds,
 }
 
 impl DuePacket<'_> {
-    /// Returns whether netfilter's chain INPUT has let the packet pass.
+    /// Returns whether netfilter's chain INPUT has accepted the packet.
     pub fn has_passed(&self) -> Result<bool, Error> {
         let found = self.openings.due.lookup(self.key.as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "due", source })?;
@@ -158,13 +159,13 @@ impl DuePacket<'_> {
 
 impl Drop for DuePacket<'_> {
     fn drop(&mut self) {
-        // If the entry cannot be removed, it goes with the map when the programs are unloaded.
+        // If this fails, the entry remains until the programs are unloaded with their map.
         let _ = remove(&self.openings.due, "due", self.key.as_bytes());
     }
 }
 
-/// Returns an Ethernet frame from the next hop to this host with the packet. On interfaces without link addresses
-/// both are zero, and the kernel removes the header.
+/// Returns the packet in an Ethernet frame from the next hop to this host. On interfaces without link addresses both
+/// addresses are zero, and the kernel removes the Ethernet header.
 fn frame(from: &NextHop, packet: &[u8]) -> Vec<u8> {
     let whole = |address: Option<Vec<u8>>| {
         address.and_then(|it| <[u8; LINK_ADDRESS]>::try_from(it).ok()).unwrap_or_default()

@@ -3,10 +3,11 @@
 //!
 //! 1. [`PacketHooks::load`] loads the dispatcher, [`PacketHooks::add`] each [`OpenedFunction`], and [`PacketHooks::attach`] attaches
 //!    to interfaces.
-//! 2. [`PacketHooks::open`] opens a [`FunctionSession`] with a [`FunctionList`]. Both ends open the session with the same
-//!    key and list.
-//! 3. To replace the list without loss, both ends [`PacketHooks::accept`] the new list in the unused epoch, then
-//!    [`PacketHooks::switch`] to it, and [`PacketHooks::retire`] the old epoch when none of its packets is in flight any more.
+//! 2. [`PacketHooks::open`] opens a [`FunctionSession`] with a [`FunctionList`]. Both hosts open the session with the
+//!    same key and list.
+//! 3. To replace the list without loss, both hosts [`PacketHooks::accept`] the new list in the unused epoch, then
+//!    [`PacketHooks::switch`] to it, and [`PacketHooks::retire`] the old epoch when none of its packets is in flight
+//!    any more.
 //!
 //! Nothing is pinned: dropping [`PacketHooks`] or killing the process detaches everything.
 
@@ -57,21 +58,21 @@ use self::pairs::AddressPairs;
 use self::queue::PacketQueue;
 use super::Error;
 
-/// Most functions in a list.
+/// Most functions in a list of functions.
 pub const LIST_MAX: usize = intf::LIST;
 /// Most sessions that a dispatcher can be loaded for.
 pub const SESSIONS_MAX: u32 = 16_384;
 /// Bytes of the frame that is appended to each datagram of a session.
 pub const FRAME_BYTES: usize = 16;
 
-/// A hook at which functions run.
+/// A hook of the kernel at which packet functions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FunctionHook {
     /// TC egress: outgoing packets.
     Tx,
     /// XDP: incoming packets, before the kernel has a socket buffer.
     Rx,
-    /// TC ingress: incoming packets, where functions may change them and send others.
+    /// TC ingress: incoming packets, where functions may change packets and send others.
     Repair,
 }
 
@@ -108,37 +109,39 @@ impl FunctionHook {
 /// The addresses and ports of a session's datagrams, as this host sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionEnds {
-    /// This end's address and port.
+    /// This host's address and port.
     pub local: SocketAddr,
-    /// The other end's address and port.
+    /// The peer's address and port.
     pub remote: SocketAddr,
 }
 
 /// A list of functions, in the order in which they run at each hook.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FunctionList {
-    /// Names of the functions, as they were added.
+    /// Names of the functions, as given to [`PacketHooks::add`] or [`PacketHooks::add_as`].
     pub functions: Vec<String>,
-    /// Identifier of the list, which every frame contains. An end drops frames with another identifier as `stale`.
+    /// Identifier of the list, which every frame contains. A host drops frames with another identifier, counted as
+    /// `stale`.
     pub id: u16,
 }
 
-/// A session: datagrams that pass a list of functions. Both ends open it.
+/// A session: datagrams between two addresses and ports that are processed by a list of functions. Both hosts open it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionSession {
     /// Addresses and ports of the session's datagrams.
     pub ends: SessionEnds,
-    /// Key that authenticates frames (SipHash). Both ends need the same.
+    /// SipHash key that authenticates frames. Both hosts need the same key.
     pub key: [u8; 16],
-    /// The functions that the session's datagrams pass.
+    /// The functions that process the session's datagrams.
     pub list: FunctionList,
-    /// Time that the functions at one hook may take for a packet, ns; 0: no budget. Longer samples are counted.
+    /// Time that the functions at one hook may take for a packet, ns; 0: no budget. Timed packets that take longer are
+    /// counted.
     pub budget_ns: u32,
-    /// Protocol of the datagrams on the wire. Both ends need the same.
+    /// IP protocol of the datagrams on the wire. Both hosts need the same protocol.
     pub protocol: WireProtocol,
 }
 
-/// The number of an epoch, 0 or 1. Each epoch has a list; one is in use while the other is prepared.
+/// The number of an epoch, 0 or 1. Each epoch has a list of functions. One epoch is in use while the other is prepared.
 pub type ListEpoch = u8;
 
 struct FunctionSlots {
@@ -147,7 +150,7 @@ struct FunctionSlots {
 }
 
 impl FunctionSlots {
-    /// Returns whether a list with this function has to run at TC ingress.
+    /// Returns whether a list that contains this function has to run at TC ingress.
     fn needs_repair(&self) -> bool {
         self.loaded.programs.contains_key(&FunctionHook::Repair) && !self.loaded.only_recovered
     }
@@ -169,20 +172,20 @@ struct PacketInterface {
 ///
 /// # The states of a session
 ///
-/// A session has two epochs, each with a list. Outgoing packets use one epoch; incoming packets are accepted in each
-/// epoch that is *live*. [`Self::open`] begins with epoch 0, which is live. To replace the list, [`Self::accept`]
-/// makes the other epoch live, [`Self::switch`] sends in it, and [`Self::retire`] ends the old one. Neither end may
-/// switch before both have accepted.
+/// A session has two epochs, each with a list of functions. Outgoing packets use one epoch; incoming packets are
+/// accepted in each epoch that is *live*. [`Self::open`] begins with epoch 0, which is live. To replace the list,
+/// [`Self::accept`] makes the other epoch live, [`Self::switch`] makes outgoing packets use it, and [`Self::retire`]
+/// ends the old one. Neither host may switch before both have accepted.
 ///
 /// [`Self::hold`] stops outgoing packets only. [`Self::pause`] stops both directions and waits for running programs.
-/// [`Self::replace`] restarts the session with another list, and [`Self::resume`] lets packets out again. A sealed
-/// session passes no packet before it has keys: [`Self::install`] adds a key for incoming packets,
+/// [`Self::replace`] restarts the session with another list, and [`Self::resume`] sends outgoing packets again. A
+/// sealed session passes no packet before it has keys: [`Self::install`] adds a key for incoming packets,
 /// [`Self::seal_with`] selects one for outgoing packets, and [`Self::discard`] removes old ones. Each change is one
 /// write of one map entry, so a packet is handled by the state before or after it, never by a mix.
 pub struct PacketHooks {
     places: Vec<PacketInterface>,
     sessions: BTreeMap<SessionEnds, OpenSession>,
-    /// The ends of each session, by its index in the kernel's maps.
+    /// Addresses and ports of each session, by the session's index in the kernel's maps.
     by_index: Vec<Option<SessionEnds>>,
     free: BinaryHeap<Reverse<u32>>,
     room: SessionRoom,
@@ -196,13 +199,13 @@ pub struct PacketHooks {
     words: PacketQueue,
     ticks: PacketQueue,
     mark: u32,
-    /// Number of the latest start of any session. Each start or restart gets a new one.
+    /// Number of the latest start of any session. Each start or restart of a session increments it.
     births: u32,
     /// Programs that seal and open datagrams, loaded with the first sealed session.
     stages: Option<seal::Stages>,
-    /// A barrier that waits until running programs have returned. It is made when a session is first paused.
+    /// A barrier that waits until running BPF programs have returned. It is created when a session is first paused.
     barrier: Option<Barrier>,
-    /// Sessions whose sender was refused by a full window and may send again now.
+    /// Sessions to whose sender a full window has refused a packet, and that may send again now.
     room_for: Vec<SessionEnds>,
 }
 
@@ -216,12 +219,12 @@ impl PacketHooks {
         Self::load_for(SessionRoom::default())
     }
 
-    /// Loads the dispatcher for this number of sessions. The kernel allocates its maps now.
+    /// Loads the dispatcher for this number of sessions. The kernel allocates the memory of its maps at once.
     pub fn load_for(room: SessionRoom) -> Result<Self, Error> {
         let mut open = object().open()?;
         room.fit(open.object_mut())?;
-        // Packets that functions send carry this mark. It is random so that other marks on the host differ, and odd
-        // so that it is not 0.
+        // Packets that functions send have this mark. It is random, so that other programs' marks differ, and odd, so
+        // that it is not 0.
         let mark = random().map_err(Error::Descriptor)? | 1;
         let word_mark = word::word_mark(mark);
         let path_mark = path::mark(mark);
@@ -265,10 +268,10 @@ impl PacketHooks {
         })
     }
 
-    // --- Interfaces that the dispatcher is attached to ---
+    // --- Attaching the dispatcher to interfaces ---
 
-    /// Attaches the dispatcher to all three hooks of an interface, in the calling thread's network namespace. The XDP
-    /// hook is shared with the gate. Returns the XDP mode in use, which is never [`XdpMode::Auto`].
+    /// Attaches the dispatcher to all three hooks of an interface, in the calling thread's network namespace. The gate
+    /// may use the same XDP hook. Returns the XDP mode in use, which is never [`XdpMode::Auto`].
     pub fn attach(&mut self, ifindex: i32, mode: XdpMode) -> Result<XdpMode, Error> {
         let program = |name| self.object.program(name);
         let tx = program("packet_tx")?;
@@ -279,7 +282,7 @@ impl PacketHooks {
         ];
         let rx = program("packet_rx")?;
         let xdp = xdp::root::XdpTurn::new(&rx, xdp::root::RootProduct::Graft, ifindex, mode, |_| Ok(()))?;
-        // XdpMode::Auto was resolved when the program was attached.
+        // The attachment has already chosen native or generic mode in place of XdpMode::Auto.
         let mode = xdp.mode();
         self.places.push(PacketInterface { ifindex, xdp, tc });
         Ok(mode)
@@ -296,19 +299,19 @@ impl PacketHooks {
         self.places.retain(|place| place.ifindex != ifindex);
     }
 
-    /// Returns descriptors that keep the egress hook running. While some process holds them all, outgoing packets are
-    /// framed and sealed even if this process has ended. This covers the moment in which sockets are closed at exit;
-    /// failures are no longer reported.
+    /// Returns descriptors that keep the egress hook running. While some process holds all of them, outgoing packets
+    /// are framed and sealed, even if this process has ended. This covers the time in which the kernel closes a dying
+    /// process's sockets; errors are no longer reported then.
     pub fn egress(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let programs = ["programs_tx", "stages_tx"].into_iter().filter_map(|name| self.shared.get(name));
-        // tc[1] is the egress attachment of each interface.
+        // Index 1 is the egress attachment of each interface.
         let links = self.places.iter().filter_map(|place| place.tc[1].descriptor());
         programs.map(|map| map.as_fd()).chain(links)
     }
 
-    // --- Functions that lists can use ---
+    // --- Functions that lists can contain ---
 
-    /// Loads a function under its own name, so that lists can use it.
+    /// Loads a function under its own name, so that lists of functions can contain it.
     pub fn add(&mut self, function: OpenedFunction) -> Result<(), Error> {
         self.add_as(function.name().to_owned(), function)
     }
@@ -318,7 +321,7 @@ impl PacketHooks {
         self.add_version(name, function, None)
     }
 
-    /// Loads a version of a function that shares the state of sessions with the loaded function `alike`.
+    /// Loads a version of a function, which uses the same session states as the loaded function `alike`.
     pub fn add_version(
         &mut self,
         name: String,
@@ -346,7 +349,7 @@ impl PacketHooks {
         self.functions.contains_key(function)
     }
 
-    /// Unloads a function. Packets of lists that still name it pass with framing only, and are counted as
+    /// Unloads a function. Packets of lists that still contain it pass with framing only, and are counted as
     /// `no-function`.
     pub fn remove(&mut self, name: &str) -> Result<(), Error> {
         let slots = self.functions.remove(name).ok_or_else(|| Error::NoFunction(name.to_owned()))?;
@@ -360,7 +363,7 @@ impl PacketHooks {
         let is_free = |slot: &u8| self.functions.values().all(|other| other.slot != *slot);
         let have = self.functions.len() + 1;
         let room = intf::FUNCTIONS - 1;
-        // Slot 0 is the verdict, so functions begin at 1.
+        // Slot 0 is the hook's verdict, so functions use slots from 1 on.
         (1..=room as u8).find(is_free).ok_or(Error::Room { what: "functions", have, room })
     }
 
@@ -369,7 +372,7 @@ impl PacketHooks {
         Ok(write(&self.shared[name], name, &u32::from(slot).to_ne_bytes(), descriptor)?)
     }
 
-    // --- Sessions, and their states ---
+    // --- Sessions and their states ---
 
     /// Opens a session. From now on its outgoing datagrams get a frame, and incoming ones without a valid frame are
     /// dropped.
@@ -384,7 +387,7 @@ impl PacketHooks {
         }
         let have = self.sessions.len() + 1;
         let room = self.room.sessions as usize;
-        // The lowest free index is used, so that the first open sessions are those that may keep packets.
+        // The lowest free index is used, since only the sessions with the lowest indices may store packets.
         let Reverse(index) = *self.free.peek().ok_or(Error::Room { what: "sessions", have, room })?;
         let mut raw = intf::Session {
             index,
@@ -410,7 +413,7 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Makes the unused epoch live with another list. Returns that epoch.
+    /// Makes the unused epoch live with another list of functions. Returns that epoch.
     pub fn accept(&mut self, ends: &SessionEnds, list: &FunctionList) -> Result<ListEpoch, Error> {
         let encoded = self.encode(list)?;
         let epoch = self.find(ends)?.raw.epoch ^ 1;
@@ -422,9 +425,9 @@ impl PacketHooks {
         Ok(epoch)
     }
 
-    /// Converts a function's state of a session for another version of the function, for the parts at these hooks. It
-    /// has to be called before the first packet reaches the new version. Afterwards each version handles the packets
-    /// of its own epoch.
+    /// Converts the state that a session has in the function `from` to the layout of the function `to`, for these hooks
+    /// only. It has to be called before the first packet reaches the new version. Afterwards each version handles the
+    /// packets of its own epoch.
     pub fn migrate(
         &self,
         ends: &SessionEnds,
@@ -436,7 +439,7 @@ impl PacketHooks {
         self.function(to)?.migrate(session, self.function(from)?, hooks)
     }
 
-    /// Returns the bytes of a function's state of a session; `None` if the function has no state.
+    /// Returns the bytes of the state that a session has in a function; `None` if the function has no state.
     pub fn state(&self, ends: &SessionEnds, function: &str) -> Result<Option<Vec<u8>>, Error> {
         self.function(function)?.state(self.find(ends)?.raw.index)
     }
@@ -446,7 +449,7 @@ impl PacketHooks {
         Ok(&slots.loaded)
     }
 
-    /// Sends outgoing packets in this epoch from now on. Packets that arrive in the other epoch are still accepted.
+    /// Makes outgoing packets use this epoch from now on. Incoming packets of the other epoch are still accepted.
     pub fn switch(&mut self, ends: &SessionEnds, epoch: ListEpoch) -> Result<(), Error> {
         self.change(ends, |raw| raw.epoch = epoch & 1)
     }
@@ -456,7 +459,7 @@ impl PacketHooks {
         Ok(self.find(ends)?.raw.epoch)
     }
 
-    /// Stops accepting a session's packets of this epoch.
+    /// Stops accepting incoming packets of this epoch of a session.
     pub fn retire(&mut self, ends: &SessionEnds, epoch: ListEpoch) -> Result<(), Error> {
         self.change(ends, |raw| raw.live &= !(1 << (epoch & 1)))
     }
@@ -466,27 +469,28 @@ impl PacketHooks {
         self.change(ends, |raw| raw.key = halves(key))
     }
 
-    /// Drops a session's outgoing datagrams, counted as `paused`, until [`resume`](Self::resume). Incoming ones are
+    /// Drops a session's outgoing datagrams until [`resume`](Self::resume), counted as `paused`. Incoming datagrams are
     /// still accepted.
     pub fn hold(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         self.change(ends, |raw| raw.is_paused = 1)
     }
 
-    /// Changes a session's budget for the functions at each hook, ns. Samples above it are counted.
+    /// Changes the time budget of a session's functions at each hook, ns. Timed packets that take longer are counted.
     pub fn set_budget(&mut self, ends: &SessionEnds, budget_ns: u32) -> Result<(), Error> {
         self.change(ends, |raw| raw.budget_ns = budget_ns)
     }
 
-    /// Stops a session in both directions: incoming packets until [`replace`](Self::replace), outgoing ones until
-    /// [`resume`](Self::resume). When this returns, no program of this host handles one of its packets. Outgoing
-    /// packets are counted as `paused`.
+    /// Drops a session's packets in both directions: incoming ones until [`replace`](Self::replace), outgoing ones
+    /// until [`resume`](Self::resume). When this returns, no BPF program of this host still handles a packet of the
+    /// session. Outgoing packets are counted as `paused`.
     pub fn pause(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         self.make_pausable()?;
         self.change(ends, |raw| (raw.live, raw.is_paused) = (0, 1))?;
         Ok(self.barrier.as_ref().map_or(Ok(()), Barrier::wait_for_runs)?)
     }
 
-    /// Prepares [`pause`](Self::pause), which needs to wait for running programs. Fails on kernels that cannot do so.
+    /// Creates the barrier that [`pause`](Self::pause) needs to wait for running programs. Fails on kernels that cannot
+    /// wait for them.
     pub fn make_pausable(&mut self) -> Result<(), Error> {
         if self.barrier.is_none() {
             self.barrier = Some(Barrier::new(&mut self.object)?);
@@ -494,7 +498,7 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Lets outgoing packets of a paused session pass again.
+    /// Sends outgoing packets of a paused session again.
     pub fn resume(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         match self.find(ends)?.raw.is_paused {
             0 => Ok(()),
@@ -502,8 +506,8 @@ impl PacketHooks {
         }
     }
 
-    /// Restarts a session with another list: packet numbers and the functions' states begin again. Packets in flight
-    /// are dropped, counted as `stale` or `old`. Both ends call this with the same epoch.
+    /// Restarts a session with another list of functions: packet numbers and the functions' states begin again. Packets
+    /// in flight are dropped, counted as `stale` or `old`. Both hosts call this with the same epoch.
     pub fn replace(
         &mut self,
         ends: &SessionEnds,
@@ -513,7 +517,7 @@ impl PacketHooks {
         let encoded = self.encode(list)?;
         let index = self.find(ends)?.raw.index;
         let epoch = epoch & 1;
-        // No packet may come in while the state is reset.
+        // Incoming packets are dropped while the state is reset.
         self.change(ends, |raw| raw.live = 0)?;
         self.forget(index)?;
         self.change(ends, |raw| {
@@ -523,14 +527,15 @@ impl PacketHooks {
         })
     }
 
-    /// Closes a session. Its datagrams pass without frames from now on.
+    /// Closes a session. From now on datagrams between its addresses and ports pass without frames.
     pub fn close(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         let open =
             self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
         // From now on events about this index are no longer attributed to the session.
         self.by_index[open.raw.index as usize] = None;
         self.free.push(Reverse(open.raw.index));
-        // The clock stops first: a timer refers to the session's index, which the next session may get.
+        // The clock is stopped before the index is freed, since its timer would report events for the next session with
+        // this index.
         self.set_clock_of(open.raw.index, Duration::ZERO)?;
         self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
         self.end_sealed(open.raw.index);
@@ -545,8 +550,8 @@ impl PacketHooks {
         self.sessions.get(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })
     }
 
-    /// Changes a session's entry with one write. The kernel replaces the entry as a whole, so a packet sees the old
-    /// or the new one.
+    /// Changes a session's map entry with one write. The kernel replaces the entry as a whole, so each packet is
+    /// handled by the old or the new one.
     fn change(&mut self, ends: &SessionEnds, change: impl FnOnce(&mut intf::Session)) -> Result<(), Error> {
         let mut raw = self.find(ends)?.raw;
         change(&mut raw);
@@ -561,11 +566,11 @@ impl PacketHooks {
         Ok(write(&self.table, "sessions", key(ends)?.as_bytes(), raw.as_bytes())?)
     }
 
-    /// Resets a session's packet numbers and the functions' states. The new start number (`birth`) invalidates
-    /// packets that functions kept before.
+    /// Resets a session's packet numbers and the functions' states. The new start number (`birth`) invalidates packets
+    /// that functions stored before.
     fn forget(&mut self, index: u32) -> Result<(), Error> {
         self.births = self.births.wrapping_add(1);
-        // One write resets numbers and acknowledgements; packets kept before have another birth.
+        // One write resets packet numbers and acknowledgements. Packets stored before have another birth.
         let begun = intf::Shared { birth: self.births, ..Default::default() };
         write(&self.shared["shared"], "shared", &index.to_ne_bytes(), begun.as_bytes())?;
         self.functions.values().try_for_each(|slots| slots.loaded.forget(index))
@@ -583,8 +588,8 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Encodes a list for the kernel: for each hook one byte per function, the number of its program, the first
-    /// function in the lowest byte.
+    /// Encodes a list for the kernel. Each hook gets one byte per function, which is the function's slot; the first
+    /// function is in the lowest byte.
     fn encode(&self, list: &FunctionList) -> Result<[u64; intf::HOOKS], Error> {
         let have = list.functions.len();
         let room = LIST_MAX;
@@ -595,14 +600,14 @@ impl PacketHooks {
         let functions = list.functions.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let mut encoded = [0; intf::HOOKS];
         for (hook, encoded) in FunctionHook::ALL.into_iter().zip(&mut encoded) {
-            // TC ingress is left out if all its functions handle only packets that others recovered, and no function
-            // there recovers any.
+            // The list skips TC ingress if its functions there only handle recovered packets, and none of them recovers
+            // packets.
             if hook == FunctionHook::Repair && !functions.iter().any(|slots| slots.needs_repair()) {
                 continue;
             }
             let there = functions.iter().filter(|slots| slots.loaded.programs.contains_key(&hook));
             for (at, slots) in there.enumerate() {
-                // The kernel shifts the word by a byte for each function, and 0 ends the list.
+                // The BPF programs shift the word by one byte for each function, and 0 ends the list.
                 *encoded |= u64::from(slots.slot) << (8 * at);
             }
         }
@@ -629,7 +634,7 @@ fn random() -> std::io::Result<u32> {
 
 fn key(ends: &SessionEnds) -> Result<intf::Key, Error> {
     let SessionEnds { local, remote } = *ends;
-    // Both addresses of a datagram are of one family.
+    // Both addresses of a datagram have to be of one family.
     if local.is_ipv4() != remote.is_ipv4() {
         return Err(Error::Families { local, remote });
     }

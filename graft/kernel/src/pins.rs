@@ -53,7 +53,7 @@ impl PinDirectory {
         names
     }
 
-    /// Returns a descriptor of the link that is pinned under a name, if there is one. The pin stays.
+    /// Returns a descriptor of the link that is pinned under a name; `None` if there is none. The pin stays.
     pub fn open(&self, name: &str) -> Option<OwnedFd> {
         let path = CString::new(self.0.join(name).as_os_str().as_bytes()).ok()?;
         // SAFETY: the path outlives the call, which returns a new descriptor or an error.
@@ -79,8 +79,8 @@ impl PinDirectory {
     /// Detaches the link that is pinned under a name, and removes the pin. Does nothing if there is no such pin.
     pub fn end(&self, name: &str) {
         if let Some(link) = self.open(name) {
-            // Errors are harmless: the program of a removed cgroup is detached already, and congestion controls
-            // before Linux 6.11 end when their descriptor is closed.
+            // Errors are ignored. The program of a removed cgroup is detached already, and before Linux 6.11 a
+            // congestion control ends when its descriptor is closed.
             let _ = detach(&link);
         }
         self.remove(name);

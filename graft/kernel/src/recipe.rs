@@ -1,9 +1,9 @@
 //! A recipe: the instructions of a congestion control after libbpf has relocated them once.
 //!
-//! For each object that it loads, libbpf parses the kernel's BTF (7 MB on the measured host) and searches it for
-//! every structure that the object names. That takes five times as long as the verifier. The result depends neither
-//! on the values of parameters nor on time, since the kernel does not change while it runs. Therefore the relocated
-//! instructions are kept after the first load. Later loads take only system calls; the verifier checks the programs
+//! For each object that it loads, libbpf parses the kernel's BTF (7 MB on the measured host) and searches it for every
+//! structure that the object names. That takes five times as long as the verifier. The result depends neither on the
+//! values of parameters nor on time, since the kernel does not change while it runs. Therefore the relocated
+//! instructions are cached after the first load. Later loads take only system calls; the verifier checks the programs
 //! each time.
 
 #![allow(unsafe_code)]
@@ -27,9 +27,9 @@ use millrace_kernel::raw::{check, owned};
 use super::Error;
 use super::object::{CONFIG, GraftObject, offset_of};
 
-/// Most recipes that are kept. The oldest one is removed for a new one.
+/// Most recipes that are cached. A further recipe replaces the oldest one.
 const KEPT_MAX: usize = 32;
-/// The verifier's log level `BPF_LOG_STATS`, and the bytes for its log.
+/// The verifier's log level `BPF_LOG_STATS`, and the size of its log buffer in bytes.
 const LOG_STATISTICS: u32 = 4;
 const LOG_BYTES: usize = 4096;
 
@@ -42,17 +42,17 @@ const OF_KERNEL_TYPE: u8 = 3;
 const OF_FUNCTION: u8 = 4;
 const CALL_OF_KERNEL: u8 = 2;
 
-/// The recipe of one object. The object has no map except that of its parameters.
+/// The recipe of one object, which may have no map except that of its parameters.
 pub(super) struct Recipe {
     name: String,
-    /// Values of the parameters in the object file; empty if it has none.
+    /// Values of all parameters as compiled into the object file; empty if it has none.
     config: Vec<u8>,
     /// Offset and length in bytes of each parameter, by its name.
     parameters: HashMap<String, (usize, usize)>,
     programs: Vec<RecipeProgram>,
     flags: u32,
-    /// The object's BTF. The verifier needs it for programs of several functions; `None` if every program is one
-    /// function.
+    /// The object's BTF, which the verifier needs for programs of several functions; `None` if every program is a
+    /// single function.
     types: Option<OwnedFd>,
 }
 
@@ -61,7 +61,7 @@ struct RecipeProgram {
     instructions: Vec<bpf_insn>,
     /// Indices of the instructions that load the address of the parameter map.
     of_config: Vec<usize>,
-    /// Start and BTF type of each function of the program; empty if it is one function.
+    /// Start and BTF type of each function of the program; empty if the program is a single function.
     functions: Vec<bpf_func_info>,
     /// Index of the member of `struct tcp_congestion_ops` that this program implements.
     member: u32,
@@ -73,7 +73,7 @@ pub(super) struct RecipeParts {
     /// Value of the struct_ops map, which the kernel copies at registration. It refers to the programs by their
     /// descriptors.
     value: Vec<u8>,
-    /// The verifier's statistics, summed over all programs.
+    /// The verifier's statistics, summed over all programs of the recipe.
     pub verification: Verification,
     _programs: Vec<OwnedFd>,
     _config: Option<OwnedFd>,
@@ -82,9 +82,9 @@ pub(super) struct RecipeParts {
 /// The verifier's statistics for a graft.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Verification {
-    /// Time of the verifier. It includes the JIT compiler if a program has several functions.
+    /// Time that the verifier took. For a program of several functions it includes the JIT compiler.
     pub time: Duration,
-    /// Instructions that the verifier has processed; it may process one several times.
+    /// Instructions that the verifier has processed; an instruction counts each time it is processed.
     pub instructions: u64,
 }
 
@@ -100,7 +100,7 @@ struct CongestionOpsLayout {
 }
 
 impl CongestionOpsLayout {
-    /// Returns the layout, which is read once. `None` if the kernel's BTF lacks something that is needed.
+    /// Returns the layout, which is read only once. `None` if the kernel's BTF lacks a needed type or member.
     fn get() -> Option<&'static Self> {
         static KERNEL: OnceLock<Option<CongestionOpsLayout>> = OnceLock::new();
         KERNEL.get_or_init(Self::read).as_ref()
@@ -129,14 +129,14 @@ impl CongestionOpsLayout {
 static KEPT: Mutex<Vec<(Vec<u8>, Arc<Recipe>)>> = Mutex::new(Vec::new());
 
 impl Recipe {
-    /// Returns the recipe of an object, if the same image was loaded before.
+    /// Returns the cached recipe of an object; `None` if the same image was not loaded before.
     pub fn find_loaded(image: &[u8]) -> Option<Arc<Self>> {
         let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().find(|(known, _)| known == image).map(|(_, recipe)| recipe.clone())
     }
 
-    /// Makes a recipe of an object that libbpf has loaded, and keeps it. `None`: the object has maps or references
-    /// that a recipe cannot hold, so libbpf has to load it each time.
+    /// Makes a recipe of an object that libbpf has loaded, and caches it. `None` means that the object has maps or
+    /// references that a recipe cannot hold, so libbpf has to load it each time.
     pub fn keep(image: &[u8], loaded: &libbpf_rs::Object) -> Result<Option<Arc<Self>>, Error> {
         let mut opened = GraftObject::open(image)?;
         Ok(Self::from(image, &mut opened, loaded))
@@ -183,7 +183,7 @@ impl Recipe {
         &self.name
     }
 
-    /// Loads the programs with these values of parameters, and creates the map that registers them.
+    /// Loads the programs with these parameter values, and creates the struct_ops map by which they are registered.
     ///
     /// # Errors
     /// The kernel refuses a program or a map. Loading the object with libbpf reports the reason.
@@ -203,7 +203,7 @@ impl Recipe {
         put(kernel.flags_at, &self.flags.to_ne_bytes())?;
         for (program, fd) in self.programs.iter().zip(&programs) {
             let at = kernel.members.get(program.member as usize).ok_or(io::ErrorKind::Unsupported)?;
-            // The kernel replaces each descriptor by the address of the program's code.
+            // The kernel replaces each program's descriptor by the address of the program's code.
             put(*at, &(fd.as_raw_fd() as u64).to_ne_bytes())?;
         }
         let map = self.create_map(kernel)?;
@@ -243,7 +243,7 @@ impl Recipe {
                 0,
             )
         })?;
-        // SAFETY: the descriptor is open. After freezing, the verifier treats the values as constants.
+        // SAFETY: the descriptor is open. After freezing, the verifier treats the map's values as constants.
         check(unsafe { libbpf_sys::bpf_map_freeze(map.as_raw_fd()) })?;
         Ok(map)
     }
@@ -261,8 +261,8 @@ impl Recipe {
     }
 }
 
-/// Returns a BTF object with one integer type. The kernel demands a `btf_fd` when a map is created, but uses its own
-/// BTF for struct_ops.
+/// Loads a BTF object with one integer type. The kernel demands a `btf_fd` when a map is created, but uses its own BTF
+/// for struct_ops.
 fn some_types() -> io::Result<&'static OwnedFd> {
     static TYPES: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(known) = TYPES.get() {
@@ -296,8 +296,8 @@ fn create(
     unsafe { owned(libbpf_sys::bpf_map_create(kind, name.as_ptr(), 4, value_bytes, 1, options)) }
 }
 
-/// Returns the indices of the instructions that load the address of the parameter map. `None`: an instruction refers
-/// to something that a recipe cannot hold.
+/// Returns the indices of the instructions that load the address of the parameter map. `None` means that an instruction
+/// has a reference that a recipe cannot hold.
 fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usize>> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -311,13 +311,13 @@ fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usiz
             (CALL, CALL_OF_KERNEL) if instruction.off != 0 => return None,
             _ => {}
         }
-        // A 64-bit load takes two instructions; the second one holds the upper half of the constant.
+        // A 64-bit load takes two instructions; the second one holds the constant's upper half.
         at += if instruction.code == LOAD_64 { 2 } else { 1 };
     }
     Some(found)
 }
 
-/// Returns start and type of the functions of a program, if it has more than one.
+/// Returns start and BTF type of each function of a program that has more than one function.
 fn functions(program: &libbpf_rs::Program<'_>) -> Vec<bpf_func_info> {
     let raw = program.as_libbpf_object().as_ptr();
     // SAFETY: the borrow keeps the program's object open; libbpf's array has as many entries as its count says.
@@ -331,8 +331,8 @@ fn functions(program: &libbpf_rs::Program<'_>) -> Vec<bpf_func_info> {
     all.to_vec()
 }
 
-/// Returns the BTF of the object, as libbpf loaded it into the kernel. It stays there while a descriptor of it is
-/// open.
+/// Returns the object's BTF, as libbpf loaded it into the kernel. The BTF stays in the kernel while a descriptor of it
+/// is open.
 fn types(loaded: &libbpf_rs::Object) -> Option<OwnedFd> {
     // SAFETY: the borrow keeps the object open; its descriptor, if it has one, is cloned at once.
     unsafe {
@@ -371,8 +371,8 @@ impl RecipeProgram {
             options.func_info_cnt = self.functions.len() as u32;
             options.func_info_rec_size = size_of::<bpf_func_info>() as u32;
         }
-        // Congestion controls need a license compatible with the GPL. The kernel accepted this object's when libbpf
-        // loaded it.
+        // Congestion controls need a license that is compatible with the GPL. The kernel accepted the license of this
+        // object when libbpf loaded it.
         let license = c"GPL";
         // SAFETY: all pointers outlive the call, which returns a new descriptor or an error.
         let loaded = unsafe {
@@ -409,7 +409,7 @@ fn places(object: &GraftObject) -> HashMap<String, (usize, usize)> {
 }
 
 impl RecipeParts {
-    /// Registers the control with TCP. It stays registered until the returned link is closed.
+    /// Registers the congestion control with TCP. It stays registered until the returned link is closed.
     pub fn register(&self) -> io::Result<OwnedFd> {
         self.fill()?;
         // SAFETY: the call takes no pointers, and returns a new descriptor or an error.
@@ -423,7 +423,7 @@ impl RecipeParts {
         }
     }
 
-    /// Replaces the control that `link` has registered, in one system call.
+    /// Puts this control in place of the one that `link` has registered, in one system call.
     pub fn replace(&self, link: BorrowedFd<'_>) -> io::Result<()> {
         self.fill()?;
         // SAFETY: both descriptors are open; no pointers are passed.
@@ -432,7 +432,8 @@ impl RecipeParts {
         })
     }
 
-    /// Writes the map's value. The kernel makes a `struct tcp_congestion_ops` of it whose members call the programs.
+    /// Writes the value of the struct_ops map. The kernel builds a `struct tcp_congestion_ops` from it, whose members
+    /// call the programs.
     fn fill(&self) -> io::Result<()> {
         let key = 0_u32;
         // SAFETY: the value is as long as the map's, and both outlive the call.

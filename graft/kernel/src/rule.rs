@@ -1,4 +1,4 @@
-//! Rules: which TCP connections get which socket settings.
+//! Rules that select TCP connections and settings for their sockets.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
@@ -11,12 +11,12 @@ use super::{CallerRule, Error, intf};
 /// Most rules in a list.
 pub const RULES: usize = intf::RULES;
 
-/// The side of a connection that this host is.
+/// Whether this host is client or server of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleSide {
-    /// This host opens the connection: a rule's ports are the peer's.
+    /// This host opens the connection; a rule's ports are those of the peer.
     Client,
-    /// This host accepts the connection: a rule's ports are its own.
+    /// This host accepts the connection; a rule's ports are those of this host.
     Server,
 }
 
@@ -31,15 +31,15 @@ pub struct Settings {
     pub send_buffer: Option<i32>,
     /// Receive buffer in bytes (SO_RCVBUF); the kernel doubles it.
     pub receive_buffer: Option<i32>,
-    /// First congestion window in packets.
+    /// Initial congestion window in packets.
     pub window: Option<i32>,
 }
 
-/// A rule: it matches connections, and has settings for this host's sockets of them. The first rule of the list that
-/// matches applies.
+/// A rule that matches connections, and the settings for this host's sockets of these connections. The first rule of
+/// the list that matches applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpRule {
-    /// The side of the connection that this host has to be.
+    /// Whether this host has to be client or server of the connection.
     pub side: RuleSide,
     /// Addresses of the peers that the rule matches.
     pub peer: Prefix,
@@ -47,21 +47,21 @@ pub struct TcpRule {
     pub ports: RangeInclusive<u16>,
     /// Condition on the connecting process. It applies only if this host is the client.
     pub caller: CallerRule,
-    /// True if the rule applies only to peers that have agreed in TCP options.
+    /// True if the rule applies only to peers that have agreed to it in TCP options.
     pub agree: bool,
     /// If `agree` is set: true if the peer also needs a binding to this rule ([`Tcp::bind`](super::Tcp::bind)).
     pub bound: bool,
-    /// First bytes of the identity of the graft that this side would use; zero for the kernel's own control.
+    /// First bytes of the identity of the graft that this host would use; zero for a congestion control of the kernel.
     pub graft: [u8; 4],
-    /// Key of the rule in the map of choices ([`Tcp::choose`](super::Tcp::choose)). 0: no choice is made for its
-    /// connections, and they are not reported.
+    /// Key of the rule in the map of choices ([`Tcp::choose`](super::Tcp::choose)). 0: the rule has no choice, and its
+    /// connections are not reported.
     pub choice: u32,
     /// Settings for the sockets of matching connections.
     pub settings: Settings,
 }
 
 impl TcpRule {
-    /// Returns the rule as the BPF program reads it. `generation` is that of the list with the rule.
+    /// Returns the rule as the BPF program reads it. `generation` is the number of the list that contains the rule.
     pub(super) fn raw(&self, generation: u32) -> intf::Rule {
         let Settings { congestion, pacing, send_buffer, receive_buffer, window } = &self.settings;
         let bit = |is_set: bool, bit: u16| if is_set { bit } else { 0 };
@@ -100,7 +100,7 @@ impl TcpRule {
     }
 }
 
-/// Returns the prefix that covers all addresses of IPv6 and IPv4.
+/// Returns the prefix ::/0, which covers all addresses of IPv6 and IPv4.
 pub fn everybody() -> Prefix {
     Prefix::new(Ipv6Addr::UNSPECIFIED.into(), 0)
         .unwrap_or_else(|| unreachable!("a prefix of 0 bits is valid"))
@@ -113,7 +113,7 @@ pub fn covers(prefix: Prefix, address: IpAddr) -> bool {
     masked.eq(peer)
 }
 
-/// Returns a name as an array that ends with a zero byte. A longer name is cut off.
+/// Returns a name as an array that ends with a zero byte. A name that is too long is cut off.
 pub(super) fn name(text: &str) -> [u8; intf::NAME_BYTES] {
     let mut bytes = [0; intf::NAME_BYTES];
     let room = bytes.len() - 1;
@@ -135,7 +135,7 @@ pub(super) fn words(address: IpAddr) -> [u8; 16] {
 }
 
 pub(super) fn address(words: [u8; 16]) -> IpAddr {
-    // Mapped IPv4 addresses become IPv4 again.
+    // IPv4 addresses in mapped form are returned as IPv4.
     Ipv6Addr::from(words).to_canonical()
 }
 
@@ -146,7 +146,7 @@ pub(super) fn masked(prefix: Prefix) -> ([u8; 16], [u8; 16]) {
         IpAddr::V4(_) => 96 + u32::from(prefix.bits()),
         IpAddr::V6(_) => u32::from(prefix.bits()),
     };
-    // A prefix of 0 bits shifts by 128, which overflows u128.
+    // A prefix of 0 bits would need a shift by 128, which overflows u128.
     let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0).to_be_bytes();
     let mut peer = words(prefix.address());
     peer.iter_mut().zip(mask).for_each(|(byte, mask)| *byte &= mask);

@@ -34,13 +34,13 @@ pub struct SocketState {
     pub rttvar_us: u32,
     /// Congestion window, packets.
     pub cwnd_packets: u32,
-    /// Packets that the peer has received.
+    /// Number of packets that the peer has received.
     pub delivered_packets: u32,
-    /// Packets that TCP considered lost.
+    /// Number of packets that TCP considered lost.
     pub lost_packets: u32,
-    /// Packets by which delivery may be out of order before TCP assumes a loss; at least 3.
+    /// Packets that may arrive out of order before TCP assumes a loss; at least 3.
     pub reordering_packets: u32,
-    /// Payload bytes per second that the path delivered recently; `None` before the first sample.
+    /// Delivery rate of the path, in payload bytes per second; `None` before the first sample.
     pub delivery_rate: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ pub struct SocketChange {
     /// Selects the sockets to change. Listeners that match are changed as well, since accepted sockets inherit the
     /// settings.
     pub rule: TcpRule,
-    /// Congestion control that a socket must have now to be changed; `None`: any.
+    /// Congestion control that a socket must have at present to be changed; `None`: any.
     pub from: Option<String>,
 }
 
@@ -100,11 +100,11 @@ impl SocketPrograms {
 
     fn walk<T: Plain>(&self, program: &'static str) -> Result<Vec<T>, Error> {
         let walk = |source: libbpf_rs::Error| Error::Walk(std::io::Error::other(source.to_string()));
-        // Opening and reading the iterator runs the program once for each socket.
+        // The kernel runs the BPF program once for each socket while the iterator is read.
         let link = self.object.program(program)?.attach().map_err(walk)?;
         let mut bytes = Vec::new();
         Iter::new(&link).map_err(walk)?.read_to_end(&mut bytes).map_err(Error::Walk)?;
-        // The program writes whole records of one type.
+        // The BPF program writes whole records, all of one type.
         Ok(bytes.chunks_exact(size_of::<T>()).filter_map(T::from_bytes).collect())
     }
 }
@@ -143,7 +143,7 @@ impl SocketState {
     }
 }
 
-/// Returns the payload rate in bytes per second; `None` if the interval is 0.
+/// Returns the delivery rate in payload bytes per second; `None` if the interval is 0.
 fn rate(packets: u32, mss_bytes: u32, interval_us: u32) -> Option<u64> {
     (u64::from(packets) * u64::from(mss_bytes) * 1_000_000).checked_div(u64::from(interval_us))
 }

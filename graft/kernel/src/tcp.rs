@@ -1,5 +1,5 @@
-//! A program at the TCP sockets of a cgroup. It agrees with peers in TCP options, and changes settings of this host's
-//! sockets by rules.
+//! A BPF program at the TCP sockets of a cgroup. It agrees with peers in TCP options, and applies settings to this
+//! host's sockets by rules.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -17,10 +17,10 @@ use super::rule::{RULES, RuleSide, TcpRule, address, words};
 use super::told::{Choices, PathCandidates, SelectedEvent, SelectionMaps};
 use super::{Error, intf};
 
-/// Name of the map of rules, also in errors about it.
+/// Name of the map of rules, also used in errors about that map.
 const WHAT: &str = "rules";
-/// Programs and the names of their pins, in the order of attachment. Those at connect() store the calling process, so
-/// they are attached before the one that applies rules.
+/// Programs and the names of their pins, in the order of attachment. The programs at connect() store the calling
+/// process, so they are attached before the program that applies rules.
 const PROGRAMS: [(&str, &str); 3] =
     [("graft_connect4", "tcp-connect4"), ("graft_connect6", "tcp-connect6"), ("graft_tcp", "tcp")];
 
@@ -43,43 +43,45 @@ macro_rules! outcomes {
 }
 
 outcomes! {
-    /// Both sides use the rule.
+    /// Both hosts apply the rule.
     Agreed = "agreed",
     /// The rule has `agree = false`, so the peer was not asked.
     OneSided = "one-sided",
-    /// The peer did not answer: it has no daemon, no such rule or SYN cookies, or the path removes the TCP option.
+    /// The peer did not answer. It has no daemon, no matching rule, or SYN cookies in use, or a middlebox removes the
+    /// TCP option.
     Absent = "absent",
-    /// A peer that has agreed before did not answer: the path removes the TCP option now.
+    /// A peer that agreed to an earlier connection did not answer: a middlebox removes the TCP option now.
     Stripped = "stripped",
-    /// The peer uses another version of the agreement.
+    /// The peer uses another version of the TCP option.
     Refused = "refused",
     /// The peer's TCP option is malformed.
     Malformed = "malformed",
     /// The client did not offer an agreement, or did not receive this server's answer.
     Unconfirmed = "unconfirmed",
-    /// The other TCP options, such as those of MPTCP, left no room.
+    /// Other TCP options, such as those of MPTCP, left no space for this one.
     NoRoom = "no-room",
-    /// A SYN-ACK had a SYN cookie, which has no room for an answer.
+    /// The server sent a SYN cookie, so the SYN-ACK had no space for an answer.
     Cookies = "cookies",
-    /// A SYN-ACK had an answer. There are more of these than of `agreed` if SYNs come twice or from forged addresses.
+    /// The server sent an answer in a SYN-ACK. This happens more often than `agreed` if SYNs are repeated or have
+    /// forged addresses.
     Answered = "answered",
-    /// The congestion control of the rule does not exist, so the socket keeps its own.
+    /// The rule's congestion control does not exist, so the socket keeps its own.
     NoCongestion = "no-congestion",
-    /// The kernel has refused another setting of the rule.
+    /// The kernel refused another setting of the rule than its congestion control.
     NotSet = "not-set",
-    /// The SYN was sent again without the option: it was lost, or something on the path drops such SYNs.
+    /// The SYN was repeated without the option, because it was lost or a middlebox drops SYNs with the option.
     Resent = "resent",
     /// The option was not offered, because a SYN to this peer was `resent` in the last ten minutes.
     Withheld = "withheld",
-    /// There was no memory for the socket's state.
+    /// The kernel had no memory for the socket's state.
     NoMemory = "no-memory",
-    /// The rule has `agree = "bound"`, and no agreement with the peer is in force.
+    /// The rule has `agree = "bound"`, and the peer is not bound to it at present.
     Unbound = "unbound",
-    /// The outcome of a connection of a rule with `select` was lost, because the ring buffer was full.
+    /// The event about a connection of a rule with `select` was lost, because the ring buffer was full.
     Untold = "untold",
 }
 
-/// The latest outcome with a peer.
+/// The outcome of the latest connection with a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpPeer {
     /// The peer's address.
@@ -88,20 +90,20 @@ pub struct TcpPeer {
     pub time_ns: u64,
     /// Outcome of the latest connection.
     pub outcome: TcpOutcome,
-    /// Index of the rule that matched that connection, from 0.
+    /// Index (from 0) of the rule that matched the latest connection.
     pub rule: u32,
-    /// First bytes of the identity of the graft that the peer uses, if the peer sent it.
+    /// First bytes of the identity of the graft that the peer uses; `None` if the peer did not send it.
     pub graft: [u8; 4],
-    /// Connections with the peer that ended in an agreement.
+    /// Number of connections with the peer that ended in an agreement.
     pub agreed: u64,
 }
 
-/// How a connection with a peer began, if a rule matches it.
+/// How the handshake of a connection went, if a rule matches the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConnection {
     /// The peer's address.
     pub peer: IpAddr,
-    /// The side of the connection that this host is.
+    /// Whether this host is client or server of the connection.
     pub side: RuleSide,
     /// Sequence numbers of the first data bytes of client and server. They identify the connection at both ends.
     pub first: [u32; 2],
@@ -109,23 +111,25 @@ pub struct TcpConnection {
     pub port: u16,
     /// Time at which the connection was established, ns (`CLOCK_MONOTONIC`).
     pub time_ns: u64,
-    /// Outcome of the agreement with the peer.
+    /// Outcome of the negotiation with the peer.
     pub outcome: TcpOutcome,
-    /// True if this client sent an offer, or this server would have answered one.
+    /// True if this host is a client that sent an offer, or a server that answers offers.
     pub spoke: bool,
-    /// First bytes of the identity of the graft that this side would use.
+    /// First bytes of the identity of the graft that this host would use.
     pub own: [u8; 4],
-    /// First bytes of the identity that the peer sent.
+    /// First bytes of the identity of the graft that the peer sent.
     pub heard: [u8; 4],
 }
 
-/// The loaded programs. They act on sockets of a cgroup from [`attach`](Self::attach) on, until this is dropped.
+/// The loaded programs. They act on sockets of a cgroup from [`attach`](Self::attach) on, until this value is dropped.
 pub struct Tcp {
     links: Vec<CgroupAttachment>,
     object: LoadedObject,
-    /// Index of the first rule in force. The map has room for two lists, and the one in force is never written.
+    /// Index of the first rule of the list in force. The map has space for two lists, and the one in force is never
+    /// written.
     first_rule: usize,
-    /// True after a list was replaced: a program that was running then may still read the previous list.
+    /// True if a program may still be reading the previous list of rules, since the list was replaced while it was
+    /// running.
     is_replaced: bool,
     /// Number of the list of rules, which grows with each new list.
     generation: u32,
@@ -141,7 +145,7 @@ impl Tcp {
     }
 
     /// Attaches the programs to a cgroup (version 2). They act on sockets that are created in it or below it from now
-    /// on. Programs of others at the cgroup stay.
+    /// on. Programs that others attached to the cgroup stay attached.
     ///
     /// A server's settings are applied when it begins to listen. Servers that listen already are changed by
     /// [`SocketPrograms`](super::SocketPrograms).
@@ -152,44 +156,45 @@ impl Tcp {
         Ok(())
     }
 
-    /// Pins the programs, so that they outlive this process, with the rules in force.
+    /// Pins the programs together with the rules in force, so that they outlive this process.
     pub fn keep(&mut self, pins: &PinDirectory) -> Result<(), Error> {
         self.links.iter_mut().zip(PROGRAMS).try_for_each(|(link, (_, name))| link.pin(pins, name))
     }
 
-    /// Detaches the programs. Sockets keep the settings that they have.
+    /// Detaches the programs. Sockets keep the settings that were applied to them.
     pub fn detach(&mut self) {
         self.links.clear();
     }
 
     /// Replaces the list of rules with one write. Connections whose handshake has begun keep what they offered. All
-    /// bindings of peers end, since they refer to rules of the previous list.
+    /// bindings of peers end, since they refer to rules of the old list.
     pub fn set_rules(&mut self, rules: &[TcpRule]) -> Result<(), Error> {
         if rules.len() > RULES {
             return Err(Error::Rules { have: rules.len(), room: RULES });
         }
         let map = self.object.handle(WHAT)?;
-        // The new list goes to the half of the map that is not in force.
+        // The new list is written to the half of the map that is not in force.
         let first = if self.first_rule == 0 { RULES } else { 0 };
-        // The new list overwrites the list before the previous one. A program that started before the latest change
-        // may still read that, so wait until it has returned.
+        // The new list overwrites the one that was replaced last time. A program that started before then may still
+        // read it, so wait until such programs have returned.
         if self.is_replaced {
             self.wait_for_runs()?;
         }
         let generation = self.generation.wrapping_add(1);
-        // Rules with a condition on the process need its name, and events of connections with a choice contain it.
+        // The name of the process is needed for rules with a condition on it, and for events about connections with a
+        // choice.
         let asks = rules.iter().any(|rule| rule.choice > 0 || !rule.caller.is_anybody());
-        // The programs at connect() have to store processes before the list is in force: a connection begun now may
-        // meet the new list later.
+        // The programs at connect() have to store processes before the new list is in force, since connections that
+        // begin now may be matched against it.
         if asks {
             self.ask_who(true)?;
         }
-        // A rule without a side ends the list.
+        // A rule with side 0 ends the list.
         let raw = rules.iter().map(|rule| rule.raw(generation)).chain([intf::Rule::default()]).take(RULES);
         for (place, rule) in (first as u32..).zip(raw) {
             write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
         }
-        // One write puts the whole list in force.
+        // One write switches to the new list.
         write(&self.object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(first as u32).to_ne_bytes())?;
         if !asks {
             self.ask_who(false)?;
@@ -205,19 +210,20 @@ impl Tcp {
     }
 
     fn wait_for_runs(&mut self) -> Result<(), Error> {
-        // Updating a map in map makes the kernel wait for all running programs (synchronize_rcu). The map's content
-        // does not matter.
+        // Updating a map in a map makes the kernel wait for all running programs (synchronize_rcu). The content of the
+        // map does not matter.
         let nothing = self.object.handle("nothing")?;
         let inner = nothing.as_fd().as_raw_fd().to_ne_bytes();
         Ok(write(&self.object.handle("barrier")?, WHAT, &0_u32.to_ne_bytes(), &inner)?)
     }
 
-    /// Binds a peer for a time to rules that it has agreed on, given by their indices in the list in force.
+    /// Binds a peer for a time to rules that userspace has agreed on with it. The rules are given by their indices in
+    /// the list in force.
     pub fn bind(&mut self, peer: IpAddr, rules: &[usize], time: Duration) -> Result<(), Error> {
         let bits = rules.iter().filter(|at| **at < RULES).fold(0, |bits, at| bits | 1_u64 << at);
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let until_ns = clock::monotonic_ns().saturating_add(time_ns);
-        // The binding names the generation of the list, so it ends when the list is replaced.
+        // The binding contains the generation of the list, so it is invalid once the list is replaced.
         let bound = intf::Bound { until_ns, rules: bits, generation: self.generation, pad: 0 };
         write(&self.object.handle("bound")?, "bound", &words(peer), bound.as_bytes())?;
         Ok(())
@@ -234,13 +240,13 @@ impl Tcp {
         }
     }
 
-    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice).
-    /// An earlier grant that no connection has used expires.
+    /// Sets the choice for later connections with the peer that match a rule with this [`choice`](TcpRule::choice). A
+    /// grant of the earlier choice that no connection has used expires.
     pub fn choose(&self, peer: IpAddr, rule: u32, choice: &PathCandidates) -> Result<(), Error> {
         self.choices.set(peer, rule, choice)
     }
 
-    /// Removes the choice for a peer and a rule. Does nothing if there is none.
+    /// Removes the choice for a peer and a rule. Does nothing if none was set.
     pub fn choose_no_more(&self, peer: IpAddr, rule: u32) -> Result<(), Error> {
         self.choices.forget(peer, rule)
     }
@@ -250,7 +256,7 @@ impl Tcp {
         self.choices.clear()
     }
 
-    /// Returns whether the grant for a peer and a rule is still unused.
+    /// Returns whether no connection has used the grant of this peer and rule yet.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         self.choices.is_granted(peer, rule)
     }
@@ -261,7 +267,7 @@ impl Tcp {
         self.choices.take()
     }
 
-    /// Returns the maps of choices, for a [`HookPrograms`](super::hook::HookPrograms) that makes the same choices.
+    /// Returns the maps of choices, so that a [`HookPrograms`](super::hook::HookPrograms) can follow the same choices.
     pub fn share(&mut self) -> Result<SelectionMaps, Error> {
         Ok(SelectionMaps { choices: self.object.handle("choices")?, flows: self.object.handle("flows")? })
     }
@@ -272,19 +278,19 @@ impl Tcp {
         Ok(TcpOutcome::ALL.iter().copied().zip(counts).collect())
     }
 
-    /// Returns the peers of the latest connections, at most 4096.
+    /// Returns the latest outcome with each peer, for at most 4096 peers.
     pub fn peers(&mut self) -> Result<Vec<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let mut peers = Vec::new();
         for key in map.keys() {
-            // The entry may have been displaced since its key was read (LRU).
+            // The LRU map may have evicted the entry since its key was read.
             let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY) else { continue };
             peers.extend(peer(&key, &value));
         }
         Ok(peers)
     }
 
-    /// Returns the latest connections of all peers, at most 4096, the oldest first.
+    /// Returns records of the latest connections with all peers, at most 4096, the oldest first.
     pub fn connections(&mut self) -> Result<Vec<TcpConnection>, Error> {
         let map = self.object.handle("connections")?;
         let read = |source| millrace_kernel::Error::Read { what: "connections", source };
@@ -294,8 +300,8 @@ impl Tcp {
         Ok(connections)
     }
 
-    /// Returns the latest outcome with a peer. `None`: there was no connection yet, or newer peers displaced its
-    /// entry.
+    /// Returns the latest outcome with a peer. `None` means that there was no connection yet, or that newer peers
+    /// evicted the entry.
     pub fn peer(&mut self, address: IpAddr) -> Result<Option<TcpPeer>, Error> {
         let map = self.object.handle("peers")?;
         let key = words(address);

@@ -1,5 +1,5 @@
-//! The choices between congestion controls and the broker for each path, and the kernel's events about the
-//! connections of these paths.
+//! The model's choices between congestion controls and the broker for each path, and the kernel's events about the
+//! connections that follow them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -13,17 +13,17 @@ use super::rule::{RuleSide, address, name, remove, text, words};
 use super::sockets::SocketState;
 use super::{Error, intf, namespace};
 
-/// Most paths with a choice.
+/// Most paths for which a choice is stored.
 pub const CHOICES: usize = intf::CHOICES;
 
-/// The choice for the connections of a path: to a peer, by a rule.
+/// The choice for the connections of a path, which is given by a peer and a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathCandidates {
-    /// Serial number of the choice, which changes with each choice and is never 0. Events of connections repeat it.
+    /// Serial number of the choice, which is never 0 and differs for each choice. Events of connections contain it.
     pub serial: u32,
     /// The candidate that connections use.
     pub arm: CandidateChoice,
-    /// A second candidate, which exactly one connection uses, to learn about it.
+    /// A second candidate that exactly one connection uses, so that its performance is measured.
     pub grant: Option<CandidateChoice>,
 }
 
@@ -45,12 +45,12 @@ pub enum SelectedEventKind {
     Ended,
 }
 
-/// An event about a connection that goes directly to its server and matches a rule with a choice.
+/// An event about a direct connection, not redirected to the broker, that matches a rule with a choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SelectedEvent {
     /// The kind of the event.
     pub what: SelectedEventKind,
-    /// The side of the connection that this host is.
+    /// Whether this host is client or server of the connection.
     pub side: RuleSide,
     /// This host's address and port.
     pub local: SocketAddr,
@@ -65,13 +65,13 @@ pub struct SelectedEvent {
     pub time_ns: u64,
     /// [`TcpRule::choice`](super::TcpRule::choice) of the rule that the connection matches.
     pub rule: u32,
-    /// Serial number of the choice that the connection followed; 0: there was no choice yet.
+    /// Serial number of the choice that the connection followed; 0: no choice had been made yet.
     pub serial: u32,
-    /// True if the connection used the granted second candidate.
+    /// True if the connection used the second candidate by the choice's grant.
     pub explored: bool,
     /// Congestion control that was chosen for the connection; `None`: the socket's own.
     pub congestion: Option<String>,
-    /// Name of the connecting thread in the kernel; `None` if it is not known, as at a server.
+    /// Name of the connecting thread in the kernel; `None` if unknown, which is always so at a server.
     pub command: Option<String>,
     /// Time from the SYN to this event.
     pub duration: Duration,
@@ -79,17 +79,17 @@ pub struct SelectedEvent {
     pub sent: u64,
     /// Payload bytes that this host has received.
     pub received: u64,
-    /// Time in which data waited to be sent or acknowledged, in whole kernel ticks. `None` while the length of a tick
-    /// is not known.
+    /// Time in which data waited to be sent or acknowledged, with the resolution of a kernel tick. `None` while the
+    /// length of a tick is not known.
     pub busy: Option<Duration>,
-    /// Time from the SYN to the latest received data, in whole kernel ticks. `None` while the length of a tick is not
-    /// known, or if nothing was received.
+    /// Time from the SYN to the latest received data, with the resolution of a kernel tick. `None` while the length of
+    /// a tick is not known, or if nothing was received.
     pub heard: Option<Duration>,
     /// State of the socket at the time of the event.
     pub socket: SocketState,
 }
 
-/// Maps that the programs at TCP sockets and those at connect() share.
+/// Maps that the programs at TCP sockets share with those at connect().
 #[derive(Debug)]
 pub struct SelectionMaps {
     pub(super) choices: MapHandle,
@@ -105,7 +105,7 @@ pub(super) struct Choices {
 
 impl Choices {
     pub fn from_object(object: &mut LoadedObject) -> Result<Self, Error> {
-        // The events arrive in a ring buffer that the TCP programs write.
+        // The TCP programs write events to this ring buffer.
         let events = Events::open_ring(object, "told", intf::Told::from_bytes)?;
         let map = object.handle("choices")?;
         let namespace_cookie = namespace::cookie().map_err(Error::Descriptor)?;
@@ -123,19 +123,19 @@ impl Choices {
 
     pub fn clear(&self) -> Result<(), Error> {
         let keys: Vec<_> = self.map.keys().collect();
-        // Keys are collected first, since deleting while iterating may skip entries.
+        // Keys are collected first, since deleting entries during iteration may skip others.
         keys.iter().try_for_each(|key| remove(&self.map, "choices", key))
     }
 
-    /// Returns whether no connection has used the grant yet. A used grant is the only sign that a connection may use
-    /// the second candidate.
+    /// Returns whether no connection has used the grant yet. The BPF programs clear the grant when a connection uses
+    /// it.
     pub fn is_granted(&self, peer: IpAddr, rule: u32) -> Result<bool, Error> {
         let found = self.map.lookup(key(peer, rule).as_bytes(), MapFlags::ANY);
         let found = found.map_err(|source| millrace_kernel::Error::Read { what: "choices", source })?;
         Ok(found.and_then(|value| intf::Choice::from_bytes(&value)).is_some_and(|it| it.grant == 1))
     }
 
-    /// Returns the events since the last call.
+    /// Returns the events that arrived since the last call.
     pub fn take(&mut self) -> Result<Vec<SelectedEvent>, Error> {
         let come = self.events.take()?;
         let here = self.namespace_cookie;
@@ -166,7 +166,7 @@ fn raw(choice: &PathCandidates) -> intf::Choice {
 
 fn parse_event(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<SelectedEvent> {
     let duration = Duration::from_nanos(raw.duration_ns);
-    // The BPF program writes an empty name if there is none.
+    // An empty name means that the BPF program knew none.
     let congestion = Some(text(&raw.congestion)).filter(|name| !name.is_empty());
     let local = SocketAddr::new(address(raw.local), raw.local_port);
     let remote = SocketAddr::new(address(raw.remote), raw.remote_port);
@@ -191,7 +191,7 @@ fn parse_event(raw: &intf::Told, here: u64, tick: Option<Duration>) -> Option<Se
         duration,
         sent: raw.sent,
         received: raw.received,
-        // A connection cannot be busy for longer than it lasts; whole ticks may exceed that by one.
+        // A connection cannot be busy for longer than it exists, but rounding to ticks may exceed that by one tick.
         busy: tick.map(|tick| tick.saturating_mul(raw.busy_jiffies).min(duration)),
         heard: since_heard.filter(|_| raw.received > 0).map(|since| duration.saturating_sub(since)),
         socket: SocketState::from_parts([local, remote], raw.cookie, &raw.congestion, raw.sent, &raw.figures),
@@ -209,12 +209,12 @@ struct Ticks {
 impl Ticks {
     /// Ticks per second that Linux can be built with.
     const RATES: [u64; 4] = [100, 250, 300, 1000];
-    /// Nanoseconds between two readings that suffice to tell 250 from 300 ticks per second, with an error of one
-    /// tick.
+    /// Nanoseconds between two readings that suffice to distinguish 250 from 300 ticks per second, despite an error of
+    /// one tick.
     const ENOUGH_NS: u64 = 200_000_000;
 
     fn note(&mut self, jiffies: u64, time_ns: u64) -> Option<Duration> {
-        // The first event only starts the measurement of the tick.
+        // The first event only provides the first reading.
         let (first_jiffies, first_ns) = *self.first.get_or_insert((jiffies, time_ns));
         let ticks = jiffies.saturating_sub(first_jiffies);
         let ns = time_ns.saturating_sub(first_ns);

@@ -31,7 +31,7 @@
 extern "C" {
 #endif
 
-/* Version of this header. The soname changes whenever programs have to be compiled again. */
+/* Version of the library's ABI. The soname changes with it, whenever programs have to be compiled again. */
 #define MILLRACE_MESSAGES_ABI 0
 
 #define MILLRACE_MESSAGES_MESSAGE_MAX 1048576 /* bytes */
@@ -46,42 +46,43 @@ typedef enum millrace_messages_status {
 	MILLRACE_MESSAGES_INVALID = -1,	   /* an argument is null, not UTF-8 or out of range */
 	MILLRACE_MESSAGES_NO_DAEMON = -2,  /* no daemon answers on the socket */
 	MILLRACE_MESSAGES_REFUSED = -3,	   /* a daemon refused; millrace_messages_error() says why */
-	MILLRACE_MESSAGES_NOT_AGREED = -4, /* the ends have not agreed on the session yet */
+	MILLRACE_MESSAGES_NOT_AGREED = -4, /* both hosts have not agreed on the session yet */
 	MILLRACE_MESSAGES_AGAIN = -5,	   /* the call would have to wait; the session is nonblocking */
 	MILLRACE_MESSAGES_TIMED_OUT = -6,
 	MILLRACE_MESSAGES_TOO_LONG =
 		-7, /* the message is too long to send, or for the caller's buffer */
-	MILLRACE_MESSAGES_FINISHED =
-		-8, /* this end has finished; from recv: the other end has, and all has arrived */
+	/* this side has ended its direction; from recv: the other side has, and all its messages have arrived */
+	MILLRACE_MESSAGES_FINISHED = -8,
 	MILLRACE_MESSAGES_OVER = -9,	   /* the session is over */
-	MILLRACE_MESSAGES_FORKED = -10,	   /* the session belongs to the parent process */
+	MILLRACE_MESSAGES_FORKED = -10,	   /* this process is forked; the session belongs to its parent */
 	MILLRACE_MESSAGES_SYSTEM = -11,	   /* a socket call failed */
 	MILLRACE_MESSAGES_INTERNAL = -12,  /* the library has a fault */
-	MILLRACE_MESSAGES_INCOMPLETE = -13 /* a stream's other end has finished, but data is missing */
+	/* the other side has ended the stream, but data is missing */
+	MILLRACE_MESSAGES_INCOMPLETE = -13
 } millrace_messages_status;
 
-/* Bits of millrace_messages_qos.asked. */
+/* Bits of millrace_messages_qos.asked, which select the fields that apply. */
 #define MILLRACE_MESSAGES_MAX_DELAY	 1u
 #define MILLRACE_MESSAGES_MIN_THROUGHPUT 2u
 #define MILLRACE_MESSAGES_MAX_LOSS	 4u
-/* the daemons may change to another graft if this one violates the quality */
+/* the daemons may change to another graft if the present one does not provide the quality */
 #define MILLRACE_MESSAGES_ADAPT 8u
 
 typedef struct millrace_messages_qos {
-	uint32_t asked;	       /* MILLRACE_MESSAGES_* bits of the fields that count */
+	uint32_t asked;	       /* MILLRACE_MESSAGES_* bits of the fields that apply */
 	uint32_t max_delay_ms; /* longest delay in one direction */
 	double min_throughput_mbit;
 	double max_loss_percent;
 } millrace_messages_qos;
 
 typedef enum millrace_messages_event_kind {
-	MILLRACE_MESSAGES_EVENT_CHANGED = 1, /* text: the graft that both ends use now */
-	MILLRACE_MESSAGES_EVENT_REFUSED = 2, /* a renegotiation failed; text: why */
-	MILLRACE_MESSAGES_EVENT_VIOLATED =
-		3,			  /* the quality in text is not met; asked, measured: values */
-	MILLRACE_MESSAGES_EVENT_LOST = 4, /* messages: number of those given up */
-	MILLRACE_MESSAGES_EVENT_FINISHED = 5, /* the other end sends no more */
-	/* the session is over; text: why. Messages that have arrived can still be read */
+	MILLRACE_MESSAGES_EVENT_CHANGED = 1, /* both hosts use the graft named in `text` now */
+	MILLRACE_MESSAGES_EVENT_REFUSED = 2, /* a renegotiation failed; `text` has the reason */
+	/* the quality named in `text` is not met; `asked` and `measured` have its values */
+	MILLRACE_MESSAGES_EVENT_VIOLATED = 3,
+	MILLRACE_MESSAGES_EVENT_LOST = 4, /* messages were given up; `messages` is their number */
+	MILLRACE_MESSAGES_EVENT_FINISHED = 5, /* the other side sends no more messages */
+	/* the session is over; `text` has the reason. Messages that have arrived can still be read. */
 	MILLRACE_MESSAGES_EVENT_CLOSED = 6
 } millrace_messages_event_kind;
 
@@ -89,14 +90,14 @@ typedef struct millrace_messages_event {
 	int32_t kind;
 	uint32_t reserved;
 	uint64_t messages;
-	double asked; /* in ms, Mbit/s or per cent */
+	double asked; /* requested value, in ms, Mbit/s or per cent */
 	double measured;
 	char text[MILLRACE_MESSAGES_TEXT_MAX];
 } millrace_messages_event;
 
 typedef struct millrace_messages_agreed {
 	char graft[MILLRACE_MESSAGES_NAME_MAX];
-	char services[MILLRACE_MESSAGES_TEXT_MAX]; /* names, separated by spaces */
+	char services[MILLRACE_MESSAGES_TEXT_MAX]; /* names of the graft's services, separated by spaces */
 	uint8_t is_sealed;
 	uint8_t reserved[7];
 } millrace_messages_agreed;
@@ -111,20 +112,22 @@ const char *millrace_messages_error(void);
 
 /* --- A session --- */
 
-/* Creates a session with a peer of the daemon's settings, for a service of this name. `socket` is the path of the
- * daemon's socket; NULL stands for /run/millrace/messages.sock.
+/* Creates a session with the host `peer`, a name in the daemon's settings, for the service of this name.
+ * `socket` is the path of the daemon's socket; NULL stands for /run/millrace/messages.sock.
  */
 int millrace_messages_init(const char *socket, const char *peer, const char *service,
 			   millrace_messages_session **session);
 
-/* Asks for the session without waiting. `services` has names that spaces separate, or is NULL; `qos` may be NULL. */
+/* Requests the session from the daemon without waiting. `services` has names separated by spaces, or is NULL;
+ * `qos` may be NULL.
+ */
 int millrace_messages_negotiate(millrace_messages_session *session, const char *services,
 				const millrace_messages_qos *qos);
 
-/* Waits until both ends have agreed. A negative `timeout_ms` means no limit. */
+/* Waits until both hosts have agreed on the session. A negative `timeout_ms` means no limit. */
 int millrace_messages_validate(millrace_messages_session *session, int timeout_ms);
 
-/* Returns the terms that both ends have agreed on. */
+/* Returns the graft and services that both hosts have agreed on. */
 int millrace_messages_agreement(millrace_messages_session *session, millrace_messages_agreed *agreed);
 
 /* Sends a message of at most MILLRACE_MESSAGES_MESSAGE_MAX bytes. If the window is full, the call waits. In a
@@ -132,12 +135,12 @@ int millrace_messages_agreement(millrace_messages_session *session, millrace_mes
  */
 int millrace_messages_send(millrace_messages_session *session, const void *message, size_t bytes);
 
-/* Receives the next message. If the message has more bytes than `room`, it stays for the next call, and `bytes` is
- * its length.
+/* Receives the next message. If the message is longer than `room` bytes, it is not consumed, and `bytes` is
+ * set to its length.
  */
 int millrace_messages_recv(millrace_messages_session *session, void *message, size_t room, size_t *bytes);
 
-/* Write to the session and read from it as a stream of bytes, which both ends have to do. The graft needs reliability
+/* Write to the session and read from it as a stream of bytes, which both sides have to do. The graft needs reliability
  * and order: otherwise both calls return MILLRACE_MESSAGES_INVALID. `written` may be less than `bytes`, as with
  * write(2). At the end of the stream, `read` returns 0 bytes.
  */
@@ -145,22 +148,22 @@ int millrace_messages_write(millrace_messages_session *session, const void *from
 			    size_t *written);
 int millrace_messages_read(millrace_messages_session *session, void *to, size_t room, size_t *bytes);
 
-/* Asks for other services or another quality during the session. An event reports the result. */
+/* Requests other services or another quality during the session. An event reports the result. */
 int millrace_messages_renegotiate(millrace_messages_session *session, const char *services,
 				  const millrace_messages_qos *qos);
 
 /* Returns the next event of the session, or MILLRACE_MESSAGES_AGAIN if there is none. */
 int millrace_messages_next_event(millrace_messages_session *session, millrace_messages_event *event);
 
-/* Finishes this end, which sends no more. The other end may go on sending. */
+/* Ends this side of the session, which sends no more messages. The other side may continue to send. */
 int millrace_messages_finish(millrace_messages_session *session);
 
-/* Finishes this end, and closes and frees the session. NULL does nothing. */
+/* Ends this side of the session, then closes and frees the session. NULL does nothing. */
 int millrace_messages_close(millrace_messages_session *session);
 
-/* Returns a descriptor that is readable when a message or an event has arrived, or when it is time to try again. Then
- * call recv, next_event and send until they return MILLRACE_MESSAGES_AGAIN. The descriptor belongs to the session:
- * neither read it nor close it.
+/* Returns a descriptor that is readable when a message or an event has arrived, or when a call that returned
+ * MILLRACE_MESSAGES_AGAIN should be repeated. Then call recv, next_event and send until they return
+ * MILLRACE_MESSAGES_AGAIN. The descriptor belongs to the session: neither read it nor close it.
  */
 int millrace_messages_fd(const millrace_messages_session *session);
 
@@ -176,7 +179,7 @@ int millrace_messages_set_timeout(millrace_messages_session *session, int timeou
 int millrace_messages_listen(const char *socket, const char *peer, const char *service,
 			     millrace_messages_listener **listener);
 
-/* Accepts the next session, on which both ends have agreed already. */
+/* Accepts the next session that the peer has opened and both hosts have agreed on. */
 int millrace_messages_accept(millrace_messages_listener *listener, millrace_messages_session **session);
 
 int millrace_messages_listener_fd(const millrace_messages_listener *listener);

@@ -12,10 +12,10 @@ pub enum Error {
     NoDaemon { path: PathBuf, source: std::io::Error },
     #[error("{reason}")]
     Refused { why: SessionRefusal, reason: String },
-    /// No message is sent before both ends have agreed.
+    /// Both hosts have not agreed on the session yet, so no message can be sent.
     #[error("the other end has not agreed to the session yet: {0}")]
     NotAgreed(&'static str),
-    /// Returned only by a session that does not block.
+    /// The call would have to wait. Only a nonblocking session returns this.
     #[error("the call would have to wait, and the session is nonblocking")]
     WouldBlock,
     #[error("the call on the session timed out")]
@@ -28,7 +28,7 @@ pub enum Error {
     Over(String),
     #[error("graft {graft} has no {missing}, and a stream needs it: ask for reliability and order")]
     NotAStream { graft: String, missing: &'static str },
-    /// Returned only by a stream.
+    /// The other side has ended the stream, but data is missing. Only a stream returns this.
     #[error("the other end has finished, but some of its data has not arrived")]
     Incomplete,
     #[error("the session belongs to the process that opened it, and this is a forked child")]

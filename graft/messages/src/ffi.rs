@@ -1,7 +1,5 @@
-//! The C ABI. `include/millrace_messages.h` documents it.
-//!
-//! Callers keep the usual promises of C: pointers are null, or point to what the header says for the duration of the
-//! call, and strings end in a zero byte.
+//! The C ABI, which `include/millrace_messages.h` documents. Its safety conditions are those usual in C: each pointer
+//! is null, or points to what the header states while the call runs, and strings end in a zero byte.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +15,7 @@ use crate::{DEFAULT_SOCKET, Error, Listener, Preconnection, Qos, Received, Sessi
 
 const NAME_MAX: usize = 64;
 const TEXT_MAX: usize = 256;
-/// Limit of bytes that one call of `millrace_messages_read` returns.
+/// Most bytes that one call of `millrace_messages_read` returns.
 const READ_MAX: usize = 64 << 10;
 const MAX_DELAY: u32 = 1;
 const MIN_THROUGHPUT: u32 = 2;
@@ -27,9 +25,9 @@ const ADAPT: u32 = 8;
 /// The object behind a pointer to `millrace_messages_session`.
 pub struct FfiSession {
     session: Session,
-    /// A message that did not fit into the caller's buffer, and is returned by the next call.
+    /// A message that did not fit into the caller's buffer. The next call returns it.
     message: Option<Vec<u8>>,
-    /// The unread rest of a message, if the session is read as a stream.
+    /// The rest of a message that was read in part, if the session is read as a stream.
     rest: Rest,
 }
 
@@ -39,7 +37,7 @@ impl From<Session> for FfiSession {
     }
 }
 
-/// C layout of `millrace_messages_qos`.
+/// The struct `millrace_messages_qos` in C layout.
 #[repr(C)]
 pub struct AskedQos {
     asked: u32,
@@ -48,7 +46,7 @@ pub struct AskedQos {
     max_loss_percent: f64,
 }
 
-/// C layout of `millrace_messages_event`.
+/// The struct `millrace_messages_event` in C layout.
 #[repr(C)]
 pub struct ToldEvent {
     kind: i32,
@@ -59,7 +57,7 @@ pub struct ToldEvent {
     text: [c_char; TEXT_MAX],
 }
 
-/// C layout of `millrace_messages_agreed`.
+/// The struct `millrace_messages_agreed` in C layout.
 #[repr(C)]
 pub struct FfiAgreement {
     graft: [c_char; NAME_MAX],
@@ -87,7 +85,7 @@ enum Status {
     Incomplete = -13,
 }
 
-/// A status for the caller, and the text for `millrace_messages_error`.
+/// The status that a call returns, and the text that `millrace_messages_error` returns.
 struct MessagesFailure(Status, String);
 
 impl From<Error> for MessagesFailure {
@@ -121,24 +119,25 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs the work of a call. A failure or a panic becomes a status, and the text of this thread's latest error.
+/// Runs the body of a C function. A failure or a panic becomes a status, and its text becomes the latest error of this
+/// thread.
 fn call(work: impl FnOnce() -> Result<()>) -> c_int {
-    // A panic can leave the caller's session in an inconsistent state, and nothing else.
+    // A panic can only leave the caller's session inconsistent, since calls share no other state.
     let MessagesFailure(status, message) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return 0,
         Ok(Err(failure)) => failure,
         Err(_) => MessagesFailure(Status::Internal, "a fault of the library: it panicked".to_owned()),
     };
     let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    // The thread-local storage no longer exists while its thread ends.
+    // While a thread ends, its thread-local storage no longer exists; the text is then lost.
     let _ = LAST.try_with(|last| last.replace(message));
     status as c_int
 }
 
 /// # Safety
-/// `it` is null or points to a valid `T` that nothing else uses, for as long as the result is used.
+/// `it` is null or points to a valid `T`. Nothing else uses the `T` while the result is used.
 unsafe fn valid<'a, T>(it: *mut T, what: &str) -> Result<&'a mut T> {
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     unsafe { it.as_mut() }.ok_or_else(|| invalid(format!("{what} is null")))
 }
 
@@ -148,28 +147,28 @@ unsafe fn optional<'a>(text: *const c_char, what: &str) -> Result<Option<&'a str
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map(Some).map_err(|_| invalid(format!("{what} is not UTF-8")))
 }
 
 /// # Safety
-/// `text` is as for [`optional`].
+/// `text` is null or points to a string that ends in a zero byte, for as long as the result is used.
 unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     unsafe { optional(text, what)? }.ok_or_else(|| invalid(format!("{what} is null")))
 }
 
 /// Converts the path of the daemon's socket, and the names of the peer and the service.
 ///
 /// # Safety
-/// The strings are as for [`optional`].
+/// Each string is null or ends in a zero byte, for as long as the result is used.
 unsafe fn whom<'a>(
     socket: *const c_char,
     peer: *const c_char,
     service: *const c_char,
 ) -> Result<(&'a str, &'a str, &'a str)> {
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     unsafe {
         let socket = optional(socket, "socket")?.unwrap_or(DEFAULT_SOCKET);
         Ok((socket, string(peer, "peer")?, string(service, "service")?))
@@ -177,12 +176,12 @@ unsafe fn whom<'a>(
 }
 
 /// # Safety
-/// `to` is null or may be written to.
+/// `to` is null or valid for a write of a `T`.
 unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
     if to.is_null() {
         return Err(invalid(format!("{what} is null")));
     }
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -193,18 +192,18 @@ unsafe fn slice<'a>(from: *const c_void, bytes: usize, what: &str) -> Result<&'a
     match (from.is_null(), bytes) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(invalid(format!("{what} is null"))),
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         (false, _) => Ok(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }),
     }
 }
 
 /// # Safety
-/// `services` is as for [`optional`], and `qos` is null or points to an `AskedQos`.
+/// `services` is null or a string that ends in a zero byte, and `qos` is null or points to an `AskedQos`.
 unsafe fn want(services: *const c_char, qos: *const AskedQos) -> Result<Want> {
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     let services = unsafe { optional(services, "services")? }.unwrap_or_default();
     let services = services.split_whitespace().map(str::to_owned).collect();
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     let Some(qos) = (unsafe { qos.as_ref() }) else { return Ok(Want { services, ..Want::default() }) };
     let has = |bit: u32| qos.asked & bit != 0;
     let adapt = has(ADAPT);
@@ -229,12 +228,12 @@ pub extern "C" fn millrace_messages_version() -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn millrace_messages_error() -> *const c_char {
-    // The text stays valid until the next call of this thread replaces it.
+    // The text is valid until this thread's next call replaces it.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// # Safety
-/// The promises at the top of this module hold, and `session` may be written to.
+/// The safety conditions of C callers (see the top of this module) hold, and `session` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_init(
     socket: *const c_char,
@@ -243,19 +242,19 @@ pub unsafe extern "C" fn millrace_messages_init(
     session: *mut *mut FfiSession,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let (socket, peer, service) = unsafe { whom(socket, peer, service)? };
         if session.is_null() {
             return Err(invalid("session is null"));
         }
         let made = FfiSession::from(Session::new(Path::new(socket), peer, service)?);
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(session, Box::into_raw(Box::new(made)), "session") }
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_negotiate(
     session: *mut FfiSession,
@@ -263,18 +262,18 @@ pub unsafe extern "C" fn millrace_messages_negotiate(
     qos: *const AskedQos,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let (held, want) = unsafe { (valid(session, "session")?, want(services, qos)?) };
         Ok(held.session.negotiate(want)?)
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_validate(session: *mut FfiSession, timeout_ms: c_int) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         held.session.validate(patience(timeout_ms))?;
         Ok(())
@@ -282,14 +281,14 @@ pub unsafe extern "C" fn millrace_messages_validate(session: *mut FfiSession, ti
 }
 
 /// # Safety
-/// The promises at the top of this module hold, and `agreed` may be written to.
+/// The safety conditions of C callers (see the top of this module) hold, and `agreed` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_agreement(
     session: *mut FfiSession,
     agreed: *mut FfiAgreement,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         let opened = held.session.agreed()?;
         let found = FfiAgreement {
@@ -298,13 +297,14 @@ pub unsafe extern "C" fn millrace_messages_agreement(
             is_sealed: opened.is_sealed.into(),
             reserved: [0; 7],
         };
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(agreed, found, "agreed") }
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold, and `message` is null or points to this number of bytes.
+/// The safety conditions of C callers (see the top of this module) hold, and `message` is null or points to this number
+/// of bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_send(
     session: *mut FfiSession,
@@ -312,15 +312,15 @@ pub unsafe extern "C" fn millrace_messages_send(
     bytes: usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let (held, message) = unsafe { (valid(session, "session")?, slice(message, bytes, "message")?) };
         Ok(held.session.send(message)?)
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold. `message` is null or has room for this number of bytes, and `bytes`
-/// may be written to.
+/// The safety conditions of C callers (see the top of this module) hold. `message` is null or has room for this number
+/// of bytes, and `bytes` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_recv(
     session: *mut FfiSession,
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn millrace_messages_recv(
     bytes: *mut usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         if bytes.is_null() || (message.is_null() && room > 0) {
             return Err(invalid("message or bytes is null"));
@@ -346,7 +346,7 @@ pub unsafe extern "C" fn millrace_messages_recv(
                 }
             },
         };
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(bytes, got.len(), "bytes")? };
         if got.len() > room {
             let words = format!("the message has {} bytes, and there is room for {room}", got.len());
@@ -354,8 +354,8 @@ pub unsafe extern "C" fn millrace_messages_recv(
             return Err(MessagesFailure(Status::TooLong, words));
         }
         if !got.is_empty() {
-            // SAFETY: the caller promises room for `room` bytes, which are at least as many, in memory that the
-            // message does not overlap.
+            // SAFETY: the caller provides `room` bytes, and the message is no longer than that and not in the same
+            // memory.
             unsafe { std::ptr::copy_nonoverlapping(got.as_ptr(), message.cast::<u8>(), got.len()) };
         }
         Ok(())
@@ -363,8 +363,8 @@ pub unsafe extern "C" fn millrace_messages_recv(
 }
 
 /// # Safety
-/// The promises at the top of this module hold. `from` is null or points to this number of bytes, and `written` may
-/// be written to.
+/// The safety conditions of C callers (see the top of this module) hold. `from` is null or points to this number of
+/// bytes, and `written` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_write(
     session: *mut FfiSession,
@@ -373,20 +373,20 @@ pub unsafe extern "C" fn millrace_messages_write(
     written: *mut usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let (held, from) = unsafe { (valid(session, "session")?, slice(from, bytes, "from")?) };
         if written.is_null() {
             return Err(invalid("written is null"));
         }
         let taken = stream::write(&mut held.session, from)?;
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(written, taken, "written") }
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold. `to` is null or has room for this number of bytes, and `bytes` may be
-/// written to.
+/// The safety conditions of C callers (see the top of this module) hold. `to` is null or has room for this number of
+/// bytes, and `bytes` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_read(
     session: *mut FfiSession,
@@ -395,7 +395,7 @@ pub unsafe extern "C" fn millrace_messages_read(
     bytes: *mut usize,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         if bytes.is_null() || to.is_null() || room == 0 {
             return Err(invalid("to or bytes is null, or there is no room"));
@@ -403,15 +403,15 @@ pub unsafe extern "C" fn millrace_messages_read(
         // The caller's buffer may be uninitialized, so no reference to it is made and nothing reads it.
         let mut buffer = vec![0; room.min(READ_MAX)];
         let got = stream::read(&mut held.session, &mut held.rest, &mut buffer)?;
-        // SAFETY: the caller promises room for `room` bytes, and `got` is at most that.
+        // SAFETY: the caller provides `room` bytes, and `got` is at most `room`.
         unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), to.cast::<u8>(), got) };
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(bytes, got, "bytes") }
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_renegotiate(
     session: *mut FfiSession,
@@ -419,51 +419,51 @@ pub unsafe extern "C" fn millrace_messages_renegotiate(
     qos: *const AskedQos,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let (held, want) = unsafe { (valid(session, "session")?, want(services, qos)?) };
         Ok(held.session.renegotiate(want)?)
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold, and `event` may be written to.
+/// The safety conditions of C callers (see the top of this module) hold, and `event` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_next_event(
     session: *mut FfiSession,
     event: *mut ToldEvent,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         if event.is_null() {
             return Err(invalid("event is null"));
         }
         let found = held.session.event()?.ok_or(Error::WouldBlock)?;
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(event, ToldEvent::from_event(&found), "event") }
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_finish(session: *mut FfiSession) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         Ok(held.session.finish()?)
     })
 }
 
 /// # Safety
-/// `session` is null or came from this library, and is not used after this call.
+/// `session` is null or was returned by this library, and is not used after this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_close(session: *mut FfiSession) -> c_int {
     call(|| {
         if session.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { Box::from_raw(session) };
         match held.session.close() {
             Ok(()) | Err(Error::Refused { .. } | Error::Forked) => Ok(()),
@@ -473,23 +473,23 @@ pub unsafe extern "C" fn millrace_messages_close(session: *mut FfiSession) -> c_
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_fd(session: *const FfiSession) -> c_int {
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     let held = unsafe { session.as_ref() };
     held.map_or(Status::Invalid as c_int, |held| held.session.as_fd().as_raw_fd())
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_set_nonblocking(
     session: *mut FfiSession,
     nonblocking: c_int,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         held.session.set_nonblocking(nonblocking != 0);
         Ok(())
@@ -497,11 +497,11 @@ pub unsafe extern "C" fn millrace_messages_set_nonblocking(
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_set_timeout(session: *mut FfiSession, timeout_ms: c_int) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let held = unsafe { valid(session, "session")? };
         held.session.set_timeout(patience(timeout_ms));
         Ok(())
@@ -509,7 +509,7 @@ pub unsafe extern "C" fn millrace_messages_set_timeout(session: *mut FfiSession,
 }
 
 /// # Safety
-/// The promises at the top of this module hold, and `listener` may be written to.
+/// The safety conditions of C callers (see the top of this module) hold, and `listener` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_listen(
     socket: *const c_char,
@@ -518,54 +518,54 @@ pub unsafe extern "C" fn millrace_messages_listen(
     listener: *mut *mut Listener,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let (socket, peer, service) = unsafe { whom(socket, peer, service)? };
         if listener.is_null() {
             return Err(invalid("listener is null"));
         }
         let made = Preconnection::new(peer, service).socket(socket).listen()?;
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(listener, Box::into_raw(Box::new(made)), "listener") }
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold, and `session` may be written to.
+/// The safety conditions of C callers (see the top of this module) hold, and `session` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_accept(
     listener: *mut Listener,
     session: *mut *mut FfiSession,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let listener = unsafe { valid(listener, "listener")? };
         if session.is_null() {
             return Err(invalid("session is null"));
         }
         let held = FfiSession::from(listener.accept()?);
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         unsafe { give(session, Box::into_raw(Box::new(held)), "session") }
     })
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_listener_fd(listener: *const Listener) -> c_int {
-    // SAFETY: the caller keeps the promises of `# Safety`.
+    // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
     let listener = unsafe { listener.as_ref() };
     listener.map_or(Status::Invalid as c_int, |listener| listener.as_fd().as_raw_fd())
 }
 
 /// # Safety
-/// The promises at the top of this module hold.
+/// The safety conditions of C callers (see the top of this module) hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_listener_set_nonblocking(
     listener: *mut Listener,
     nonblocking: c_int,
 ) -> c_int {
     call(|| {
-        // SAFETY: the caller keeps the promises of `# Safety`.
+        // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
         let listener = unsafe { valid(listener, "listener")? };
         listener.set_nonblocking(nonblocking != 0);
         Ok(())
@@ -573,12 +573,12 @@ pub unsafe extern "C" fn millrace_messages_listener_set_nonblocking(
 }
 
 /// # Safety
-/// `listener` is null or came from this library, and is not used after this call.
+/// `listener` is null or was returned by this library, and is not used after this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_messages_listener_close(listener: *mut Listener) {
     call(|| {
         if !listener.is_null() {
-            // SAFETY: the caller keeps the promises of `# Safety`.
+            // SAFETY: the caller fulfils the conditions in this function's `# Safety`.
             drop(unsafe { Box::from_raw(listener) });
         }
         Ok(())
@@ -608,7 +608,7 @@ impl ToldEvent {
     }
 }
 
-/// Copies a text to an array, with a terminating zero byte. A text that is too long is cut off.
+/// Copies a text to an array, with a terminating zero byte. A text that is too long for the array is cut off.
 fn fixed<const MAX: usize>(text: &str) -> [c_char; MAX] {
     let mut fixed = [0; MAX];
     for (to, from) in fixed.iter_mut().take(MAX - 1).zip(text.bytes()) {

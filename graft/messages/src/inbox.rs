@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-/// Size of a buffer that any datagram of a session with its header fits into.
+/// Bytes of a buffer that holds the longest datagram of a session, header included.
 pub(crate) const DATAGRAM_MAX: usize = 2048;
 
 #[derive(Debug)]
@@ -24,10 +24,10 @@ impl SessionInbox {
     pub fn next(&self, buffer: &mut [u8; DATAGRAM_MAX]) -> Result<Option<usize>, Errno> {
         loop {
             match recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
-                // A read from a socket that was shut down returns no bytes.
+                // A shut-down socket returns 0 bytes, which is treated as no datagram.
                 Ok((_, 0)) | Err(Errno::AGAIN) => return Ok(None),
                 Ok((_, got)) => return Ok(Some(got)),
-                // These are ICMP errors about datagrams that were sent before, and say nothing about this call.
+                // The kernel reports ICMP errors about datagrams that were sent earlier; they do not affect receiving.
                 Err(Errno::INTR | Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
                     self.forget_errors();
                 }
@@ -36,7 +36,7 @@ impl SessionInbox {
         }
     }
 
-    /// Removes ICMP errors from the socket's error queue. Otherwise the socket would stay readable.
+    /// Removes ICMP errors from the socket's error queue, since poll() would otherwise report the socket for ever.
     fn forget_errors(&self) {
         let mut buffer = [0; DATAGRAM_MAX];
         while recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT | RecvFlags::ERRQUEUE).is_ok() {}

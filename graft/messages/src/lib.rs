@@ -1,6 +1,6 @@
-//! Sessions for applications, which ask for the services that they need. The daemons of both hosts agree on a graft
-//! that provides these services, and the application gets a socket without any privilege. In the terms of TAPS (RFC
-//! 9621, RFC 9622):
+//! Sessions for applications: an application requests the transport services that it needs. The daemons of both hosts
+//! agree on a graft that provides these services, and the application gets a socket without any privilege. In the terms
+//! of TAPS (RFC 9621, RFC 9622):
 //!
 //! ```no_run
 //! use millrace_messages::{Preconnection, Received};
@@ -21,9 +21,9 @@
 //! any event loop can use it. Messages pass between this process and the kernel on the session's own socket. The
 //! daemon opens the session and reports its events.
 //!
-//! **When the daemon ends**, the session is over, and nothing more is sent: the library checks its connection to the
-//! daemon before each datagram, and the daemon's keeper shuts the socket down itself. `docs/guide/messages.md` is the
-//! guide; the design is in `docs/notes/design/0022-messages.md`.
+//! **When the daemon ends**, the session is over, and nothing more is sent. The library checks its connection to the
+//! daemon before each datagram. In addition, the daemon's helper process (keeper) shuts the socket down.
+//! `docs/guide/messages.md` is the guide; the design is in `docs/notes/design/0022-messages.md`.
 #![deny(missing_docs)]
 
 mod error;
@@ -47,34 +47,34 @@ pub use stream::Stream;
 pub use want::{Qos, Want};
 pub use wire::{ChangeOrigin, OpenedSession, QualityViolation, SessionRefusal};
 
-/// Path of the daemon's socket, if the application gives no other one.
+/// Path of the daemon's socket, if the application sets no other path.
 pub const DEFAULT_SOCKET: &str = "/run/millrace/messages.sock";
 
 /// An event of a session. Messages are separate: see [`Session::receive`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum SessionEvent {
-    /// Both ends use another graft now.
+    /// Both hosts have changed to another graft.
     Changed {
-        /// Name of the graft.
+        /// Name of the new graft.
         graft: String,
-        /// Services of the graft.
+        /// Services of the new graft.
         services: Vec<String>,
-        /// The side that has asked for the change.
+        /// Originator of the change: the application, the daemon, or the other host.
         by: ChangeOrigin,
     },
-    /// A renegotiation failed, and the session stays as it was.
+    /// A renegotiation failed, and the session continues unchanged.
     Refused {
-        /// The kind of reason.
+        /// The kind of reason, for programs.
         why: SessionRefusal,
         /// The reason, as text for people.
         reason: String,
     },
-    /// The session does not have the requested quality.
+    /// The measured quality of the session is worse than requested.
     Violated(QualityViolation),
-    /// Number of messages that were given up, since their parts or the messages before them did not arrive, after the
-    /// previous such event.
+    /// Number of messages given up since the previous such event, because parts of them or earlier messages did not
+    /// arrive.
     Lost(u64),
-    /// The other end sends no more.
+    /// The other side of the session has ended and sends no more messages.
     Finished,
     /// The session is over.
     Closed {

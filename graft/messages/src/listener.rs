@@ -1,4 +1,4 @@
-//! Listeners for sessions that the other end opens.
+//! Listeners for sessions that the other host opens.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::waiting::wait;
 use crate::wire::{BrokerReply, BrokerRequest};
 use crate::{Error, Session};
 
-/// A listener for sessions of a service, until it is dropped. It is pollable.
+/// A listener for sessions of one service. It listens until it is dropped, and event loops can poll it.
 ///
 /// ```no_run
 /// use millrace_messages::{Preconnection, Received};
@@ -46,7 +46,7 @@ impl Listener {
         }
     }
 
-    /// Accepts the next session, on which both ends have agreed already.
+    /// Accepts the next session that the peer has opened and both hosts have agreed on.
     ///
     /// # Errors
     /// `WouldBlock` if no session waits and the listener is nonblocking. `Over` if the daemon has ended.

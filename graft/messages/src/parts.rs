@@ -1,9 +1,9 @@
 //! Converts messages of applications to datagrams. A message that is too long for one datagram is sent in parts,
-//! which the other end joins.
+//! which the receiver joins.
 //!
-//! Incomplete messages are bounded in number and in bytes: a new one displaces the oldest, which is counted. A part
-//! may arrive twice: if the queue behind the graft's hooks drops a part, the sender gets an error and sends it again,
-//! and the graft retransmits the first one, too.
+//! Incomplete messages are bounded in number and in bytes: beyond the bound the oldest one is given up and counted. A
+//! part may arrive twice. If the interface's queue drops a part, the send call fails, so the library sends the part
+//! again; but the graft retransmits the dropped packet, too.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -20,16 +20,16 @@ pub const HEADER_BYTES: usize = 10;
 pub const MESSAGE_MAX: usize = 1 << 20;
 /// Largest number of incomplete messages.
 pub const INCOMPLETE_MAX: usize = 64;
-/// Limit in bytes of the parts of incomplete messages, and of the tables that hold these parts.
+/// Most bytes of memory for the parts of incomplete messages, and for the tables that hold these parts.
 pub const INCOMPLETE_BYTES: usize = 4 << 20;
 
-/// Number of the latest messages that are remembered. A message further behind the newest cannot arrive any more:
-/// datagrams that are 1024 behind are dropped, and each datagram belongs to one message.
+/// Number of latest messages whose state is remembered. A message further behind the newest cannot arrive, since
+/// packets that are 1024 behind are dropped and each packet belongs to one message.
 const SEEN: u32 = 2048;
 
 const PART: u8 = 1;
 const END: u8 = 2;
-/// Size of a part's entry in the table of its message, in bytes.
+/// Bytes of memory for a part's entry in the table of its message.
 const PLACE_BYTES: usize = size_of::<Option<Box<[u8]>>>();
 
 /// A datagram of a session.
@@ -42,9 +42,9 @@ const PLACE_BYTES: usize = size_of::<Option<Box<[u8]>>>();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageDatagram<'a> {
-    /// A message, or a part of one.
+    /// A whole message, or a part of one.
     Part(MessagePart<'a>),
-    /// The end of a session's messages, with their number modulo 2^32.
+    /// States that the sender sends no more messages, and how many it has sent, modulo 2^32.
     End(u32),
 }
 
@@ -57,14 +57,14 @@ pub struct MessagePart<'a> {
     pub part: u16,
     /// Number of parts of the message, at least 1.
     pub parts: u16,
-    /// True if the message has to wait for the messages before it.
+    /// True if the receiver returns the message only after all earlier messages.
     pub in_order: bool,
     /// The part's bytes. Only a message of one part may be empty.
     pub bytes: &'a [u8],
 }
 
 impl<'a> MessageDatagram<'a> {
-    /// Parses a datagram, or returns `None` if it is invalid.
+    /// Parses a datagram; returns `None` if it is not a valid one.
     pub fn read(datagram: &'a [u8]) -> Option<Self> {
         let (header, bytes) = datagram.split_first_chunk::<HEADER_BYTES>()?;
         let [kind, in_order @ 0..=1, p0, p1, n0, n1, m0, m1, m2, m3] = *header else { return None };
@@ -99,8 +99,8 @@ impl<'a> MessageDatagram<'a> {
     }
 }
 
-/// Returns the number of parts of a message if a datagram has `datagram_bytes`. `None` if the parts cannot be
-/// numbered, or a datagram has no room for any byte.
+/// Returns the number of parts of a message if a datagram has `datagram_bytes`. `None` if there are too many parts to
+/// number, or if a datagram is too small for any byte.
 pub fn parts_of(message_bytes: usize, datagram_bytes: usize) -> Option<u16> {
     let room = datagram_bytes.checked_sub(HEADER_BYTES).filter(|room| *room > 0)?;
     if message_bytes > MESSAGE_MAX {
@@ -109,7 +109,7 @@ pub fn parts_of(message_bytes: usize, datagram_bytes: usize) -> Option<u16> {
     u16::try_from(message_bytes.div_ceil(room).max(1)).ok()
 }
 
-/// Returns one part of a message, with the numbering of [`parts_of`].
+/// Returns the part with this number of a message, cut as [`parts_of`] counts.
 pub fn part(message: u32, bytes: &[u8], datagram_bytes: usize, part: u16) -> Option<MessagePart<'_>> {
     let parts = parts_of(bytes.len(), datagram_bytes)?;
     let room = datagram_bytes - HEADER_BYTES;
@@ -128,15 +128,15 @@ pub struct Assembly {
     seen: SeenMessages,
 }
 
-/// Remembers which of the latest messages are complete or given up, with a bit for each.
+/// Remembers by one bit each which of the latest messages are complete or given up.
 #[derive(Debug)]
 struct SeenMessages {
-    /// Number after that of the newest message.
+    /// One more than the number of the newest message.
     next: u32,
     done: [u64; SEEN as usize / 64],
 }
 
-/// A message that has not arrived completely.
+/// A message that lacks some parts.
 #[derive(Debug)]
 struct IncompleteMessage {
     message: u32,
@@ -158,7 +158,7 @@ impl Assembly {
         let at = self.place(&part)?;
         let found = self.incomplete.get_mut(at)?;
         let place = found.parts.get_mut(usize::from(part.part))?;
-        // A duplicate of a part changes nothing.
+        // A part that arrives twice is ignored.
         if place.is_some() {
             return None;
         }
@@ -175,22 +175,22 @@ impl Assembly {
         None
     }
 
-    /// Returns the number of messages that were dropped although a part of them had arrived.
+    /// Returns how many messages were given up although a part of them had arrived.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
 
-    /// Drops all incomplete messages, since no more parts will arrive.
+    /// Gives up all incomplete messages, since no more parts will arrive.
     pub fn end(&mut self) {
         while !self.incomplete.is_empty() {
             self.drop_at(0);
         }
     }
 
-    /// Returns the index of the message that the part belongs to. A message that is new is added.
+    /// Returns the index of the incomplete message that the part belongs to. The message is added if it is new.
     fn place(&mut self, part: &MessagePart<'_>) -> Option<usize> {
         if let Some(at) = self.incomplete.iter().position(|known| known.message == part.message) {
-            // The parts of one message must agree on the number of parts, or the message is not valid.
+            // If two parts of a message state different numbers of parts, the message is given up.
             let is_alike =
                 self.incomplete.get(at).is_some_and(|known| known.parts.len() == usize::from(part.parts));
             if !is_alike {
@@ -204,7 +204,7 @@ impl Assembly {
         let missing = parts.len();
         self.incomplete.push_back(IncompleteMessage { message: part.message, parts, missing, bytes: 0 });
         self.make_room();
-        // A single message never exceeds the limits, so it is still the last one.
+        // A single message never exceeds the limits, so the one that was added is still the last of the queue.
         self.incomplete.len().checked_sub(1)
     }
 
@@ -248,7 +248,7 @@ impl SeenMessages {
 
     /// Returns whether a message is complete, given up, or too far behind the newest.
     fn is_done(&self, message: u32) -> bool {
-        // Numbers wrap around, so the sign of the difference says which message is newer.
+        // Numbers wrap around, so the sign of the difference tells which of two messages is newer.
         let ahead = message.wrapping_sub(self.next);
         if ahead.cast_signed() >= 0 {
             return false;
@@ -260,7 +260,7 @@ impl SeenMessages {
     fn note(&mut self, message: u32) {
         let ahead = message.wrapping_sub(self.next);
         if ahead.cast_signed() >= 0 {
-            // Messages that were skipped have not arrived yet, so their bits are cleared.
+            // Messages between the previous newest one and this one have not arrived yet, so their bits are cleared.
             for passed in 0..=ahead.min(SEEN - 1) {
                 self.set(message.wrapping_sub(passed), false);
             }
@@ -308,7 +308,7 @@ mod tests {
                 let (last, first) = datagrams.split_last().expect("one");
                 for datagram in first {
                     assert_eq!(feed(&mut assembly, datagram), None);
-                    // A duplicate of a part changes nothing.
+                    // A part that arrives twice is ignored.
                     assert_eq!(feed(&mut assembly, datagram), None);
                 }
                 assert_eq!(feed(&mut assembly, last).expect("whole"), bytes);
@@ -317,10 +317,10 @@ mod tests {
         }
     }
 
-    /// Messages arrive in any order, with numbers that wrap around at 2^32. Each of them arrives twice, at once or
-    /// later.
+    /// Messages arrive in any order, with numbers that wrap around at 2^32. Each message arrives twice, and counts
+    /// once.
     #[test]
-    fn duplicate_message_counts_once() {
+    fn duplicate_message_is_returned_once() {
         for parts in [1, 3] {
             let mut assembly = Assembly::default();
             let mut take = |message: u32| {
@@ -335,7 +335,7 @@ mod tests {
                 assert_eq!(take(numbers[at.saturating_sub(1000)]), 0, "{number}");
             }
             assert_eq!(take(2951), 0, "far behind");
-            // A message far ahead arrives first, and then the messages before it.
+            // A message far ahead arrives first, and after it the messages with lower numbers.
             assert_eq!(take(9000), 1);
             assert_eq!((take(8999), take(8999)), (1, 0));
             assert_eq!((take(9000 - 2047), take(9000 - 2048)), (1, 0));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn early_message_part_waits_for_the_others() {
+    fn message_part_waits_for_the_other_parts() {
         for in_order in [false, true] {
             let part =
                 MessageDatagram::Part(MessagePart { message: 3, part: 0, parts: 1, in_order, bytes: b"x" });
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn end_message_names_the_number_of_messages() {
+    fn end_datagram_contains_the_number_of_messages() {
         let end = MessageDatagram::End(0xdead_beef);
         assert_eq!(MessageDatagram::read(&end.write()), Some(end));
     }
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(MessageDatagram::read(&end), None);
     }
 
-    /// A sender that sends only first parts cannot fill the memory.
+    /// A sender of nothing but first parts cannot fill the receiver's memory.
     #[test]
     fn incomplete_messages_are_bounded() {
         let mut assembly = Assembly::default();

@@ -6,11 +6,12 @@ use std::time::Duration;
 use crate::want::Want;
 use crate::{DEFAULT_SOCKET, Error, Listener, Session};
 
-/// Time limit for the other end's agreement. The daemon's own limit is shorter, so that it can report what is
-/// missing.
+/// Time limit for both hosts' agreement. The daemon's own limit is shorter, so that its report of what is missing
+/// arrives in time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The settings of a session: a peer of the daemon's settings, the name of a service, and the needs of its messages.
+/// The settings of a session: a peer from the daemon's settings, the name of a service, and the services and quality
+/// that messages need.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -36,8 +37,8 @@ pub struct Preconnection {
 }
 
 impl Preconnection {
-    /// Creates the settings of a session that needs no service in particular. `peer` is a name from the daemon's
-    /// settings, and `service` is a name that both applications use.
+    /// Creates the settings of a session without requested services. `peer` is a name from the daemon's settings, and
+    /// `service` is a name that both applications use.
     pub fn new(peer: impl Into<String>, service: impl Into<String>) -> Self {
         Self {
             socket: DEFAULT_SOCKET.into(),
@@ -53,25 +54,25 @@ impl Preconnection {
         Self { socket: path.as_ref().to_owned(), ..self }
     }
 
-    /// Adds a service that the session needs: `reliability`, `order`, `partial-reliability`, ...
+    /// Adds a transport service that the session needs: `reliability`, `order`, `partial-reliability`, ...
     pub fn service(mut self, name: impl Into<String>) -> Self {
         self.want.services.insert(name.into());
         self
     }
 
-    /// Sets the longest delay in one direction, in milliseconds.
+    /// Sets the longest acceptable delay in one direction, in milliseconds.
     pub fn max_delay_ms(mut self, ms: u32) -> Self {
         self.want.qos.max_delay_ms = Some(ms);
         self
     }
 
-    /// Sets the smallest throughput, in Mbit/s.
+    /// Sets the lowest acceptable throughput, in Mbit/s.
     pub fn min_throughput_mbit(mut self, mbit: f64) -> Self {
         self.want.qos.min_throughput_mbit = Some(mbit);
         self
     }
 
-    /// Sets the largest share of messages that may be lost, in per cent.
+    /// Sets the largest acceptable share of lost messages, in per cent.
     pub fn max_loss_percent(mut self, percent: f64) -> Self {
         self.want.qos.max_loss_percent = Some(percent);
         self
@@ -83,17 +84,17 @@ impl Preconnection {
         self
     }
 
-    /// Sets all services and the quality together.
+    /// Sets all requested services and the quality together.
     pub fn want(self, want: Want) -> Self {
         Self { want, ..self }
     }
 
-    /// Sets how long [`initiate`](Self::initiate) waits for the other end.
+    /// Sets how long [`initiate`](Self::initiate) waits for the other host's agreement.
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Opens the session, and returns it when both ends have agreed.
+    /// Opens the session, and returns it when both hosts have agreed on it.
     ///
     /// # Errors
     /// No daemon answers, or the request is refused. The error has the daemon's reason.
@@ -103,14 +104,16 @@ impl Preconnection {
         Ok(session)
     }
 
-    /// Asks for the session without waiting. [`Session::validate`] waits until both ends have agreed.
+    /// Requests the session from the daemon without waiting. [`Session::validate`] then waits until both hosts have
+    /// agreed.
     pub fn begin(&self) -> Result<Session, Error> {
         let mut session = Session::new(&self.socket, &self.peer, &self.service)?;
         session.negotiate(self.want.clone())?;
         Ok(session)
     }
 
-    /// Listens for sessions of this service that the other end opens. That end decides about services and quality.
+    /// Listens for sessions of this service that the other host opens. The opening host requests the services and the
+    /// quality.
     pub fn listen(&self) -> Result<Listener, Error> {
         Listener::new(&self.socket, &self.peer, &self.service, self.patience)
     }

@@ -1,4 +1,4 @@
-//! A session as the application uses it.
+//! Sessions of applications: sending and receiving messages, events, and renegotiation.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,36 +21,35 @@ use crate::want::Want;
 use crate::wire::{BrokerReply, BrokerRequest, OpenedSession};
 use crate::{Error, SessionEvent};
 
-/// Pause before a datagram that could not be sent is tried again. It doubles with each try, up to `AGAIN_MOST`.
+/// Pause before a datagram is sent again that the socket has refused. It doubles with each attempt, up to `AGAIN_MOST`.
 const AGAIN: Duration = Duration::from_micros(100);
 const AGAIN_MOST: Duration = Duration::from_millis(4);
-/// The same pause in a session whose daemon reports room in the window. It is a fallback in case the report does not
-/// arrive.
+/// Longest such pause if the daemon reports when the window has space. It applies only if that report is lost.
 const AGAIN_TOLD: Duration = Duration::from_millis(25);
-/// Time for messages to arrive after the other end has finished, if the graft does not retransmit.
+/// Time for which messages may still arrive after the other side has ended, if the graft does not retransmit.
 const LINGER: Duration = Duration::from_secs(1);
-/// Time for messages to arrive in a session that is over, if the graft retransmits. The daemons keep the session a
-/// little longer.
+/// Time for which messages may still arrive after a session is over, if the graft retransmits. The daemons keep the
+/// session a little longer than this.
 const LINGER_RELIABLE: Duration = Duration::from_secs(8);
-/// Limit of events that are kept for the application. Beyond it the oldest are dropped.
+/// Most events that are stored for the application. Beyond this number the oldest are dropped.
 const EVENTS_MAX: usize = 64;
 
-/// A session, which has messages in both directions. Only the process that opened it may use it.
+/// A session that exchanges messages with an application on another host. Only the process that opened it may use it.
 ///
-/// If a session is dropped without [`close`](Self::close), it ends at both ends at once, and the other end learns
-/// that it was not finished.
+/// If a session is dropped without [`close`](Self::close), it ends at once for both applications, and the other one
+/// learns that it was not closed properly.
 ///
 /// # States
 ///
 /// 1. *New* after [`Self::new`].
-/// 2. *Asked* after [`Self::negotiate`], until the daemon answers. Nothing can be sent.
+/// 2. *Asked* after [`Self::negotiate`], until the daemon answers. No message can be sent.
 /// 3. *Open* once [`Self::validate`] has returned the terms. [`Self::renegotiate`] changes them while messages pass.
-/// 4. *Over*: by [`Self::close`], by the other end, or with the daemon. Messages that have arrived can still be
-///    received.
+/// 4. *Over* after [`Self::close`], or when the other application or the daemon has ended. Messages that have arrived
+///    can still be received.
 ///
-/// A session that the daemon refuses is *refused* for good. Every other call first reads what the daemon has sent, so
-/// each may find that the session is over. [`Self::finish`] ends one direction only. Between calls, at most one
-/// message is sent in part ([`Self::flush`]).
+/// A session that the daemon refuses stays *refused*. Every call on other sessions first reads the daemon's messages,
+/// so it may find that the session is over. [`Self::finish`] ends one direction only. Between calls, at most one
+/// message has been sent only in part ([`Self::flush`]).
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -74,9 +73,9 @@ const EVENTS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Session {
     control: ControlEnd,
-    /// Epoll descriptor, which is readable if a message or an event has arrived, or if it is time to try again.
+    /// Epoll descriptor, which is readable if a message or an event has arrived, or if sending should be tried again.
     all: OwnedFd,
-    /// Timer that wakes the epoll descriptor `all` when it is time to try again.
+    /// Timer that makes the epoll descriptor `all` readable when sending should be tried again.
     again: OwnedFd,
     peer: String,
     service: String,
@@ -85,7 +84,7 @@ pub struct Session {
     process: u32,
     is_blocking: bool,
     timeout: Option<Duration>,
-    /// Number of the next message that is sent, modulo 2^32.
+    /// Number of the next message to be sent, modulo 2^32.
     next: u32,
     /// The rest of a message whose first parts were sent.
     unsent: Option<Unsent>,
@@ -97,7 +96,7 @@ pub struct Session {
 #[derive(Debug)]
 enum SessionPhase {
     New,
-    /// The daemon was asked and has not answered yet.
+    /// The daemon was asked for the session and has not answered yet.
     Asked,
     Open(SessionLink),
     Over(Over),
@@ -105,23 +104,23 @@ enum SessionPhase {
 }
 
 #[derive(Debug)]
-/// The socket and the terms of an open session.
+/// The socket of an open session, and what both hosts agreed on.
 struct SessionLink {
     inbox: SessionInbox,
     opened: OpenedSession,
 }
 
-/// A session that is over. If it was open before, messages that have arrived can still be read.
+/// The state of a session that is over. If the session was open before, messages that have arrived can still be read.
 #[derive(Debug)]
 struct Over {
     reason: String,
     link: Option<SessionLink>,
     since: Instant,
-    /// True if the daemon keeps the session until packets under way have arrived.
+    /// True if the daemons keep the session for a while, so that packets in flight still arrive.
     is_kept: bool,
 }
 
-/// A message that was sent only up to `part`: this part and the later ones were not sent yet.
+/// A message whose parts before `part` were sent; the other parts were not sent yet.
 #[derive(Debug)]
 struct Unsent {
     message: u32,
@@ -130,20 +129,19 @@ struct Unsent {
 }
 
 #[derive(Debug, Default)]
-/// The messages of the other end that have arrived, or are expected.
+/// The messages from the other application: those that have arrived, and those that are incomplete.
 struct IncomingMessages {
     assembly: Assembly,
-    /// Messages that wait for earlier ones.
+    /// Complete messages that wait for earlier ones.
     turns: Turns,
-    /// True once a message has arrived that does not wait for its turn. Waiting messages then do not wait for
-    /// messages that may never arrive.
+    /// True once a message has arrived that need not wait for earlier ones. Gaps in the order are then skipped at once,
+    /// since the missing messages may never arrive.
     is_out_of_turn: bool,
-    /// Number of complete messages that have arrived.
+    /// Number of complete messages that have arrived, modulo 2^32.
     count: u32,
-    /// Number of the messages that the other end has sent before it finished, and the time at which that became
-    /// known.
+    /// How many messages the other application sent before it ended its direction, and when this host learned that.
     all: Option<(u32, Instant)>,
-    /// Number of lost messages that events have already reported.
+    /// Number of lost messages that were already reported by events.
     told: u64,
 }
 
@@ -152,12 +150,12 @@ struct IncomingMessages {
 pub enum Received {
     /// A complete message.
     Message(Vec<u8>),
-    /// The other end has finished, and everything that can arrive has arrived.
+    /// The other application has ended its direction, and everything that can arrive has arrived.
     Finished,
 }
 
 impl Session {
-    /// Creates a session. [`negotiate`](Self::negotiate) asks the daemon for it.
+    /// Creates a session. [`negotiate`](Self::negotiate) then requests it from the daemon.
     ///
     /// # Errors
     /// No daemon answers on the socket.
@@ -204,9 +202,9 @@ impl Session {
         Ok(session)
     }
 
-    // --- Agreement ---
+    // --- Agreement on the session ---
 
-    /// Asks the daemon for the session. No message can be sent before [`validate`](Self::validate) has returned.
+    /// Requests the session from the daemon. No message can be sent before [`validate`](Self::validate) has returned.
     pub fn negotiate(&mut self, want: Want) -> Result<(), Error> {
         self.check_process()?;
         if !matches!(self.phase, SessionPhase::New) {
@@ -219,7 +217,7 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until both ends have agreed, without a limit if `patience` is `None`.
+    /// Waits until both hosts have agreed on the session, without a limit if `patience` is `None`.
     pub fn validate(&mut self, patience: Option<Duration>) -> Result<&OpenedSession, Error> {
         self.check_process()?;
         let until = if self.is_blocking { patience } else { Some(Duration::ZERO) };
@@ -236,14 +234,14 @@ impl Session {
         }
     }
 
-    /// Asks for other services, or another quality, during the session. No message is lost. [`SessionEvent::Changed`]
+    /// Requests other services, or another quality, during the session. No message is lost. [`SessionEvent::Changed`]
     /// or [`SessionEvent::Refused`] reports the result.
     pub fn renegotiate(&mut self, want: Want) -> Result<(), Error> {
         self.check()?;
         self.say(&BrokerRequest::Renegotiate { want })
     }
 
-    /// Returns the terms that both ends have agreed on last.
+    /// Returns the graft and services that both hosts agreed on last.
     pub fn agreed(&mut self) -> Result<&OpenedSession, Error> {
         self.check_process()?;
         self.look();
@@ -254,8 +252,8 @@ impl Session {
 
     /// Sends a message of at most [`MESSAGE_MAX`] bytes.
     ///
-    /// If the window is full, the call waits. A nonblocking session returns [`Error::WouldBlock`] instead, and has
-    /// sent no part of the message. [`as_fd`](AsFd::as_fd) is readable when it is time to try again.
+    /// If the window is full, the call waits. A nonblocking session returns [`Error::WouldBlock`] instead, and has sent
+    /// no part of the message. [`as_fd`](AsFd::as_fd) is readable when the call should be repeated.
     pub fn send(&mut self, message: &[u8]) -> Result<(), Error> {
         self.check()?;
         if self.has_finished {
@@ -269,7 +267,7 @@ impl Session {
         for at in 0..parts {
             match self.send_part(message, self.next, at, until) {
                 Ok(()) => {}
-                // The message counts as sent: its remaining parts are sent by the next call.
+                // The first parts were sent, so the message counts as sent: the next call sends its other parts.
                 Err(Error::WouldBlock | Error::TimedOut) if at > 0 => {
                     self.unsent = Some(Unsent { message: self.next, bytes: message.to_vec(), part: at });
                     break;
@@ -281,13 +279,13 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the rest of a message that was sent only in part. Other calls do this, too.
+    /// Sends the rest of a message that was sent only in part. Other calls on the session do this, too.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.check()?;
         self.flush_until(self.until())
     }
 
-    /// Receives the next complete message. The graft decides about the order of messages.
+    /// Receives the next complete message. The session's graft determines the order of messages.
     pub fn receive(&mut self) -> Result<Received, Error> {
         self.check_process()?;
         let until = self.until();
@@ -305,7 +303,7 @@ impl Session {
             if self.unsent.is_some() {
                 self.wake_after(self.again_most())?;
             }
-            // Messages that are still missing will not arrive, so those behind a gap need not wait for them.
+            // Missing messages will not arrive any more, so messages behind a gap are returned now.
             if self.is_all_here() && self.incoming.turns.skip() {
                 continue;
             }
@@ -330,7 +328,7 @@ impl Session {
         }
     }
 
-    /// Returns the number of messages that the other end has sent before it finished and that have not arrived.
+    /// Returns how many of the messages that the other application sent before it ended have not arrived.
     pub fn missing(&self) -> u32 {
         let all = self.incoming.all.map_or(0, |(all, _)| all.wrapping_sub(self.incoming.count));
         u32::try_from(all.cast_signed()).unwrap_or(0)
@@ -345,7 +343,7 @@ impl Session {
         Ok(self.events.pop_front())
     }
 
-    /// Finishes this end, which sends no more messages. The other end may go on sending, and
+    /// Ends this application's direction, which sends no more messages. The other application may continue to send, and
     /// [`receive`](Self::receive) returns its messages.
     pub fn finish(&mut self) -> Result<(), Error> {
         self.check()?;
@@ -354,14 +352,15 @@ impl Session {
         }
         let until = self.until();
         let flushed = self.flush_until(until);
-        // This datagram marks the end of the messages and may be lost. The daemons report the end, too, and repeat
-        // that until it is acknowledged.
+        // This datagram with the number of messages may be lost. The daemons report the same number, and repeat it
+        // until it is acknowledged.
         let _ = self.send_datagram(&MessageDatagram::End(self.next).write());
         self.say(&BrokerRequest::Finish { messages: self.next })?;
         flushed
     }
 
-    /// Finishes this end and closes the session. Messages under way still arrive at the other end.
+    /// Ends this application's direction and closes the session. Messages in flight still arrive at the other
+    /// application.
     pub fn close(mut self) -> Result<(), Error> {
         match self.finish() {
             Ok(()) | Err(Error::NotAgreed(_) | Error::Over(_)) => Ok(()),
@@ -376,7 +375,7 @@ impl Session {
         self.is_blocking = !nonblocking;
     }
 
-    /// Limits how long each call waits. After that time it returns [`Error::TimedOut`].
+    /// Limits how long each call waits. After that time the call returns [`Error::TimedOut`].
     pub fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
     }
@@ -407,7 +406,7 @@ impl Session {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err(Error::TimedOut);
             }
-            // A message from the daemon, or the daemon's end, also ends the wait.
+            // The wait also ends when the daemon sends a message or ends.
             let mut wanted = [PollFd::new(&self.control, PollFlags::IN)];
             match wait_any(&mut wanted, Some(Instant::now() + pause)) {
                 Ok(()) | Err(Error::TimedOut) => pause = (2 * pause).min(most),
@@ -416,8 +415,8 @@ impl Session {
         }
     }
 
-    /// Returns the longest pause between two tries. The daemon reports room if the window alone limits the packets
-    /// under way.
+    /// Returns the longest pause before a refused datagram is sent again. The pause may be long if only the window
+    /// limits sending, since the daemon then reports when the window has space.
     fn again_most(&self) -> Duration {
         let has = |link: &SessionLink, name: &str| link.opened.services.iter().any(|service| service == name);
         match self.link() {
@@ -426,7 +425,7 @@ impl Session {
         }
     }
 
-    /// Sends a datagram. Returns whether the socket had room. Without the daemon no datagram is sent, because it
+    /// Sends a datagram. Returns whether the socket accepted it. Without the daemon no datagram is sent, because it
     /// would not be sealed.
     fn send_datagram(&mut self, datagram: &[u8]) -> Result<bool, Error> {
         self.look();
@@ -438,7 +437,8 @@ impl Session {
             Ok(_) => Ok(true),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NOBUFS | Errno::AGAIN | Errno::NOMEM | Errno::INTR) => Ok(false),
-                // The error belongs to an earlier datagram: a host or a router reports by ICMP that nothing listens.
+                // The error is about an earlier datagram: by ICMP, a host or a router reported that nothing listens
+                // there.
                 Some(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => Ok(false),
                 Some(Errno::PIPE) => {
                     self.end("the daemon has taken its socket back", false);
@@ -493,16 +493,16 @@ impl Session {
         }
     }
 
-    /// Returns whether everything has arrived that the other end sent before it finished, or as much of it as can
-    /// arrive.
+    /// Returns whether all messages have arrived that the other application sent before it ended, or no more of them
+    /// can arrive.
     fn is_all_here(&self) -> bool {
         let Some((all, _)) = self.incoming.all else { return false };
         let is_complete = all.wrapping_sub(self.incoming.count).cast_signed() <= 0;
         is_complete || self.patience().is_some_and(|patience| patience <= Instant::now())
     }
 
-    /// Returns the time until which messages may arrive after the other end has finished. `None` if they may arrive
-    /// as long as the session lives.
+    /// Returns the time until which messages may arrive after the other application has ended. `None`: they may arrive
+    /// while the session exists.
     fn patience(&self) -> Option<Instant> {
         let (_, told) = self.incoming.all?;
         let is_reliable =
@@ -520,7 +520,7 @@ impl Session {
 
     // --- The daemon ---
 
-    /// Handles all messages of the daemon that have arrived.
+    /// Processes all messages of the daemon that have arrived.
     fn look(&mut self) {
         loop {
             if matches!(self.phase, SessionPhase::Over(..) | SessionPhase::Refused(..)) {
@@ -560,7 +560,7 @@ impl Session {
                 }
                 self.tell(SessionEvent::Changed { graft, services, by });
             }
-            // The message has already ended the wait for room.
+            // The poll for sending has returned because of this message, so nothing is left to do.
             BrokerReply::Room => {}
             BrokerReply::Violated(violation) => self.tell(SessionEvent::Violated(violation)),
             BrokerReply::Finished { messages } => self.events.extend(self.incoming.finish(messages)),
@@ -583,13 +583,13 @@ impl Session {
             SessionPhase::Open(link) => Some(link),
             _ => None,
         };
-        // The descriptor of a closed connection would stay readable for ever.
+        // A closed connection to the daemon would make the epoll descriptor readable for ever, so it is removed.
         let _ = epoll::delete(&self.all, &self.control);
         let reason = reason.to_owned();
         let since = Instant::now();
         self.phase = SessionPhase::Over(Over { reason: reason.clone(), link, since, is_kept });
         self.tell(SessionEvent::Closed { reason });
-        // The timer wakes an event loop, which then finds the event.
+        // The timer makes the session's descriptor readable, so that an event loop asks for the event.
         let _ = self.wake_after(Duration::from_nanos(1));
     }
 
@@ -619,7 +619,7 @@ impl Session {
 
     // --- Checks ---
 
-    /// Returns an error if the session cannot be used, after reading the daemon's messages.
+    /// Reads the daemon's messages, and returns an error if the session cannot be used.
     fn check(&mut self) -> Result<(), Error> {
         self.check_process()?;
         self.look();
@@ -629,7 +629,7 @@ impl Session {
         }
     }
 
-    /// Refuses calls in a forked child, which has the same sockets and would act for the parent.
+    /// Refuses calls in a forked child. The child has copies of the sockets, and would act in the parent's session.
     fn check_process(&self) -> Result<(), Error> {
         if self.process == std::process::id() { Ok(()) } else { Err(Error::Forked) }
     }
@@ -654,20 +654,20 @@ impl Session {
         Ok(set.map(drop).map_err(io::Error::from)?)
     }
 
-    /// Resets the timer, since the caller checks for messages and events now.
+    /// Resets the timer, since the caller asks for messages and events now.
     fn quiet_timer(&self) {
         let _ = rustix::io::read(&self.again, &mut [0; 8][..]);
     }
 }
 
 impl IncomingMessages {
-    /// Returns a message that has waited for others and whose turn has come.
+    /// Returns the next message in order, if it has arrived. Gaps are skipped if messages need not be in order.
     fn next(&mut self) -> Option<Vec<u8>> {
         let next = self.turns.take();
         next.or_else(|| (self.is_out_of_turn && self.turns.skip()).then(|| self.turns.take()).flatten())
     }
 
-    /// Records the number of messages that the other end has sent. Only the first report counts.
+    /// Records how many messages the other application has sent in all. Only the first report counts.
     fn finish(&mut self, messages: u32) -> Option<SessionEvent> {
         if self.all.is_some() {
             return None;
@@ -678,9 +678,9 @@ impl IncomingMessages {
 }
 
 impl AsFd for Session {
-    /// Returns a descriptor that is readable if a message or an event has arrived, or if it is time to try again.
-    /// Then call [`receive`](Self::receive), [`event`](Self::event) and [`send`](Self::send) until they return
-    /// nothing more.
+    /// Returns a descriptor that is readable if a message or an event has arrived, or if sending should be tried again.
+    /// Then call [`receive`](Self::receive), [`event`](Self::event) and [`send`](Self::send) until they would have to
+    /// wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.all.as_fd()
     }

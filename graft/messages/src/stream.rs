@@ -7,13 +7,13 @@ use crate::{Error, Received, Session};
 
 /// Services that a session needs so that all bytes arrive once and in order.
 const NEEDS: [&str; 2] = ["reliability", "order"];
-/// Largest message of a stream, in bytes. The other end reads the bytes in such pieces.
+/// Largest message of a stream, in bytes. Bytes that are written are sent in messages of at most this size.
 const PIECE: usize = 16 << 10;
 
-/// A session that both ends use as a stream of bytes. The boundaries of its messages have no meaning.
+/// A session that both applications use as a stream of bytes. The boundaries of its messages have no meaning.
 ///
-/// `read` returns 0 after the other end has finished. It returns an error if the session ended without that, or if
-/// data before the end is missing. A nonblocking session returns errors of the kind
+/// `read` returns 0 after the other application has ended its direction. It returns an error if the session ended in
+/// another way, or if data before the end is missing. A nonblocking session returns errors of the kind
 /// [`WouldBlock`](io::ErrorKind::WouldBlock).
 #[derive(Debug)]
 pub struct Stream {
@@ -21,7 +21,7 @@ pub struct Stream {
     rest: Rest,
 }
 
-/// The rest of a message that was not read yet.
+/// A received message, with how much of it was read already.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
     bytes: Vec<u8>,
@@ -32,19 +32,19 @@ impl Stream {
     /// Turns a session into a stream.
     ///
     /// # Errors
-    /// Both ends have not agreed on the session, or its graft lacks `reliability` or `order`.
+    /// Both hosts have not agreed on the session, or its graft lacks `reliability` or `order`.
     pub fn new(mut session: Session) -> Result<Self, Error> {
         check(&mut session)?;
         Ok(Self { session, rest: Rest::default() })
     }
 
-    /// Returns the session, to read its events, to renegotiate, and to set how it waits. A message that is received
-    /// from it is missing in the stream.
+    /// Returns the session, to read its events, to renegotiate, and to make it nonblocking. Messages received directly
+    /// from the session are missing in the stream.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }
 
-    /// Finishes this end, which writes no more. The other end may go on writing.
+    /// Ends this application's direction, which writes no more. The other application may continue to write.
     ///
     /// # Errors
     /// Fails like [`Session::finish`].
@@ -52,7 +52,7 @@ impl Stream {
         self.session.finish()
     }
 
-    /// Finishes this end and closes the session.
+    /// Ends this application's direction and closes the session.
     ///
     /// # Errors
     /// Fails like [`Session::close`].
@@ -61,7 +61,8 @@ impl Stream {
     }
 }
 
-/// Checks that the graft suits a stream. This is repeated during the session, since the graft may change.
+/// Checks that the session's graft provides a stream. The check is repeated during the session, since the graft may
+/// change.
 fn check(session: &mut Session) -> Result<(), Error> {
     let opened = session.agreed()?;
     let has = |service: &&str| opened.services.iter().any(|had| had == service);
@@ -71,7 +72,7 @@ fn check(session: &mut Session) -> Result<(), Error> {
     }
 }
 
-/// Sends the first piece of the bytes. Returns the length of the piece.
+/// Sends at most `PIECE` bytes, from the start of `bytes`. Returns how many were sent.
 pub(crate) fn write(session: &mut Session, bytes: &[u8]) -> Result<usize, Error> {
     check(session)?;
     let piece = bytes.get(..PIECE).unwrap_or(bytes);
@@ -81,7 +82,7 @@ pub(crate) fn write(session: &mut Session, bytes: &[u8]) -> Result<usize, Error>
     Ok(piece.len())
 }
 
-/// Reads bytes that have arrived. Returns their number, which is 0 at the end of the stream.
+/// Reads bytes that have arrived. Returns how many were read, which is 0 at the end of the stream.
 pub(crate) fn read(session: &mut Session, rest: &mut Rest, to: &mut [u8]) -> Result<usize, Error> {
     while rest.is_empty() && !to.is_empty() {
         match session.receive()? {

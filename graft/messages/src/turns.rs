@@ -1,19 +1,19 @@
-//! Returns complete messages in the order in which they were sent. Messages that arrive early wait.
+//! Returns complete messages in the order in which they were sent. Messages that arrive before earlier ones wait.
 //!
-//! The order is for grafts that retransmit lost packets, so that gaps are filled. Waiting messages are bounded in
-//! number and in bytes anyway, since the other end may leave a gap on purpose. Such a gap is given up and counted.
+//! This is used with grafts that retransmit lost packets, so gaps are filled. Waiting messages are bounded in number
+//! and in bytes all the same, since a malicious sender may leave a gap on purpose. Such a gap is given up and counted.
 
 use std::collections::BTreeMap;
 
-/// Largest number of waiting messages, which is more than any window has under way.
+/// Most messages that wait for earlier ones; more than any window has in flight.
 pub const WAITING_MAX: usize = 1024;
-/// Limit of the waiting messages in bytes, the same as of incomplete ones.
+/// Most bytes of messages that wait for earlier ones; the same bound as for incomplete messages.
 pub const WAITING_BYTES: usize = 4 << 20;
 
-/// Messages of one direction that wait for their turn, and the number of the message whose turn is next.
+/// Messages of one direction that wait for earlier ones, and the number of the message that is returned next.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Number of the message whose turn is next. Numbers start at 0 and wrap around at 2^32.
+    /// Number of the message that is returned next. Numbers start at 0 and wrap around at 2^32.
     next: u32,
     /// Waiting messages by number.
     waiting: BTreeMap<u32, Vec<u8>>,
@@ -22,24 +22,24 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Adds a message, which waits for its turn. A message whose turn is over is dropped.
+    /// Adds a message, which waits for earlier ones. A message that was returned or given up already is dropped.
     pub fn put(&mut self, message: u32, bytes: Vec<u8>) {
         let ahead = message.wrapping_sub(self.next);
-        // Dropped are duplicates, messages that were given up, and numbers that no sender can have used.
+        // Drops duplicates, messages that were given up, and numbers that no sender can have used.
         if ahead > u32::MAX / 2 || self.waiting.contains_key(&message) {
             return;
         }
         self.bytes += bytes.len();
         self.waiting.insert(message, bytes);
         while self.waiting.len() > WAITING_MAX || self.bytes > WAITING_BYTES {
-            // The other end has exceeded every possible window, so this message is given up.
+            // The sender has exceeded every possible window, so messages are given up.
             if !self.skip() && self.take().is_some() {
                 self.given_up += 1;
             }
         }
     }
 
-    /// Returns the message whose turn has come, if it has arrived.
+    /// Returns the next message in order; `None` if it has not arrived.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         let bytes = self.waiting.remove(&self.next)?;
         self.bytes -= bytes.len();
@@ -47,7 +47,7 @@ impl Turns {
         Some(bytes)
     }
 
-    /// Gives up the messages missing before the next waiting one. Returns `false` if no message waits behind a gap.
+    /// Gives up the missing messages before the first waiting one. Returns `false` if no message waits behind a gap.
     pub fn skip(&mut self) -> bool {
         let nearest = self.waiting.keys().map(|message| message.wrapping_sub(self.next)).min();
         let Some(gap @ 1..) = nearest else { return false };
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn early_messages_wait_for_their_turn() {
+    fn messages_wait_for_earlier_ones() {
         let mut turns = Turns::default();
         for message in [2, 1, 4] {
             turns.put(message, vec![message as u8]);
@@ -79,13 +79,13 @@ mod tests {
         }
         turns.put(0, vec![0]);
         assert_eq!(all(&mut turns), [0, 1, 2]);
-        // A duplicate arrives, and then a message whose turn is over.
+        // A duplicate arrives, and then a message that was given up.
         turns.put(4, vec![9]);
         turns.put(1, vec![9]);
         turns.put(3, vec![3]);
         assert_eq!(all(&mut turns), [3, 4]);
         assert_eq!((turns.bytes, turns.given_up), (0, 0));
-        // The other end does not send the messages before these any more.
+        // The other application will not send the missing messages any more.
         turns.put(7, vec![7]);
         assert!(turns.skip() && !turns.skip());
         assert_eq!((all(&mut turns), turns.given_up), (vec![7], 2));
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(all(&mut turns), [254, 255, 0, 1]);
     }
 
-    /// Messages arrive in any order, and some are missing. The limits hold, and so does the order.
+    /// Messages arrive in any order, and some are missing. The bounds hold, and messages are returned in order.
     #[test]
     fn waiting_messages_are_bounded() {
         let mut state = 7_u64;

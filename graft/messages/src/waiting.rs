@@ -1,4 +1,4 @@
-//! Waiting for sockets with a time limit.
+//! Waits for sockets, with a time limit.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Error;
 
-/// Waits until the descriptor is ready.
+/// Waits until the descriptor is ready, or until a time limit.
 pub fn wait(descriptor: impl AsFd, what: PollFlags, until: Option<Instant>) -> Result<(), Error> {
     wait_any(&mut [PollFd::new(&descriptor, what)], until)
 }
 
-/// Waits until one of several descriptors is ready.
+/// Waits until one of several descriptors is ready, or until a time limit.
 pub fn wait_any(wanted: &mut [PollFd<'_>], until: Option<Instant>) -> Result<(), Error> {
     let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
         Some(Duration::ZERO) => return Err(Error::TimedOut),

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Name of encryption as a service. The session provides it, and no graft does.
+/// Name of encryption as a service. Sessions provide encryption themselves, whatever their graft is.
 pub const ENCRYPTION: &str = "encryption";
-/// Limit of services in a request, which is more than exist.
+/// Most services in a request, which is more than exist.
 const SERVICES_MAX: usize = 16;
 const SERVICE_BYTES_MAX: usize = 32;
 
@@ -24,31 +24,31 @@ const SERVICE_BYTES_MAX: usize = 32;
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct Want {
-    /// Names of the requested services.
+    /// Names of the requested transport services.
     pub services: BTreeSet<String>,
     /// The requested quality.
     pub qos: Qos,
-    /// True if the daemons may change to another graft when the present one violates the quality.
+    /// True if the daemons may change to another graft when the present one does not provide the quality.
     pub adapt: bool,
 }
 
-/// A quality of service. A field that is `None` asks for nothing.
+/// A requested quality. A field that is `None` requests nothing.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields)]
 pub struct Qos {
-    /// Longest delay in one direction, in milliseconds.
+    /// Longest acceptable delay in one direction, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_delay_ms: Option<u32>,
-    /// Smallest throughput, in Mbit/s.
+    /// Lowest acceptable throughput, in Mbit/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_throughput_mbit: Option<f64>,
-    /// Largest share of messages that may be lost, in per cent.
+    /// Largest acceptable share of lost messages, in per cent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_loss_percent: Option<f64>,
 }
 
 impl Qos {
-    /// Returns the longest delay in one direction.
+    /// Returns the longest acceptable delay in one direction.
     pub fn max_delay(&self) -> Option<Duration> {
         self.max_delay_ms.map(|ms| Duration::from_millis(ms.into()))
     }

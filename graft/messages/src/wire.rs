@@ -1,5 +1,5 @@
 //! The messages between applications and the daemon of their host: JSON, one value in each record of a Unix socket of
-//! type SEQPACKET. A connection stands for one session or one listener, and ends with it.
+//! type SEQPACKET. Each connection belongs to one session or one listener, and ends with it.
 
 pub use millrace_base::control::RECORD_MAX;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub const NAME_MAX: usize = 64;
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum BrokerRequest {
-    /// Asks for a session. The answer is [`BrokerReply::Opened`] or [`BrokerReply::Refused`].
+    /// Requests a session. The daemon answers with [`BrokerReply::Opened`] or [`BrokerReply::Refused`].
     Open {
         /// Name of the peer in the daemon's settings.
         peer: String,
@@ -23,22 +23,23 @@ pub enum BrokerRequest {
         #[serde(default)]
         want: Want,
     },
-    /// Asks to listen. The answer is [`BrokerReply::Listening`] or [`BrokerReply::Refused`], and then
-    /// [`BrokerReply::Accepted`] for each session.
+    /// Requests to listen. The daemon answers with [`BrokerReply::Listening`] or [`BrokerReply::Refused`], and then
+    /// sends [`BrokerReply::Accepted`] for each session.
     Listen {
         /// Name of the peer in the daemon's settings.
         peer: String,
         /// Name of the service.
         service: String,
     },
-    /// Asks for another graft during the session. The answer is [`BrokerReply::Changed`] or [`BrokerReply::Refused`].
+    /// Requests another graft during the session. The daemon answers with [`BrokerReply::Changed`] or
+    /// [`BrokerReply::Refused`].
     Renegotiate {
         /// The services and the quality that the session needs from now on.
         want: Want,
     },
     /// The application has sent this number of messages, modulo 2^32, and sends no more.
     Finish {
-        /// Number of messages that were sent.
+        /// Number of messages that were sent, modulo 2^32.
         messages: u32,
     },
 }
@@ -47,36 +48,36 @@ pub enum BrokerRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum BrokerReply {
-    /// The session is open. The record also has the descriptor of its socket.
+    /// The session is open. The record also carries the file descriptor of the session's socket.
     Opened(OpenedSession),
     /// The daemon listens for the service.
     Listening,
-    /// The next session for a listener. The record also has the descriptors of its socket and of its own connection
-    /// to the daemon.
+    /// A session for a listener to accept. The record also carries two file descriptors: the session's socket, and the
+    /// session's own connection to the daemon.
     Accepted(OpenedSession),
-    /// The request is refused. An open session stays as it was.
+    /// The daemon refuses the request. A session that is open continues unchanged.
     Refused {
-        /// The kind of reason.
+        /// The kind of reason, for programs.
         why: SessionRefusal,
         /// The reason, as text for people.
         reason: String,
     },
-    /// Both ends use another graft now.
+    /// Both hosts have changed to another graft.
     Changed {
-        /// Name of the graft.
+        /// Name of the new graft.
         graft: String,
-        /// Services of the graft.
+        /// Services of the new graft.
         services: Vec<String>,
-        /// The side that has asked for the change.
+        /// Originator of the change.
         by: ChangeOrigin,
     },
-    /// The window has room again, after it had refused a datagram.
+    /// The window has space again, after it had refused a datagram.
     Room,
-    /// The session does not have the requested quality.
+    /// The measured quality of the session is worse than requested.
     Violated(QualityViolation),
-    /// The other end has sent this number of messages, modulo 2^32, and sends no more.
+    /// The other application has sent this number of messages, modulo 2^32, and sends no more.
     Finished {
-        /// Number of messages that the other end has sent.
+        /// Number of messages that the other application has sent, modulo 2^32.
         messages: u32,
     },
     /// The session is over. Messages that have arrived can still be read.
@@ -86,10 +87,10 @@ pub enum BrokerReply {
     },
 }
 
-/// The terms that both ends of a session agreed on.
+/// The terms that both hosts of a session agreed on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct OpenedSession {
-    /// Name of the peer.
+    /// Name of the peer in the daemon's settings.
     pub peer: String,
     /// Name of the service.
     pub service: String,
@@ -104,36 +105,36 @@ pub struct OpenedSession {
     pub in_order: bool,
     /// Largest size of the session's datagrams, in bytes.
     pub datagram_bytes: usize,
-    /// This end's address and port.
+    /// This host's address and port.
     pub local: String,
-    /// The other end's address and port.
+    /// The peer's address and port.
     pub remote: String,
 }
 
-/// The kind of reason for a refusal.
+/// The kind of reason for which a request is refused.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionRefusal {
-    /// The request is not valid, or does not fit this connection.
+    /// The request is not valid, or not allowed on this connection.
     Malformed,
-    /// There is no such peer or service.
+    /// The settings have no such peer or service.
     Unknown,
     /// The settings do not allow sessions to this user.
     NotAllowed,
-    /// The session has the requested service in any case.
+    /// The request names a service that every session has anyway, so it must not be requested.
     Redundant,
-    /// No graft of the settings provides what was requested, or the path cannot.
+    /// No graft of the settings provides the requested services or quality, or the path cannot provide them.
     Impossible,
-    /// No session of the pool is free, or the user has as many as allowed.
+    /// No session of the pool is free, or the user already has as many as allowed.
     Exhausted,
-    /// The other end does not answer, or refuses.
+    /// The other host does not answer, or refuses.
     Unreachable,
-    /// Another change of the session is under way.
+    /// Another change of the session is in progress.
     Busy,
 }
 
 impl SessionRefusal {
-    /// Returns the name in records.
+    /// Returns the reason's name in JSON records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -148,19 +149,19 @@ impl SessionRefusal {
     }
 }
 
-/// The side that has changed the graft of a session.
+/// Originator of a change of the session's graft.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeOrigin {
-    /// The application has asked for the change by `renegotiate`.
+    /// The application has requested the change by `renegotiate`.
     Application,
-    /// The daemon has changed the graft, because it violated the quality.
+    /// The daemon has changed the graft, because the previous one did not provide the quality.
     Adaption,
-    /// The other end or an operator has changed the graft.
+    /// The other host or an operator has changed the graft.
     Other,
 }
 
-/// A requested quality that the session does not have.
+/// A requested quality, and the worse value that was measured.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct QualityViolation {
     /// Name of the quality: `max_delay`, `min_throughput` or `max_loss`.

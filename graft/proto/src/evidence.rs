@@ -1,21 +1,21 @@
-//! Compares what both ends saw in the TCP options of the same connections. Options are not authenticated, but these
-//! reports are: if they differ, a middlebox has changed the options.
+//! Compares what the two hosts of a connection saw in its TCP options. The options are not authenticated, but the
+//! hosts' reports are: if reports differ, a middlebox has changed the options.
 
 use super::message::{ConnectionReport, OfferSide, OptionOutcome};
 
 /// How a middlebox changed the options of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Downgrade {
-    /// The offer or its answer was removed.
+    /// The offer or its answer was removed on the path.
     Stripped,
-    /// An end received another option than the other end sent.
+    /// A host received another option than the peer sent.
     Altered,
-    /// An end received an option that the other end did not send.
+    /// A host received an option that the peer did not send.
     Forged,
 }
 
 impl Downgrade {
-    /// The kinds, in the order of reports.
+    /// The kinds of changes, in the order of reports.
     pub const ALL: [Self; 3] = [Self::Stripped, Self::Altered, Self::Forged];
 
     /// Returns the kind's name in reports and metrics.
@@ -28,13 +28,14 @@ impl Downgrade {
     }
 }
 
-/// Returns this end's connections that the other end reports, too, each with the downgrade that the two reports show.
+/// Returns this host's connections that the peer reports, too. Each comes with the downgrade that the two reports
+/// prove, if any.
 pub fn compare<'a>(
     own: &'a [ConnectionReport],
     theirs: &'a [ConnectionReport],
 ) -> impl Iterator<Item = (&'a ConnectionReport, Option<Downgrade>)> {
     own.iter().filter_map(|mine| {
-        // A host that connects to itself reports both sides, so the sides have to differ.
+        // A host that connects to itself reports each connection twice, once as client and once as server.
         let same = |other: &&ConnectionReport| other.sequence == mine.sequence && other.side != mine.side;
         let other = theirs.iter().find(same)?;
         let (client, server) = if mine.side == OfferSide::Client { (mine, other) } else { (other, mine) };
@@ -45,26 +46,26 @@ pub fn compare<'a>(
 fn find_downgrade(client: &ConnectionReport, server: &ConnectionReport) -> Option<Downgrade> {
     use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
     match (client.outcome, server.outcome) {
-        // Both agreed: the client must have received the graft that the server would use.
+        // Both agreed. Without a change, the client received the graft that the server would use.
         (Agreed, Agreed) if client.heard == server.own => None,
-        // Each end received an option, but not the one that the other end sent.
+        // Each host received an option that the peer did not send in this form.
         (Agreed, Agreed) | (Malformed, _) | (_, Malformed) => Some(Downgrade::Altered),
-        // `Altered`: the server answered but did not receive the confirmation. Otherwise the server did not answer at
-        // all, so the answer is forged.
+        // If the server answered but did not receive the confirmation, the options were altered. If it did not answer,
+        // the answer was forged.
         (Agreed, Silent) if server.spoke => Some(Downgrade::Altered),
         (Agreed, _) | (Refused, _) => Some(Downgrade::Forged),
         // The server saw a confirmation that the client never sent.
         (_, Agreed) => Some(Downgrade::Forged),
-        // The SYN was lost by chance, or dropped because of its option, which look the same. Neither end received a
-        // forged option.
+        // The SYN was lost by chance, or dropped because of its option; reports cannot tell which. Neither host
+        // received a forged option.
         (Resent, _) | (NotAsked, _) => None,
-        // Both sent an option, and neither received one.
+        // Both hosts sent an option, and neither received one.
         (Silent, Silent) if client.spoke && server.spoke => Some(Downgrade::Stripped),
         (Silent, _) => None,
     }
 }
 
-/// Returns whether options pass, by the latest connection that shows it; `None` if none does.
+/// Returns whether TCP options pass the path, by the latest connection that shows it; `None` if no connection shows it.
 pub fn options_pass<'a>(
     judged: impl Iterator<Item = (&'a ConnectionReport, Option<Downgrade>)>,
 ) -> Option<bool> {
@@ -73,7 +74,7 @@ pub fn options_pass<'a>(
         (OptionOutcome::Agreed, None) => Some(true),
         _ => None,
     });
-    // Reports are in the order of connections, so the last one is the latest.
+    // Reports are in the order of connections, so the last conclusive one is the latest.
     told.last()
 }
 
@@ -90,7 +91,8 @@ mod tests {
     fn reports_of_both_ends_show_the_downgrade() {
         use OptionOutcome::{Agreed, Malformed, NotAsked, Refused, Resent, Silent};
         let table = [
-            // Columns: client, whether it offered, server, whether it would have answered, downgrade.
+            // Columns: the client's outcome, whether it offered, the server's outcome, whether it would have answered,
+            // and the downgrade.
             (Agreed, true, Agreed, true, None),
             (Silent, true, Silent, true, Some(Downgrade::Stripped)),
             // The server cannot answer: it listened before the program was attached, or uses SYN cookies.

@@ -1,47 +1,46 @@
-//! Decides whether the other end's [`Statement`] is accepted, and on which terms. Both ends call the same function,
-//! each with its own requirements.
+//! Decides whether a host accepts the peer's [`Statement`], and on which terms. Both hosts call the same function, each
+//! with its own requirements.
 
 use std::net::IpAddr;
 
 use super::message::{AgreementRefusal, Hash, NatReport, RefusalReason, RuleOffer, Statement};
 
-/// Requirements of one end on the other end's host.
+/// Requirements that a host has of its peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// Fewest CPUs that the other host may have.
+    /// Fewest CPUs that the peer may have.
     pub cpus: u32,
-    /// Least memory that the other host may have, MiB.
+    /// Least memory that the peer may have, MiB.
     pub memory_mib: u64,
-    /// Oldest kernel version that the other host may run, such as `6.1`; `None`: any.
+    /// Oldest kernel version that the peer may run, such as `6.1`; `None`: any.
     pub kernel: Option<[u32; 2]>,
 }
 
-/// The terms of an agreement, as one end sees them.
+/// The terms of an agreement, as one host sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JudgeTerms {
-    /// The newest version of agreements that both ends support.
+    /// The newest version of agreements that both hosts support.
     pub version: u32,
-    /// Indices of this end's rules that match a rule of the other end, each with the graft that the other end uses
-    /// for it.
+    /// Indices of this host's rules that match a rule of the peer, each with the graft that the peer uses for it.
     pub rules: Vec<(usize, Option<Hash>)>,
-    /// Address translation (NAT) on the path, as this end sees it.
+    /// Address translation (NAT) on the path, as this host sees it.
     pub nat: NatReport,
 }
 
-/// Compares the statements of both ends of one connection. Returns the terms if they can agree.
+/// Compares the statements that both hosts sent on one connection. Returns the terms on which they agree.
 ///
 /// # Errors
-/// The ends cannot agree; the refusal names the reason and is meant for the other end.
+/// The hosts cannot agree; the refusal names the reason and is sent to the peer.
 pub fn judge(own: &Statement, wants: &Wants, theirs: &Statement) -> Result<JudgeTerms, AgreementRefusal> {
     let version = version(own, theirs)?;
-    // Object files are exchanged between the ends, so their ABI has to be equal.
+    // Hosts exchange object files of grafts, so both need the same ABI.
     if own.host.abi != theirs.host.abi {
         let detail = format!("grafts of ABI {} and of ABI {}", own.host.abi, theirs.host.abi);
         return Err(AgreementRefusal::new(RefusalReason::Abi, detail));
     }
     check_host(wants, theirs)?;
-    // Each end reports its local address and the remote address that it sees. They differ at an end whose address is
-    // translated.
+    // Each host reports its local address and the peer's address as it sees it. If a host's own address differs from
+    // what the peer sees, it is translated (NAT).
     let nat = nat(own, theirs);
     if nat == NatReport::Both {
         let detail = format!(
@@ -102,8 +101,8 @@ fn nat(own: &Statement, theirs: &Statement) -> NatReport {
     }
 }
 
-/// Returns this end's rules that match a rule of the other end: the sides are opposite, port ranges overlap, and each
-/// end uses the graft that the other requires.
+/// Returns this host's rules that match a rule of the peer: one host is client and the other server, port ranges
+/// overlap, and each host uses the graft that the other requires.
 fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Hash>)>, AgreementRefusal> {
     let mut met = Vec::new();
     let mut unmet = None;
@@ -113,13 +112,14 @@ fn meeting(own: &Statement, theirs: &Statement) -> Result<Vec<(usize, Option<Has
                 Some(detail) => unmet = Some(detail),
                 None => {
                     met.push((index, other.graft));
-                    // One matching rule of the other end is enough.
+                    // One matching rule of the peer is enough.
                     break;
                 }
             }
         }
     }
-    // A missing graft is the better explanation than a rule without counterpart, so it is reported first.
+    // If a rule fails only for lack of a graft, the refusal names the graft, which helps the operator more than "no
+    // rule matches".
     match (met.is_empty(), unmet) {
         (false, _) => Ok(met),
         (true, Some(detail)) => Err(AgreementRefusal::new(RefusalReason::UnknownFunction, detail)),
@@ -134,7 +134,7 @@ fn meets(one: &RuleOffer, other: &RuleOffer) -> bool {
     one.side != other.side && one.first_port <= other.last_port && other.first_port <= one.last_port
 }
 
-/// Returns a description of the missing graft if the other end does not use the one that `rule` requires.
+/// Returns a description of the required graft if the peer's rule does not use it; `None` if it does.
 fn missing(rule: &RuleOffer, other: &RuleOffer, has: &Statement) -> Option<String> {
     let wanted = rule.wants.filter(|wanted| other.graft != Some(*wanted))?;
     Some(match has.functions.iter().find(|it| it.identity == wanted) {
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::message::{OfferSide, tests::statement};
 
-    /// Returns the client's and the server's statement on one connection.
+    /// Returns the client's and the server's statement on the same connection.
     fn both() -> (Statement, Statement) {
         let caller = statement();
         let mut called = statement();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_judge_an_offer_alike() {
+    fn both_hosts_reach_the_same_verdict_on_an_offer() {
         let (caller, called) = both();
         let wants = Wants { cpus: 2, memory_mib: 4096, kernel: Some([6, 18]) };
         let terms = judge(&caller, &wants, &called).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_names_its_reason() {
+    fn refused_agreement_names_its_reason() {
         type Change = fn(&mut Statement, &mut Statement, &mut Wants);
         let table: [(Change, RefusalReason, &str); 11] = [
             (|_, it, _| it.versions = vec![2, 3], RefusalReason::Version, "[1] and [2, 3]"),
@@ -236,7 +236,7 @@ mod tests {
         called.remote = "192.0.2.1:5000".parse().unwrap();
         assert_eq!(judge(&caller, &Wants::default(), &called).unwrap().nat, NatReport::Ours);
         assert_eq!(judge(&called, &Wants::default(), &caller).unwrap().nat, NatReport::Theirs);
-        // An IPv6 socket shows an IPv4 address in its mapped form, which is the same address.
+        // An IPv6 socket shows an IPv4 address in mapped form, which counts as the same address.
         called.remote = "[::ffff:10.0.0.1]:4000".parse().unwrap();
         assert_eq!(judge(&called, &Wants::default(), &caller).unwrap().nat, NatReport::None);
     }

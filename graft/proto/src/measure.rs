@@ -1,13 +1,13 @@
-//! Statistics of a path, from probe packets that were sent at even intervals and answered or lost.
+//! Statistics of a path, computed from probe packets that were sent at even intervals and were answered or lost.
 
 use serde::{Deserialize, Serialize};
 
 /// One probe packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathSample {
-    /// Time of sending in µs, from any fixed origin.
+    /// Sending time in µs, from any fixed origin.
     pub sent_us: u64,
-    /// Time of the answer in µs from the same origin; `None` if it was lost or came too late.
+    /// Arrival time of the answer in µs, from the same origin as `sent_us`; `None` if the answer was lost or late.
     pub answered_us: Option<u64>,
 }
 
@@ -22,14 +22,14 @@ pub struct PathReport {
     pub rtt_min_us: u32,
     /// Median round trip, microseconds.
     pub rtt_us: u32,
-    /// Round trip that 95 % of the answered packets stay within, microseconds.
+    /// Round trip that 95 % of the answered packets did not exceed, microseconds.
     pub rtt_p95_us: u32,
     /// Average difference between consecutive round trips, microseconds (the jitter of RFC 3550, not smoothed).
     pub rtt_variation_us: u32,
-    /// Share of packets without an answer, percent.
+    /// Packets without an answer, in percent of the sent ones.
     pub loss_percent: f64,
-    /// Average length of a run of losses, divided by the length that independent losses would have: 1 means
-    /// independent.
+    /// Burstiness of losses: the average length of a run of losses, divided by its length if losses were independent. 1
+    /// means independent.
     pub burstiness: f64,
     /// Length of the longest run of lost packets.
     pub burst_max: u32,
@@ -37,7 +37,7 @@ pub struct PathReport {
     pub queue_growth_us_s: f64,
     /// Answers that arrived after the answer to a later packet.
     pub reordered: u32,
-    /// Most later packets whose answers overtook one packet's.
+    /// Largest number of later packets whose answers overtook the answer of one packet.
     pub reordering_max: u32,
 }
 
@@ -47,16 +47,17 @@ impl PathReport {
         self.sent.saturating_sub(self.answered)
     }
 
-    /// Computes the statistics. `samples` are in the order of sending.
+    /// Computes the statistics. `samples` have to be in the order of sending.
     pub fn from_samples(samples: &[PathSample]) -> Self {
         let rtts: Vec<u32> = samples.iter().filter_map(PathSample::rtt_us).collect();
         let mut sorted = rtts.clone();
         sorted.sort_unstable();
-        // Nearest rank, rounded up: of two values the median is the larger one.
+        // Quantiles use the nearest rank, rounded up, so the median of two values is the larger one.
         let quantile = |percent: usize| {
             sorted.get((sorted.len().saturating_sub(1) * percent).div_ceil(100)).copied().unwrap_or_default()
         };
-        // Lost packets are left out, so two round trips may be further apart in time.
+        // Lost packets have no round trip, so two consecutive values may belong to packets that were not sent one after
+        // another.
         let steps = rtts.windows(2).map(|pair| u64::from(pair[0].abs_diff(pair[1])));
         let variation = steps.sum::<u64>() / (rtts.len().max(2) as u64 - 1);
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -96,11 +97,11 @@ fn bursts(samples: &[PathSample]) -> Vec<u32> {
     lost.map(|run| u32::try_from(run.len()).unwrap_or(u32::MAX)).collect()
 }
 
-/// Returns the burstiness. Independent losses with share p have runs of 1 / (1 - p) packets on average.
+/// Returns the burstiness of losses. If losses with share p are independent, runs have 1 / (1 - p) packets on average.
 fn burstiness(bursts: &[u32], sent: usize) -> f64 {
     let lost: u32 = bursts.iter().sum();
     if lost == 0 || lost as usize >= sent {
-        // Without losses there are no runs; if all are lost, there is one run that says nothing.
+        // Without any loss there is no run. If all packets are lost, the only run does not show burstiness.
         return if lost == 0 { 0.0 } else { 1.0 };
     }
     let mean = f64::from(lost) / bursts.len() as f64;
@@ -120,15 +121,15 @@ fn slope(samples: &[PathSample]) -> f64 {
     let rtt = mean(|it| it.1);
     let square: f64 = points.iter().map(|it| (it.0 - time).powi(2)).sum();
     let product: f64 = points.iter().map(|it| (it.0 - time) * (it.1 - rtt)).sum();
-    // Fewer than two points have no slope.
+    // A slope needs at least two points with different times.
     if points.len() < 2 || square == 0.0 { 0.0 } else { product / square }
 }
 
-/// Returns how many answers arrived late, and the most later packets that overtook one.
+/// Returns how many answers arrived out of order, and the most later packets whose answers overtook one of them.
 fn reordering(samples: &[PathSample]) -> (u32, u32) {
     let mut arrivals: Vec<(u64, usize)> =
         samples.iter().enumerate().filter_map(|(at, sample)| Some((sample.answered_us?, at))).collect();
-    // In the order of arrival, a packet is late if a later one (with a higher index) has arrived before.
+    // Samples are sorted by arrival. An answer is out of order if one of a packet sent later has arrived before.
     arrivals.sort_unstable();
     let mut latest = 0;
     let mut late = 0;
@@ -147,7 +148,7 @@ fn reordering(samples: &[PathSample]) -> (u32, u32) {
 mod tests {
     use super::*;
 
-    /// Returns samples of a packet per ms with these round trips in µs; 0 means lost.
+    /// Returns samples of packets sent every millisecond, with these round trips in µs; 0 means lost.
     fn samples(rtts_us: &[u64]) -> Vec<PathSample> {
         let sample = |(at, rtt): (usize, &u64)| {
             let sent_us = at as u64 * 1000;
@@ -178,9 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn growing_queue_shows_in_the_measurement() {
+    fn growing_queue_is_measured_as_a_rising_round_trip() {
         let growing: Vec<u64> = (0..100).map(|at| 1000 + 10 * at).collect();
-        // Each packet's round trip is 10 µs longer, at one packet per ms.
+        // One packet is sent each ms, and each round trip is 10 µs longer than the previous one.
         assert!((PathReport::from_samples(&samples(&growing)).queue_growth_us_s - 10_000.0).abs() < 1e-3);
         assert_eq!(PathReport::from_samples(&samples(&[1000; 50])).queue_growth_us_s, 0.0);
     }
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_no_samples_is_empty() {
+    fn path_report_without_samples_is_empty() {
         assert_eq!(PathReport::from_samples(&[]), PathReport::default());
         assert_eq!(PathReport::from_samples(&samples(&[7])).rtt_us, 7);
     }

@@ -1,4 +1,4 @@
-//! Messages of agreements: a length of 32 bits (big-endian), and that many bytes of JSON.
+//! Messages by which two hosts agree on grafts: a length of 32 bits (big-endian), and that many bytes of JSON.
 //!
 //! Every list and text that a peer can make long is bounded here, so a [`Statement`] is small. Unknown members are
 //! ignored, so that later versions can add some.
@@ -7,9 +7,9 @@ use std::{fmt, net::SocketAddr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// ALPN name in TLS. A version with another encoding gets another name.
+/// ALPN name of this protocol. A version with another encoding gets another name.
 pub const ALPN: &[u8] = b"graft/1";
-/// Versions of agreements that this program supports; equal to those of the TCP option.
+/// Versions of agreements that this program supports. They equal the versions of the TCP option.
 pub const VERSIONS: [u32; 1] = [1];
 /// Most bytes of a message, without its length field.
 pub const MESSAGE_MAX: usize = 256 << 10;
@@ -18,14 +18,14 @@ pub const OBJECT_MAX: usize = 4 << 20;
 
 const FUNCTIONS_MAX: usize = 256;
 const RULES_MAX: usize = 64;
-/// Most connections that a statement reports; it has the newest ones.
+/// Most connections that a statement reports, which are the newest ones.
 pub const CONNECTIONS_MAX: usize = 64;
 const NAME_MAX: usize = 64;
 const SERVICES_MAX: usize = 16;
 const DETAIL_MAX: usize = 256;
 const MANIFEST_MAX: usize = 64 << 10;
 
-/// Why bytes are not a valid message. The connection is then closed.
+/// Why received bytes are not a valid message. The receiver then closes the connection.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum MalformedMessage {
@@ -41,21 +41,22 @@ pub enum MalformedMessage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub enum AgreementMessage {
-    /// Offers an agreement; sent by the end that has connected. It is repeated when the statement changes, and from
-    /// time to time.
+    /// Offers an agreement. The host that opened the connection sends this. It repeats the offer when its statement
+    /// changes, and from time to time.
     Offer(Box<Statement>),
-    /// Accepts an offer.
+    /// Accepts an offer, with the own statement.
     Accept(Box<Statement>),
-    /// Confirms an [`Accept`](Self::Accept); sent by the end that has connected. From now on both ends are bound.
+    /// Confirms an [`Accept`](Self::Accept). The host that opened the connection sends this. From now on both hosts are
+    /// bound.
     Confirm,
-    /// Refuses an agreement, in place of any of the above.
+    /// Refuses an agreement, in place of any message above.
     Refuse(AgreementRefusal),
     /// Requests a graft's object file.
     Fetch {
         /// SHA-256 of the graft's object file.
         identity: Hash,
     },
-    /// Answers a [`Fetch`](Self::Fetch). The object file follows as raw bytes.
+    /// Answers a [`Fetch`](Self::Fetch). The object file follows as raw bytes behind this message.
     Object {
         /// The graft's manifest in TOML.
         manifest: String,
@@ -64,16 +65,16 @@ pub enum AgreementMessage {
     },
 }
 
-/// An end's description of itself, its rules, and its view of the path to the other end.
+/// A host's description of itself, its rules, and its view of the path to the peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statement {
     /// Versions of agreements that the sender supports.
     pub versions: Vec<u32>,
-    /// Random number of the sender's run. Agreements end when it changes.
+    /// Random number of the sending daemon's run. Agreements end when it changes.
     pub epoch: u64,
     /// Seconds for which the statement is valid if it is not repeated.
     pub hold_s: u32,
-    /// Properties of the sender's host.
+    /// Properties of the sending host.
     pub host: HostOffer,
     /// Local address of this connection at the sender's socket.
     pub local: SocketAddr,
@@ -83,9 +84,9 @@ pub struct Statement {
     pub functions: Vec<GraftOffer>,
     /// The sender's rules for connections with the receiver.
     pub rules: Vec<RuleOffer>,
-    /// Recent connections with the receiver, as the sender saw them begin.
+    /// Recent connections with the receiver, with what the sender saw in their handshakes.
     pub connections: Vec<ConnectionReport>,
-    /// The sender's findings about the path to the receiver.
+    /// The sender's measurements of the path to the receiver.
     #[serde(default)]
     pub path: PathVerdict,
 }
@@ -116,54 +117,54 @@ pub struct GraftOffer {
     pub abi: u32,
     /// Services that the graft provides, by name.
     pub services: Vec<String>,
-    /// True if the other end may fetch the object file.
+    /// True if the peer may fetch the graft's object file.
     #[serde(default)]
     pub given: bool,
 }
 
-/// The side of a connection that an end is.
+/// Whether a host is client or server of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OfferSide {
-    /// The end that opens the connection.
+    /// The host that opens the connection.
     Client,
-    /// The end that accepts the connection.
+    /// The host that accepts the connection.
     Server,
 }
 
 /// A rule for connections between the two hosts, and the graft that the sender uses for them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleOffer {
-    /// The side of the connections that the sender is.
+    /// Whether the sender is client or server of the connections.
     pub side: OfferSide,
     /// First server port of the rule.
     pub first_port: u16,
-    /// Last server port of the rule; it is included.
+    /// Last server port of the rule (inclusive).
     pub last_port: u16,
-    /// Identity of the graft that the sender uses; `None`: a congestion control of its kernel.
+    /// Identity of the graft that the sender uses; `None`: a congestion control of the sender's kernel.
     pub graft: Option<Hash>,
     /// Identity of the graft that the receiver has to use; `None`: any.
     #[serde(default)]
     pub wants: Option<Hash>,
 }
 
-/// How a connection began, as one end saw it. Both ends identify it by the sequence numbers of the first data bytes,
-/// which are random and which address translators keep.
+/// One host's view of a connection's handshake. Both hosts identify the connection by the sequence numbers of
+/// its first data bytes, which are random and which address translators do not change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionReport {
-    /// Sequence numbers of the first data bytes of client and server.
+    /// Sequence numbers of the first data byte of the client and of the server.
     pub sequence: [u32; 2],
-    /// The side of the connection that the sender is.
+    /// Whether the sender was client or server of the connection.
     pub side: OfferSide,
     /// Server port of the connection.
     pub port: u16,
     /// Outcome of the agreement in TCP options, as the sender saw it.
     pub outcome: OptionOutcome,
-    /// True if a client sent an offer, or a server would have answered one.
+    /// True if the sender is a client that sent an offer, or a server that would have answered one.
     pub spoke: bool,
     /// First bytes of the identity of the graft that the sender would use.
     pub own: u32,
-    /// First bytes of the identity that the sender received from the other end; 0 without an agreement.
+    /// First bytes of the identity of the graft that the sender received from the peer; 0 without an agreement.
     pub heard: u32,
 }
 
@@ -171,36 +172,36 @@ pub struct ConnectionReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptionOutcome {
-    /// Both ends agreed.
+    /// Both hosts agreed.
     Agreed,
-    /// The other end sent neither an offer nor an answer.
+    /// The peer sent neither an offer nor an answer.
     Silent,
-    /// Only a SYN without the option was answered.
+    /// The peer answered only a SYN without the option.
     Resent,
-    /// The other end uses another version.
+    /// The peer uses another version of the option.
     Refused,
-    /// The other end sent a malformed option.
+    /// The peer sent a malformed option.
     Malformed,
-    /// This end did not ask the other one.
+    /// This host did not offer an agreement to the peer.
     NotAsked,
 }
 
-/// Findings about a path. `None` means unknown.
+/// Measured properties of a path. A field that is `None` is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathVerdict {
-    /// True if the graft TCP option passes.
+    /// True if packets with the graft TCP option pass the path.
     pub options: Option<bool>,
-    /// True if UDP passes.
+    /// True if UDP packets pass the path.
     pub udp: Option<bool>,
-    /// True if IP protocol 253 passes.
+    /// True if packets of IP protocol 253 pass the path.
     pub protocol_253: Option<bool>,
-    /// Length in bytes of the largest IP packet that arrived whole.
+    /// Length in bytes of the longest IP packet that arrived without fragmentation.
     pub mtu: Option<u16>,
-    /// The end whose address is translated (NAT).
+    /// The host whose address is translated (NAT).
     pub nat: Option<NatReport>,
 }
 
-/// Address translation (NAT) on a path, as seen by the end that reports it: at neither end, at its own, at the other,
+/// The location of address translation (NAT) on a path, from the view of the reporting host: nowhere, at this host, at the peer,
 /// or at both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -217,7 +218,7 @@ pub enum NatReport {
 pub struct AgreementRefusal {
     /// Kind of the reason.
     pub reason: RefusalReason,
-    /// Details for the operator of the other end.
+    /// Details for the operator of the peer.
     pub detail: String,
 }
 
@@ -225,33 +226,33 @@ pub struct AgreementRefusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusalReason {
-    /// The ends support no common version.
+    /// The two hosts support no common version.
     Version,
-    /// The ends' grafts have different ABI versions.
+    /// The grafts of the two hosts have different ABI versions.
     Abi,
-    /// An end lacks a graft that the other one requires.
+    /// A host lacks a graft that the peer requires.
     UnknownFunction,
-    /// The other host's kernel is older than required.
+    /// The peer's kernel is older than required.
     Kernel,
-    /// The other host has fewer CPUs or less memory than required.
+    /// The peer has fewer CPUs or less memory than required.
     Resources,
-    /// No rule of one end matches a rule of the other.
+    /// No rule of one host matches a rule of the other.
     NoRule,
-    /// Both ends are behind address translation (NAT).
+    /// Both hosts are behind address translation (NAT).
     Nat,
-    /// The peer's key is known, but is not permitted to agree.
+    /// The peer's key is known, but may not make agreements.
     NotAllowed,
-    /// The end handles too many negotiations already.
+    /// The host already handles as many negotiations as it may.
     Busy,
     /// The requested graft does not exist, or may not be fetched.
     NotGiven,
 }
 
 impl AgreementRefusal {
-    /// Makes a refusal. The text is cut to 256 bytes.
+    /// Makes a refusal. Details longer than 256 bytes are cut off.
     pub fn new(reason: RefusalReason, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
-        // A cut within a character would panic in truncate().
+        // truncate() panics within a character, so the cut is moved to a character boundary.
         let end = (0..=DETAIL_MAX).rev().find(|at| detail.is_char_boundary(*at)).unwrap_or(0);
         detail.truncate(end);
         Self { reason, detail }
@@ -273,7 +274,7 @@ impl AgreementMessage {
     /// # Errors
     /// The bytes are not a valid message, or exceed a limit.
     pub fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage> {
-        // The length is checked before parsing, so that a peer cannot make the parser use memory without bound.
+        // The length is checked before parsing, so a peer cannot make the parser use unbounded memory.
         if bytes.len() > MESSAGE_MAX {
             return Err(MalformedMessage::TooLong(bytes.len()));
         }
@@ -320,7 +321,7 @@ impl Statement {
         let names = self.functions.iter().flat_map(|it| it.services.iter().chain([&it.name]));
         bound(texts.into_iter().chain(names).all(|text| text.len() <= NAME_MAX), "a name is too long")?;
         bound(self.functions.iter().all(|it| it.services.len() <= SERVICES_MAX), "too many services")?;
-        // The judge compares ranges and assumes that they are not empty.
+        // The comparison of rules assumes that port ranges are not empty, so empty ones are refused.
         bound(self.rules.iter().all(|it| it.first_port <= it.last_port), "a range of ports is empty")
     }
 }

@@ -1,12 +1,12 @@
-//! Probe datagrams between two hosts that have an agreement, over UDP or IP protocol 253. Each has a token that only
-//! these hosts know, so strangers get no answer. An answer is never longer than its question, so it cannot amplify an
-//! attack.
+//! Probe datagrams between two hosts that have an agreement, over UDP or IP protocol 253. Each probe contains a token
+//! that only these two hosts know, so other hosts get no answer. An answer is never longer than the question, so probes
+//! cannot be used for amplification.
 
-/// Label of the TLS exporter (RFC 5705) from which both ends derive the token.
+/// Label of the TLS exporter (RFC 5705) from which both hosts derive the token.
 pub const TOKEN_LABEL: &[u8] = b"EXPORTER-millrace-graft-probe";
 /// Length of a token in bytes.
 pub const TOKEN_BYTES: usize = 16;
-/// Length of the header in bytes: magic, kind, padding, length, token and sequence number.
+/// Length in bytes of a probe's header: magic, kind, padding, length, token and sequence number.
 pub const HEADER_BYTES: usize = 28;
 
 const MAGIC: &[u8; 4] = b"MRp1";
@@ -17,7 +17,7 @@ pub type ProbeToken = [u8; TOKEN_BYTES];
 /// The kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeKind {
-    /// A question, which is as long as the packets that it tests.
+    /// A question, which is as long as the packets whose passage it tests.
     Ask,
     /// An answer, which consists of the header only.
     Answer,
@@ -26,18 +26,18 @@ pub enum ProbeKind {
 /// The header of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbePacket {
-    /// Whether it is a question or an answer.
+    /// Whether the probe is a question or an answer.
     pub kind: ProbeKind,
     /// The token of the two hosts.
     pub token: ProbeToken,
-    /// Number of the question, repeated in the answer.
+    /// Sequence number of the question, which the answer repeats.
     pub sequence: u32,
-    /// Length of the question in bytes.
+    /// Length of the question in bytes, which the answer repeats.
     pub bytes: u16,
 }
 
 impl ProbePacket {
-    /// Returns a question that is padded to `bytes`, at least [`HEADER_BYTES`].
+    /// Returns a question that is padded to `bytes` bytes, but not shorter than [`HEADER_BYTES`].
     pub fn ask(token: ProbeToken, sequence: u32, bytes: u16) -> Vec<u8> {
         let bytes = bytes.max(HEADER_BYTES as u16);
         let mut datagram = Self { kind: ProbeKind::Ask, token, sequence, bytes }.header().to_vec();
@@ -46,7 +46,7 @@ impl ProbePacket {
         datagram
     }
 
-    /// Returns the answer to this question.
+    /// Returns the answer to this question, which has the header only.
     pub fn answer(self) -> [u8; HEADER_BYTES] {
         Self { kind: ProbeKind::Answer, ..self }.header()
     }
@@ -61,7 +61,7 @@ impl ProbePacket {
         header
     }
 
-    /// Parses a datagram; `None` if it is no probe, or a question of another length than it states.
+    /// Parses a datagram. `None` means that it is not a probe, or a question whose length differs from the stated one.
     pub fn read(datagram: &[u8]) -> Option<Self> {
         let header: &[u8; HEADER_BYTES] = datagram.first_chunk()?;
         let (magic, rest) = header.split_first_chunk::<4>()?;
@@ -70,7 +70,7 @@ impl ProbePacket {
         let (token, rest) = rest.split_first_chunk::<TOKEN_BYTES>()?;
         let bytes = u16::from_be_bytes(*bytes);
         let kind = match kind {
-            // A question that was cut or padded on the path must not count as passed.
+            // A question that was cut or padded on the path must not count as arrived.
             1 if usize::from(bytes) == datagram.len() => ProbeKind::Ask,
             2 => ProbeKind::Answer,
             _ => return None,

@@ -1,23 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The acknowledgement: its format, and what a sender learns from it. The header also compiles natively. */
+/* The acknowledgement's format, and how a sender updates its state from it. The header also compiles
+ * natively.
+ */
 #ifndef MILLRACE_ACK_H
 #define MILLRACE_ACK_H
 
 #include "graft_packet.h"
 #include <bpf/bpf_endian.h>
 
-/* Numbers from the frame's on that an acknowledgement has a bit for: 1 if the packet was received. */
+/* Number of packets that the bitmap of an acknowledgement covers, from the frame's packet number on. */
 #define ACK_COME      (GRAFT_WINDOW / 2)
-#define ACK_REORDERED 3 /* packets that may arrive after a gap before it counts as a loss (RFC 5681) */
+#define ACK_REORDERED 3 /* packets that may arrive behind a missing one before it counts as lost (RFC 5681) */
 
-/* Payload of a GRAFT_ACK. The frame's number says that all packets below it were received or given up. */
+/* Payload of a GRAFT_ACK frame. The packet number in the frame states that all lower ones were received or
+ * given up.
+ */
 struct graft_ack {
-	__be32 newest; /* one more than the newest number received */
-	__be32 echo;   /* packet that caused this acknowledgement, to measure the round trip */
-	__be32 room;   /* the receiver has room for packets below this number */
+	__be32 newest; /* one more than the newest packet number received */
+	/* number of the packet that triggered this acknowledgement; the sender measures the round trip with
+	 * it
+	 */
+	__be32 echo;
+	__be32 room; /* the receiver has buffer space for packets below this number */
 	__be32 pad;
-	__u8 come[ACK_COME / 8]; /* a bit for each number from the frame's on, lowest first; 1: received */
-	/* SipHash over the frame's tag and the fields above, since a frame does not authenticate its
+	/* bitmap of received packets, from the frame's packet number on, lowest bit first */
+	__u8 come[ACK_COME / 8];
+	/* SipHash over the frame's tag and the fields above, since the frame's own tag does not cover the
 	 * payload
 	 */
 	__u64 tag;
@@ -44,18 +52,19 @@ static __always_inline void ack_round_trip(struct graft_shared *shared, __u64 ns
 		shared->min_rtt_us = us;
 	if (!shared->srtt_us) {
 		shared->srtt_us = us;
-		/* The first sample (RFC 6298, section 2.2). */
+		/* The first round-trip sample sets the variation to half of itself (RFC 6298, section 2.2).
+		 */
 		shared->rttvar_us = us / 2;
 		return;
 	}
-	/* Later samples, with the gains 1/4 and 1/8 of section 2.3. */
+	/* Later samples are weighted with the gains 1/4 and 1/8 of RFC 6298, section 2.3. */
 	difference = us > shared->srtt_us ? us - shared->srtt_us : shared->srtt_us - us;
 	shared->rttvar_us += (difference >> 2) - (shared->rttvar_us >> 2);
 	shared->srtt_us += (us >> 3) - (shared->srtt_us >> 3);
 }
 
-/* Applies an acknowledgement. It changes something only if it reports more than is known, so a replay has
- * no effect. Returns not 0 if it names packets that were never sent.
+/* Applies an acknowledgement to the sender's state. Only newer information changes the state, so a replayed
+ * acknowledgement has no effect. Returns not 0 if the acknowledgement names packets that were never sent.
  */
 static __always_inline int ack_take(struct graft_shared *shared, __u32 number, const struct graft_ack *ack,
 				    __u64 now_ns)
@@ -67,12 +76,12 @@ static __always_inline int ack_take(struct graft_shared *shared, __u32 number, c
 	if (!graft_not_before(next, number) || !graft_not_before(next, newest) ||
 	    !graft_not_before(newest, number))
 		return -1;
-	/* An older acknowledgement arrived late: it reports less than is known. */
+	/* An acknowledgement that arrives after a newer one is ignored. */
 	if (!graft_not_before(number, acked))
 		return 0;
 	if (graft_not_before(echo, next - GRAFT_WINDOW) && !graft_not_before(echo, next)) {
-		/* A packet gives one sample only. Retransmitted ones have no time, since their round trip
-		 * would be ambiguous (Karn).
+		/* Each packet gives one round-trip sample. A retransmitted packet has no sending time, since
+		 * its sample would be ambiguous (Karn's algorithm).
 		 */
 		went_ns = shared->went_ns[echo % GRAFT_WINDOW];
 		shared->went_ns[echo % GRAFT_WINDOW] = 0;
@@ -84,14 +93,16 @@ static __always_inline int ack_take(struct graft_shared *shared, __u32 number, c
 		shared->room = room;
 	for (int i = 0; i < ACK_COME / 64; i++)
 		delivered += ack_bits(((const __u64 *)ack->come)[i]);
-	/* Bits beyond the sent packets cannot count. */
+	/* Bits for packets that were never sent are not counted. */
 	if (!graft_not_before(next, delivered))
 		delivered = next;
 	if (!graft_not_before(shared->delivered, delivered)) {
 		shared->delivered = delivered;
 		shared->acked_ns = now_ns;
 	}
-	/* A new loss: the first missing packet was sent after the latest loss was counted. */
+	/* Counts one loss per round trip: packets sent before the previous loss was counted do not count as a
+	 * new one.
+	 */
 	if ((__s32)(newest - number) > ACK_REORDERED && graft_not_before(number, shared->recover)) {
 		shared->losses++;
 		shared->recover = next;

@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Tracks packets between XDP, which marks them as received, and TC, which delivers them. A batch or a queue
- * of packets may lie between. They are not acknowledged yet; a packet that is lost there counts as not
- * received. Packets of one interface reach TC in the order in which XDP accepted them. Packets of different
- * interfaces (paths) may overtake each other.
+/* Tracks packets between XDP, which marks them as received, and TC, which delivers them. The kernel may queue
+ * packets between the two hooks. A queued packet is not acknowledged; if the kernel drops it, it counts as
+ * not received. Packets of one interface reach TC in the order in which XDP accepted them. Packets of
+ * different interfaces (paths) may overtake each other.
  */
 #ifndef MILLRACE_ARRIVALS_H
 #define MILLRACE_ARRIVALS_H
 
 #include "graft_packet.h"
 
-/* A ring. XDP draws a turn from `let_in` and fills its entry; TC clears entries (`places`), and moves
- * `passed` beyond cleared ones. Several CPUs do both at once, so turns are drawn atomically, and `passed`
- * moves by compare-and-swap.
+/* Ring of packets that XDP accepted and TC has not delivered yet. XDP takes the next index from `let_in` and
+ * fills that entry. TC clears the entry in `places`, and moves `passed` beyond cleared entries. Several CPUs
+ * do this at once, so `let_in` grows atomically and `passed` moves by compare-and-swap.
  */
 struct arrivals {
-	__u32 let_in; /* turns given so far, at XDP */
-	__u32 passed; /* first turn that TC has not settled */
-	__u32 newest; /* one more than the newest number that TC has seen */
+	__u32 let_in; /* index of the next entry that XDP fills, before reduction to the ring's size */
+	__u32 passed; /* index of the oldest entry that is still in use */
+	__u32 newest; /* one more than the newest packet number that TC has seen */
 	__u32 pad;
-	__u32 numbers[GRAFT_WINDOW]; /* packet number, by turn */
-	__u16 places[GRAFT_WINDOW];  /* interface, by turn; 0: TC has seen the packet, or it is lost */
-	__u16 times[GRAFT_WINDOW];   /* time at XDP, by turn, in ticks of 2^24 ns */
+	__u32 numbers[GRAFT_WINDOW]; /* packet number of each entry */
+	/* interface of each entry's packet; 0: the entry is cleared (delivered or lost) */
+	__u16 places[GRAFT_WINDOW];
+	__u16 times[GRAFT_WINDOW]; /* time at which XDP accepted each entry's packet, in ticks of 2^24 ns */
 };
 
 #define ARRIVALS_TICK_SHIFT 24 /* one tick is 2^24 ns, 17 ms */
@@ -50,7 +51,7 @@ static __always_inline __u32 arrivals_waiting(const struct arrivals *arrivals)
 {
 	__u32 waiting = arrivals->let_in - arrivals->passed;
 
-	/* If XDP is far ahead, the ring was overwritten. */
+	/* If XDP is a whole ring ahead of TC, the oldest entries were overwritten. */
 	return waiting > GRAFT_WINDOW ? GRAFT_WINDOW : waiting;
 }
 
@@ -63,8 +64,8 @@ static __always_inline void take_back(struct graft_shared *shared, __u32 number)
 		shared->complete = number;
 }
 
-/* A search through the waiting packets from the first one on. Another CPU may search at the same time, for
- * another interface.
+/* State of a search through the ring for one packet. Another CPU may search for a packet of another interface
+ * at the same time.
  */
 struct arrival {
 	struct arrivals *arrivals;
@@ -90,8 +91,8 @@ static long arrivals_look(__u32 index, struct arrival *arrival)
 	return arrival->is_found;
 }
 
-/* Takes back the earlier arrivals of the same interface, up to the one that was found: they were lost
- * between XDP and TC.
+/* Marks earlier packets of the found packet's interface as not received: the kernel dropped them between XDP
+ * and TC.
  */
 static long arrivals_lose(__u32 index, struct arrival *arrival)
 {
@@ -100,16 +101,14 @@ static long arrivals_lose(__u32 index, struct arrival *arrival)
 
 	if (arrivals->places[at] == arrival->place) {
 		arrivals->places[at] = 0;
-		/* The packet itself has arrived; only the earlier ones are lost. */
+		/* The packet that was searched for has arrived; only the earlier ones are lost. */
 		if (turn != arrival->turn)
 			take_back(arrival->shared, arrivals->numbers[at]);
 	}
 	return turn == arrival->turn;
 }
 
-/* Removes settled arrivals from the front of the ring. An arrival that has waited for a second counts as
- * lost.
- */
+/* Removes cleared entries from the front of the ring. A packet that waited for a second counts as lost. */
 static long arrivals_forget(__u32 index, struct arrival *arrival)
 {
 	struct arrivals *arrivals = arrival->arrivals;
@@ -128,7 +127,9 @@ static long arrivals_forget(__u32 index, struct arrival *arrival)
 	return 0;
 }
 
-/* Notes that a packet has reached TC. Earlier arrivals of the same interface were lost before TC. */
+/* Notes that a packet has reached TC. Earlier packets of the same interface that have not are counted as
+ * lost.
+ */
 static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graft_shared *shared,
 					  const struct graft_work *work, __u32 ifindex)
 {
@@ -139,7 +140,7 @@ static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graf
 				  .place = arrivals_place(ifindex),
 				  .now = arrivals_time(work->now_ns)};
 
-	/* Entries that XDP has overwritten are skipped. */
+	/* Entries that XDP has overwritten since are skipped. */
 	if (arrivals->let_in - arrivals->passed > GRAFT_WINDOW)
 		arrivals->passed = arrivals->let_in - GRAFT_WINDOW;
 	arrival.first = arrivals->passed;
@@ -150,7 +151,7 @@ static __always_inline void arrivals_pass(struct arrivals *arrivals, struct graf
 	bpf_loop(GRAFT_WINDOW, arrivals_forget, &arrival, 0);
 	if (work->kind != GRAFT_DATA)
 		return;
-	/* The packet was taken back too early, or the XDP program was not attached: mark it as received
+	/* The packet was counted as lost too early, or the XDP program was not attached: mark it as received
 	 * now.
 	 */
 	if (!arrival.is_found && graft_is_missing(shared, number) &&

@@ -7,8 +7,8 @@
 #include "util.h"
 #include <stdbool.h>
 
-/* Fills in the calling process. It works only in cgroup/connect programs, which run in that process.
- * `caller` has to be zero before.
+/* Fills in name and cgroups of the calling process. Only cgroup/connect programs may call this, since they
+ * run in that process. `caller` has to be zero before.
  */
 static __always_inline void read_caller(struct caller *caller)
 {

@@ -8,18 +8,21 @@
 #include <linux/types.h>
 
 #define CALLER_NAME_BYTES 16 /* equal to the kernel's TASK_COMM_LEN */
-#define CALLER_LEVELS	  16 /* most levels of nested cgroups that are compared, from the root */
+/* cgroup levels that are compared, counted from the root; deeper cgroups are ignored */
+#define CALLER_LEVELS 16
 
-/* The condition of a rule. All zero: every process matches. */
+/* A rule's condition on the calling process. If all fields are zero, every process matches. */
 struct caller_wanted {
 	char command[CALLER_NAME_BYTES]; /* name of the calling thread (`comm`), padded with zeroes */
-	__u64 cgroup;			 /* ID of its cgroup (version 2), or of one above it */
+	/* ID of the process's cgroup (version 2), or of an ancestor of that cgroup */
+	__u64 cgroup;
 };
 
 /* The process that calls connect(). */
 struct caller {
 	char command[CALLER_NAME_BYTES];
-	__u64 cgroups[CALLER_LEVELS]; /* IDs from the root on; zeroes after the process's own */
+	/* IDs of the process's cgroup and its ancestors, from the root on; unused entries are zero */
+	__u64 cgroups[CALLER_LEVELS];
 };
 
 #endif

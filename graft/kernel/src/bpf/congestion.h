@@ -10,17 +10,17 @@
 #define ONE_PACKET     256U /* windows are counted in 256ths of a packet */
 #define WINDOW_LEAST   (2 * ONE_PACKET)
 #define WINDOW_MOST    (GRAFT_WINDOW * ONE_PACKET)
-#define TIMEOUT_LEAST  200000000ULL  /* ns; the least timeout, as Linux has for TCP */
-#define TIMEOUT_AT_ALL 1000000000ULL /* ns; used while no round trip is known (RFC 6298) */
+#define TIMEOUT_LEAST  200000000ULL  /* ns; least retransmission timeout, as in Linux TCP */
+#define TIMEOUT_AT_ALL 1000000000ULL /* ns; retransmission timeout while no round trip is known (RFC 6298) */
 
 struct congestion {
 	__u32 begun;
 	__u32 window;
-	__u32 threshold; /* window from which on it grows linearly */
-	__u32 delivered; /* graft_shared.delivered at the latest update */
+	__u32 threshold; /* slow-start threshold: from this window on, growth is linear */
+	__u32 delivered; /* value of graft_shared.delivered at the latest update */
 	__u32 losses;
 	__u32 pad;
-	__u64 since_ns; /* packets have been in flight since then, or a timeout happened then */
+	__u64 since_ns; /* time at which packets were first in flight, or of the latest timeout */
 };
 
 static __always_inline __u64 congestion_timeout(const struct graft_shared *shared)
@@ -37,8 +37,8 @@ static __always_inline void congestion_halve(struct congestion *own)
 	own->threshold = own->window / 2 < WINDOW_LEAST ? WINDOW_LEAST : own->window / 2;
 }
 
-/* Grows the window for newly delivered packets: by one for each below the threshold (slow start), by one
- * for each window above it.
+/* Grows the window for newly delivered packets: by one packet for each in slow start, and by one packet for
+ * each full window above the threshold.
  */
 static __always_inline void congestion_grow(struct congestion *own, __u32 come)
 {
@@ -54,31 +54,33 @@ static __always_inline void congestion_grow(struct congestion *own, __u32 come)
 	own->window = window > WINDOW_MOST ? WINDOW_MOST : window;
 }
 
-/* Updates the window by the acknowledgements since the last call: timeout, loss, or growth. Returns the
- * packets that may be in flight, at least 1.
+/* Updates the window after a timeout, a loss, or newly acknowledged packets. Returns how many packets may be
+ * in flight, at least 1.
  */
 static __always_inline __u32 congestion_look(struct congestion *own, const struct graft_shared *shared,
 					     __u32 initial, __u64 now_ns)
 {
 	__u32 come = shared->delivered - own->delivered, under_way = shared->next - shared->delivered;
-	/* A window that is not used says nothing about the path, so it does not grow (RFC 7661). */
+	/* The window does not grow while the sender does not fill it, since that does not test the path (RFC
+	 * 7661).
+	 */
 	int is_used = 2ULL * (under_way + come) * ONE_PACKET >= own->window;
 	__u64 heard_ns = shared->acked_ns > own->since_ns ? shared->acked_ns : own->since_ns;
 
 	if (!own->begun) {
 		own->begun = 1;
 		own->window = initial * ONE_PACKET;
-		/* The first window grows until the first loss, as in slow start. */
+		/* No threshold is known before the first loss, so slow start continues until then. */
 		own->threshold = WINDOW_MOST;
 		own->since_ns = now_ns;
 	} else if (under_way && now_ns > heard_ns && now_ns - heard_ns > congestion_timeout(shared)) {
 		congestion_halve(own);
-		/* A timeout: nothing was acknowledged for long, so the window begins again with one packet. */
+		/* Timeout: no packet was acknowledged for too long, so the window restarts at one packet. */
 		own->window = ONE_PACKET;
 		own->since_ns = now_ns;
 	} else if (shared->losses != own->losses) {
 		congestion_halve(own);
-		/* A loss that acknowledgements showed halves the window. */
+		/* A loss that acknowledgements reported halves the window. */
 		own->window = own->threshold;
 	} else if (come && come <= GRAFT_WINDOW && is_used) {
 		congestion_grow(own, come);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Acknowledges packets. The receiver reports which packets it has and for how many more it has room. The
- * sender learns from that what is no longer in flight, and the round trip. It runs after `number`, and
- * after functions that drop or recover packets at the receiver.
+/* Acknowledges packets. The receiver reports which packets it has received and how many more its socket can
+ * take. The sender derives the packets in flight and the round trip. In a list of functions it follows
+ * `number`, and functions that drop or recover packets at the receiver.
  *
  * One in `every` packets is acknowledged. A gap, the end of a gap, or a request by the sender's daemon is
  * acknowledged at once. Every acknowledgement is complete, so a lost one is replaced by the next.
@@ -22,9 +22,9 @@ const volatile struct acknowledge_config config = {
 
 struct state {
 	__u32 waiting;	/* packets received since the latest acknowledgement */
-	__u32 complete; /* graft_shared.complete at the latest packet */
-	__u32 truesize; /* bytes that the largest packet takes in its socket */
-	__u32 batch;	/* packets delivered in quick succession, at most BATCH */
+	__u32 complete; /* value of graft_shared.complete at the latest packet */
+	__u32 truesize; /* bytes of socket memory that the largest packet takes */
+	__u32 batch;	/* packets that TC delivered in quick succession, at most BATCH */
 	__u64 passed_ns;
 	struct arrivals arrivals;
 };
@@ -52,7 +52,7 @@ int acknowledge_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-/* The input of an acknowledgement's tag, followed by the tag. */
+/* The bytes that an acknowledgement's tag covers, followed by the tag. */
 struct proof {
 	__u64 frame_tag;
 	struct graft_ack ack;
@@ -95,13 +95,13 @@ static __noinline int hear(struct __sk_buff *skb, struct graft_work *work, struc
 
 /* --- At the receiver of data --- */
 
-/* The state that an acknowledgement reports. Packets that XDP has received and TC has not seen are left
- * out.
+/* The receiver's state that an acknowledgement reports. Packets that XDP has accepted and TC has not
+ * delivered are left out.
  */
 struct standing {
-	__u32 number; /* all packets below were received or given up */
+	__u32 number; /* all packets below this number were received or given up */
 	__u32 newest;
-	__u32 room; /* number of packets from `number` on that there is room for */
+	__u32 room; /* packets from `number` on for which the socket has space */
 };
 
 struct holding {
@@ -170,17 +170,20 @@ static long fill(__u32 index, struct filling *filling)
 	return 0;
 }
 
-#define ROOM_MAX GRAFT_WINDOW /* packets: no receiver announces more room */
-#define BATCH \
-	8 /* packets that TC may have delivered while none is in its socket yet (net.core.gro_normal_batch) */
-#define BATCH_NS \
-	16000000     /* time after which all of those are in the socket: longer than a poll of an interface */
-#define LARGEST 4416 /* bytes of socket memory for a packet of 1500 bytes, which may follow smaller ones */
+#define ROOM_MAX GRAFT_WINDOW /* most packets of buffer space that a receiver announces */
+/* packets that TC may have delivered while the kernel still batches them before the socket
+ * (net.core.gro_normal_batch)
+ */
+#define BATCH 8
+/* ns after which such a batch is in the socket: longer than one poll of an interface */
+#define BATCH_NS 16000000
+/* bytes of socket memory that a packet of 1500 bytes takes, reserved even if packets so far were smaller */
+#define LARGEST 4416
 
 /* Returns how many packets TC has delivered that may not be in the application's socket yet. */
 static __always_inline __u32 under_way(const struct state *own, const struct socket_room *room, __u64 now_ns)
 {
-	/* Other senders may also fill a large socket, so the full batch is assumed. */
+	/* A large socket may also receive packets of other senders, so a full batch is assumed. */
 	if (room->have > 4 * BATCH * own->truesize)
 		return BATCH;
 	return now_ns - own->passed_ns > BATCH_NS ? 0 : own->batch;
@@ -212,14 +215,16 @@ static __always_inline void pass(struct graft_work *work, struct state *own)
 	own->passed_ns = work->now_ns;
 }
 
-/* Returns for how many packets the socket has room. There is no bound if no socket listens. */
+/* Returns how many more packets the socket has space for. If no socket is bound to the port, the result is
+ * ROOM_MAX.
+ */
 static __noinline __u32 count_room(struct graft_work *work, struct state *own, struct socket_room *room)
 {
 	__u32 each = own->truesize > LARGEST ? own->truesize : LARGEST, packets, before;
 
 	if (!room->have)
 		return ROOM_MAX;
-	/* Room is kept for packets on their way to the socket: those of now, and as many more when the last
+	/* Space is reserved for packets that are still on their way to the socket, both now and when the last
 	 * announced packet arrives.
 	 */
 	before = 2 * under_way(own, room, work->now_ns) + arrivals_waiting(&own->arrivals);
@@ -254,7 +259,7 @@ static __noinline int say(struct __sk_buff *skb, struct graft_work *work, struct
 	}
 	if (make_frame(skb, work, &letter))
 		return -1;
-	/* The tag covers the frame's tag, which binds the contents to this frame. */
+	/* The tag also covers the tag of the frame, so the contents cannot be moved to another frame. */
 	proof->frame_tag = letter.frame.tag;
 	ack->tag = tag_of(work, proof);
 	if (bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, ack, sizeof(*ack), 0))
@@ -269,8 +274,8 @@ static __always_inline int is_due(struct state *own, const struct standing *stan
 	int is_due;
 
 	own->waiting++;
-	/* An acknowledgement is due if a daemon asks, enough packets arrived, a gap was closed or skipped,
-	 * or there is a gap.
+	/* An acknowledgement is due after enough packets, at a gap, when a gap was closed or given up, or if
+	 * the sender's daemon asks.
 	 */
 	is_due = work->kind != GRAFT_DATA || own->waiting >= config.every ||
 		 standing->number - own->complete != 1 || standing->number != standing->newest;
@@ -291,8 +296,8 @@ int acknowledge_rx(struct xdp_md *ctx)
 		return GRAFT_PASS_rx;
 	session = work->session;
 	own = bpf_map_lookup_elem(&state, &session);
-	/* XDP notes arrivals only if it marks packets as received. Functions that mark at TC note them
-	 * there.
+	/* XDP lists a packet here only if it marks the packet as received. Functions that mark packets at TC
+	 * list them there.
 	 */
 	if (own && work->kind == GRAFT_DATA && !work->is_marked_later)
 		arrivals_let_in(&own->arrivals, work, ctx->ingress_ifindex);
@@ -323,8 +328,7 @@ int acknowledge_repair(struct __sk_buff *skb)
 	arrivals_pass(&own->arrivals, shared, work, skb->ifindex);
 	if (work->kind == GRAFT_DATA) {
 		if (is_too_much(work, own, &socket, bytes_in_socket(skb))) {
-			/* The packet is dropped here instead of at the full socket, where nobody would
-			 * notice.
+			/* The packet is dropped here, since a full socket would drop it without any report.
 			 */
 			take_back(shared, work->number);
 			return graft_done(skb, repair, work, GRAFT_SOCKET_FULL);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Limits `window` by congestion control as in TCP: it halves the window after a loss, and adds a packet for
- * each round trip without one. It runs before `window`. The receiver needs no part of it, since
- * acknowledgements contain all that is needed.
+ * each round trip without one. In a list of functions it precedes `window`. It has no program at the
+ * receiver, since acknowledgements contain all that the sender needs.
  */
 #include "congestion.h"
 

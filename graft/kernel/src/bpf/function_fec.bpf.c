@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Sends `parity` parity packets behind each block of `packets` packets. The receiver recovers as many lost
- * packets of the block from them, without a round trip (the code is in parity.h). It runs after `number`,
- * and before `order` and functions that retransmit.
+/* Sends `parity` parity packets behind each block of `packets` packets. With n parity packets the receiver
+ * recovers any n lost packets of the block, without a round trip (the erasure code is in parity.h). In a list
+ * of functions it follows `number`, and precedes `order` and functions that retransmit.
  *
  * The payload of a parity packet is struct graft_parity and as many bytes as the longest packet of the
  * block, in whole elements.
@@ -21,9 +21,9 @@ const volatile struct fec_config config = {
 	.parity = 1,
 };
 
-#define COME_EACH (2 * BLOCK_MAX) /* received packets that are kept of a session */
+#define COME_EACH (2 * BLOCK_MAX) /* number of received packets that are stored for each session */
 
-/* The latest received packets of each session. */
+/* Ring of the latest received packets of each session, from which lost ones are recovered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, GRAFT_KEEPERS *COME_EACH);
@@ -93,7 +93,9 @@ static __always_inline void sum_up(struct block *block)
 	bpf_loop(config.packets & (BLOCK_MAX - 1), add_sent, block, 0);
 }
 
-/* Turns the packet into a parity packet without a frame, which the verdict adds. */
+/* Turns the application's packet in the buffer into a parity packet. The frame is added later, by the hook's
+ * verdict.
+ */
 static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, struct sum *sum, __u32 index)
 {
 	struct row *row = parity_row(sum, index);
@@ -123,7 +125,7 @@ static __noinline int protect(struct __sk_buff *skb, struct graft_work *work, st
 	return GRAFT_PROTECTED;
 }
 
-/* Sends the next parity packet of the block. The first call computes all of them. */
+/* Sends the next parity packet of the block. The call for the first one computes all of them. */
 static __always_inline int send_parity(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct block block = {.work = work, .sum = sum_of(GRAFT_TX)};
@@ -161,18 +163,18 @@ int fec_tx(struct __sk_buff *skb)
 
 /* --- At the receiver: parity packets are kept --- */
 
-/* The received parities of one block. */
+/* The parity packets received so far for one block. */
 struct held {
-	__u32 end; /* number of the block's last packet */
+	__u32 end; /* packet number of the block's last packet */
 	__u32 birth;
 	__u32 packets;
-	__u32 bytes; /* length of each parity */
-	__u32 rows;  /* a bit for each parity that was received */
+	__u32 bytes; /* length of each parity in bytes */
+	__u32 rows;  /* bitmap of the received parities */
 	__u32 pad;
 	struct row parities[PARITY_MAX];
 };
 
-#define HELD_EACH 2 /* blocks whose parities are kept of a session */
+#define HELD_EACH 2 /* number of blocks whose parities are stored for each session */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -205,7 +207,7 @@ static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *wo
 	held = held_at(work, work->number / parity.packets);
 	if (!held)
 		return NULL;
-	/* Parities of an older block had the entry. */
+	/* The entry held parities of an older block, which are discarded. */
 	if (held->end != work->number || held->birth != birth || held->packets != parity.packets ||
 	    held->bytes != bytes)
 		held->rows = 0;
@@ -224,7 +226,9 @@ static __noinline struct held *hold(struct __sk_buff *skb, struct graft_work *wo
 	return held;
 }
 
-/* Returns the parities of a received packet's block, if some arrived before the packet. */
+/* Returns the stored parities of the block that a received packet belongs to; NULL if none arrived before the
+ * packet.
+ */
 static __always_inline struct held *held_for(const struct graft_work *work, __u32 birth)
 {
 	for (__u32 block = 0; block < HELD_EACH; block++) {
@@ -244,7 +248,7 @@ struct recovery {
 	struct graft_shared *shared;
 	struct sum *sum;
 	struct held *held;
-	__u32 come; /* number of received parities */
+	__u32 come; /* number of parities received for the block */
 	__u32 count;
 };
 
@@ -274,9 +278,7 @@ static long add_come(__u32 index, struct recovery *recovery)
 		sum->numbers[missing] = number;
 		sum->unit = 1ULL << (16 * missing);
 		sum->count = missing + 1;
-		/* Adds a packet of zeroes in place of the missing one. Only the missing packet's factors
-		 * enter the rows.
-		 */
+		/* A missing packet is added as zeroes. Only its factors enter the rows of the equations. */
 		add(sum, &sum->nothing);
 		return 0;
 	}
@@ -313,8 +315,8 @@ static __always_inline __u32 rows_of(const struct held *held)
 	return count;
 }
 
-/* Recovers the missing packets of a block into rows of `sum`. Returns not 0 if none is missing, or more
- * than the parities can recover.
+/* Computes the missing packets of a block into rows of `sum`. Returns not 0 if none is missing, or if more
+ * are missing than the parities can recover.
  */
 static __noinline int solve(struct recovery *recovery)
 {
@@ -329,7 +331,7 @@ static __noinline int solve(struct recovery *recovery)
 	parity_clear(sum, config.parity);
 	sum->bytes = held->bytes;
 	bpf_loop(held->packets & (BLOCK_MAX - 1), add_come, recovery, 0);
-	/* A longer packet than the parities is not of their block. */
+	/* A packet that is longer than the parities cannot belong to their block. */
 	if (sum->failed || !sum->count || sum->bytes > held->bytes)
 		return -1;
 	for (__u32 index = 0; index < PARITY_MAX; index++) {
@@ -341,7 +343,7 @@ static __noinline int solve(struct recovery *recovery)
 	return parity_solve(sum);
 }
 
-/* Replaces the packet by another one, with a new payload and frame. */
+/* Replaces the packet in the buffer by another one, with a new payload and frame. */
 static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u8 *payload,
 			     struct letter *letter)
 {
@@ -350,8 +352,8 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	if (!bytes || bytes >= KEPT_BYTES)
 		return -1;
 	bytes = KEPT_BOUNDED(bytes);
-	/* The checksum of the interface covers the old bytes. bpf_skb_change_tail discards it only when a
-	 * packet grows, so the packet is cut to its headers first.
+	/* The checksum that the interface computed covers the old bytes. bpf_skb_change_tail discards it only
+	 * when a packet grows, so the packet is first cut to its headers.
 	 */
 	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES, 0) ||
 	    bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes + GRAFT_FRAME_BYTES, 0) ||
@@ -364,7 +366,7 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	return finish(skb, work, letter);
 }
 
-/* Turns the packet into a recovered one. Returns 0, or the reason why that failed. */
+/* Turns the packet in the buffer into a recovered one. Returns 0, or the reason of the failure. */
 static __noinline int become_missing(struct recovery *recovery, __u32 which, __u32 kind)
 {
 	struct sum *sum = recovery->sum;
@@ -375,18 +377,18 @@ static __noinline int become_missing(struct recovery *recovery, __u32 which, __u
 
 	if (row->length > recovery->held->bytes)
 		return GRAFT_ANSWERED;
-	/* The packet may have arrived on another CPU meanwhile. */
+	/* The missing packet may have arrived on another CPU meanwhile; then it is not recovered. */
 	if (__sync_lock_test_and_set(seen, mark) == mark)
 		return GRAFT_ANSWERED;
 	if (!become(recovery->skb, recovery->work, row->bits, &letter))
 		return 0;
-	/* The packet could not be made, so it counts as missing again. */
+	/* The recovered packet could not be written to the buffer, so it counts as missing again. */
 	__sync_val_compare_and_swap(seen, mark, 0);
 	return GRAFT_NO_ROOM;
 }
 
-/* Injects a recovered packet into the receive path, as if it had arrived, since the buffer itself can
- * become only one packet. If that fails, the packet counts as missing again.
+/* Injects a copy of a recovered packet into the receive path, as if it had arrived. One buffer can hold only
+ * one packet. If this fails, the packet counts as missing again.
  */
 static long return_missing(__u32 which, struct recovery *recovery)
 {
@@ -423,8 +425,9 @@ static __always_inline int recover(struct recovery *recovery)
 	return GRAFT_RECOVERED;
 }
 
-/* Recovers other packets of a block with a packet that arrived after the parities. They are injected, and
- * then the packet itself is restored. Returns not 0 if that failed and the packet is lost.
+/* Recovers missing packets of a block when one of its packets arrives after the parities. Recovered packets
+ * are injected; then the arrived packet is restored. Returns not 0 if restoring failed and the arrived packet
+ * is lost.
  */
 static __always_inline int recover_others(struct recovery *recovery)
 {
@@ -438,7 +441,7 @@ static __always_inline int recover_others(struct recovery *recovery)
 	return become(recovery->skb, work, kept->payload, &letter);
 }
 
-/* Keeps a received packet: it may be needed to recover others of its block. */
+/* Stores a received packet, which may be needed to recover other packets of its block. */
 static __always_inline void note(struct __sk_buff *skb, struct graft_work *work)
 {
 	struct kept *kept = place_of(work, work->number);
@@ -476,7 +479,9 @@ int fec_repair(struct __sk_buff *skb)
 			return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 		return graft_next(skb, repair, work);
 	}
-	/* A parity packet is sent after all packets of its block, so those were sent. */
+	/* A parity packet is sent after all packets of its block, so all numbers up to its own have been
+	 * sent.
+	 */
 	if (graft_not_before(work->number, shared->newest))
 		shared->newest = work->number + 1;
 	recovery.held = hold(skb, work, shared->birth);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Delivers in order and completely (go-back-N): the receiver accepts only the next packet, and the sender
- * repeats all packets from a missing one on. It runs after `window`, which draws the number, and before
- * `acknowledge` and `number`, which must not note packets that are not accepted here.
+/* Delivers all packets in order (go-back-N): the receiver accepts only the next packet in order, and the
+ * sender repeats all packets from a missing one on. In a list of functions it follows `window`, which assigns
+ * packet numbers. It precedes `acknowledge` and `number`, which must not see packets that are not accepted
+ * here.
  *
- * A request is sent when a packet is out of order for the first time, when a repeated packet was lost
- * again, and after `retry_us`. At the sender, TC ingress turns it into all packets from the requested one
- * on, without waking a process.
+ * The receiver sends a request at the first packet out of order, when a repeated packet was lost again, and
+ * every `retry_us` after that. At the sender, TC ingress answers a request with all packets from the
+ * requested one on, without waking a process.
  */
 #include "packet_again.h"
 
@@ -18,13 +19,13 @@ const volatile struct gobackn_config config = {
 	.retry_us = 500000,
 };
 
-#define REPEAT_MAX 256 /* most packets repeated for one request */
+#define REPEAT_MAX 256 /* most packets that the sender repeats for one request */
 
 struct state {
-	__u32 asked; /* number that was requested last */
+	__u32 asked; /* packet number of the latest request */
 	__u32 has_asked;
-	__u32 latest;	/* number of the latest packet that was out of order */
-	__u32 repeated; /* first number of the latest repetition */
+	__u32 latest;	/* packet number of the latest packet that arrived out of order */
+	__u32 repeated; /* packet number from which the latest repetition began */
 	__u64 asked_ns;
 	__u64 repeated_ns;
 };
@@ -63,8 +64,8 @@ static long repeat(__u32 index, struct repeating *repeating)
 
 	if (graft_not_before(number, repeating->shared->next) || !kept_find(repeating->work, number))
 		return 1;
-	/* The skb has the previous repeated packet, whose copy is sent now. If a full queue drops the copy,
-	 * it is lost like a packet on the path.
+	/* The buffer still holds the previously repeated packet. A copy of that packet is sent now; a full
+	 * queue may drop the copy, like a loss on the path.
 	 */
 	if (index && bpf_clone_redirect(skb, skb->ifindex, 0) < 0)
 		repeating->failed = 1;
@@ -75,7 +76,7 @@ static long repeat(__u32 index, struct repeating *repeating)
 	return repeating->failed ? 1 : 0;
 }
 
-/* Returns whether a request has no effect: its packet was never sent, was acknowledged, or was repeated
+/* Returns whether a request is ignored: its packet was never sent, is acknowledged already, or was repeated
  * within half a round trip.
  */
 static __always_inline int is_answered(const struct state *own, const struct graft_work *work,
@@ -99,7 +100,7 @@ static __always_inline int go_back(struct __sk_buff *skb, struct graft_work *wor
 	if (turn(skb, work))
 		return GRAFT_NO_ROOM;
 	skb->mark = work->mark;
-	/* The packet was overwritten in the ring of kept packets. */
+	/* The sender no longer stores the requested packet, so it answers GRAFT_GONE. */
 	if (!kept_find(work, work->number))
 		return say_gone(skb, work, work->number) ? GRAFT_NO_ROOM : GRAFT_RESENT;
 	bpf_loop(REPEAT_MAX, repeat, &repeating, 0);
@@ -108,7 +109,9 @@ static __always_inline int go_back(struct __sk_buff *skb, struct graft_work *wor
 
 /* --- At the receiver: missing packets are requested --- */
 
-/* Leaves it to TC to mark packets as received: one that `gobackn_repair` does not accept may arrive again. */
+/* Makes TC mark packets as received instead of XDP, since a packet that `gobackn_repair` drops has to be
+ * accepted when it is repeated.
+ */
 SEC("xdp.frags")
 int gobackn_rx(struct xdp_md *ctx)
 {
@@ -120,12 +123,13 @@ int gobackn_rx(struct xdp_md *ctx)
 	return graft_next(ctx, rx, work);
 }
 
-/* Returns whether a request for the missing packet is due. */
+/* Returns whether a request for the missing packet has to be sent now. */
 static __always_inline int is_due(struct state *own, const struct graft_work *work, __u32 missing)
 {
 	int is_new = !own->has_asked || own->asked != missing;
 	int is_again = work->now_ns - own->asked_ns > (__u64)config.retry_us * 1000;
-	/* The numbers went back, so the sender repeats, and the first repeated packet was lost again. */
+	/* Packet numbers went back, so the sender is repeating, and the first repeated packet was lost again.
+	 */
 	int is_round = work->kind == GRAFT_DATA && !graft_not_before(work->number, own->latest + 1);
 
 	if (work->kind == GRAFT_DATA)
@@ -169,8 +173,8 @@ int gobackn_repair(struct __sk_buff *skb)
 		return graft_done(skb, repair, work, go_back(skb, work, shared, own));
 	graft_advance(shared);
 	missing = shared->complete;
-	/* The sender no longer keeps this packet. It is given up, since otherwise nothing would be
-	 * delivered any more.
+	/* The sender no longer stores the missing packet. The receiver gives it up, since otherwise no later
+	 * packet could be delivered.
 	 */
 	if (work->kind == GRAFT_GONE && work->number == missing &&
 	    graft_not_before(shared->newest, missing + 1))
@@ -181,14 +185,14 @@ int gobackn_repair(struct __sk_buff *skb)
 		shared->seen[missing % GRAFT_WINDOW] = GRAFT_SEEN | missing;
 		return graft_next(skb, repair, work);
 	}
-	/* All packets that were sent have arrived. */
+	/* The receiver has all packets that the sender has sent. */
 	if (work->kind == GRAFT_LAST && graft_not_before(missing, work->number))
 		return graft_next(skb, repair, work);
 	if (is_due(own, work, missing) && ask(skb, work, missing))
 		return graft_done(skb, repair, work, GRAFT_NO_ROOM);
 	if (work->kind == GRAFT_LAST)
 		return graft_next(skb, repair, work);
-	/* A packet behind a gap is dropped: it is repeated with the others. */
+	/* A packet behind a gap is dropped, since the sender repeats it together with the missing one. */
 	return graft_done(skb, repair, work, GRAFT_OUT_OF_TURN);
 }
 

@@ -2,7 +2,7 @@
 /* Numbers outgoing packets, and drops received duplicates. */
 #include "graft_packet.h"
 
-#define BEGINNING 64 /* if the first received number is lower, the session has just begun */
+#define BEGINNING 64 /* If the first received packet number is lower than this, the session has just begun. */
 
 SEC("tcx/egress")
 int number_tx(struct __sk_buff *skb)
@@ -14,7 +14,7 @@ int number_tx(struct __sk_buff *skb)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
 	if (shared) {
-		/* `window` has drawn the number if it is in the list. */
+		/* If the list has `window`, that function has already assigned the packet number. */
 		if (!work->is_numbered)
 			work->number = __sync_fetch_and_add(&shared->next, 1);
 		work->is_numbered = 1;
@@ -23,13 +23,14 @@ int number_tx(struct __sk_buff *skb)
 	return graft_next(skb, tx, work);
 }
 
-#define PATHS	       4
-#define PATH_SILENT_NS 150000000 /* silence after which a path is expected to deliver no older packets */
+#define PATHS 4
+/* ns of silence after which a path is assumed to have no older packets in flight */
+#define PATH_SILENT_NS 150000000
 
-/* The progress of each path of a session. */
+/* The newest packet that each path of a session has delivered. */
 struct progress {
 	__u64 came_ns[PATHS];
-	__u32 newest[PATHS]; /* one more than the newest number received by the path */
+	__u32 newest[PATHS]; /* one more than the newest packet number received by each path */
 };
 
 struct {
@@ -39,9 +40,9 @@ struct {
 	__type(value, struct progress);
 } state SEC(".maps");
 
-/* Returns the newest number below which nothing is still in flight on a slower path, given that each path
- * keeps its order. Other functions use it as the newest number, so they neither request packets that a
- * slower path delivers later, nor count them as lost.
+/* Returns the newest packet number that no slower path can still be about to deliver, if each path keeps its
+ * order. Other functions take it as the newest number: they neither request packets that a slower path
+ * delivers later, nor count them as lost.
  */
 static __noinline __u32 settled(struct graft_work *work)
 {
@@ -63,7 +64,9 @@ static __noinline __u32 settled(struct graft_work *work)
 	return least - 1;
 }
 
-/* Advances the newest number. It is tried up to 4 times, since other CPUs may advance it at the same time. */
+/* Advances the newest packet number by compare-and-swap, in at most 4 attempts, since other CPUs may advance
+ * it too.
+ */
 static __always_inline void advance(struct graft_shared *shared, __u32 number)
 {
 	for (int i = 0; i < 4; i++) {
@@ -81,7 +84,7 @@ static __always_inline int has_come(struct graft_shared *shared, struct graft_wo
 	__u64 before = work->is_marked_later ? *seen : __sync_lock_test_and_set(seen, mark);
 
 	work->was_given_up = before == (GRAFT_GIVEN_UP | work->number);
-	/* The exchange above makes exactly one of several CPUs see the packet as new. */
+	/* The atomic exchange makes exactly one CPU see the packet as new. */
 	return before == mark;
 }
 
@@ -102,7 +105,7 @@ int number_rx(struct xdp_md *ctx)
 		graft_turn(shared, number, work->epoch);
 	if (work->kind != GRAFT_DATA)
 		return graft_next(ctx, rx, work);
-	/* This end was started after the other one, so it does not request earlier packets. */
+	/* This host joined a running session, so it does not request packets that were sent before. */
 	if (!shared->begun && number >= BEGINNING)
 		shared->complete = number;
 	shared->begun = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Drops packets that arrive after a newer one, for data that is useless once newer data was delivered. It
- * runs after `number`.
+/* Drops packets that arrive after a newer one, for applications to which outdated data is useless. In a list
+ * of functions it follows `number`.
  */
 #include "graft_packet.h"
 
@@ -16,7 +16,7 @@ int order_rx(struct xdp_md *ctx)
 	return graft_next(ctx, rx, work);
 }
 
-/* Handles packets that an earlier function has recovered at TC ingress. */
+/* Applies the same order to packets that an earlier function has recovered at TC ingress. */
 SEC("tcx/ingress")
 int order_repair(struct __sk_buff *skb)
 {

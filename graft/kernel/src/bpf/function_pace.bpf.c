@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Paces packets: each gets a departure time, which the qdisc fq of the interface obeys. It runs before
- * `window` and `number`, so that a refused packet has no number, and after `congestion`, whose window gives
- * the rate if none is configured (RFC 9002, section 7.7).
+/* Paces packets: each gets a departure time, which the interface's qdisc fq obeys. In a list of functions it
+ * precedes `window` and `number`, so that a refused packet has no packet number. It follows `congestion`,
+ * whose window gives the rate if none is configured (RFC 9002, section 7.7).
  */
 #include "graft_packet.h"
 #include "net.h"
 
 struct pace_config {
-	__u32 rate_kbit; /* rate with IP headers; 0: window divided by round trip */
-	__u32 burst;	 /* packets that may leave at once after a pause */
-	__u32 packets;	 /* most packets that wait for their departure time */
+	/* kbit/s including IP headers; 0: the rate is the window divided by the round trip */
+	__u32 rate_kbit;
+	__u32 burst;   /* packets that may be sent at once after a pause */
+	__u32 packets; /* most packets that wait for their departure time */
 };
 
 SEC(".rodata.config")
@@ -19,7 +20,8 @@ const volatile struct pace_config config = {
 	.packets = 64,
 };
 
-#define GAIN_PERCENT 125 /* pace faster than the window needs, so that the window is the limit */
+/* percent; paces somewhat faster than window / round trip, so that the window is the limit */
+#define GAIN_PERCENT 125
 #define TAKES_MOST   1000000000ULL
 #define SPARE_MOST   4000000000ULL
 
@@ -53,11 +55,11 @@ int pace_tx(struct __sk_buff *skb)
 	if (!shared)
 		return graft_next(skb, tx, work);
 	takes = takes_ns(work, shared);
-	/* Bounds keep the products below within 64 bits. */
+	/* These bounds keep the products below within 64 bits. */
 	takes = takes < TAKES_MOST ? takes : TAKES_MOST;
 	now_ns = bpf_ktime_get_ns();
 	ahead = shared->leaves_ns > now_ns ? shared->leaves_ns - now_ns : 0;
-	/* The queue is bounded in time: as many intervals as packets may wait. */
+	/* The queue is bounded in time: at most `packets` pacing intervals ahead of now. */
 	if (takes && ahead >= config.packets * takes)
 		return graft_done(skb, tx, work, GRAFT_TOO_FAST);
 	spare = takes * (config.burst - 1);

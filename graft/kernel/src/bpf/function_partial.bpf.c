@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Retransmits lost packets until their deadline, and then gives them up, up to a bounded share of all
- * packets. It runs after `number`.
+/* Retransmits lost packets until their deadline. After it, lost packets are given up, but no more than a
+ * bounded share of all packets. In a list of functions it follows `number`.
  */
 #include "repair.h"
 
@@ -17,7 +17,7 @@ int partial_tx(struct __sk_buff *skb)
 	return repair_at_tx(skb);
 }
 
-/* Drops packets that arrive after they were given up. */
+/* Drops packets that arrive after the receiver has given them up. */
 SEC("xdp.frags")
 int partial_rx(struct xdp_md *ctx)
 {

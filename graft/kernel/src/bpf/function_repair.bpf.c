@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Retransmits every lost packet. It runs after `number`. */
+/* Retransmits every lost packet. In a list of functions it follows `number`. */
 #include "repair.h"
 
 SEC(".rodata.config")

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Bounds the packets in flight: further ones are not sent, and the sender gets the error of a full queue.
- * It runs before `number`, so that a refused packet has no number, and before functions that acknowledge.
+/* Bounds the packets in flight: further packets are not sent, and the application's send call fails as with a
+ * full queue. In a list of functions it precedes `number`, so that a refused packet has no packet number, and
+ * functions that acknowledge.
  *
- * Packets that were received behind a gap are not in flight any more. How far they may be ahead of the gap
- * is bounded by SPAN, the numbers that an acknowledgement has bits for.
+ * Packets that were received behind a gap no longer count as in flight. Their numbers may be at most SPAN
+ * ahead of the gap, which is what an acknowledgement's bitmap covers.
  */
 #include "graft_packet.h"
 
@@ -16,8 +17,10 @@ const volatile struct window_config config = {
 	.packets = 128,
 };
 
-#define TRIES 8			 /* attempts, when other CPUs send at the same time */
-#define SPAN  (GRAFT_WINDOW / 2) /* most numbers from the first packet not acknowledged to the next one */
+/* attempts to assign a packet number while other CPUs send at the same time */
+#define TRIES 8
+/* most packet numbers between the first unacknowledged packet and the next one */
+#define SPAN (GRAFT_WINDOW / 2)
 
 static __always_inline __u32 bound(const struct graft_work *work)
 {
@@ -26,7 +29,7 @@ static __always_inline __u32 bound(const struct graft_work *work)
 	return work->limit && work->limit < packets ? work->limit : packets;
 }
 
-/* Draws a packet number. Returns not 0 if the window or the receiver's room is used up. */
+/* Assigns the next packet number. Returns not 0 if the window or the receiver's buffer space is used up. */
 static __always_inline int draw(struct graft_shared *shared, struct graft_work *work)
 {
 	__u32 packets = bound(work);
@@ -56,8 +59,8 @@ int window_tx(struct __sk_buff *skb)
 		return GRAFT_PASS_tx;
 	shared = graft_shared(work);
 	if (shared && draw(shared, work)) {
-		/* Setting `refused` asks for a notification about room that appears from now on. The second
-		 * draw() finds room that appeared before, so no notification is missed.
+		/* Setting `refused` requests a notification when the window has space again. The second
+		 * draw() uses space that appeared just before, so no notification is missed.
 		 */
 		__sync_lock_test_and_set(&shared->refused, bound(work));
 		if (draw(shared, work))

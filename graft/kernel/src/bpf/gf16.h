@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Arithmetic in the field of 65536 elements, without tables. Each 64-bit word has four little-endian
- * elements, which are computed at once. A field of 256 elements would suffice for bytes, but in it the code
- * of parity.h works for only some 20 packets, instead of 63. The header also compiles natively.
+ * elements, which are computed at once. A field of 256 elements would suffice for bytes, but with it a block
+ * of the erasure code in parity.h could have only some 20 packets, instead of 63. The header also compiles
+ * natively.
  */
 #ifndef MILLRACE_GF16_H
 #define MILLRACE_GF16_H
@@ -17,7 +18,9 @@ static __always_inline __u64 gf16_twice(__u64 four)
 	return (four & 0x7fff7fff7fff7fffULL) << 1 ^ (four >> 15 & 0x0001000100010001ULL) * GF16_POLYNOMIAL;
 }
 
-/* Multiplies each of four elements by `factor`. It is a global function, so the verifier checks it once. */
+/* Multiplies each of four elements by `factor`. The function is global, so that the verifier checks it once
+ * instead of at each call.
+ */
 __noinline __u64 gf16_times(__u64 four, __u32 factor)
 {
 	__u64 product = 0;

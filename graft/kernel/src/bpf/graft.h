@@ -30,7 +30,7 @@ struct sock {
 	__u32 sk_pacing_status;
 } GRAFT_KERNEL;
 
-/* Bytes of a graft's own state in each socket. */
+/* Bytes in each socket for the state of a congestion control. */
 #define GRAFT_STATE_BYTES 104
 
 struct inet_connection_sock {
@@ -64,7 +64,8 @@ struct tcp_sock {
 	__u32 mss_cache;
 	__u32 delivered;
 	__u32 lost;
-	__u32 app_limited; /* the application limits the rate until `delivered` is this; 0: no */
+	/* the rate is limited by the application until `delivered` reaches this value; 0: it is not */
+	__u32 app_limited;
 	__u32 reordering;
 	__u32 rcv_nxt;
 	__u32 rate_delivered;
@@ -101,7 +102,7 @@ struct tcp_congestion_ops {
 	void (*cwnd_event)(struct sock *sk, int event);
 	void (*in_ack_event)(struct sock *sk, __u32 flags);
 	void (*pkts_acked)(struct sock *sk, const struct ack_sample *sample);
-	/* From Linux 6.10 on cong_control has more arguments: use only the first. */
+	/* Since Linux 6.10, cong_control has more arguments. A graft may use only the first. */
 	void (*cong_control)(struct sock *sk, const struct rate_sample *sample);
 	__u32 (*undo_cwnd)(struct sock *sk);
 	__u32 (*sndbuf_expand)(struct sock *sk);
@@ -132,8 +133,8 @@ extern __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
 		one_ > other_ ? one_ : other_; \
 	})
 
-/* Arithmetic without branches, for numbers below 2^63. Behind a branch the verifier checks all following
- * code once more.
+/* Arithmetic without branches, for numbers below 2^63. A branch would make the verifier check all following
+ * code twice.
  */
 
 static __always_inline __u64 graft_at_least_1(__u64 x)
@@ -171,7 +172,7 @@ static __always_inline struct tcp_sock *graft_tcp(const struct sock *sk)
 	return (struct tcp_sock *)sk;
 }
 
-/* Returns the graft's own state of a connection, which is zero before `init`. */
+/* Returns the congestion control's state in a connection's socket, which is zero before `init`. */
 static __always_inline void *graft_state(const struct sock *sk)
 {
 	return (void *)((struct inet_connection_sock *)sk)->icsk_ca_priv;
@@ -187,7 +188,9 @@ static __always_inline bool graft_in_slow_start(const struct tcp_sock *tp)
 	return tp->snd_cwnd < tp->snd_ssthresh;
 }
 
-/* Returns whether the window limits sending. A window that is not used must not grow (RFC 7661). */
+/* Returns whether the congestion window limits sending. A window that the sender does not fill must not grow
+ * (RFC 7661).
+ */
 static __always_inline bool graft_is_cwnd_limited(const struct tcp_sock *tp)
 {
 	if (graft_in_slow_start(tp))

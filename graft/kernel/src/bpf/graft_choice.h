@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The choice between candidates (congestion controls, or the broker) for the connections of a path.
- * graft_tcp.bpf.c and graft_hook.bpf.c share the maps.
+/* Maps of the model's choice for each path: which candidate its connections use, a congestion control or the
+ * broker. graft_tcp.bpf.c and graft_hook.bpf.c share these maps.
  *
- * Another candidate is tried by grants: userspace sets `grant`, and exactly one connection uses it. Thus
- * userspace alone bounds how much is tried, however many connections begin at once.
+ * Another candidate is explored by grants: userspace sets `grant`, and exactly one connection uses it. Thus
+ * userspace bounds how many connections explore, however many begin at once.
  */
 #ifndef MILLRACE_GRAFT_CHOICE_H
 #define MILLRACE_GRAFT_CHOICE_H
@@ -12,7 +12,7 @@
 #include "util.h"
 #include <stdbool.h>
 
-/* Choices by the rule's `choice` and the peer's address. Userspace writes them. */
+/* Current choices, by the rule's `choice` and the peer's address. Userspace writes them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -24,18 +24,18 @@ struct {
 enum graft_picked {
 	GRAFT_PICKED_NOT,
 	GRAFT_PICKED_IN_PLACE,
-	GRAFT_PICKED_LED, /* the application's socket connects to the broker */
+	GRAFT_PICKED_LED, /* the connection is redirected: the application's socket connects to the broker */
 };
 
-/* The state of a socket that matches a rule with a choice. */
+/* State of a socket whose connection matches a rule with a choice. */
 struct graft_flow {
-	__u64 began_ns; /* time of its SYN */
+	__u64 began_ns; /* time of the connection's SYN */
 	__u32 rule;
 	__u32 serial;
 	__u8 side;
-	__u8 picked; /* enum graft_picked: where the connection goes */
+	__u8 picked; /* enum graft_picked: what the connection uses */
 	__u8 explored;
-	__u8 counts; /* its start was reported, so its end will be */
+	__u8 counts; /* 1: the connection's start was reported, so its end has to be reported too */
 	char congestion[GRAFT_NAME_BYTES];
 	char command[CALLER_NAME_BYTES];
 };
@@ -55,15 +55,15 @@ static __always_inline bool graft_take_grant(struct graft_choice *choice)
 	return choice->grant && __sync_val_compare_and_swap(&choice->grant, 1, 0) == 1;
 }
 
-/* Picks the candidate for a connection. `may_lead` says whether the broker would take the connection.
- * Returns whether the connection goes to the broker.
+/* Picks the candidate for a connection. `may_lead` states whether the broker can accept the connection.
+ * Returns whether the connection is redirected to the broker.
  */
 static __always_inline bool graft_pick(struct graft_choice *choice, struct graft_flow *flow, bool may_lead)
 {
 	bool leads;
 
 	flow->serial = choice->serial;
-	/* A grant for the broker is not used up by a connection that the broker cannot take. */
+	/* A connection that the broker cannot accept does not use up a grant for the broker. */
 	flow->explored = (may_lead || !choice->other_lead) && graft_take_grant(choice);
 	leads = flow->explored ? choice->other_lead : choice->lead;
 	if (flow->explored && !leads)

@@ -3,7 +3,7 @@
  * nor their servers notice.
  *
  * It runs at the interfaces of the inside networks. A SYN that a rule matches, to a peer's network, is held
- * back until the broker reports whether the server was reached. Then it is delivered to the broker's
+ * back until the broker reports whether the server was reached. Then the SYN is delivered to the broker's
  * listening socket, as if that were the server. Later packets are assigned to the broker's sockets and
  * marked; a routing rule of the host delivers marked packets locally. All other packets are passed on and
  * forwarded as without a gateway.
@@ -18,19 +18,20 @@
 #include <linux/tcp.h>
 #include <stddef.h>
 
-#define DROP		   2
-#define HEADER_LEAST	   20
-#define IPV4_FRAGMENT	   0x3fff /* "more fragments" flag, or a fragment offset */
-#define ICMP_BYTES	   8	  /* ICMP header, in front of the packet that the error is about */
+#define DROP	     2
+#define HEADER_LEAST 20
+/* bits of the IPv4 header that are set in fragments: "more fragments", and the fragment offset */
+#define IPV4_FRAGMENT	   0x3fff
+#define ICMP_BYTES	   8 /* bytes of an ICMP header; behind it is the packet that caused the error */
 #define ICMP_UNREACHABLE   3
 #define ICMP_TIME_EXCEEDED 11
 #define ICMPV6_UNREACHABLE 1
-#define ICMPV6_TIME_EXCEED 3 /* "packet too big" is type 2, in between */
+#define ICMPV6_TIME_EXCEED 3 /* Type 2, "packet too big", is between these two. */
 #define VLAN_ID		   0x0fff
 
 const volatile struct gateway_config config SEC(".rodata.config");
 
-/* Networks and hosts of peers -> 1 while a carrier to them is connected. */
+/* Networks and hosts of peers, with the value 1 while a carrier to the peer is connected. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -39,7 +40,7 @@ struct {
 	__uint(max_entries, GATEWAY_PREFIXES);
 } peers SEC(".maps");
 
-/* Inside networks: only their connections are redirected. */
+/* Inside networks: only connections of clients in them are redirected. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -77,8 +78,8 @@ struct {
 } verdicts SEC(".maps");
 
 struct packet {
-	struct gateway_flow flow; /* client and server; the packet came from the client */
-	__u32 next;		  /* offset of the header after IP, from the first IP header */
+	struct gateway_flow flow; /* client and server, given that the client sent the packet */
+	__u32 next;		  /* offset of the TCP or ICMP header from the IP header */
 	__u8 protocol;
 	bool is_v4;
 	bool is_fragment;
@@ -158,7 +159,7 @@ static __always_inline bool is_plain(const struct gateway_flow *flow)
 
 enum found {
 	FOUND_NONE,
-	FOUND_OLD, /* the broker's socket of an earlier connection, in TIME_WAIT */
+	FOUND_OLD, /* the broker's socket of an earlier connection with the same addresses, in TIME_WAIT */
 	FOUND_ONE,
 	FOUND_FAILED,
 };
@@ -174,7 +175,7 @@ static __always_inline enum found take(struct __sk_buff *skb, const struct packe
 	enum found found = FOUND_ONE;
 	struct bpf_sock *sk;
 
-	/* The verifier wants a constant size, so there is a call for each family. */
+	/* The verifier requires a constant tuple size, so each address family has its own call. */
 	if (bytes == sizeof(tuple.ipv4))
 		sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 	else
@@ -238,17 +239,17 @@ static __always_inline enum gateway_verdict ask(struct __sk_buff *skb, const str
 	one.flow = packet->flow;
 	if (bytes < HEADER_LEAST || load(skb, packet->next, one.syn, BOUNDED(bytes, 64)))
 		return GATEWAY_MALFORMED;
-	/* The state is stored before the event, so that userspace always finds it. */
+	/* The state is stored before the event is sent, so that userspace always finds it. */
 	bpf_map_update_elem(&flows, &packet->flow, &waits, BPF_ANY);
 	if (!tell(&one))
 		return GATEWAY_ASKED;
-	/* The event was not delivered, so the client's next SYN has to be reported. */
+	/* The ring buffer was full. The state is removed, so that the client's next SYN is reported. */
 	bpf_map_delete_elem(&flows, &packet->flow);
 	return GATEWAY_NO_ROOM;
 }
 
-/* Returns whether packets to the client would leave by the interface that its SYN came in by. If not, the
- * source address may be forged.
+/* Returns whether the route back to the client uses the interface that its SYN arrived on. If not, the source
+ * address may be forged.
  */
 static __noinline bool is_way_back(struct __sk_buff *skb, const struct packet *packet)
 {
@@ -267,7 +268,7 @@ static __noinline bool is_way_back(struct __sk_buff *skb, const struct packet *p
 		__builtin_memcpy(fib.ipv6_dst, packet->flow.client.address, sizeof(fib.ipv6_dst));
 	}
 	found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
-	/* The neighbour's link address may still be unknown; the route is enough. */
+	/* The route suffices: it does not matter if the neighbour's link address is still unknown. */
 	return (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH) &&
 	       fib.ifindex == skb->ifindex;
 }
@@ -280,7 +281,8 @@ static __always_inline bool is_alive(void)
 	return until && bpf_ktime_get_ns() < *until;
 }
 
-/* Judges a client's first SYN. Returns GATEWAY_ASKED, or the reason not to redirect the connection. */
+/* Decides about a client's first SYN. Returns GATEWAY_ASKED if it may be redirected, or the reason why not.
+ */
 static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const struct packet *packet,
 						  __u32 warm)
 {
@@ -288,8 +290,8 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 
 	if (!is_alive())
 		return GATEWAY_ASLEEP;
-	/* Rules with a choice are for this host's own connections. Rules with a condition on the process do
-	 * not match, as the process is unknown.
+	/* Rules with a choice apply only to this host's own connections. Rules with a condition on the
+	 * process do not match, since the process is unknown here.
 	 */
 	if (!fits_a_rule(&rule) || rule.choice)
 		return GATEWAY_NO_RULE;
@@ -304,9 +306,9 @@ static __always_inline enum gateway_verdict judge(struct __sk_buff *skb, const s
 	return is_way_back(skb, packet) ? GATEWAY_ASKED : GATEWAY_WRONG_WAY;
 }
 
-/* Notes that a SYN is forwarded although a socket in TIME_WAIT has the same addresses, or the broker was
- * notified. Later packets then do not match that socket, and the broker cannot take the connection any
- * more.
+/* Notes that a connection is forwarded, although the broker was notified or has a socket in TIME_WAIT with
+ * the same addresses. Later packets then skip that socket, and the broker can no longer accept the
+ * connection.
  */
 static __always_inline void note_plain(const struct gateway_flow *flow)
 {
@@ -324,8 +326,8 @@ static __always_inline enum gateway_verdict welcome(struct __sk_buff *skb, const
 	const struct gateway_state *known = bpf_map_lookup_elem(&flows, &packet->flow);
 	enum gateway_verdict verdict;
 
-	/* States of a connection in `flows`: none -> WAITING (the broker was notified, here) -> OPEN or
-	 * FORWARD (the broker decided, in userspace). FORWARD expires.
+	/* States of a connection in `flows`: none -> WAITING (set here, when the broker is notified) -> OPEN
+	 * or FORWARD (set by userspace, when the broker has decided). FORWARD expires.
 	 */
 	if (known && known->state == GATEWAY_OPEN)
 		return let_in(skb, packet);
@@ -340,7 +342,7 @@ static __always_inline enum gateway_verdict welcome(struct __sk_buff *skb, const
 	return verdict;
 }
 
-/* Returns whether a SYN with this verdict is not forwarded. */
+/* Returns whether a SYN with this verdict is kept at this host, not forwarded. */
 static __always_inline bool stays(enum gateway_verdict verdict)
 {
 	return verdict == GATEWAY_LET_IN || verdict == GATEWAY_ASKED || verdict == GATEWAY_HELD ||
@@ -369,8 +371,8 @@ static __always_inline enum gateway_verdict segment(struct __sk_buff *skb, struc
 	verdict = welcome(skb, packet, tcp.doff * 4, warm, found == FOUND_OLD);
 	if (found == FOUND_NONE || stays(verdict))
 		return verdict;
-	/* The kernel would deliver the SYN to the old socket instead of forwarding it, so the broker's
-	 * socket gets in the way.
+	/* A forwarded SYN must not reach the broker's socket in TIME_WAIT, so the connection is noted as not
+	 * redirected.
 	 */
 	note_plain(&packet->flow);
 	return GATEWAY_OLD;
@@ -383,8 +385,8 @@ static __always_inline bool is_error(bool is_v4, __u8 type)
 	return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_TIME_EXCEED;
 }
 
-/* Handles an ICMP error. If it is about a packet from one of the broker's sockets, the kernel delivers it
- * to that socket.
+/* Handles an ICMP error. If the failed packet was sent by a socket of the broker, the kernel delivers the
+ * error to that socket.
  */
 static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const struct packet *outer)
 {
@@ -401,15 +403,17 @@ static __always_inline enum gateway_verdict message(struct __sk_buff *skb, const
 		return GATEWAY_OTHER;
 	packet.flow.client.port = bpf_ntohs(ports[0]);
 	packet.flow.server.port = bpf_ntohs(ports[1]);
-	/* The ICMP error repeats a packet from the server's side to the client, so the ends are swapped. */
+	/* The failed packet in the ICMP error was sent to the client in the server's name, so client and
+	 * server are swapped.
+	 */
 	client = packet.flow.server;
 	packet.flow.server = packet.flow.client;
 	packet.flow.client = client;
 	return take(skb, &packet, false, false) == FOUND_ONE ? GATEWAY_TOLD : GATEWAY_OTHER;
 }
 
-/* Returns whether the packet is IPv4 or IPv6 without a VLAN tag. A tagged packet comes in again by the
- * VLAN's own interface.
+/* Returns whether the packet is IPv4 or IPv6 without a VLAN tag. A tagged packet passes this program again,
+ * untagged, at the VLAN's interface.
  */
 static __always_inline bool is_ip(struct __sk_buff *skb, struct packet *packet)
 {
@@ -428,7 +432,7 @@ static __noinline enum gateway_verdict look_at_packet(struct __sk_buff *skb)
 		return GATEWAY_OTHER;
 	if (read_ip(skb, 0, &packet))
 		return GATEWAY_MALFORMED;
-	/* Packets to other destinations than peers are passed on after this one look-up. */
+	/* Packets to other destinations than peers need only this one look-up. */
 	warm = find(&peers, &packet.flow.server);
 	if (!warm)
 		return GATEWAY_OTHER;
@@ -475,8 +479,8 @@ static __noinline enum gateway_verdict look_again(struct __sk_buff *skb)
 	return known && known->state == GATEWAY_OPEN ? let_in(skb, &packet) : GATEWAY_NO_SOCKET;
 }
 
-/* Runs at loopback, where the broker sends SYNs that it lets in once more. No other socket of this host may
- * get them, since it would answer in the server's place.
+/* Runs at loopback, where the broker sends accepted SYNs a second time. No other socket of this host may
+ * receive them, since it would answer in the server's place.
  */
 SEC("tcx/ingress")
 int gateway_again(struct __sk_buff *skb)

@@ -10,20 +10,21 @@
 
 /* States of a connection that is not established yet, or that is forwarded. */
 #define GATEWAY_WAITING 1 /* the broker was notified and has not decided */
-#define GATEWAY_OPEN	2 /* the broker accepts its SYN */
-#define GATEWAY_FORWARD 3 /* it is forwarded until `until_ns` */
+#define GATEWAY_OPEN	2 /* the broker accepts the connection's SYN */
+#define GATEWAY_FORWARD 3 /* the connection is forwarded until `until_ns` */
 
 struct gateway_config {
-	__u32 mark;	  /* mark of packets for the broker's sockets: a rule delivers them locally */
+	/* mark of packets for the broker's sockets; a routing rule delivers marked packets locally */
+	__u32 mark;
 	__u32 mark_again; /* mark of SYNs that the broker sends again over loopback */
 	__u16 port4;	  /* the broker's port on 127.0.0.1 */
-	__u16 port6;	  /* the same on ::1; 0: none */
+	__u16 port6;	  /* the broker's port on ::1; 0: none */
 };
 
-/* A key of the prefix tries. */
+/* Key of the prefix tries (networks of peers, and inside networks). */
 struct gateway_prefix {
-	__u32 bits;	       /* prefix length of the mapped address: 96 more for IPv4 */
-	address_words address; /* address in the form of hook_end */
+	__u32 bits;	       /* prefix length in bits of the mapped address, so 96 more for IPv4 */
+	address_words address; /* address in the form of struct hook_end */
 };
 
 struct gateway_flow {
@@ -41,11 +42,13 @@ struct gateway_state {
 struct gateway_ask {
 	struct gateway_flow flow;
 	__u32 bytes;
-	__u32 old;    /* 1: the broker has a socket in TIME_WAIT with the same addresses */
+	__u32 old;    /* 1: the broker has a socket in TIME_WAIT with the same addresses and ports */
 	__u8 syn[64]; /* the TCP header with its options, 20 to 60 bytes */
 };
 
-/* The verdict on a packet of an inside host. */
+/* The verdict on a packet of a host in an inside network. GATEWAY_PLAIN and all later ones pass the packet
+ * on.
+ */
 enum gateway_verdict {
 	GATEWAY_OTHER,	   /* passed on: not TCP to a peer's network */
 	GATEWAY_TAKEN,	   /* a packet of a redirected connection: delivered to the broker's socket */
@@ -55,17 +58,18 @@ enum gateway_verdict {
 	GATEWAY_LET_IN,	   /* a SYN that the broker accepted */
 	GATEWAY_NO_ROOM,   /* dropped, since the ring buffer was full: the client repeats it */
 	GATEWAY_NO_SOCKET, /* dropped: the broker's socket is missing or full; the client repeats it */
-	GATEWAY_PLAIN,	   /* a packet of another connection: passed on, as all below */
-	GATEWAY_OLD,	   /* a SYN while the broker has a socket in TIME_WAIT with the same addresses */
-	GATEWAY_NO_RULE,   /* a SYN that no rule matches */
-	GATEWAY_OUTSIDE,   /* a SYN of a client outside the inside networks */
-	GATEWAY_WRONG_WAY, /* a SYN of a client whose route is by another interface */
-	GATEWAY_NO_FAMILY, /* a SYN of an address family in which the broker does not listen */
-	GATEWAY_COLD,	   /* no carrier to the peer is connected */
-	GATEWAY_REFUSED,   /* the peer's broker refused an earlier connection */
-	GATEWAY_ASLEEP,	   /* the broker has sent no heartbeat for a while */
-	GATEWAY_FRAGMENT,  /* a fragment: its connection is unknown */
-	GATEWAY_MALFORMED, /* a header is malformed or cut off */
+	GATEWAY_PLAIN,	   /* passed on: a packet of a connection that is not redirected */
+	/* passed on: a SYN while the broker has a socket in TIME_WAIT with the same addresses */
+	GATEWAY_OLD,
+	GATEWAY_NO_RULE,   /* passed on: a SYN that no rule matches */
+	GATEWAY_OUTSIDE,   /* passed on: a SYN of a client outside the inside networks */
+	GATEWAY_WRONG_WAY, /* passed on: a SYN of a client whose route uses another interface */
+	GATEWAY_NO_FAMILY, /* passed on: a SYN of an address family in which the broker does not listen */
+	GATEWAY_COLD,	   /* passed on: no carrier to the peer is connected */
+	GATEWAY_REFUSED,   /* passed on: the peer's broker refused an earlier connection to the server */
+	GATEWAY_ASLEEP,	   /* passed on: the broker's heartbeat is overdue */
+	GATEWAY_FRAGMENT,  /* passed on: a fragment, whose connection is unknown */
+	GATEWAY_MALFORMED, /* passed on: a header is malformed or cut off */
 	GATEWAY_VERDICTS,
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Holds SYNs back from the broker's listening sockets, where the kernel would answer them at once. The
- * broker lets a SYN in when it has reached the server. It gets the TCP header, to send the SYN again
- * itself.
+/* Holds SYNs back from the broker's listening sockets, where the kernel would answer them at once. The broker
+ * gets the TCP header of each SYN. When it has reached the server, it lets the client's SYNs pass and sends
+ * the SYN again itself.
  */
 #include "graft_hold_intf.h"
 #include "util.h"
@@ -54,8 +54,8 @@ static __noinline long tell(const struct hold_ask *one)
 	return one ? bpf_ringbuf_output(&asks, (void *)one, sizeof(*one), 0) : -1;
 }
 
-/* Reports a SYN to the broker. A repeated SYN is not reported again: the decision about the first one holds
- * for it.
+/* Reports a SYN to the broker. A repeated SYN is not reported again, since the broker's decision about the
+ * first one also applies to it.
  */
 static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct tcphdr *tcp,
 					     const struct hook_end *from)
@@ -65,12 +65,12 @@ static __always_inline enum hold_verdict ask(struct __sk_buff *skb, const struct
 
 	if (bytes < HEADER_LEAST || bpf_skb_load_bytes(skb, 0, one.syn, BOUNDED(bytes, 64)))
 		return HOLD_MALFORMED;
-	/* BPF_NOEXIST: if another CPU handles a copy of the SYN, only one of them reports it. */
+	/* With BPF_NOEXIST, only one CPU reports a SYN if two CPUs handle copies of it. */
 	if (bpf_map_update_elem(&known, from, &waits, BPF_NOEXIST))
 		return HOLD_HELD;
 	if (!tell(&one))
 		return HOLD_ASKED;
-	/* The event was not delivered, so the client's next SYN has to be reported. */
+	/* The ring buffer was full. The entry is removed, so that the client's next SYN is reported. */
 	bpf_map_delete_elem(&known, from);
 	return HOLD_NO_ROOM;
 }

@@ -19,9 +19,12 @@ struct hold_ask {
 enum hold_verdict {
 	HOLD_OTHER,  /* the packet is no SYN: passed */
 	HOLD_ASKED,  /* the SYN is held back, and the broker was notified */
-	HOLD_HELD,   /* the SYN is held back, and the broker knows of it */
-	HOLD_LET_IN, /* the broker has let the SYN in */
-	HOLD_NO_ROOM, /* the SYN is held back without notice, as the queue to the broker is full: it comes again */
+	HOLD_HELD,   /* the SYN is held back; the broker was notified of an earlier copy */
+	HOLD_LET_IN, /* the SYN passes, since the broker has accepted it */
+	/* the SYN is held back without notifying the broker, as the ring buffer is full; the client repeats
+	 * it
+	 */
+	HOLD_NO_ROOM,
 	HOLD_MALFORMED, /* the packet has no TCP header */
 	HOLD_VERDICTS,
 };

@@ -4,8 +4,8 @@
  *
  * A connection is redirected only while a carrier to its peer is connected. If brokers or the path between
  * them fail, connections go directly to their server. The state of a redirected socket is in the socket's
- * storage and ends with the socket. Every program passes connections that it does not know, so other
- * programs of the cgroup decide as before.
+ * storage and ends with the socket. Every program passes all other connections unchanged, so other programs
+ * of the cgroup decide about them as before.
  */
 #include "graft_choice.h"
 #include "hook_rules.h"
@@ -27,7 +27,7 @@ struct {
 	__uint(max_entries, HOOK_PEERS);
 } peers SEC(".maps");
 
-/* The broker's own sockets, which are not redirected to it. */
+/* Marks the broker's own sockets, whose connections are not redirected to the broker. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -43,7 +43,7 @@ struct {
 } led SEC(".maps");
 
 /* The true destination of each redirected connection, by the application's address and port as the broker
- * sees them. The broker removes entries when it accepts.
+ * sees them. The broker removes an entry when it accepts the connection.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -52,8 +52,8 @@ struct {
 	__uint(max_entries, HOOK_ARRIVALS);
 } arrivals SEC(".maps");
 
-/* The client address that a server's application is to see. The broker adds an entry before it connects to
- * the server.
+/* The client address that a server's application sees as its peer. The broker adds an entry before it
+ * connects to the server.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -99,7 +99,9 @@ static __always_inline void write6(struct bpf_sock_addr *ctx, const struct hook_
 	ctx->user_ip6[3] = end->address[3];
 }
 
-/* Judges a connection that a rule matches. Returns HOOK_LED, or the reason not to redirect it. */
+/* Decides about a connection that a rule matches. Returns HOOK_LED, or the reason not to redirect the
+ * connection.
+ */
 static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const struct hook_end *to,
 					       const struct hook_peer *peer)
 {
@@ -122,7 +124,7 @@ static __always_inline enum hook_verdict judge(struct bpf_sock_addr *ctx, const 
 	return is_avoided(to) ? HOOK_REFUSED : HOOK_LED;
 }
 
-/* Follows the choice for the connection's path: redirect it, or let it go directly. */
+/* Applies the model's choice for the connection's path: redirect the connection, or let it go directly. */
 static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct hook_end *to, __u32 rule)
 {
 	struct graft_choice_key key = {.rule = rule};
@@ -139,7 +141,7 @@ static __always_inline enum hook_verdict pick(struct bpf_sock *sk, const struct 
 	return graft_pick(choice, flow, true) ? HOOK_LED : HOOK_IN_PLACE;
 }
 
-/* Stores the true server and the application's owner with the socket. */
+/* Stores the true server's address and the socket's owner in the socket's storage. */
 static __always_inline enum hook_verdict remember(struct bpf_sock *sk, const struct hook_end *to,
 						  const struct hook_peer *peer, const struct caller *caller,
 						  const struct search *rule)
@@ -183,11 +185,11 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 
 	if (ctx->type != SOCK_STREAM)
 		return false;
-	/* Removes the choice of an earlier connection attempt of this socket. */
+	/* Removes the choice that was stored for an earlier connection attempt of this socket. */
 	if (sk)
 		bpf_sk_storage_delete(&flows, sk);
 	peer = bpf_map_lookup_elem(&peers, to->address);
-	/* HOOK_VERDICTS: no rule matches, so nothing is counted. */
+	/* HOOK_VERDICTS stands for "no rule matches"; such connections are not counted. */
 	verdict = HOOK_VERDICTS;
 	if (peer)
 		read_caller(&caller);
@@ -202,8 +204,8 @@ static __always_inline bool leads(struct bpf_sock_addr *ctx, const struct hook_e
 	*strict = rule.strict;
 	if (verdict == HOOK_LED)
 		return true;
-	/* An earlier attempt of this socket may have been redirected. Its state must not give the new
-	 * connection a wrong address.
+	/* An earlier connection attempt of this socket may have been redirected, so its stored addresses are
+	 * removed.
 	 */
 	if (sk)
 		bpf_sk_storage_delete(&led, sk);
@@ -234,7 +236,7 @@ int hook_connect6(struct bpf_sock_addr *ctx)
 	read6(ctx, &to);
 	if (!leads(ctx, &to, &strict))
 		return PASS;
-	/* A socket of IPv6 may connect to an IPv4 address in its mapped form. */
+	/* An IPv6 socket may connect to an IPv4 address in mapped form (::ffff:a.b.c.d). */
 	if (is_v4(&to))
 		set_v4(&broker, bpf_htonl(LOOPBACK4));
 	else
@@ -245,8 +247,8 @@ int hook_connect6(struct bpf_sock_addr *ctx)
 	return PASS;
 }
 
-/* Announces a redirected connection to the broker. The socket has its port now and has not sent its SYN, so
- * the entry exists before the broker can accept.
+/* Announces a redirected connection to the broker. The socket has its local port now and has not sent its
+ * SYN, so the entry exists before the broker can accept.
  */
 static __always_inline void announce(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
@@ -279,7 +281,7 @@ int hook_announce(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* Returns the client that the application at a tunnelled connection's server is to see. */
+/* Returns the client's address that the server's application sees as the peer of a tunnelled connection. */
 static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
 						    const struct hook_end *seen)
 {
@@ -292,7 +294,9 @@ static __always_inline const struct hook_end *guest(struct bpf_sock_addr *ctx, s
 	return bpf_map_lookup_elem(&guests, &key);
 }
 
-/* Returns the peer that the application is to see in getpeername() and accept(); NULL: the socket's own. */
+/* Returns the peer's address that the application sees in getpeername() and accept(). NULL means the socket's
+ * real peer.
+ */
 static __always_inline const struct hook_end *true_peer(struct bpf_sock_addr *ctx,
 							const struct hook_end *seen)
 {
@@ -335,7 +339,7 @@ int hook_peer6(struct bpf_sock_addr *ctx)
 	return PASS;
 }
 
-/* Returns the state of a redirected socket, which has the local address that a direct connection would
+/* Returns the state of a redirected socket, which contains the local address that a direct connection would
  * have.
  */
 static __always_inline const struct hook_led *led_of(struct bpf_sock_addr *ctx)

@@ -7,7 +7,8 @@
 
 struct hybla_config {
 	__u32 rtt0_us;
-	__u32 slow_start_rho_max; /* greatest rho in slow start, since 2^rho would be unbounded */
+	/* upper bound of rho in slow start, where 2^rho would otherwise grow too fast */
+	__u32 slow_start_rho_max;
 	__u32 rho_max;
 	__u32 pace; /* 1: packets are paced */
 };
@@ -21,9 +22,9 @@ const volatile struct hybla_config config = {
 };
 
 struct hybla {
-	__u32 rtt_us;	/* least round trip so far */
+	__u32 rtt_us;	/* least round trip of the connection so far, us */
 	__u32 rho;	/* the factor rho, in eighths */
-	__u32 fraction; /* part of a packet by which the window has yet to grow, in 128ths */
+	__u32 fraction; /* fraction of a packet that the window has still to grow by, in 128ths */
 };
 
 #define RHO_ONE 8
@@ -67,12 +68,12 @@ static __always_inline void measure(struct hybla *hybla, __u32 rtt_us)
 {
 	__u64 rho;
 
-	/* Only a shorter round trip changes rho, so queueing does not make the window grow faster. */
+	/* Only a shorter round trip changes rho. Queueing delay thus does not make the window grow faster. */
 	if (!rtt_us || (hybla->rtt_us && hybla->rtt_us <= rtt_us))
 		return;
 	hybla->rtt_us = rtt_us;
 	rho = (__u64)rtt_us * RHO_ONE / graft_max(config.rtt0_us, 1U);
-	/* A shorter round trip than RTT0 counts as RTT0: never slower than Reno. */
+	/* A round trip below RTT0 counts as RTT0, so growth is never slower than Reno's. */
 	rho = graft_max(rho, (__u64)RHO_ONE);
 	hybla->rho = graft_min(rho, (__u64)config.rho_max * RHO_ONE);
 }
@@ -99,7 +100,7 @@ void BPF_PROG(hybla_pkts_acked, struct sock *sk, const struct ack_sample *sample
 		measure(graft_state(sk), rtt_us);
 }
 
-/* Returns the whole packets by which the window grows, and keeps the fraction. */
+/* Returns the number of whole packets by which the window grows, and stores the remaining fraction. */
 static __always_inline __u32 earned(struct hybla *hybla, __u64 more)
 {
 	more += hybla->fraction;
@@ -121,12 +122,12 @@ void BPF_PROG(hybla_cong_avoid, struct sock *sk, __u32 ack, __u32 acked)
 		__u32 rho = graft_min(hybla->rho, config.slow_start_rho_max * RHO_ONE);
 
 		more = (__u64)(power_of_eighths(rho) - ONE) * acked;
-		/* The window stops at ssthresh: packets above it would be lost at once. */
+		/* Slow start stops exactly at ssthresh, since packets above it would be lost at once. */
 		cwnd = graft_min(cwnd + earned(hybla, more), tp->snd_ssthresh);
 	} else {
 		more = (__u64)hybla->rho * hybla->rho * (ONE / RHO_ONE / RHO_ONE) * acked / cwnd;
-		/* With rho 1 this is Reno. Each acknowledgement adds at least 1/128, so that rounding does
-		 * not stop growth.
+		/* With rho = 1 this is Reno. Each acknowledgement adds at least 1/128 packet, so that
+		 * rounding does not stop growth.
 		 */
 		cwnd += earned(hybla, graft_max(more, (__u64)1));
 	}

@@ -2,17 +2,18 @@
 /* A congestion control for long, lossy paths: it sends at the measured delivery rate, as BBR does
  * (draft-ietf-ccwg-bbr). A loss counts as congestion only if more than `loss_permille` of a round is lost.
  *
- * The model of the path is the greatest delivery rate of some rounds and the least round trip of some
- * seconds. In one of eight rounds, pacing is a quarter faster to probe for more, and in the next one a
- * quarter slower to drain the queue.
+ * It models the path by the greatest delivery rate of the latest rounds and the least round trip of the
+ * latest seconds. In one of eight rounds it paces a quarter faster to probe for bandwidth, and in the next
+ * one a quarter slower to drain the queue.
  */
 #include "graft.h"
 
 struct longhaul_config {
-	__u32 loss_permille;	/* share of a round that may be lost */
-	__u32 cwnd_percent;	/* window, in percent of bandwidth times round trip */
-	__u32 back_off_percent; /* bandwidth after a round that lost more, in percent */
-	__u32 rtt_window_ms;	/* time for which a least round trip is valid */
+	/* permille of a round's packets that may be lost without counting as congestion */
+	__u32 loss_permille;
+	__u32 cwnd_percent;	/* congestion window, in percent of bandwidth times round trip */
+	__u32 back_off_percent; /* percent to which bandwidth is reduced after a round with too much loss */
+	__u32 rtt_window_ms;	/* time after which the least round trip is measured again */
 };
 
 SEC(".rodata.config")
@@ -23,8 +24,8 @@ const volatile struct longhaul_config config = {
 	.rtt_window_ms = 10000,
 };
 
-/* STARTUP raises the rate until it grows no more, and DRAIN empties the queue. PROBE then cycles around
- * the measured rate. PROBE_RTT shrinks the window from time to time, to measure the least round trip.
+/* STARTUP raises the rate until it grows no more, and DRAIN empties the queue. PROBE then cycles around the
+ * measured rate. PROBE_RTT reduces the window from time to time, to measure the least round trip.
  */
 enum phase {
 	STARTUP,
@@ -34,21 +35,22 @@ enum phase {
 };
 
 struct longhaul {
-	__u64 bandwidth[2]; /* greatest rate of this epoch and of the previous one, bytes/s */
-	__u64 bound;	    /* limit after too much loss, bytes/s */
-	__u64 full;	    /* start-up: rate that three rounds have to exceed by a quarter, bytes/s */
+	__u64 bandwidth[2]; /* greatest delivery rate of the current epoch and of the previous one, bytes/s */
+	__u64 bound;	    /* upper limit of the bandwidth after too much loss, bytes/s */
+	/* rate at the latest growth by a quarter, bytes/s; STARTUP ends after three rounds without such growth */
+	__u64 full;
 	__u64 rtt_since_us;
-	__u64 phase_until_us; /* end of PROBE_RTT */
+	__u64 phase_until_us; /* end of PROBE_RTT, us */
 	__u32 rtt_min_us;
-	__u32 round_end;       /* `delivered` at which the round ends */
-	__u32 round_delivered; /* `delivered` when the round began */
-	__u32 round_lost;      /* `lost` when the round began */
-	__u32 delivered;       /* `delivered` at the previous acknowledgement */
-	__u32 cwnd_before;     /* window before PROBE_RTT */
+	__u32 round_end;       /* value of `delivered` at which the round ends */
+	__u32 round_delivered; /* value of `delivered` when the round began */
+	__u32 round_lost;      /* value of `lost` when the round began */
+	__u32 delivered;       /* value of `delivered` at the previous acknowledgement */
+	__u32 cwnd_before;     /* congestion window before PROBE_RTT, packets */
 	__u8 phase;
-	__u8 step; /* round within the cycle of PROBE */
+	__u8 step; /* index of the round in PROBE's cycle of eight */
 	__u8 flat_rounds;
-	__u8 rounds; /* rounds of this epoch */
+	__u8 rounds; /* rounds so far in this epoch */
 };
 
 _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket");
@@ -59,13 +61,13 @@ _Static_assert(sizeof(struct longhaul) <= GRAFT_STATE_BYTES, "room in the socket
 #define PROBE_RTT_US	200000
 #define STARTUP_PERCENT 289
 #define DRAIN_PERCENT	35
-#define PACING_MARGIN	99 /* percent: leaves capacity for queues elsewhere to drain */
+#define PACING_MARGIN	99 /* percent of the bandwidth; the rest lets queues at other hops drain */
 #define INITIAL_RTT_US	100000
 #define IS_AFTER(a, b)	((__s32)((a) - (b)) >= 0)
 
 #define NO_BOUND (1ULL << 62)
 
-/* TCP's state at an acknowledgement. */
+/* TCP's counters and measurements at an acknowledgement. */
 struct moment {
 	__u64 us;
 	__u64 rate; /* delivery rate measured by TCP, bytes/s; 0: none yet */
@@ -78,8 +80,8 @@ struct moment {
 	__u32 acked;
 };
 
-/* A connection's state, copied to the stack. Functions that get it are not static, so the verifier checks
- * each once, not once for every path that leads to it. For that it requires a check that the pointer is not
+/* A copy of the connection's state on the stack. Functions that take it are not static, so the verifier
+ * checks each of them once instead of for every path to it. Such functions have to check the pointer for
  * NULL.
  */
 struct flow {
@@ -102,7 +104,7 @@ static __always_inline __u64 bandwidth_of(const struct longhaul *haul)
 	return graft_smaller(haul->bound, greatest(haul));
 }
 
-/* Returns the pacing rate before a delivery rate was measured, bytes/s. */
+/* Returns the pacing rate in bytes/s while no delivery rate has been measured. */
 static __always_inline __u64 initial_rate(__u32 srtt_us, __u32 cwnd, __u32 packet_bytes)
 {
 	__u64 rtt_us = srtt_us ? srtt_us : INITIAL_RTT_US;
@@ -123,7 +125,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	haul->rtt_since_us = now_us();
 	haul->phase_until_us = 0;
 	haul->rtt_min_us = graft_rtt_min_us(tp);
-	/* A round ends when all packets that are in flight now were delivered. */
+	/* A round ends when all packets that are in flight now have been delivered. */
 	haul->round_end = tp->delivered + graft_in_flight(tp);
 	haul->round_delivered = tp->delivered;
 	haul->round_lost = tp->lost;
@@ -138,7 +140,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	sk->sk_pacing_rate = initial_rate(tp->srtt_us >> 3, tp->snd_cwnd, tp->mss_cache);
 }
 
-/* Ends start-up when the rate has grown by less than a quarter in three rounds. */
+/* Ends STARTUP when the delivery rate has not grown by a quarter for three rounds. */
 static __always_inline void judge_growth(struct longhaul *haul)
 {
 	__u64 bandwidth = bandwidth_of(haul);
@@ -153,8 +155,8 @@ static __always_inline void judge_growth(struct longhaul *haul)
 	}
 }
 
-/* Returns whether more was lost than chance explains. The standard deviation of a count is its square root,
- * which matters as the first rounds are short.
+/* Returns whether more packets were lost than chance explains. The standard deviation of a count is its
+ * square root, which matters in the short first rounds.
  */
 static __always_inline bool is_more(__u64 lost, __u64 tolerated)
 {
@@ -174,13 +176,14 @@ __noinline int longhaul_judge_loss(struct flow *flow)
 	lost = flow->now.lost - haul->round_lost;
 	sent = flow->now.delivered - haul->round_delivered + lost;
 	if (is_more(lost, sent * config.loss_permille / 1000)) {
-		/* Start-up sends too fast at its end, so its losses do not reduce the bandwidth. */
+		/* STARTUP overshoots at its end, so its losses end it and do not reduce the bandwidth. */
 		if (haul->phase == STARTUP)
 			haul->phase = DRAIN;
 		else
 			haul->bound = bandwidth_of(haul) * config.back_off_percent / 100;
 	} else if (haul->step == 0) {
-		/* The faster round lost no more than allowed, so the limit may rise. */
+		/* The faster round of the cycle lost no more than allowed, so the bandwidth limit may rise.
+		 */
 		bound = haul->bound + haul->bound / 4;
 		haul->bound = bound < greatest(haul) ? bound : NO_BOUND;
 	}
@@ -206,7 +209,7 @@ __noinline int longhaul_end_round(struct flow *flow)
 	if (haul->phase == PROBE)
 		haul->step = (haul->step + 1) % CYCLE;
 	if (++haul->rounds >= EPOCH_ROUNDS) {
-		/* A new epoch begins; the previous one's maximum stays for one more epoch. */
+		/* A new epoch begins; the maximum of the previous epoch stays valid for one more epoch. */
 		haul->bandwidth[1] = haul->bandwidth[0];
 		haul->bandwidth[0] = flow->now.rate;
 		haul->rounds = 0;
@@ -215,7 +218,7 @@ __noinline int longhaul_end_round(struct flow *flow)
 	return 0;
 }
 
-/* Enters and leaves PROBE_RTT, which drains the queue so that the least round trip can be measured. */
+/* Starts and ends PROBE_RTT, which drains the queue so that the least round trip can be measured. */
 __noinline int longhaul_check_rtt(struct flow *flow)
 {
 	struct longhaul *haul;
@@ -230,7 +233,7 @@ __noinline int longhaul_check_rtt(struct flow *flow)
 			return 0;
 		haul->phase = PROBE;
 		haul->step = 2;
-		/* The window before the drain is restored at once. */
+		/* The congestion window of before PROBE_RTT is restored at once. */
 		flow->now.cwnd = graft_larger(flow->now.cwnd, haul->cwnd_before);
 	} else if (haul->phase == PROBE && us - haul->rtt_since_us > (__u64)config.rtt_window_ms * 1000) {
 		haul->phase = PROBE_RTT;
@@ -290,7 +293,9 @@ __noinline __u64 longhaul_window(const struct flow *flow)
 		return graft_larger(more, CWND_LEAST);
 	percent = phase == STARTUP ? STARTUP_PERCENT : phase == PROBE_RTT ? 50 : config.cwnd_percent;
 	target = window_of(flow, percent);
-	/* In start-up the measured bandwidth is only what was sent. It bounds the window, not its growth. */
+	/* In STARTUP the measured bandwidth is only the sending rate. It bounds the window, but does not slow
+	 * the window's growth.
+	 */
 	if (phase == STARTUP)
 		return graft_larger(cwnd < target ? more : cwnd, CWND_LEAST);
 	return graft_larger(graft_smaller(phase == PROBE_RTT ? cwnd : more, target), CWND_LEAST);
@@ -305,7 +310,7 @@ static __always_inline __u64 rate_of(const struct flow *flow, __u64 before)
 
 	if (!rate)
 		rate = initial_rate(now->srtt_us, now->cwnd, now->packet_bytes);
-	/* In start-up the rate never falls below the one before the first measurement. */
+	/* In STARTUP the pacing rate does not fall below the rate used before the first measurement. */
 	if (haul->phase == STARTUP && rate <= before)
 		return before;
 	return graft_larger(rate, now->packet_bytes);
@@ -317,7 +322,9 @@ static __always_inline void look(struct moment *now, const struct tcp_sock *tp)
 
 	now->us = now_us();
 	now->packet_bytes = graft_at_least_1(tp->mss_cache);
-	/* TCP leaves out samples that the application limited, unless they are higher (tcp_rate.c). */
+	/* Samples in which the application limited the rate are omitted by TCP unless they are higher
+	 * (tcp_rate.c).
+	 */
 	now->rate = interval_us ? (__u64)tp->rate_delivered * now->packet_bytes * 1000000 / interval_us : 0;
 	now->srtt_us = tp->srtt_us >> 3;
 	now->delivered = tp->delivered;
@@ -352,7 +359,7 @@ void BPF_PROG(longhaul_cong_control, struct sock *sk)
 	sk->sk_pacing_rate = rate_of(&flow, sk->sk_pacing_rate);
 }
 
-/* Losses do not change the window directly: too many of them lower `bound`. */
+/* A single loss does not change the window: only too many losses in a round lower `bound`. */
 SEC("struct_ops")
 __u32 BPF_PROG(longhaul_ssthresh, struct sock *sk)
 {

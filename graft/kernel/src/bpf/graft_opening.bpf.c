@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Finds out whether this host's firewall would let the first packets of a connection pass, before the
- * connection is tunnelled.
+/* Tests whether this host's firewall would let a connection's first packets pass, before the broker tunnels
+ * the connection.
  *
- * The broker makes these packets as plain TCP would: with the true addresses, ports and owner. They pass
- * netfilter's chains, and these programs see those that netfilter accepted. Each packet ends here; none
- * reaches the wire or a server.
+ * The broker sends these packets as plain TCP would: with the true addresses, ports and socket owner. They
+ * pass netfilter's chains, and these programs see the ones that netfilter accepted. The programs then drop
+ * every such packet, so none reaches the wire or a server.
  */
 #include "graft_opening_intf.h"
 #include "hook_end.h"
@@ -14,7 +14,7 @@
 #define PASS 1
 #define DROP 0
 
-/* Sockets of the broker that send such a packet, and the packet's fate. */
+/* Sockets of the broker that send such a test packet, and whether netfilter accepted the packet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -30,7 +30,7 @@ struct {
 	__uint(max_entries, OPENING_DUE);
 } due SEC(".maps");
 
-/* Listening sockets of the broker that drop all packets: one of IPv4, one of IPv6. */
+/* Listening sockets of the broker that drop all packets: one for IPv4, one for IPv6. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__type(key, __u32);
@@ -54,7 +54,7 @@ static __noinline int count(enum opening_verdict verdict)
 }
 
 /* Runs after netfilter's OUTPUT and POSTROUTING, for packets of sockets that were created in the broker's
- * cgroup. It drops and notes packets of watched sockets.
+ * cgroup. It records and drops the packets of sockets in `sent`.
  */
 SEC("cgroup_skb/egress")
 int opening_out(struct __sk_buff *skb)
@@ -70,7 +70,7 @@ int opening_out(struct __sk_buff *skb)
 	one = bpf_sk_storage_get(&sent, sk, 0, 0);
 	if (!one)
 		return PASS;
-	/* Userspace reads from the header by which source address and port the packet left. */
+	/* Userspace reads from this header the source address and port after NAT. */
 	if (!bpf_skb_load_bytes(skb, 0, one->head, sizeof(one->head)))
 		one->passed = 1;
 	count(OPENING_OUT);
@@ -90,8 +90,8 @@ static __always_inline int swallow(struct bpf_sk_lookup *ctx)
 	return failed ? SK_DROP : SK_PASS;
 }
 
-/* Runs after netfilter's INPUT, for packets that belong to no connection. It sends expected packets to the
- * socket that drops them.
+/* Runs after netfilter's INPUT, for packets that belong to no connection. It assigns expected test packets to
+ * a socket that drops them.
  */
 SEC("sk_lookup")
 int opening_in(struct bpf_sk_lookup *ctx)
@@ -116,7 +116,7 @@ int opening_in(struct bpf_sk_lookup *ctx)
 	one = bpf_map_lookup_elem(&due, &key);
 	if (!one)
 		return SK_PASS;
-	/* A packet with the same addresses from another interface is not the injected one. */
+	/* A packet from another interface with the same addresses is not the broker's test packet. */
 	if (one->ifindex != ctx->ingress_ifindex) {
 		count(OPENING_ELSEWHERE);
 		return SK_PASS;
@@ -127,7 +127,7 @@ int opening_in(struct bpf_sk_lookup *ctx)
 	return verdict;
 }
 
-/* Drops every packet: the filter of the sockets in `ends`. */
+/* Drops every packet: the socket filter of the sockets in `ends`. */
 SEC("socket")
 int opening_end(struct __sk_buff *skb)
 {

@@ -5,32 +5,33 @@
 
 #include "graft_hook_intf.h"
 
-#define OPENING_HEAD_BYTES 44 /* bytes of an IPv6 header without extensions, and the ports */
+#define OPENING_HEAD_BYTES 44 /* bytes of an IPv6 header without extensions, and of both ports */
 #define OPENING_DUE	   1024
 
-/* The first packet that a watched socket sent, as it left OUTPUT and POSTROUTING. */
+/* The first packet that a socket in `sent` sent, after netfilter's OUTPUT and POSTROUTING. */
 struct opening_sent {
 	__u32 passed;
 	__u8 head[OPENING_HEAD_BYTES];
 };
 
-/* Key of an expected first packet: its source and destination. */
+/* Key of a test packet that is expected at INPUT: its source and destination. */
 struct opening_ends {
 	struct hook_end from;
 	struct hook_end to;
 };
 
 struct opening_due {
-	__u32 ifindex; /* interface that the packet is expected at */
+	__u32 ifindex; /* interface at which the packet is expected */
 	__u32 passed;  /* 1: netfilter's INPUT has let the packet pass */
 };
 
-/* The verdict on a first packet behind the firewall. */
+/* The verdict on a test packet that netfilter has accepted. */
 enum opening_verdict {
-	OPENING_OUT,	   /* the first packet has passed OUTPUT, and ends there */
-	OPENING_IN,	   /* the first packet has passed INPUT, and ends there */
-	OPENING_ELSEWHERE, /* the packet came by another interface, so it is not the broker's */
-	OPENING_NO_SOCKET, /* no socket takes the packet: dropped */
+	OPENING_OUT, /* OUTPUT has accepted the test packet, which is then dropped */
+	OPENING_IN,  /* INPUT has accepted the test packet, which is then dropped */
+	/* the packet arrived at another interface, so it is not the broker's test packet */
+	OPENING_ELSEWHERE,
+	OPENING_NO_SOCKET, /* no socket of the broker exists to assign the packet to, so it is dropped */
 	OPENING_VERDICTS,
 };
 

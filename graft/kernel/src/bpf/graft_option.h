@@ -26,7 +26,8 @@ struct graft_option {
 	__u8 exid[4];
 	__u8 version;
 	__u8 message;
-	__be32 graft; /* first bytes of the SHA-256 of the sender's graft; in a CONFIRM, of the server's */
+	/* first bytes of the SHA-256 of the sender's graft; in a CONFIRM, of the server's graft */
+	__be32 graft;
 };
 
 _Static_assert(sizeof(struct graft_option) == GRAFT_OPTION_BYTES, "no padding");
@@ -34,12 +35,12 @@ _Static_assert(sizeof(struct graft_option) == GRAFT_OPTION_BYTES, "no padding");
 /* The result of reading the option from a TCP header. */
 enum graft_reading {
 	GRAFT_READ_NONE,
-	GRAFT_READ_BAD,	  /* malformed: another length, or an unknown message */
-	GRAFT_READ_OTHER, /* of another version, which may have another layout */
+	GRAFT_READ_BAD,	  /* the option is malformed: it has another length, or an unknown message */
+	GRAFT_READ_OTHER, /* the option has another version, which may have another layout */
 	GRAFT_READ_OK,
 };
 
-/* Judges an option that was copied from a TCP header. `bytes` is its length, which may exceed the
+/* Checks an option that was copied from a TCP header. `bytes` is the option's length, which may exceed the
  * structure.
  */
 static inline __attribute__((always_inline)) enum graft_reading graft_read(const struct graft_option *option,

@@ -34,15 +34,16 @@
 #define __noinline __attribute__((noinline))
 #endif
 
-/* Sizes at compile time. Arrays and hashes whose entries are a multiple of GRAFT_SESSIONS are resized to
- * the configured sessions when objects are loaded; maps named `kept_...` are resized to the sessions that
- * may keep packets.
+/* Sizes at compile time. When objects are loaded, arrays and hashes whose number of entries is a multiple of
+ * GRAFT_SESSIONS are resized to the configured number of sessions. Maps named `kept_...` are resized to the
+ * number of sessions that may store packets.
  */
 #define GRAFT_SESSIONS	64
 #define GRAFT_KEEPERS	16
-#define GRAFT_FUNCTIONS 64   /* programs of a hook, with the verdict (0) */
-#define GRAFT_LIST_MAX	8    /* most functions in a list */
-#define GRAFT_WINDOW	1024 /* packet numbers that are remembered */
+#define GRAFT_FUNCTIONS 64 /* programs of a hook, including the verdict at index 0 */
+#define GRAFT_LIST_MAX	8  /* most functions in a list */
+/* number of packets whose state (received, given up) is remembered, up to the newest */
+#define GRAFT_WINDOW 1024
 
 enum graft_hook {
 	GRAFT_TX,
@@ -53,58 +54,62 @@ enum graft_hook {
 
 /* Why a packet was passed or dropped. Packets with a reason up to GRAFT_NO_FUNCTION pass. */
 enum graft_reason {
-	GRAFT_OTHER,	   /* belongs to no session */
+	GRAFT_OTHER,	   /* the packet belongs to no session */
 	GRAFT_SENT,	   /* the application's packet was sent with a frame */
 	GRAFT_SENT_BY_US,  /* a request or a retransmission that a function sent */
-	GRAFT_LET_IN,	   /* accepted by the XDP hook */
+	GRAFT_LET_IN,	   /* the XDP hook accepted the packet */
 	GRAFT_DELIVERED,   /* delivered to the application without its frame */
 	GRAFT_RECOVERED,   /* delivered, and reconstructed from parity packets */
-	GRAFT_PROTECTED,   /* a parity packet, sent after the packets that it protects */
+	GRAFT_PROTECTED,   /* a parity packet, sent behind the packets that it protects */
 	GRAFT_NO_FUNCTION, /* passed with framing only: a function of the list is not loaded */
-	GRAFT_RESENT,	   /* a request was turned into the packet that it asked for */
-	GRAFT_ANSWERED,	   /* a request for a packet no longer kept, or a message between both ends */
-	GRAFT_MALFORMED,   /* it has no frame of this version */
-	GRAFT_FORGED,	   /* its frame was not made with this session's key */
-	GRAFT_STALE,	   /* its epoch is retired, or its list differs */
+	GRAFT_RESENT,	   /* a request was turned into the requested packet, which was sent */
+	/* a request for a packet that is no longer stored, or a protocol message between both hosts */
+	GRAFT_ANSWERED,
+	GRAFT_MALFORMED, /* the packet has no frame of this version */
+	GRAFT_FORGED,	 /* the frame's tag was not computed with this session's key */
+	/* the packet's epoch is retired, or its list of functions differs from this host's */
+	GRAFT_STALE,
 	GRAFT_DUPLICATE,
-	GRAFT_OLD,	      /* too old to tell whether it is a duplicate */
-	GRAFT_LATE,	      /* it arrived after a packet that was sent later */
-	GRAFT_TOO_LONG,	      /* too long for the interface, with its frame */
-	GRAFT_MERGED,	      /* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
-	GRAFT_NO_ROOM,	      /* the kernel had no memory */
-	GRAFT_NO_KEYS,	      /* the session is sealed, and its ends have agreed on no keys yet */
-	GRAFT_UNOPENED,	      /* sealed with another key, or changed on the way */
-	GRAFT_REPLAYED,	      /* a replay of a sealed datagram, or too old to tell */
-	GRAFT_FRAGMENT,	      /* a fragment, or behind unknown headers, and may belong to a sealed session */
-	GRAFT_WINDOW_FULL,    /* not sent: the window is full */
-	GRAFT_OUT_OF_TURN,    /* dropped: a packet before it is missing, and the function delivers in order */
-	GRAFT_PAUSED,	      /* not sent: the session is about to restart */
-	GRAFT_TOO_FAST,	      /* not sent: too many packets wait for their departure time */
-	GRAFT_SOCKET_FULL,    /* its socket is full: it counts as not received, and is requested again */
+	GRAFT_OLD,	/* the packet is too old to tell whether it is a duplicate */
+	GRAFT_LATE,	/* the packet arrived after one that was sent later */
+	GRAFT_TOO_LONG, /* with its frame, the packet would be too long for the interface */
+	GRAFT_MERGED,	/* one buffer holds several datagrams (UDP_SEGMENT or UDP_GRO) */
+	GRAFT_NO_ROOM,	/* the kernel had no memory */
+	GRAFT_NO_KEYS,	/* the session is sealed, and its hosts have agreed on no keys yet */
+	GRAFT_UNOPENED, /* the datagram was sealed with another key, or changed on the way */
+	GRAFT_REPLAYED, /* a sealed datagram is a replay, or too old to tell */
+	/* a fragment, or a packet with unknown headers, that may belong to a sealed session */
+	GRAFT_FRAGMENT,
+	GRAFT_WINDOW_FULL, /* not sent: the window of packets in flight is full */
+	GRAFT_OUT_OF_TURN, /* dropped: an earlier packet is missing, and the function delivers in order */
+	GRAFT_PAUSED,	   /* not sent: the session is about to restart */
+	GRAFT_TOO_FAST,	   /* not sent: too many packets wait for their departure time */
+	/* the receiving socket is full: the packet counts as not received, and is requested again */
+	GRAFT_SOCKET_FULL,
 	GRAFT_OTHER_PROTOCOL, /* arrived by UDP although the session uses protocol 253, or the reverse */
-	GRAFT_NO_PATH,	      /* not sent: its path does not exist */
+	GRAFT_NO_PATH,	      /* not sent: the path named by the packet's mark does not exist */
 	GRAFT_REASONS,
 };
 
 enum graft_kind {
 	GRAFT_DATA,
-	GRAFT_REQUEST,	/* request for the packet of this number */
-	GRAFT_LAST,	/* states the number of the sender's next packet, after a silence */
+	GRAFT_REQUEST,	/* requests the packet of this number */
+	GRAFT_LAST,	/* states the number of the sender's next packet, when the sender has been silent */
 	GRAFT_ACK,	/* acknowledgement, with payload struct graft_ack */
-	GRAFT_GONE,	/* the packet of this number was requested, and is no longer kept */
-	GRAFT_PARITY,	/* parity of a block of packets that ends with this number */
+	GRAFT_GONE,	/* answers a request for the packet of this number, which is no longer stored */
+	GRAFT_PARITY,	/* parity of the block of packets whose last number is this */
 	GRAFT_RETURNED, /* recovered data, injected into this host's receive path; never on the wire */
-	GRAFT_SAYS = 8, /* from here on: messages between the daemons */
+	GRAFT_SAYS = 8, /* kinds from this value on are messages between the daemons */
 	GRAFT_KINDS = 16,
 };
 
-/* The frame, at the end of each datagram behind the payload. */
+/* The frame, which follows the payload at the end of each datagram. */
 struct graft_frame {
 	__u8 magic;
 	__u8 bits;   /* version (3 bits), kind (4), epoch (1) */
-	__be16 list; /* identifier of the list, the same at both ends */
+	__be16 list; /* identifier of the list of functions, equal at both hosts */
 	__be32 number;
-	__u64 tag; /* SipHash over the fields above, source, ports and length; not over the payload */
+	__u64 tag; /* SipHash over the fields above, source address, ports and length, but not the payload */
 };
 
 #define GRAFT_MAGIC	  0x67
@@ -112,34 +117,39 @@ struct graft_frame {
 #define GRAFT_FRAME_BYTES 16
 #define GRAFT_SEAL_BYTES  24 /* bytes that sealing adds to a datagram */
 
-/* State of a session that all functions share, in both epochs. Packet numbers start at 0 and wrap around. */
+/* A session's state that all functions share, in both epochs. Packet numbers start at 0 and wrap around. */
 struct graft_shared {
-	__u32 next;   /* number of the next outgoing packet */
-	__u32 newest; /* one more than the newest number received */
+	__u32 next;   /* packet number of the next outgoing packet */
+	__u32 newest; /* one more than the newest packet number received */
 	__u64 sent_ns;
-	__u64 seen[GRAFT_WINDOW]; /* by number: the number with GRAFT_SEEN or GRAFT_GIVEN_UP */
-	/* Incoming: all packets below were received or given up. Functions that use it call
-	 * graft_advance().
+	/* state of the latest numbers: packet number plus GRAFT_SEEN or GRAFT_GIVEN_UP */
+	__u64 seen[GRAFT_WINDOW];
+	/* Incoming: all packets below this number were received or given up. A function calls graft_advance()
+	 * before it reads this.
 	 */
 	__u32 complete;
 	__u32 begun;
-	__u32 birth;  /* changes with each start of the session, whose numbers begin at 0 */
-	__u32 turned; /* Incoming: first number sent by the newest packet's list; graft_turn() */
-	/* State of outgoing packets, as the peer's acknowledgements reported it: */
-	__u32 acked;	 /* the peer has received or given up all packets below */
-	__u32 delivered; /* packets that the peer has received or given up, modulo 2^32 */
-	__u32 losses;	 /* losses, at most one in a round trip */
-	__u32 recover;	 /* next number when the latest loss was counted */
-	__u32 room;	 /* the receiver has room for packets below this number */
+	__u32 birth; /* changes whenever the session starts and its packet numbers begin at 0 */
+	/* Incoming: first packet number that the sender's current list of functions has sent; see
+	 * graft_turn()
+	 */
+	__u32 turned;
+	/* The fields below describe outgoing packets, as the peer's acknowledgements reported them. */
+	__u32 acked;	 /* the peer has received or given up all packets below this number */
+	__u32 delivered; /* number of packets that the peer has received or given up, modulo 2^32 */
+	__u32 losses;	 /* losses counted so far, at most one in a round trip */
+	__u32 recover;	 /* number of the next packet when the latest loss was counted */
+	__u32 room;	 /* the receiver has buffer space for packets below this number */
 	__u32 srtt_us;	 /* smoothed round trip (RFC 6298); 0: unknown */
 	__u32 rttvar_us;
 	__u32 min_rtt_us;
-	__u64 acked_ns;		     /* time of the latest acknowledgement of new packets */
-	__u64 went_ns[GRAFT_WINDOW]; /* time of sending by number; 0: sent again, so it gives no round trip */
-	__u64 leaves_ns;	     /* departure time of the next packet, if a function paces */
-	__u32 epoch_in;		     /* epoch of the newest received packet */
-	/* Window in packets at which a packet was refused; 0: the sender was notified since, or never
-	 * refused.
+	__u64 acked_ns; /* time at which an acknowledgement last reported new packets, ns */
+	/* sending time by packet number, ns; 0: retransmitted, so it gives no round-trip sample */
+	__u64 went_ns[GRAFT_WINDOW];
+	__u64 leaves_ns; /* earliest departure time of the next packet, ns, if a function paces */
+	__u32 epoch_in;	 /* epoch of the newest received packet */
+	/* Size of the window when it refused a packet, in packets; 0: no refused sender waits for a
+	 * notification.
 	 */
 	__u32 refused;
 };
@@ -149,7 +159,7 @@ struct graft_shared {
 
 /* The packet that a hook handles now, in per-CPU memory. Functions read and change it. */
 struct graft_work {
-	__u64 list; /* functions still to run, a byte each, the next one lowest */
+	__u64 list; /* functions still to run: a byte for each, the next one in the lowest byte */
 	__u64 now_ns;
 	__u64 start_ns; /* 0: the packet is not timed */
 	__u64 key[2];
@@ -161,36 +171,39 @@ struct graft_work {
 	__u8 kind;
 	__u8 epoch;
 	__u8 is_numbered;
-	__u8 is_late;	 /* a newer packet arrived before this one */
-	__u8 is_partial; /* the interface completes UDP's checksum (CHECKSUM_PARTIAL) */
+	__u8 is_late;	 /* 1: a newer packet arrived before this one */
+	__u8 is_partial; /* 1: the interface will complete UDP's checksum (CHECKSUM_PARTIAL) */
 	__u8 family;	 /* IP version, 4 or 6 */
-	__u32 ip_at;	 /* offset of the IP header in the link's frame */
+	__u32 ip_at;	 /* offset of the IP header in the link-layer frame */
 	__u32 udp_at;
-	__u32 payload_bytes;  /* bytes of the application's payload */
-	__u32 mark;	      /* mark of packets that functions send: they are not framed again */
-	__u32 limit;	      /* packets that may be in flight; 0: no function set a limit */
-	__u8 is_sealed;	      /* the session is sealed: the last function is followed by sealing */
-	__u8 current;	      /* index of the running function in its program array */
-	__u8 again;	      /* at GRAFT_TX: index of a function that sends its own packet after this one */
-	__u8 behind;	      /* which of these packets is made now: 1, 2, ...; 0: the application's */
-	__u8 is_kept;	      /* at GRAFT_TX: the packet was kept */
-	__u8 was_given_up;    /* at GRAFT_RX: the packet was given up before */
-	__u8 is_marked_later; /* at GRAFT_RX: another function marks the packet as received, not `number` */
-	/* at GRAFT_REPAIR: this host has recovered the packet and injected it */
+	__u32 payload_bytes; /* bytes of the application's payload */
+	__u32 mark;	     /* mark of packets that functions send; such packets get no second frame */
+	__u32 limit;	     /* packets that may be in flight; 0: no function set a limit */
+	__u8 is_sealed;	     /* 1: the session is sealed, so the packet is sealed after the last function */
+	__u8 current;	     /* index of the running function in its program array */
+	/* at GRAFT_TX: index of a function that will send its own packet behind this one */
+	__u8 again;
+	/* which of the function's own packets is made now: 1, 2, ...; 0: the application's packet */
+	__u8 behind;
+	__u8 is_kept;	   /* at GRAFT_TX: 1 if the packet was stored for retransmission or parity */
+	__u8 was_given_up; /* at GRAFT_RX: 1 if the packet had been given up before it arrived */
+	/* at GRAFT_RX: 1 if another function than `number` marks the packet as received */
+	__u8 is_marked_later;
+	/* at GRAFT_REPAIR: 1 if this host recovered the packet and injected it */
 	__u8 is_returned;
-	__u8 tells_room;   /* the session's daemon is notified when a refused sender may send again */
-	__u8 reserved;	   /* always 0: keeps the offsets of later fields */
+	__u8 tells_room;   /* 1: the session's daemon is notified when a refused sender may send again */
+	__u8 reserved;	   /* always 0, so that later fields keep their offsets */
 	__u8 protocol;	   /* IP protocol that the packet arrived with: UDP or 253 */
 	__u8 wire;	   /* IP protocol of the session on the wire */
-	__u16 protocol_at; /* offset of the IP protocol byte in the link's frame */
-	__u8 has_paths;	   /* the session has paths */
-	__u8 path;	   /* number of the path that the packet arrived by */
-	/* At GRAFT_TX, for the qdisc fq, which sends a packet at its departure time. The verdict sets that
-	 * time, since the packet may still be dropped before.
+	__u16 protocol_at; /* offset of the IP protocol byte in the link-layer frame */
+	__u8 has_paths;	   /* 1: the session has several paths */
+	__u8 path;	   /* number of the session's path by which the packet arrived */
+	/* Used at GRAFT_TX for the qdisc fq, which sends a packet at its departure time. The verdict sets
+	 * that time, since the packet may still be dropped before.
 	 */
-	__u32 takes_ns;	 /* interval to the next packet; 0: no function paces */
-	__u32 spare_ns;	 /* unused time before now that may be made up for by a burst */
-	__u64 leaves_ns; /* departure time; 0: at once */
+	__u32 takes_ns;	 /* ns from this packet's departure to the next one's; 0: no function paces */
+	__u32 spare_ns;	 /* ns of unused sending time that a burst may catch up with */
+	__u64 leaves_ns; /* departure time of this packet, ns; 0: at once */
 };
 
 struct {
@@ -231,19 +244,22 @@ static __always_inline struct graft_shared *graft_shared(const struct graft_work
 	return bpf_map_lookup_elem(&shared, &session);
 }
 
-/* Returns the bytes that are added to a packet after the last function: the frame, and sealing. */
+/* Returns how many bytes are added to a packet after the last function: the frame, and the seal if there is
+ * one.
+ */
 static __always_inline __u32 graft_more_bytes(const struct graft_work *work)
 {
 	return GRAFT_FRAME_BYTES + (work->is_sealed ? GRAFT_SEAL_BYTES : 0);
 }
 
-/* Returns whether packet number `one` is newer than or equal to `other`, with wrap-around. */
+/* Returns whether packet number `one` is equal to `other` or newer, taking wrap-around into account. */
 static __always_inline int graft_not_before(__u32 one, __u32 other)
 {
 	return (__s32)(one - other) >= 0;
 }
 
-/* Returns whether the packet of this number is missing, within the remembered numbers. */
+/* Returns whether the packet of this number is missing. The number has to be one of the latest GRAFT_WINDOW.
+ */
 static __always_inline int graft_is_missing(const struct graft_shared *shared, __u32 number)
 {
 	__u64 seen = shared->seen[number % GRAFT_WINDOW];
@@ -251,8 +267,8 @@ static __always_inline int graft_is_missing(const struct graft_shared *shared, _
 	return seen != (GRAFT_SEEN | number) && seen != (GRAFT_GIVEN_UP | number);
 }
 
-/* Notes that the newest packet was sent by the list of another epoch. Packets from this number on were sent
- * by that list; missing ones below are still repaired as the previous list promised.
+/* Notes that the sender has switched to the list of functions of another epoch. Packets from this number on
+ * were sent by the new list. Earlier ones that are missing are still repaired as the old list requires.
  */
 static __always_inline void graft_turn(struct graft_shared *shared, __u32 number, __u32 epoch)
 {
@@ -262,7 +278,7 @@ static __always_inline void graft_turn(struct graft_shared *shared, __u32 number
 	shared->epoch_in = epoch;
 }
 
-/* Returns whether a missing packet was sent by the list of the current packet. */
+/* Returns whether a missing packet was sent by the same list of functions as the current packet. */
 static __always_inline int graft_is_own(const struct graft_shared *shared, const struct graft_work *work,
 					__u32 number)
 {
@@ -279,7 +295,7 @@ static long graft_advance_once(__u32 index, struct graft_shared **shared)
 	return 0;
 }
 
-/* Advances `complete` to the first missing packet. Packets older than the remembered numbers count as given
+/* Advances `complete` to the first missing packet. Packets older than the latest GRAFT_WINDOW count as given
  * up.
  */
 static __always_inline void graft_advance(struct graft_shared *shared)
@@ -302,7 +318,7 @@ static __always_inline void graft_advance(struct graft_shared *shared)
 
 struct graft_migrate_call {
 	__u32 session;
-	__u32 hooks; /* bits, 1 << enum graft_hook: the hooks whose part of the state is converted */
+	__u32 hooks; /* bitmap of the hooks (1 << enum graft_hook) whose part of the state is converted */
 	__u32 error; /* set to not 0 if the state cannot be converted */
 };
 
@@ -327,7 +343,7 @@ struct graft_migrate_call {
 		GRAFT_PASS_##hook;                                   \
 	})
 
-/* Ends the list with a reason, and runs the verdict. */
+/* Ends the list of functions with a reason, and runs the verdict. */
 #define graft_done(ctx, hook, work, why)                 \
 	({                                               \
 		(work)->reason = why;                    \

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* PCC, after Vivace (Dong et al., NSDI 2018). It tries a rate above its own and one below, each for a round
- * trip, measures their loss and delay, and moves in the direction in which the utility grows:
+/* PCC, after Vivace (Dong et al., NSDI 2018). It tries a rate above the current one and a rate below it, each
+ * for a round trip. It measures loss and delay of both trials, and moves the rate in the direction in which
+ * the utility grows:
  *
  *   u(x) = x^0.9 - b x d(RTT)/dt - c x loss        x in Mbit/s
  *
@@ -12,10 +13,10 @@
 #include "graft.h"
 
 struct pcc_config {
-	__u32 trial_permille;	/* distance of a trial's rate from the current rate */
-	__u32 latency_permille; /* coefficient b of the utility */
-	__u32 loss_permille;	/* coefficient c of the utility */
-	__u32 step_permille;	/* change of the rate for a gradient of 1 */
+	__u32 trial_permille;	/* permille by which a trial's rate differs from the current rate */
+	__u32 latency_permille; /* coefficient b (latency) of the utility */
+	__u32 loss_permille;	/* coefficient c (loss) of the utility */
+	__u32 step_permille;	/* permille by which the rate changes at a utility gradient of 1 */
 };
 
 SEC(".rodata.config")
@@ -28,52 +29,53 @@ const volatile struct pcc_config config = {
 
 #define TRIALS 2
 
-/* STARTUP doubles the rate until the utility falls, DRAIN empties the queue, FIRST and SECOND send the two
- * trials, and WAIT sends at the rate until both are judged. Then FIRST begins again, or STARTUP if the rate
- * is far off.
+/* STARTUP doubles the rate until the utility falls, and DRAIN empties the queue. FIRST and SECOND send the
+ * two trials, and WAIT sends at the current rate until both trials are evaluated. FIRST follows again, or
+ * STARTUP if the rate is far too low.
  */
 enum phase {
 	STARTUP,
 	DRAIN,
 	FIRST,
 	SECOND,
-	WAIT, /* until both trials are judged */
+	WAIT, /* lasts until both trials are evaluated */
 };
 
-/* Loss and delay of a trial, or of a round of start-up. */
+/* Measured loss and delay of a trial, or of a round of STARTUP. */
 struct outcome {
 	__u32 sent;
 	__u32 lost;
-	__s32 growth_ppm; /* growth of the round trip, us per s */
+	__s32 growth_ppm; /* growth of the round trip, us per second */
 };
 
 struct pcc {
 	__u64 rate;	/* current rate, bytes/s */
-	__u64 since_us; /* begin of the phase */
+	__u64 since_us; /* time at which the phase began, us */
 	__u64 judged_since_us;
-	__s64 best; /* best utility of a round of start-up */
-	/* The trial that is being judged: its range of packets, and the round trips of each half. */
+	__s64 best; /* best utility of any round of STARTUP so far */
+	/* The trial that is being evaluated: its range of packets, and the round trips in each half of it. */
 	__u32 from;
 	__u32 until;
-	__u32 delivered; /* `delivered` when the trial began */
-	__u32 lost;	 /* `lost` when the trial began */
+	__u32 delivered; /* value of `delivered` when the evaluated trial began */
+	__u32 lost;	 /* value of `lost` when the evaluated trial began */
 	__u64 rtt_sum_us[2];
 	__u16 rtts[2];
-	__u32 bound[TRIALS + 1]; /* first packet of the first trial, of the second, and after them */
+	/* start of the first trial, start of the second, and end of both, in packets sent */
+	__u32 bound[TRIALS + 1];
 	struct outcome first;
 	__u8 phase;
-	__u8 trial;	/* trial that is being judged; 0: none yet */
-	__u8 is_lower;	/* the first trial is below the rate, the second above */
-	__u8 is_usable; /* both trials were sent at their rates */
-	__u8 worse;	/* consecutive rounds of start-up with a lower utility */
-	__s8 steps;	/* consecutive steps in one direction; negative: down */
+	__u8 trial;	/* number of the trial that is being evaluated; 0: none yet */
+	__u8 is_lower;	/* 1: the first trial has the lower rate, the second one the higher */
+	__u8 is_usable; /* 1: both trials were really sent at their rates */
+	__u8 worse;	/* consecutive rounds of STARTUP in which the utility fell */
+	__s8 steps;	/* consecutive rate changes in one direction; negative: downwards */
 };
 
 _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
 
 #define ONE		  1024
 #define STEPS_MAX	  6
-#define STEPS_ASTRAY	  4 /* steps up without a queue, after which the rate counts as far off */
+#define STEPS_ASTRAY	  4 /* increases without a queue after which the rate counts as far too low */
 #define USUAL_LOSS_PART	  20
 #define TRIAL_PACKETS_MIN 8
 #define WINDOW_MIN	  10
@@ -83,7 +85,7 @@ _Static_assert(sizeof(struct pcc) <= GRAFT_STATE_BYTES, "room in the socket");
 #define GROWTH_MAX_PPM	  (10 * PPM)
 #define IS_AFTER(a, b)	  ((__s32)((a) - (b)) >= 0)
 
-/* TCP's state at the begin of a callback. */
+/* TCP's counters and measurements at the begin of a callback. */
 struct moment {
 	__u64 us;
 	__u32 rtt_us;
@@ -91,15 +93,15 @@ struct moment {
 	__u32 packet_bytes;
 	__u32 delivered;
 	__u32 lost;
-	__u32 judged; /* packets delivered or lost; a retransmission counts again */
+	__u32 judged; /* packets delivered or lost so far; a retransmission counts again */
 	__u32 in_flight;
 	__u32 sent;
-	__u32 is_limited; /* the application limits the rate */
+	__u32 is_limited; /* 1: the application limits the rate, not the congestion control */
 };
 
-/* A connection's state, copied to the stack. Functions that get it are not static, so the verifier checks
- * each once, not once for each of thousands of paths that lead to it. For that it requires a check that the
- * pointer is not NULL.
+/* A copy of the connection's state on the stack. Functions that take it are not static, so the verifier
+ * checks each of them once instead of for thousands of paths to it. Such functions have to check the pointer
+ * for NULL.
  */
 struct flow {
 	struct pcc pcc;
@@ -159,7 +161,7 @@ static __always_inline void begin_startup(struct pcc *pcc, const struct moment *
 	pcc->worse = 0;
 	pcc->steps = 0;
 	begin(pcc, now, STARTUP);
-	/* The first round ends when a packet that is sent after this was judged. */
+	/* The first round ends when a packet that is sent from now on was delivered or lost. */
 	judge_until(pcc, now, now->sent + 1);
 }
 
@@ -172,7 +174,7 @@ void BPF_PROG(pcc_init, struct sock *sk)
 
 	__builtin_memset(pcc, 0, sizeof(*pcc));
 	look(&now, tp);
-	/* The first window is sent within half a round trip. */
+	/* The initial window is paced over half a round trip. */
 	pcc->rate = bounded(&now, 2ULL * tp->snd_cwnd * now.packet_bytes * PPM / now.rtt_us);
 	begin_startup(pcc, &now);
 	tp->snd_ssthresh = GRAFT_SSTHRESH_NONE;
@@ -199,8 +201,8 @@ void BPF_PROG(pcc_pkts_acked, struct sock *sk, const struct ack_sample *sample)
 	}
 }
 
-/* Returns the growth of the round trip in a trial, from the middle of its first half to the middle of its
- * second half, us per s.
+/* Returns by how much the round trip grew during a trial, in us per second, from the middle of its first half
+ * to the middle of its second half.
  */
 static __always_inline __s32 growth_ppm(const struct pcc *pcc, __u64 spent_us)
 {
@@ -224,7 +226,7 @@ __noinline int pcc_judge(const struct flow *flow, struct outcome *outcome)
 	return 0;
 }
 
-/* Shifts `x` right by `bits` bits if it is longer than that. Returns the shift. */
+/* Shifts `x` right by `bits` if it has more than `bits` bits. Returns by how many bits it was shifted. */
 static __always_inline __u32 shorten(__u64 *x, __u32 bits)
 {
 	__u32 off = (((1ULL << bits) - 1 - *x) >> 63) * bits;
@@ -249,7 +251,7 @@ static __always_inline __s64 log2_of(__u64 x)
 	return (__s64)log * ONE + (x * ONE >> log) - ONE;
 }
 
-#define LOG2_OF_MBIT 10205 /* log2 of 1000 kbit/s, in 1024ths */
+#define LOG2_OF_MBIT 10205 /* 1024 times the binary logarithm of 1000 kbit/s */
 #define FINE_BITS    20
 
 /* Returns x^-0.1 in 1024ths, for x in kbit/s relative to 1 Mbit/s: e^-y as (1 - y/64)^64, with y = 0.1 ln
@@ -257,7 +259,7 @@ static __always_inline __s64 log2_of(__u64 x)
  */
 __noinline __s64 pcc_damping(__u64 kbit)
 {
-	/* 1136 / 1024 is 0.1 ln 2 / 64 / 1024 times 2^FINE_BITS. */
+	/* 1136 / 1024 is the factor 0.1 ln 2 / 64 / 1024, scaled by 2^FINE_BITS. */
 	__s64 value = (1 << FINE_BITS) - ((log2_of(kbit) - LOG2_OF_MBIT) * 1136 >> 10);
 
 	value = value * value >> FINE_BITS;
@@ -274,14 +276,14 @@ static __always_inline __u64 kbit_of(__u64 rate)
 	return graft_at_least_1(rate / 125);
 }
 
-/* Returns a coefficient in permille times a share in ppm, in 1024ths. */
+/* Multiplies a coefficient in permille by a share in ppm. Returns the product in 1024ths. */
 static __always_inline __s64 weighed(__u32 permille, __u64 ppm)
 {
 	return permille * ppm / 1000 * ONE / PPM;
 }
 
-/* Returns the utility of a round of start-up. Rounds are short at first, so loss that chance explains is
- * left out.
+/* Returns the utility of a round of STARTUP. The first rounds are short, so loss that chance explains is not
+ * counted.
  */
 __noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 {
@@ -300,8 +302,8 @@ __noinline __s64 pcc_utility(__u64 kbit, const struct outcome *it)
 	return worth * (__s64)kbit;
 }
 
-/* Returns a change per difference of the trials' rates, which is twice the distance to the rate between
- * them. `permille` is a coefficient.
+/* Returns a difference between both trials per unit of relative rate, multiplied by a coefficient in
+ * permille. The trials' rates differ by twice `trial_permille`.
  */
 static __always_inline __s64 by_rate(__u32 permille, __s64 ppm)
 {
@@ -373,7 +375,7 @@ static __always_inline void begin_trials(struct pcc *pcc, const struct moment *n
 	begin(pcc, now, FIRST);
 }
 
-/* Ends a round of start-up, which consists of the packets sent in the previous round trip. */
+/* Ends a round of STARTUP, which covers the packets sent in the previous round trip. */
 __noinline int pcc_end_round(struct flow *flow)
 {
 	struct outcome it = {};
@@ -387,7 +389,7 @@ __noinline int pcc_end_round(struct flow *flow)
 	pcc = &flow->pcc;
 	now = &flow->now;
 	spent = graft_at_least_1(now->us - pcc->judged_since_us);
-	/* The delivery rate of the round. */
+	/* The delivery rate measured in the round. */
 	rate = (__u64)(now->delivered - pcc->delivered) * now->packet_bytes * PPM / spent;
 	pcc_judge(flow, &it);
 	worth = pcc_utility(kbit_of((__u64)it.sent * now->packet_bytes * PPM / spent), &it);
@@ -407,8 +409,8 @@ __noinline int pcc_end_round(struct flow *flow)
 	return pcc_set_rate(flow, rate);
 }
 
-/* Returns whether a trial is long enough. Marks the trials as not usable if this one was not sent at its
- * rate.
+/* Returns whether a trial is long enough. If the trial was not sent at its rate, both trials are marked as
+ * not usable.
  */
 static __always_inline bool is_sent(struct pcc *pcc, const struct moment *now, __u32 packets)
 {
@@ -421,12 +423,14 @@ static __always_inline bool is_sent(struct pcc *pcc, const struct moment *now, _
 	return true;
 }
 
-/* Returns the number of trials that are completely sent, 0 to 2. */
+/* Returns how many trials have been sent completely, 0 to 2. */
 static __always_inline __u64 trials_sent(const struct pcc *pcc)
 {
 	__u64 sent = pcc->phase - FIRST;
 
-	/* Without this, clang uses the phase itself as an index, whose bounds the verifier does not know. */
+	/* Without this barrier, clang uses the phase itself as an array index, whose bounds the verifier does
+	 * not know.
+	 */
 	barrier_var(sent);
 	return sent;
 }
@@ -474,7 +478,9 @@ __noinline int pcc_decide(struct flow *flow)
 	return 0;
 }
 
-/* Judges the trials whose packets are all delivered or lost, about a round trip after they were sent. */
+/* Evaluates the trials whose packets are all delivered or lost, which is about a round trip after they were
+ * sent.
+ */
 __noinline int pcc_judge_trials(struct flow *flow)
 {
 	struct pcc *pcc;
@@ -497,7 +503,7 @@ __noinline int pcc_judge_trials(struct flow *flow)
 	return 0;
 }
 
-/* Returns whether no more packets are in flight than fit the path without a queue. */
+/* Returns whether the packets in flight fit the path without building a queue. */
 static __always_inline bool is_drained(const struct pcc *pcc, const struct moment *now)
 {
 	return now->in_flight <= bytes_in(pcc, now->rtt_min_us) / now->packet_bytes + WINDOW_MIN;
@@ -539,13 +545,15 @@ void BPF_PROG(pcc_cong_control, struct sock *sk)
 	look(&flow.now, tp);
 	go_on(&flow);
 	*kept = flow.pcc;
-	/* The rate controls sending. The window only bounds what is sent to a path that has fallen silent. */
+	/* The pacing rate controls sending. The window only bounds how much is sent when no more
+	 * acknowledgements arrive.
+	 */
 	window = 2 * bytes_in(&flow.pcc, flow.now.rtt_us) / flow.now.packet_bytes + WINDOW_MIN;
 	tp->snd_cwnd = graft_smaller(window, tp->snd_cwnd_clamp);
 	sk->sk_pacing_rate = graft_at_least_1(pacing_rate(&flow.pcc));
 }
 
-/* Losses count only in trials, so they do not change the threshold. */
+/* Losses enter only the trials' utility, so ssthresh does not change. */
 SEC("struct_ops")
 __u32 BPF_PROG(pcc_ssthresh, struct sock *sk)
 {
@@ -558,7 +566,7 @@ __u32 BPF_PROG(pcc_undo_cwnd, struct sock *sk)
 	return graft_tcp(sk)->snd_cwnd;
 }
 
-/* The send buffer is three windows, so that the window stays full while losses are repaired. */
+/* The send buffer is three windows large, so that the window stays full while losses are repaired. */
 SEC("struct_ops")
 __u32 BPF_PROG(pcc_sndbuf_expand, struct sock *sk)
 {

@@ -48,7 +48,7 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } GRAFT_KERNEL;
 
-/* The change that sockets_set makes. Userspace writes it before it runs the iterator. */
+/* The settings that sockets_set applies. Userspace writes them before it runs the iterator. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -81,7 +81,9 @@ static __attribute__((noinline)) int copy_ends(struct graft_socket *out, struct 
 	return 0;
 }
 
-/* Returns the tcp_sock of a socket of IPv4 or IPv6. Sockets in TIME_WAIT and half-open requests have none. */
+/* Returns the tcp_sock of an IPv4 or IPv6 socket. Sockets in TIME_WAIT and half-open requests have no
+ * tcp_sock.
+ */
 static __always_inline struct tcp_sock *tcp_of(struct sock_common *common)
 {
 	__u8 state;
@@ -130,7 +132,7 @@ static __always_inline bool fits(const struct graft_rule *rule, const struct gra
 
 	if (port < rule->first_port || port > rule->last_port)
 		return false;
-	/* A listener has no peer, so any rule for servers with its port matches. */
+	/* A listener has no peer, so it matches any rule for servers whose ports include its own. */
 	if (is_listener)
 		return rule->side == GRAFT_SERVER;
 	for (int i = 0; i < 4; i++)
@@ -165,9 +167,9 @@ static __attribute__((noinline)) int apply(struct tcp_sock *tp, const struct gra
 	int value;
 
 	__builtin_memcpy(congestion, rule->congestion, sizeof(congestion));
-	/* The kernel reads the name up to a zero byte. */
+	/* The kernel reads the congestion control's name up to a zero byte. */
 	congestion[GRAFT_NAME_BYTES - 1] = 0;
-	/* Settings are tried in turn; the first error ends the change of this socket. */
+	/* The settings are applied one after another; the first error ends the change of this socket. */
 	if (rule->set & GRAFT_SET_CONGESTION)
 		error = bpf_setsockopt(tp, SOL_TCP, TCP_CONGESTION, congestion, sizeof(congestion));
 	if (!error && rule->set & GRAFT_SET_PACING)

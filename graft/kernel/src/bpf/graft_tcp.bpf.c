@@ -2,9 +2,9 @@
 /* Grafts for unmodified TCP applications: agrees with peers in TCP options, and changes settings of this
  * host's sockets.
  *
- * It does not affect connections that no rule matches, and returns 1 always, so other programs of the
- * cgroup decide as before. All state of a connection is in the socket's storage and ends with the socket.
- * Accepted sockets have state only after their handshake.
+ * Connections that no rule matches are not affected. The program always returns 1, so it leaves every
+ * decision to other programs of the cgroup. All state of a connection is in the socket's storage and ends
+ * with the socket. An accepted socket has state only after its handshake.
  */
 #include "caller.h"
 #include "graft_told.h"
@@ -56,11 +56,12 @@ enum phase {
 struct socket_state {
 	__u32 rule;
 	__u32 phase;
-	__be32 answer;	     /* identity that the server's answer named */
-	__u8 had_write_flag; /* the flag was set before by another program, so it stays */
+	__be32 answer; /* identity of the graft in the server's answer */
+	/* 1: another program had set the flag before, so this program does not clear it */
+	__u8 had_write_flag;
 	__u8 had_parse_flag;
 	__u8 no_room;
-	__u8 sent; /* a SYN with the option was sent; repeated ones have none */
+	__u8 sent; /* 1: a SYN with the option was sent; repeated SYNs do not have the option */
 	__u8 withheld;
 	__u8 unbound;
 	__u8 pad[2];
@@ -70,12 +71,12 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__type(key, int);
 	__type(value, struct socket_state);
-	/* BPF_F_CLONE: an accepted socket inherits its listener's state. */
+	/* BPF_F_CLONE lets an accepted socket inherit its listener's state. */
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
 } states SEC(".maps");
 
-/* The connecting process, for sockets whose connection began while a rule needed it. Accepted sockets have
- * none.
+/* The connecting process of sockets whose connection began while a rule had a condition on the process.
+ * Accepted sockets have no entry.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -84,7 +85,9 @@ struct {
 	__type(value, struct caller);
 } callers SEC(".maps");
 
-/* 1 if a rule of either list has a condition on the process or a choice. Userspace writes it. */
+/* 1 if any rule has a condition on the process or a choice, in the list in force or in the next one.
+ * Userspace writes it.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -92,7 +95,7 @@ struct {
 	__uint(max_entries, 1);
 } asks_who SEC(".maps");
 
-/* The latest outcome by the peer's address. */
+/* The outcome of the latest connection with each peer, by the peer's address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32[4]);
@@ -109,7 +112,7 @@ struct {
 	__uint(max_entries, GRAFT_BOUND);
 } bound SEC(".maps");
 
-/* How the latest connections began. */
+/* Records of how the latest handshakes went. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct graft_connection_key);
@@ -117,7 +120,7 @@ struct {
 	__uint(max_entries, GRAFT_PEERS);
 } connections SEC(".maps");
 
-/* Time at which a SYN was last left without the answer that it should have got (SYN cookies, or no space);
+/* Time at which a SYN with an offer was last left unanswered, because of SYN cookies or missing header space;
  * 0: never.
  */
 __u64 unanswered_ns;
@@ -151,7 +154,7 @@ struct search {
 	const struct ends *ends;
 	const struct caller *caller;
 	__u32 first;
-	__u32 found; /* index of the rule; GRAFT_RULES: none */
+	__u32 found; /* index of the matching rule; GRAFT_RULES: none matches */
 };
 
 static long look_at(__u32 index, struct search *search)
@@ -174,8 +177,8 @@ static __always_inline const struct caller *caller_of(struct bpf_sock_ops *ctx)
 	return sk ? bpf_sk_storage_get(&callers, sk, 0, 0) : 0;
 }
 
-/* Returns the index of the first rule that matches, or GRAFT_RULES. With bpf_loop the verifier checks one
- * iteration instead of all.
+/* Returns the index of the first rule that matches, or GRAFT_RULES. With bpf_loop the verifier checks the
+ * loop's body only once.
  */
 __noinline int graft_find_rule(struct bpf_sock_ops *ctx, const struct ends *ends)
 {
@@ -214,8 +217,8 @@ __noinline int graft_read_option(struct bpf_sock_ops *ctx, struct graft_option *
 	bytes[1] = 6;
 	__builtin_memcpy(bytes + 2, GRAFT_OPTION_EXID, 4);
 	got = bpf_load_hdr_opt(ctx, option, sizeof(*option), flags);
-	/* -ENOSPC: the option is longer than the buffer, which has its beginning. One more byte makes
-	 * graft_read() refuse it.
+	/* -ENOSPC means that the option is longer than the buffer, which then holds its first bytes. The
+	 * length is set one too high, so that graft_read() refuses the option.
 	 */
 	if (got == -ENOSPC)
 		got = sizeof(*option) + 1;
@@ -274,7 +277,7 @@ __noinline int graft_apply(struct bpf_sock_ops *ctx, const struct graft_rule *ru
 	return 0;
 }
 
-/* graft_choose() is defined below its callers. */
+/* Forward declaration, since graft_choose() is defined below its callers. */
 int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule);
 
 static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct graft_rule *rule,
@@ -285,7 +288,7 @@ static __always_inline void set_socket(struct bpf_sock_ops *ctx, const struct gr
 		graft_choose(ctx, ends, rule->choice);
 }
 
-/* How a connection began: the input of graft_conclude(). */
+/* How a handshake went: the argument of graft_conclude(). */
 struct conclusion {
 	struct ends ends;
 	__u32 outcome; /* outcome, enum graft_outcome */
@@ -298,7 +301,7 @@ struct conclusion {
 static __always_inline void remember(const struct conclusion *it)
 {
 	struct graft_peer fresh = {}, *known;
-	/* Before Linux 6.2 the verifier accepts a map key of a global function only on the stack. */
+	/* Before Linux 6.2 the verifier requires that a global function has map keys on the stack. */
 	__u32 peer[4];
 
 	__builtin_memcpy(peer, it->ends.peer, sizeof(peer));
@@ -307,8 +310,8 @@ static __always_inline void remember(const struct conclusion *it)
 		fresh.agreed = known->agreed;
 		fresh.resent_ns = known->resent_ns;
 	}
-	/* The entry is replaced as a whole, so readers see a consistent one; a concurrent count may be
-	 * lost.
+	/* The entry is replaced as a whole, so readers see consistent fields. If two CPUs do this at once,
+	 * one count may be lost.
 	 */
 	fresh.agreed += it->outcome == GRAFT_AGREED;
 	fresh.time_ns = bpf_ktime_get_ns();
@@ -322,11 +325,11 @@ static __always_inline void remember(const struct conclusion *it)
 	bpf_map_update_elem(&peers, peer, &fresh, BPF_ANY);
 }
 
-/* Records how the connection began, so that userspace can compare it with the peer's record. */
+/* Records how the handshake went, so that userspace can compare the record with the peer's. */
 static __always_inline void record(struct bpf_sock_ops *ctx, const struct conclusion *it)
 {
 	bool is_client = it->ends.side == GRAFT_CLIENT;
-	/* Before any data was sent, these are the sequence numbers of the first data bytes. */
+	/* No data was sent yet, so the sockets' next sequence numbers are those of the first data bytes. */
 	__u32 local = ctx->snd_una, remote = ctx->rcv_nxt;
 	struct graft_connection_key key = {
 		.client_first = is_client ? local : remote,
@@ -356,11 +359,11 @@ __noinline int graft_conclude(struct bpf_sock_ops *ctx, const struct conclusion 
 	return 0;
 }
 
-/* Returns whether the rule allows an agreement with this peer now. */
+/* Returns whether the rule permits to ask this peer for an agreement now. */
 __noinline int graft_may_ask(const struct graft_rule *rule, __u32 index, const struct ends *ends)
 {
 	const struct graft_bound *peer;
-	__u32 key[4]; /* copied to the stack, as in remember() */
+	__u32 key[4]; /* The address is copied to the stack, as the verifier before Linux 6.2 requires. */
 
 	if (!rule || !ends)
 		return 0;
@@ -424,8 +427,7 @@ static __always_inline void forget_caller(struct bpf_sock_ops *ctx)
 		bpf_sk_storage_delete(&callers, sk);
 }
 
-/* Runs before the SYN is built: finds the rule, and asks for the option callbacks if the peer is to be
- * asked.
+/* Runs before the SYN is built: finds the rule, and enables the option callbacks if the rule asks the peer.
  */
 static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 {
@@ -460,7 +462,7 @@ static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 		set_flags(ctx, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, 0);
 }
 
-/* A listener's SYN-ACKs need the option callbacks: the offer may be in any SYN. */
+/* A listener needs the option callbacks for all its SYN-ACKs, since any SYN may contain an offer. */
 static __always_inline void on_listen(struct bpf_sock_ops *ctx)
 {
 	int flags = ctx->bpf_sock_ops_cb_flags;
@@ -481,11 +483,12 @@ static __always_inline bool is_syn_ack(struct bpf_sock_ops *ctx)
 }
 
 struct answer {
-	__u32 message; /* enum graft_message; 0: none */
+	__u32 message; /* enum graft_message; 0: send no option */
 	__be32 graft;
 };
 
-/* Makes the option for a SYN-ACK. Nothing about the SYN is stored, since its sender address may be forged. */
+/* Builds the option for a SYN-ACK. Nothing about the SYN is stored, since its source address may be forged.
+ */
 __noinline int graft_make_answer(struct bpf_sock_ops *ctx, struct answer *answer)
 {
 	struct graft_option option = {};
@@ -573,12 +576,12 @@ static __always_inline void on_write(struct bpf_sock_ops *ctx)
 		store_option(ctx, GRAFT_CONFIRM, state->answer);
 }
 
-/* Judges the server's answer, at the client. Returns enum graft_outcome. */
+/* Evaluates the server's answer, at the client. Returns enum graft_outcome. */
 __noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option *option,
 				  const struct socket_state *state, const struct ends *ends)
 {
 	const struct graft_peer *known;
-	__u32 key[4]; /* copied to the stack, as in remember() */
+	__u32 key[4]; /* The address is copied to the stack, as the verifier before Linux 6.2 requires. */
 
 	if (!option || !state || !ends)
 		return GRAFT_ABSENT;
@@ -606,7 +609,7 @@ __noinline int graft_judge_answer(struct bpf_sock_ops *ctx, struct graft_option 
 	}
 }
 
-/* Runs at the client when the SYN-ACK has arrived and the ACK is not sent yet. */
+/* Runs at the client when the SYN-ACK has arrived, before the ACK is sent. */
 static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 {
 	struct socket_state *state = state_of(ctx, 0);
@@ -619,7 +622,7 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 		return;
 	rule = rule_at(state->rule);
 	graft_read_ends(ctx, GRAFT_CLIENT, &end.ends);
-	/* The rules may have been replaced since the SYN was sent. */
+	/* The list of rules may have been replaced since the SYN was sent, so the rule is checked again. */
 	if (!rule || !fits(rule, &end.ends, caller_of(ctx))) {
 		state->phase = DONE;
 		graft_let_go(ctx, state);
@@ -658,15 +661,15 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 	graft_let_go(ctx, state);
 }
 
-/* Returns whether this server answers offers. Since nothing is stored about single SYNs, a connection
- * counts as unanswered if any SYN was left without an answer recently.
+/* Returns whether this server has answered all offers lately. State of single SYNs is not stored, so every connection
+ * counts as unanswered shortly after any offer was left unanswered.
  */
 static __always_inline bool answers(const struct socket_state *listener)
 {
 	return listener && (!unanswered_ns || bpf_ktime_get_ns() - unanswered_ns > COOKIE_LIFE_NS);
 }
 
-/* Judges the client's confirmation, at the server. Returns enum graft_outcome. */
+/* Evaluates the client's confirmation, at the server. Returns enum graft_outcome. */
 __noinline int graft_judge_confirmation(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
 {
 	struct graft_option option = {};
@@ -684,7 +687,7 @@ __noinline int graft_judge_confirmation(struct bpf_sock_ops *ctx, const struct g
 	}
 }
 
-/* Runs at the server when the handshake is complete, so the client's address is genuine. */
+/* Runs at the server when the handshake is complete, which proves that the client's address is not forged. */
 static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 {
 	enum graft_outcome outcome = GRAFT_ONE_SIDED;
@@ -693,7 +696,7 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	struct conclusion end = {};
 	__u32 index = 0;
 
-	/* The accepted socket inherited the flag from its listener, where this program set it unless
+	/* The accepted socket inherited the flag from its listener, where this program had set it, unless
 	 * another program had.
 	 */
 	if (!state || !state->had_write_flag)
@@ -715,8 +718,8 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 		set_socket(ctx, rule, &end.ends);
 }
 
-/* Follows the choice for the connection's path: sets its congestion control, reports its start, and
- * arranges that its end is reported.
+/* Applies the choice for the connection's path: sets the congestion control, reports the connection's start,
+ * and arranges that its end is reported.
  */
 __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, __u32 rule)
 {
@@ -734,11 +737,11 @@ __noinline int graft_choose(struct bpf_sock_ops *ctx, const struct ends *ends, _
 		count(GRAFT_NO_MEMORY);
 		return 0;
 	}
-	/* This socket connects to the broker, which reports the connection itself. */
+	/* A redirected socket connects to the broker, which reports the connection itself. */
 	if (flow->picked == GRAFT_PICKED_LED)
 		return 0;
-	/* A server does not see the SYN's time, and at a client the rule may have had no choice then: take
-	 * one round trip before now.
+	/* The time of the SYN is unknown at servers, and at clients whose rule had no choice then. It is
+	 * estimated as one round trip before now.
 	 */
 	if (ends->side == GRAFT_SERVER || !flow->began_ns)
 		flow->began_ns = bpf_ktime_get_ns() - (ctx->srtt_us >> 3) * 1000ULL;
@@ -767,7 +770,7 @@ static __always_inline void on_state(struct bpf_sock_ops *ctx)
 	struct bpf_sock *sk = ctx->sk;
 	struct graft_flow *flow;
 
-	/* args[1] is the new TCP state. */
+	/* args[1] of the state callback is the new TCP state. */
 	if (ctx->args[1] != STATE_CLOSE || !sk)
 		return;
 	flow = bpf_sk_storage_get(&flows, sk, 0, 0);
@@ -786,7 +789,9 @@ static __always_inline void forget(struct bpf_sock_ops *ctx)
 		bpf_sk_storage_delete(&states, sk);
 }
 
-/* Stores the connecting process. connect() runs in that process; the SYN may be sent in another context. */
+/* Stores the connecting process, since connect() runs in that process, while the SYN may be sent in another
+ * context.
+ */
 static __always_inline void note_caller(struct bpf_sock_addr *ctx)
 {
 	__u32 zero = 0, *asks = bpf_map_lookup_elem(&asks_who, &zero);
@@ -800,7 +805,7 @@ static __always_inline void note_caller(struct bpf_sock_addr *ctx)
 		count(GRAFT_NO_MEMORY);
 		return;
 	}
-	/* The socket may have an older entry, from a failed connection of another process. */
+	/* The socket may have an older entry, if another process failed to connect it before. */
 	__builtin_memset(caller, 0, sizeof(*caller));
 	read_caller(caller);
 }

@@ -31,7 +31,7 @@ static __noinline int count(enum graft_outcome outcome)
 	return 0;
 }
 
-/* The properties of a connection that rules match: the peer, the server's port, and this host's side. */
+/* The properties that rules match: the peer, the server's port, and whether this host is client or server. */
 struct ends {
 	__u32 peer[4];
 	__u16 port; /* the server's port */
@@ -39,8 +39,8 @@ struct ends {
 	__u8 pad;
 };
 
-/* Functions called by several others are not static: the verifier then checks them once, independent of the
- * caller. Each access to the context takes the verifier long.
+/* Functions with several callers are not static, so the verifier checks each of them once, independently of
+ * the caller. The verifier needs long for each access to the context.
  */
 __noinline int graft_read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends *ends)
 {
@@ -50,8 +50,8 @@ __noinline int graft_read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends 
 	if (!ends)
 		return 0;
 
-	/* Without this, clang adds up a pointer before it loads, which the verifier refuses for the
-	 * context.
+	/* Without this barrier, clang adds an offset to the context's pointer before it loads, which the
+	 * verifier refuses.
 	 */
 	OPAQUE(v4);
 	OPAQUE(v6);
@@ -82,7 +82,7 @@ struct inet_connection_sock {
 	} icsk_ack;
 } KERNEL;
 
-/* `chrono`: time in which bytes waited to be sent or acknowledged, by the reason. */
+/* TCP's `chrono` statistics: the time in which bytes waited to be sent or acknowledged, by the reason. */
 struct tcp_sock {
 	__u32 chrono_start;
 	__u32 chrono_stat[3];
@@ -100,7 +100,7 @@ static __always_inline void tell_figures(struct bpf_sock_ops *ctx, struct bpf_so
 
 	if (!tp)
 		return;
-	/* The sum of finished periods; a running one is added below. */
+	/* The counters contain finished periods only; the running period is added below. */
 	it->busy_jiffies = tp->chrono_stat[0] + tp->chrono_stat[1] + tp->chrono_stat[2];
 	if (BPF_CORE_READ_BITFIELD(tp, chrono_type))
 		it->busy_jiffies += now - tp->chrono_start;
@@ -141,8 +141,9 @@ static __always_inline void tell_ends(struct bpf_sock_ops *ctx, struct graft_tol
 	it->remote_port = bpf_ntohl(remote);
 }
 
-/* Sends an event. bpf_ringbuf_output is used since the verifier of Linux 6.1 forgets that reserved memory
- * is not NULL. Readers poll, so none is woken. Not inlined, so that BTF contains the event's type.
+/* Sends an event. bpf_ringbuf_output is used since the verifier of Linux 6.1 forgets that reserved memory is
+ * not NULL. Readers poll the buffer, so no wake-up is sent. Not inlined, so that BTF contains the event's
+ * type.
  */
 static __noinline long tell(const struct graft_told *it)
 {
@@ -163,7 +164,7 @@ __noinline int graft_tell(struct bpf_sock_ops *ctx, const struct graft_flow *flo
 	it.duration_ns = it.time_ns - flow->began_ns;
 	it.sent = ctx->bytes_acked;
 	it.received = ctx->bytes_received;
-	/* TCP counts in ticks whose length only userspace can find out. */
+	/* TCP counts time in kernel ticks, whose length only userspace can find out. */
 	it.jiffies = bpf_jiffies64();
 	tell_figures(ctx, sk, &it);
 	it.side = flow->side;

@@ -5,8 +5,8 @@
 #include "graft.h"
 
 struct westwood_config {
-	__u32 keep_percent;  /* least part of the window that stays after a loss */
-	__u32 sample_min_us; /* least duration of a bandwidth sample */
+	__u32 keep_percent;  /* percent of the window that at least remains after a loss */
+	__u32 sample_min_us; /* least duration of a bandwidth sample, us */
 	__u32 pace;	     /* 1: packets are paced */
 };
 
@@ -21,7 +21,7 @@ struct westwood {
 	__u64 since_us;
 	__u64 bandwidth;    /* bandwidth after both filters, packets/s in 256ths */
 	__u64 first_filter; /* bandwidth after the first filter, packets/s in 256ths */
-	__u32 delivered;    /* `delivered` when the sample began */
+	__u32 delivered;    /* value of `delivered` when the sample began */
 	__u32 rtt_min_us;
 };
 
@@ -46,12 +46,12 @@ void BPF_PROG(westwood_init, struct sock *sk)
 
 static __always_inline __u64 filtered(__u64 old, __u64 sample)
 {
-	/* A moving average; the first sample is taken as it is. */
+	/* Updates a moving average, whose first value is the first sample. */
 	return old ? (7 * old + sample) / 8 : sample;
 }
 
-/* Takes a bandwidth sample each round trip, over all packets delivered in it. Shorter samples would take
- * bursts of ACKs for a high bandwidth.
+/* Takes a bandwidth sample of all packets delivered in a round trip. Shorter samples would mistake a burst of
+ * ACKs for a high bandwidth.
  */
 SEC("struct_ops")
 void BPF_PROG(westwood_pkts_acked, struct sock *sk, const struct ack_sample *sample)
@@ -73,7 +73,9 @@ void BPF_PROG(westwood_pkts_acked, struct sock *sk, const struct ack_sample *sam
 	westwood->since_us = now;
 }
 
-/* Returns the packets that fit the path without a queue, or `otherwise` if that is unknown. */
+/* Returns how many packets fit the path without a queue; `otherwise` if the bandwidth or the round trip is
+ * unknown.
+ */
 static __always_inline __u32 path_window(const struct westwood *westwood, __u32 otherwise)
 {
 	__u64 window = westwood->bandwidth * westwood->rtt_min_us / (256 * 1000000ULL);
@@ -101,7 +103,7 @@ void BPF_PROG(westwood_cwnd_event, struct sock *sk, int event)
 {
 	struct tcp_sock *tp = graft_tcp(sk);
 
-	/* The recovery is complete: continue with the window that ssthresh() computed. */
+	/* The loss recovery is complete: continue with the window that ssthresh() computed. */
 	if (event == GRAFT_COMPLETE_CWR)
 		tp->snd_cwnd = tp->snd_ssthresh;
 	else if (event == GRAFT_LOSS)

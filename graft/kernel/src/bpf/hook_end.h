@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Addresses of connections' ends. IPv4 addresses are stored as mapped IPv6 addresses (::ffff:a.b.c.d). */
+/* Address and port of one end of a connection. IPv4 addresses are stored as mapped IPv6 addresses
+ * (::ffff:a.b.c.d).
+ */
 #ifndef MILLRACE_HOOK_END_H
 #define MILLRACE_HOOK_END_H
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Finds the rule for a connection, and the servers that connections are not redirected to for a while. */
+/* Finds the rule for a connection. It also tells which servers refused a connection recently, so that
+ * connections to them are not redirected for a while.
+ */
 #ifndef MILLRACE_HOOK_RULES_H
 #define MILLRACE_HOOK_RULES_H
 
@@ -18,10 +20,11 @@ struct {
 	__uint(max_entries, HOOK_AVOIDED);
 } avoided SEC(".maps");
 
-/* A search for the first rule that matches, and the fields of that rule. */
+/* State of a search for the first rule that matches, and the found rule's fields. */
 struct search {
 	const struct hook_end *end;
-	const struct caller *caller; /* 0: the client is another host; rules for a process do not match */
+	/* 0: the client is another host, so rules with a condition on the process do not match */
+	const struct caller *caller;
 	__u32 first;
 	__u32 found;
 	__u32 strict;
@@ -51,8 +54,8 @@ static long look_at(__u32 index, struct search *search)
 	return 1;
 }
 
-/* Returns whether a rule matches that redirects the connection. The caller sets `end` and `caller`, and the
- * rest to zero.
+/* Returns whether a rule matches that redirects the connection. The caller sets `end` and `caller` in `rule`,
+ * and all other fields to zero.
  */
 static __always_inline bool fits_a_rule(struct search *search)
 {

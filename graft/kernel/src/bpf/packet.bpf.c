@@ -104,12 +104,12 @@ static __always_inline void hear(const struct graft_work *work)
 
 enum found {
 	FOUND,
-	FOUND_OTHER, /* neither UDP nor a session's protocol 253 */
-	FOUND_ODD,   /* only the addresses are known: UDP whose ports were not found */
+	FOUND_OTHER, /* neither UDP nor IP protocol 253 of a session */
+	FOUND_ODD,   /* only the addresses are known, since the UDP ports could not be found */
 };
 
-/* Returns whether a fragment may be of UDP. In IPv6, a fragment may only state that more extension headers
- * follow.
+/* Returns whether a fragment may belong to a UDP datagram. An IPv6 fragment may show only that more extension
+ * headers follow.
  */
 static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet,
 				      const struct ip_carried *carried)
@@ -141,18 +141,18 @@ static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct 
 		return FOUND_OTHER;
 	if (result == PARSE_NOT_UDP || !packet->family)
 		return FOUND_OTHER;
-	/* Only a first fragment has ports, so fragments are judged by their addresses. */
+	/* Only a first fragment contains the ports, so fragments are matched by their addresses alone. */
 	if (result == PARSE_FRAGMENT)
 		return may_be_udp(cursor, packet, &carried) ? FOUND_ODD : FOUND_OTHER;
 	if (result)
-		return FOUND_ODD; /* more extension headers than this program follows */
+		return FOUND_ODD; /* The packet has more extension headers than this program parses. */
 	work->udp_at = cursor->at;
 	work->protocol = carried.protocol;
 	work->protocol_at = carried.protocol_at;
 	if (carried.protocol == IPPROTO_UDP ? take_udp(cursor, &udp) : take_wire(cursor, &carried, &udp))
 		return FOUND_OTHER;
 	if (udp.bytes < UDP_BYTES)
-		return FOUND_ODD; /* IPv6 jumbograms have length 0 */
+		return FOUND_ODD; /* IPv6 jumbograms have length 0 in the IP header. */
 	packet->source_port = udp.source;
 	packet->destination_port = udp.destination;
 	packet->udp_bytes = udp.bytes;
@@ -172,8 +172,8 @@ static __always_inline struct packet_session *find_session(const struct udp_pack
 	return bpf_map_lookup_elem(&sessions, &key);
 }
 
-/* Returns whether a packet that could not be parsed is dropped. It is if its addresses have a session that
- * accepts only sealed packets, or protocol 253, since it may be part of that session. XDP leaves the
+/* Returns whether a packet that could not be parsed is dropped. It is dropped if a session with its addresses
+ * accepts only sealed packets, or only protocol 253, since it may be part of that session. XDP leaves this
  * decision to TC, which sees the packet later.
  */
 static __always_inline int is_dropped(const struct udp_packet *packet, int out)
@@ -210,7 +210,7 @@ static __always_inline void begin(struct graft_work *work, const struct packet_s
 	work->limit = 0;
 	work->takes_ns = work->spare_ns = 0;
 	work->leaves_ns = 0;
-	/* The coarse clock costs less, and its tick of some ms is precise enough for functions. */
+	/* The coarse clock costs less, and its resolution of some ms suffices for functions. */
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->start_ns = 0;
 }
@@ -223,7 +223,7 @@ static __always_inline struct packet_time *time_of(const struct graft_work *work
 	return of ? &of->hooks[hook] : NULL;
 }
 
-/* Starts to time a packet, if it is the 64th. The time covers functions and framing, but not sealing. */
+/* Starts to time every 64th packet. The time covers functions and framing, but not sealing. */
 static __always_inline void start_time(struct graft_work *work, __u32 hook)
 {
 	struct packet_time *time = time_of(work, hook);
@@ -243,8 +243,8 @@ static __always_inline void put_context(struct frame_context *context, const str
 	context->payload_bytes = payload_bytes;
 }
 
-/* Authenticates a frame, and copies its fields to `work`. Returns GRAFT_OTHER if the frame is valid, or the
- * reason to drop the packet.
+/* Authenticates a frame, and copies its fields to `work`. Returns GRAFT_OTHER if the frame is authentic, or
+ * the reason to drop the packet.
  */
 static __always_inline enum graft_reason prove(struct graft_work *work, const struct packet_session *session,
 					       const struct graft_frame *frame,
@@ -261,8 +261,8 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	work->epoch = epoch;
 	work->kind = frame->bits >> 1 & (GRAFT_KINDS - 1);
 	work->number = bpf_ntohl(frame->number);
-	/* Messages between daemons are accepted with any list, so that a daemon notices that the other one
-	 * was restarted.
+	/* Messages between daemons are accepted whatever list of functions they name, so that a daemon
+	 * notices a restart of the peer's daemon.
 	 */
 	if (work->kind < GRAFT_SAYS &&
 	    (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch]))
@@ -270,12 +270,12 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	return GRAFT_OTHER;
 }
 
-/* --- The clock: notifies the daemon of sessions that send nothing --- */
+/* --- The session clock: notifies the daemon of sessions that send nothing --- */
 
-/* A clock moves between three paces. A sent packet sets FAST (wind). Each tick chooses the next pace
- * (pace_of): FAST until the session was silent for PACKET_SILENT_NS, then SLOW, or STANDS if all that was
- * sent has arrived. The packet path and the tick race, so tick() reads sent_ns again after it has stored
- * the pace.
+/* A session's clock has three paces. Each sent packet sets FAST, in wind(). Each tick chooses the next pace,
+ * in pace_of(): FAST until the session was silent for PACKET_SILENT_NS, then SLOW, or STANDS if the peer has
+ * acknowledged everything. Sending a packet races with the tick, so tick() reads sent_ns again after it has
+ * stored the pace.
  */
 enum pace {
 	STANDS, /* no timer runs until a packet is sent */
@@ -296,7 +296,7 @@ struct {
 	__type(value, struct packet_clock);
 } clocks SEC(".maps");
 
-/* Starts the clock, if it does not run fast already. It is called after `number` has stored the time of the
+/* Sets a session's clock to the fast pace. It is called after `number` has stored the sending time of the
  * packet.
  */
 static __always_inline void wind(const struct graft_work *work)
@@ -306,15 +306,15 @@ static __always_inline void wind(const struct graft_work *work)
 
 	if (!clock || !clock->period_ns || READ_ONCE(clock->pace) == FAST)
 		return;
-	/* The exchange makes one of several sending CPUs start the timer. */
+	/* The atomic exchange makes exactly one of several sending CPUs start the timer. */
 	if (__sync_lock_test_and_set(&clock->pace, FAST) != FAST)
 		bpf_timer_start(&clock->timer, clock->period_ns, 0);
 }
 
 /* --- TC egress --- */
 
-/* Drops a packet. If it is one that a function sends behind the application's packet, the application must
- * not get an error: the packet is redirected to interface 0, which does not exist. (TCX would pass on
+/* Drops a packet. If a function sends the packet behind the application's packet, the application must not
+ * get an error: the packet is redirected to interface 0, which does not exist. (TCX would pass on
  * TC_ACT_STOLEN.)
  */
 static __always_inline int drop(__u32 is_behind)
@@ -322,23 +322,25 @@ static __always_inline int drop(__u32 is_behind)
 	return is_behind ? bpf_redirect(0, 0) : TC_ACT_SHOT;
 }
 
-/* Calls the program that seals, which calls packet_tx_out after it. */
+/* Calls the sealing program packet_seal, which then calls packet_tx_out. */
 static __always_inline int seal(struct __sk_buff *skb, struct seal_call what)
 {
 	struct seal_call *call = seal_call();
 
 	if (call) {
 		*call = what;
-		/* Returns only if the sealing programs are not loaded. */
+		/* The tail call returns only if the sealing programs are not loaded. */
 		bpf_tail_call(skb, &stages_tx, STAGE_SEAL);
 	}
 	count(what.session, GRAFT_NO_KEYS);
 	return drop(what.is_behind);
 }
 
-#define PACE_TRIES 8 /* attempts, when other CPUs send at the same time */
+#define PACE_TRIES 8 /* attempts to reserve a departure time while other CPUs send at the same time */
 
-/* Reserves the time at which the packet leaves: not before the previous packet's time plus its interval. */
+/* Reserves the packet's departure time: not before the departure of the previous packet plus the pacing
+ * interval.
+ */
 static __noinline int draw_time(struct graft_work *work)
 {
 	struct graft_shared *shared = graft_shared(work);
@@ -355,7 +357,7 @@ static __noinline int draw_time(struct graft_work *work)
 		    next_ns)
 			break;
 	}
-	/* If all attempts failed, the packet leaves together with the previous one. */
+	/* If all attempts failed, the packet departs at the same time as the previous one. */
 	work->leaves_ns = at_ns > now_ns ? at_ns : now_ns;
 	return 0;
 }
@@ -366,7 +368,7 @@ static __always_inline void put_time(struct __sk_buff *skb, const struct graft_w
 		bpf_skb_set_tstamp(skb, work->leaves_ns, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
-/* Brings a packet into its form on the wire, and sends it by a path if the session has several. Returns the
+/* Converts a packet to its form on the wire, and chooses a path if the session has several. Returns the
  * verdict, and sets `reason` if the packet is dropped.
  */
 static __always_inline int leave(struct __sk_buff *skb, const struct graft_work *work,
@@ -387,15 +389,16 @@ static __always_inline int leave(struct __sk_buff *skb, const struct graft_work 
 	return verdict;
 }
 
-#define MARKS 8 /* number of marks of one kind; the lowest bits are the path */
+/* marks of one kind are 8 consecutive values, whose lowest three bits are the number of the path */
+#define MARKS 8
 
 static __always_inline int is_marked(const struct __sk_buff *skb, __u32 mark)
 {
 	return (skb->mark & ~(MARKS - 1)) == mark;
 }
 
-/* Sends a packet of a function or of the daemon, which has a frame already. `works` belongs to the packet
- * during whose run a function sends this one.
+/* Sends a packet that a function or the daemon made, and which already has a frame. `works` belongs to the
+ * packet that the function was processing meanwhile.
  */
 static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_session *session,
 				    const struct udp_packet *packet)
@@ -415,7 +418,9 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_s
 	if (!work)
 		return TC_ACT_SHOT;
 	skb->mark = 0;
-	/* A function's packet leaves at the same time as the packet that it was made from. */
+	/* A packet that a function made departs at the same time as the packet that the function was
+	 * processing.
+	 */
 	put_time(skb, work);
 	if (session->is_sealed)
 		return seal(skb, what);
@@ -424,7 +429,7 @@ static __always_inline int pass_own(struct __sk_buff *skb, const struct packet_s
 	return verdict;
 }
 
-/* Sends the copy of a framed and sealed packet by one of the session's paths, for redundant paths. */
+/* Sends a copy of a framed and sealed packet by one of the session's redundant paths. */
 static __always_inline int pass_copy(struct __sk_buff *skb, const struct packet_session *session)
 {
 	const struct graft_work *work = graft_work(GRAFT_TX);
@@ -468,7 +473,7 @@ int packet_tx(struct __sk_buff *skb)
 
 	if (!work)
 		goto other;
-	/* The packet was handled before, and was redirected to the interface of its path. */
+	/* The packet has passed this program before, which redirected it to the interface of its path. */
 	if (skb->mark == config.path_mark + PACKET_PATHS) {
 		skb->mark = 0;
 		return PASS_ON;
@@ -491,10 +496,12 @@ int packet_tx(struct __sk_buff *skb)
 	work->kind = GRAFT_DATA;
 	if (session->is_paused)
 		return graft_done(skb, tx, work, GRAFT_PAUSED);
-	/* A buffer with several datagrams (GSO) would get one frame only. */
+	/* A buffer with several datagrams (GSO) would get only one frame, so it is dropped. */
 	if (skb->gso_segs > 1)
 		return graft_done(skb, tx, work, GRAFT_MERGED);
-	/* The length is checked before functions see the packet: a packet that has a number must be sent. */
+	/* The length is checked before functions assign a packet number, since a numbered packet has to be
+	 * sent.
+	 */
 	if (is_too_long(skb, work))
 		return graft_done(skb, tx, work, GRAFT_TOO_LONG);
 	work->reason = GRAFT_SENT;
@@ -560,8 +567,8 @@ static __always_inline void conclude(const struct graft_work *work, __u32 hook, 
 	take_time(work, hook);
 }
 
-/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. The
- * original buffer then runs that function again, which turns it into its own packet.
+/* Sends a copy of the packet now, since a function wants to send a packet of its own behind it. The buffer
+ * then runs that function again, which turns the packet into its own.
  */
 static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work)
 {
@@ -570,9 +577,9 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 
 	work->again = 0;
 	work->start_ns = 0;
-	/* The mark makes packet_tx pass the copy as a packet that has its frame. */
+	/* The mark tells packet_tx that the copy already has its frame. */
 	skb->mark = work->mark;
-	/* The copy runs packet_tx within this call, and leaves. */
+	/* bpf_clone_redirect runs packet_tx for the copy within this call, and the copy is sent. */
 	failed = bpf_clone_redirect(skb, skb->ifindex, 0) < 0;
 	work->leaves_ns = 0;
 	if (failed)
@@ -581,7 +588,7 @@ static __always_inline int follow(struct __sk_buff *skb, struct graft_work *work
 	work->behind++;
 	work->current = again;
 	work->list = 0;
-	/* The function sees `behind`, and makes its own packet. */
+	/* With `behind` set, the function makes its own packet. */
 	bpf_tail_call(skb, &programs_tx, again);
 	return drop(1);
 }
@@ -596,10 +603,10 @@ int packet_tx_done(struct __sk_buff *skb)
 	if (!work)
 		return PASS_ON;
 	reason = work->reason;
-	/* The frame is added after all functions, whatever they did to the packet. */
+	/* The frame is added after all functions, since they may have changed the packet. */
 	if (goes_on(reason))
 		reason = send_framed(skb, work);
-	/* Something was sent, so its acknowledgement may be lost: the clock has to run. */
+	/* The session's clock has to run, since the acknowledgement of this packet may be lost. */
 	if (goes_on(reason))
 		wind(work);
 	if (goes_on(reason) && work->takes_ns) {
@@ -629,7 +636,7 @@ int packet_tx_done(struct __sk_buff *skb)
 	return goes_on(reason) ? verdict : drop(work->behind);
 }
 
-/* Sends a packet that packet_seal has sealed. */
+/* Sends a packet that packet_seal has encrypted. */
 SEC("tcx/egress")
 int packet_tx_out(struct __sk_buff *skb)
 {
@@ -639,7 +646,9 @@ int packet_tx_out(struct __sk_buff *skb)
 
 	if (!call || !work)
 		return TC_ACT_SHOT;
-	/* leave() sends copies by other paths, which run these programs again and may overwrite the call. */
+	/* The call is copied, since leave() sends copies by other paths, and these run the same programs and
+	 * may overwrite it.
+	 */
 	what = *call;
 	if (goes_on(what.reason))
 		verdict = leave(skb, work, &what, &what.reason);
@@ -647,8 +656,9 @@ int packet_tx_out(struct __sk_buff *skb)
 	return goes_on(what.reason) ? verdict : drop(what.is_behind);
 }
 
-/* Returns whether a packet proves that its path works: it is new, or a late or duplicate one of a sealed
- * session. Without sealing a duplicate may be a replay; packet_open drops replays of sealed packets.
+/* Returns whether a packet proves that its path works. It does if it is new, or if it is a late or duplicate
+ * packet of a sealed session. Without sealing a duplicate may be a replay; packet_open drops replays of
+ * sealed packets.
  */
 static __always_inline int is_new_and_true(const struct graft_work *work, __u32 reason)
 {
@@ -689,7 +699,9 @@ int packet_repair_done(struct __sk_buff *skb)
 		hear(work);
 	}
 	conclude(work, GRAFT_REPAIR, reason);
-	/* The function has turned the request around; it leaves by the interface that it came from. */
+	/* The function has turned the request around, so the answer is sent by the interface where the
+	 * request arrived.
+	 */
 	if (reason == GRAFT_RESENT)
 		return bpf_redirect(skb->ifindex, 0);
 	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
@@ -736,7 +748,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 	enum graft_reason wrong;
 	int is_new;
 
-	/* The headers are copied, since packet memory may be in fragments. */
+	/* The headers are copied, since the packet's memory may be fragmented (XDP frags). */
 	if (!work || !head || copy_head(ctx, head) || find_udp_in(&cursor, &packet, work))
 		goto other;
 	if (!is_opened)
@@ -746,13 +758,13 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		session = find_session(&packet, 0);
 	if (!session)
 		goto other;
-	/* The epoch is known only after the frame was authenticated. */
+	/* The epoch of a packet is trusted only after its frame was authenticated. */
 	begin(work, session, GRAFT_RX, 0);
 	if (!session->is_sealed || is_opened)
 		start_time(work, GRAFT_RX);
 	wrong = prove_xdp(ctx, work, session, &packet);
-	/* In generic mode, XDP also sees packets that this host injected (GRAFT_RETURNED). They are plain
-	 * UDP and opened.
+	/* In generic mode, XDP also sees packets that this host injected (GRAFT_RETURNED). They are decrypted
+	 * UDP packets already.
 	 */
 	is_new = !is_opened && (wrong || work->kind != GRAFT_RETURNED);
 	if (is_new && work->protocol != session->protocol)
@@ -768,7 +780,7 @@ static __always_inline int receive(struct xdp_md *ctx, const int is_opened)
 		return graft_done(ctx, rx, work, wrong);
 	work->list = session->lists[work->epoch & 1][GRAFT_RX];
 	work->reason = GRAFT_LET_IN;
-	/* Messages of daemons and recovered packets run no functions at XDP. */
+	/* Messages between daemons and recovered packets pass XDP without running functions. */
 	if (work->kind >= GRAFT_SAYS || work->kind == GRAFT_RETURNED)
 		work->list = 0;
 	return graft_next(ctx, rx, work);
@@ -783,7 +795,7 @@ int packet_rx(struct xdp_md *ctx)
 	return receive(ctx, 0);
 }
 
-/* Receives a packet that packet_open has opened. */
+/* Processes a packet that packet_open has decrypted. */
 SEC("xdp.frags")
 int packet_rx_opened(struct xdp_md *ctx)
 {
@@ -792,8 +804,8 @@ int packet_rx_opened(struct xdp_md *ctx)
 
 /* --- TC ingress --- */
 
-/* Replaces a complete checksum by the pseudo header's, since the interface is to complete it
- * (CHECKSUM_PARTIAL). Opening a sealed packet or restoring UDP has left a complete one.
+/* Prepares a packet whose checksum the interface has still to complete (CHECKSUM_PARTIAL). Opening or
+ * restoring UDP has stored a complete checksum, which is replaced by the pseudo header's.
  */
 static __always_inline int put_partial_checksum(struct __sk_buff *skb, const struct graft_work *work,
 						const struct udp_packet *packet)
@@ -804,8 +816,8 @@ static __always_inline int put_partial_checksum(struct __sk_buff *skb, const str
 	return bpf_skb_store_bytes(skb, CHECK_AT(work), &check, sizeof(check), 0);
 }
 
-/* Accepts a packet that this host has recovered and injected. Only its mark proves that; no other sender
- * can set it.
+/* Accepts a packet that this host has recovered and injected. The mark proves its origin, since no other
+ * sender can set it.
  */
 static __always_inline int take_returned(struct __sk_buff *skb, struct graft_work *work)
 {
@@ -841,7 +853,7 @@ int packet_repair(struct __sk_buff *skb)
 		goto other;
 	begin(work, session, GRAFT_REPAIR, 0);
 	start_time(work, GRAFT_REPAIR);
-	/* GRO has merged several datagrams, whose frames are now within the payload. */
+	/* GRO has merged several datagrams, so their frames are now inside the payload. */
 	if (skb->gso_segs > 1)
 		return graft_done(skb, repair, work, GRAFT_MERGED);
 	/* XDP may have changed protocol 253 to UDP, so UDP is accepted for such a session. */
@@ -854,13 +866,13 @@ int packet_repair(struct __sk_buff *skb)
 	    bpf_skb_load_bytes(skb, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
 			       sizeof(frame)))
 		return graft_done(skb, repair, work, GRAFT_MALFORMED);
-	/* The frame is authenticated again: XDP's result is not passed on to TC, and the XDP program may
-	 * not have been attached.
+	/* The frame is authenticated again, since XDP's result does not reach TC, and the XDP program may not
+	 * have been attached.
 	 */
 	wrong = prove(work, session, &frame, &packet);
 	if (wrong)
 		return graft_done(skb, repair, work, wrong);
-	/* Packets of the same host (veth) arrive with a checksum that is still to be completed. */
+	/* Packets from the same host (veth) arrive with a checksum that is not complete yet. */
 	work->is_partial = IP_SUMMED(skb) == CHECKSUM_PARTIAL;
 	if (work->is_partial && (work->is_sealed || session->protocol != IPPROTO_UDP || session->paths) &&
 	    put_partial_checksum(skb, work, &packet))
@@ -880,7 +892,7 @@ other:
 	return PASS_ON;
 }
 
-/* --- Events of clocks --- */
+/* --- Events of session clocks --- */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -900,9 +912,8 @@ static __noinline int put_tick(struct packet_tick *event, const struct graft_sha
 	return 0;
 }
 
-/* Returns the next pace of a session's clock. Only silent sessions are reported to the daemon. A session
- * that was silent for PACKET_SILENT_NS needs no clock if the peer has acknowledged everything, and a slow
- * one otherwise.
+/* Returns the next pace of a session's clock. A session that was silent for PACKET_SILENT_NS needs no clock
+ * if the peer has acknowledged everything, and a slow one otherwise.
  */
 static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 silent_ns)
 {
@@ -913,8 +924,8 @@ static __always_inline __u64 pace_of(const struct graft_shared *state, __u64 sil
 	return state->acked == state->next ? STANDS : SLOW;
 }
 
-/* Runs at each tick of a session's clock. The kernel stops the timers when the last descriptor of their map
- * is closed, also after a kill.
+/* Runs at each tick of a session's clock. The kernel cancels the timers when the map's last file descriptor
+ * is closed, even after a kill.
  */
 static int tick(void *map, __u32 *session, struct packet_clock *clock)
 {
@@ -923,7 +934,7 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 	struct packet_tick *event = NULL;
 	__u64 sent_ns, silent_ns, pace;
 
-	/* The daemon has stopped the clock. */
+	/* The daemon has stopped the session's clock, so the timer is not started again. */
 	if (!clock->period_ns || !state)
 		return 0;
 	sent_ns = READ_ONCE(state->sent_ns);
@@ -936,7 +947,9 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 		bpf_ringbuf_submit(event, 0);
 	}
 	__sync_lock_test_and_set(&clock->pace, pace);
-	/* A packet that was sent meanwhile may have seen the previous pace FAST and not started the timer. */
+	/* A packet sent at this moment may have seen the previous pace FAST, and then has not started the
+	 * timer.
+	 */
 	if (READ_ONCE(state->sent_ns) != sent_ns)
 		clock->pace = pace = FAST;
 	if (pace != STANDS)
@@ -947,8 +960,8 @@ static int tick(void *map, __u32 *session, struct packet_clock *clock)
 #define MONOTONIC 1
 #define EBUSY	  16
 
-/* Sets a session's clock; userspace runs it. `error` is the kernel's. Since Linux 6.18 a timer's memory is
- * allocated without waiting for locks, so ENOMEM may be temporary.
+/* Sets a session's clock; userspace runs this program. `error` is what the kernel's timer functions returned.
+ * Since Linux 6.18 the kernel allocates a timer without waiting for locks, so ENOMEM may be temporary.
  */
 SEC("syscall")
 int packet_clock(struct packet_clock_call *call)
@@ -965,7 +978,7 @@ int packet_clock(struct packet_clock_call *call)
 		return 0;
 	}
 	call->error = bpf_timer_init(&clock->timer, &clocks, MONOTONIC);
-	if (call->error && call->error != -EBUSY) /* EBUSY: the timer exists already */
+	if (call->error && call->error != -EBUSY) /* EBUSY means that the timer was initialised before */
 		return 0;
 	clock->pace = FAST;
 	call->error = bpf_timer_set_callback(&clock->timer, tick);

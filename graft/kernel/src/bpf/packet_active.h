@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Counts activity of sessions in memory that the daemon maps. A daemon with thousands of sessions thus
- * looks only at active ones, without a system call.
+/* Counts activity of sessions in shared memory. A daemon with thousands of sessions thus finds the active
+ * ones without a system call.
  */
 #ifndef MILLRACE_PACKET_ACTIVE_H
 #define MILLRACE_PACKET_ACTIVE_H

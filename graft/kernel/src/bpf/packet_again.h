@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Retransmits packets that a session has kept. */
+/* Retransmits packets that a session has stored. */
 #ifndef MILLRACE_PACKET_AGAIN_H
 #define MILLRACE_PACKET_AGAIN_H
 
 #include "packet_send.h"
 
-/* Turns a request, whose addresses are swapped already, into the kept packet of this number, with its
- * frame.
+/* Turns a request into the stored packet of this number, with its frame. The request's addresses are swapped
+ * already.
  */
 static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u32 number)
 {
@@ -31,7 +31,7 @@ static __noinline int become(struct __sk_buff *skb, struct graft_work *work, __u
 	return finish(skb, work, &letter);
 }
 
-/* Turns a request into the answer that the packet is no longer kept. */
+/* Turns a request into the answer GRAFT_GONE: the packet is no longer stored. */
 static __noinline int say_gone(struct __sk_buff *skb, struct graft_work *work, __u32 number)
 {
 	struct letter letter = {.kind = GRAFT_GONE, .number = number};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The frame behind a payload: made, authenticated, added and removed. Functions that send packets use it,
- * too.
+/* Makes, authenticates, adds and removes the frame behind a payload. Functions that send packets use this
+ * header, too.
  */
 #ifndef MILLRACE_PACKET_FRAME_H
 #define MILLRACE_PACKET_FRAME_H
@@ -12,8 +12,8 @@
 #define CHECK_AT(work)	    ((work)->udp_at + __builtin_offsetof(struct udphdr, check))
 #define UDP_LENGTH_AT(work) ((work)->udp_at + __builtin_offsetof(struct udphdr, len))
 
-/* The fields that the tag covers in addition to the frame. The source is one, so that a packet which is
- * reflected to its sender is not accepted there.
+/* The fields that the tag covers in addition to the frame. The source address is included, so that a packet
+ * which is reflected to its sender is not accepted there.
  */
 struct frame_context {
 	__u8 source[16]; /* an IPv4 address in the first 4 bytes, the rest zero */
@@ -64,8 +64,8 @@ static __always_inline int change_ip_length(struct __sk_buff *skb, const struct 
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
-/* Updates UDP's checksum after the frame was added (`more` is 1) or removed. If an odd number of bytes
- * precedes the frame, its sum counts with swapped bytes. A checksum of 0 (none) stays.
+/* Updates UDP's checksum after the frame was added (`more` is 1) or removed. If the frame begins at an odd
+ * offset, its sum counts with swapped bytes. A checksum of 0 (none) stays.
  */
 static __always_inline int change_checksum(struct __sk_buff *skb, const struct graft_work *work,
 					   const struct graft_frame *frame, int more)
@@ -109,8 +109,8 @@ static __always_inline int frame_put(struct __sk_buff *skb, const struct graft_w
 	return change_ip_length(skb, work, GRAFT_FRAME_BYTES);
 }
 
-/* Removes the frame by shortening the lengths in the headers. The bytes stay in the skb, and IP cuts them
- * off.
+/* Removes the frame by reducing the lengths in the headers. The bytes stay in the skb, until IP trims it to
+ * the shorter length.
  */
 static __always_inline int frame_take(struct __sk_buff *skb, const struct graft_work *work)
 {

@@ -5,12 +5,15 @@
 
 #include "graft_packet.h"
 
-/* Load-time configuration: marks of packets that this host sends itself. */
+/* Load-time configuration: marks of packets that this host's functions and daemon send. */
 struct packet_config {
-	__u32 mark; /* mark of packets that functions send; no other packet has it */
-	/* Both are multiples of 8; the lowest three bits are the number of a path. */
+	__u32 mark; /* mark of packets that functions send; packets of others never have it */
+	/* word_mark and path_mark are multiples of 8, since their lowest three bits are the number of a path. */
 	__u32 word_mark; /* mark of the daemon's messages */
-	__u32 path_mark; /* mark of copies for other paths; + PACKET_PATHS: of packets that leave by a path */
+	/* mark of copies for redundant paths; + PACKET_PATHS: mark of packets on their way to a path's
+	 * interface
+	 */
+	__u32 path_mark;
 };
 
 /* Key of a session. An IPv4 address is in the first 4 bytes, and the rest is zero. */
@@ -26,38 +29,40 @@ struct packet_pair {
 	__u8 remote[16];
 };
 
-/* A session, as userspace writes it. The entry is replaced as a whole, so a program sees one consistent
- * state.
+/* A session, as userspace writes it to the map. The entry is replaced as a whole, so programs see consistent
+ * fields.
  *
- * Each of the two epochs has a list. `epoch` is the epoch of outgoing packets; `live` has a bit for each
- * epoch whose packets may come in. To replace the list, userspace writes the other list and its bit
- * (accept), changes `epoch` (switch), and clears the old bit when no such packet is in flight (retire). A
- * paused session has `is_paused` and no bit in `live`; a session that is only held keeps its bits.
+ * Each of the two epochs has a list of functions. `epoch` is the epoch of outgoing packets; `live` has a bit
+ * for each epoch whose packets are accepted. To replace the list, userspace writes the other list and its bit
+ * (accept), changes `epoch` (switch), and clears the old bit when no packet of the old epoch is in flight
+ * (retire). A session that is about to restart has `is_paused` set and no bit in `live`. A session that only
+ * stops sending has `is_paused` set and keeps its bits.
  */
 struct packet_session {
-	__u64 lists[2][GRAFT_HOOKS]; /* by epoch and hook: a byte per function, the first lowest */
+	/* lists of functions by epoch and hook: a byte for each function, the first in the lowest byte */
+	__u64 lists[2][GRAFT_HOOKS];
 	__u64 key[2];
 	__u32 index;
 	__u32 budget_ns;
 	__be16 list_ids[2]; /* identifier of each epoch's list, in network byte order */
 	__u8 epoch;	    /* epoch of outgoing packets */
-	__u8 live;	    /* a bit for each epoch whose packets may come in */
-	__u8 is_sealed;	    /* only sealed datagrams leave or come in */
-	__u8 is_paused;	    /* outgoing packets are dropped */
-	__u8 tells_room;    /* the daemon is notified when a refused sender may send again */
+	__u8 live;	    /* bitmap of the epochs whose incoming packets are accepted */
+	__u8 is_sealed;	    /* 1: only sealed datagrams are sent and accepted */
+	__u8 is_paused;	    /* 1: outgoing packets are dropped */
+	__u8 tells_room;    /* 1: the daemon is notified when a refused sender may send again */
 	__u8 protocol;	    /* IP protocol on the wire: UDP or 253 */
-	__u8 paths;	    /* number of paths; 0: its own addresses, routed by the host */
+	__u8 paths;	    /* number of paths; 0: only the session's own addresses, routed by the host */
 	__u8 pad[5];
 };
 
 #define PACKET_PATHS 4
 
-/* A path: an address pair that replaces the session's own on the wire, and the interface to send by. */
+/* A path: the addresses that replace the session's own on the wire, and the interface to send by. */
 struct packet_path {
 	__u8 local[16];
 	__u8 remote[16];
-	__u32 ifindex; /* 0: there is no such path */
-	__u32 weight;  /* share of the session's packets; 0: none */
+	__u32 ifindex; /* interface to send by; 0: there is no such path */
+	__u32 weight;  /* weight by which packets are distributed over the paths; 0: the path gets none */
 };
 
 struct packet_paths {
@@ -73,7 +78,7 @@ struct packet_path_counts {
 	__u32 pad;
 };
 
-/* The session and the path that packets with a path's addresses belong to. */
+/* The session and the path of a packet that arrives with a path's addresses. */
 struct packet_path_in {
 	struct packet_key session;
 	__u32 ifindex;
@@ -82,11 +87,11 @@ struct packet_path_in {
 
 /* Time that sampled packets took at a hook, from the dispatcher to the verdict. */
 struct packet_time {
-	__u64 packets; /* all packets, timed or not */
+	__u64 packets; /* packets that passed the hook, timed or not */
 	__u64 samples;
 	__u64 total_ns;
 	__u64 most_ns;
-	__u64 over; /* samples above the session's budget */
+	__u64 over; /* timed packets that took longer than the session's budget */
 };
 
 struct packet_times {
@@ -102,33 +107,35 @@ struct packet_counts {
 	__u64 packets[PACKET_REASONS];
 };
 
-#define PACKET_SILENT_NS 2000000000ULL /* after this silence a session's clock is slow, or stops */
+#define PACKET_SILENT_NS 2000000000ULL /* silence after which a session's clock is slowed down, or stopped */
 #define PACKET_SLOW_NS	 1000000000ULL
 
-/* Event of a session's clock: the session has sent nothing for a period. */
+/* Event of a session's clock: the session has sent nothing for one period. */
 struct packet_tick {
-	__u64 time_ns; /* time of the event, CLOCK_MONOTONIC */
-	__u64 sent_ns; /* time of the latest outgoing packet */
+	__u64 time_ns; /* time of the event, CLOCK_MONOTONIC, ns */
+	__u64 sent_ns; /* sending time of the latest outgoing packet, ns */
 	__u32 session;
-	__u32 next;   /* number of the next outgoing packet */
-	__u32 newest; /* one more than the newest number received */
-	__u32 acked;  /* the peer has all packets below this number, if a function acknowledges */
+	__u32 next;   /* packet number of the next outgoing packet */
+	__u32 newest; /* one more than the newest packet number received */
+	/* the peer has acknowledged all packets below this number, if a function acknowledges */
+	__u32 acked;
 	__u32 srtt_us;
 	__u32 pad;
 };
 
-#define PACKET_ROOM 255 /* kind of an event that this host makes itself: a refused sender may send again */
+/* kind of an event that is not a message from the peer: a refused sender may send again */
+#define PACKET_ROOM 255
 
 /* A message of the peer's daemon, or a PACKET_ROOM event. */
 struct packet_word {
 	__u32 session;
 	__u32 number;
 	__u8 kind;
-	__u8 epoch; /* epoch that it was sent in */
+	__u8 epoch; /* epoch in which the message was sent */
 	__u8 pad[6];
 };
 
-/* Argument of packet_clock: sets a session's clock; with period 0 stops it. */
+/* Argument of packet_clock, which sets a session's clock, or stops it if the period is 0. */
 struct packet_clock_call {
 	__u64 period_ns;
 	__u32 session;

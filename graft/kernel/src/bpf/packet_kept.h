@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Keeps the latest sent packets of each session, for functions that send them again or compute parities.
- * All functions share one ring, so that a packet sent by one list can be sent again by the next list.
+/* Stores the latest sent packets of each session, for functions that retransmit them or compute parities. All
+ * functions share one ring, so that the next list of functions can retransmit what the previous one sent.
  */
 #ifndef MILLRACE_PACKET_KEPT_H
 #define MILLRACE_PACKET_KEPT_H
@@ -8,18 +8,20 @@
 #include "graft_packet.h"
 #include "skb_udp.h"
 
-#define KEPT_EACH  GRAFT_WINDOW /* kept packets of a session */
-#define KEPT_BYTES 2048		/* a power of two; payloads to be kept are shorter */
+#define KEPT_EACH  GRAFT_WINDOW /* number of packets stored for each session */
+#define KEPT_BYTES 2048		/* a power of two; only payloads shorter than this are stored */
 
-/* Bounds the length of a payload, for the verifier. */
+/* Bounds a payload's length in a way that the verifier understands. */
 #define KEPT_BOUNDED(bytes) BOUNDED(bytes, KEPT_BYTES)
 
 struct kept {
 	__u32 session;
 	__u32 number;
-	__u32 bytes;		      /* length of the payload; 0: the entry is empty */
-	__u32 birth;		      /* start number of the session: packet numbers repeat */
-	__u8 payload[KEPT_BYTES + 8]; /* with space for the zeroes that checksums read behind the payload */
+	__u32 bytes; /* length of the payload; 0: the entry is empty */
+	/* `birth` of the session when the packet was stored, since packet numbers restart at 0 */
+	__u32 birth;
+	/* payload, with space for the zeroes that checksum code reads behind it */
+	__u8 payload[KEPT_BYTES + 8];
 };
 
 struct {
@@ -29,15 +31,15 @@ struct {
 	__type(value, struct kept);
 } kept_packets SEC(".maps");
 
-/* Returns the index of a packet's entry. For sessions that may not keep packets the index is beyond the
- * map's end, so look-ups find nothing.
+/* Returns the index of a packet's entry in the map. For sessions that may not store packets the index is
+ * beyond the map's end, so look-ups find nothing.
  */
 static __always_inline __u32 kept_at(const struct graft_work *work, __u32 number)
 {
 	return work->session * KEPT_EACH + number % KEPT_EACH;
 }
 
-/* Returns whether an entry holds the packet of this number, of this session's current start. */
+/* Returns whether an entry holds the packet of this number, stored since the session's latest start. */
 static __always_inline int kept_is(const struct kept *kept, const struct graft_work *work, __u32 number)
 {
 	const struct graft_shared *shared = graft_shared(work);
@@ -46,7 +48,7 @@ static __always_inline int kept_is(const struct kept *kept, const struct graft_w
 	       kept->birth == shared->birth;
 }
 
-/* Returns the kept packet of this number; NULL if it was overwritten or never kept. */
+/* Returns the stored packet of this number; NULL if it was overwritten or never stored. */
 static __always_inline struct kept *kept_find(const struct graft_work *work, __u32 number)
 {
 	__u32 at = kept_at(work, number);
@@ -63,7 +65,7 @@ static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, s
 	const struct graft_shared *shared = graft_shared(work);
 	__u32 bytes = work->payload_bytes;
 
-	/* The entry counts as empty while another CPU may read it half written. */
+	/* The entry is marked as empty while it is written, since another CPU may read it meanwhile. */
 	kept->bytes = 0;
 	if (!shared || !bytes || bytes >= KEPT_BYTES)
 		return -1;
@@ -77,13 +79,13 @@ static __noinline int kept_put(struct __sk_buff *skb, struct graft_work *work, s
 	return 0;
 }
 
-/* Keeps an outgoing packet once, even if several functions of the list ask for it. */
+/* Stores an outgoing packet once, even if several functions of the list ask for it. */
 static __always_inline void keep(struct __sk_buff *skb, struct graft_work *work)
 {
 	__u32 at = kept_at(work, work->number);
 	struct kept *kept = bpf_map_lookup_elem(&kept_packets, &at);
 
-	/* Packets without a number cannot be requested. */
+	/* Packets without a packet number cannot be requested, so they are not stored. */
 	if (!kept || !work->is_numbered || work->is_kept)
 		return;
 	work->is_kept = 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The paths of a session: address pairs, each with an interface, that replace the session's own pair on the
- * wire. Addresses are replaced last on the way out and restored first on the way in, so that all other code
- * sees the session's own pair. Ports do not change. The daemon decides by weights how much a path carries;
- * these programs count packets sent by each path, and authentic packets received by it.
+ * wire. Addresses are replaced after everything else when a packet is sent, and restored first when it
+ * arrives, so that all other code sees the session's own pair. Ports do not change. The daemon sets a weight
+ * for each path. These programs count packets sent by each path, and authentic packets received by it.
  */
 #ifndef MILLRACE_PACKET_PATH_H
 #define MILLRACE_PACKET_PATH_H
@@ -13,23 +13,24 @@
 #include "packet_wire.h"
 #include <linux/pkt_cls.h>
 
-#define PATH_SESSIONS 100 /* most sessions with paths; not resized, whatever GRAFT_SESSIONS is */
+/* most sessions with paths; unlike GRAFT_SESSIONS, this is not resized when objects are loaded */
+#define PATH_SESSIONS 100
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PATH_SESSIONS);
-	__type(key, __u32); /* index of the session */
+	__type(key, __u32); /* key of this map: index of the session */
 	__type(value, struct packet_paths);
 } paths SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PATH_SESSIONS);
-	__type(key, __u32); /* index of the session */
+	__type(key, __u32); /* key of this map: index of the session */
 	__type(value, struct packet_path_counts);
 } path_counts SEC(".maps");
 
-/* Sessions by the addresses that a path has on the wire. */
+/* Finds the session and the path of a packet by the addresses that the path has on the wire. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PATH_SESSIONS *PACKET_PATHS);
@@ -60,7 +61,7 @@ static __always_inline void path_put_addresses(struct path_addresses *addresses,
 	}
 }
 
-/* Returns the difference that new addresses make to a checksum. */
+/* Returns the value to add to a checksum when addresses are replaced by new ones. */
 static __always_inline __u32 path_change(const struct path_addresses *old, const struct path_addresses *new)
 {
 	return bpf_csum_diff((__be32 *)old->bytes, sizeof(old->bytes), (__be32 *)new->bytes,
@@ -74,17 +75,17 @@ static __always_inline struct packet_path_counts *path_counts_of(__u32 session)
 
 /* --- Outgoing packets --- */
 
-/* Returns the path for the next packet. Paths take turns by their weights. */
+/* Returns the path for the next packet. Paths are used in turn, as often as their weights state. */
 static __always_inline __u32 path_next(const struct packet_paths *of, struct packet_path_counts *counts)
 {
 	__u32 all = 0, turn;
 
 	for (int i = 0; i < PACKET_PATHS; i++)
 		all += of->each[i].weight;
-	/* No path has a weight: the first one takes all packets. */
+	/* If no path has a weight, the first path gets all packets. */
 	if (!all)
 		return 0;
-	/* CPUs draw turns from one counter, so the shares hold for all of them together. */
+	/* All CPUs advance the same counter, so the weights hold for all of them together. */
 	turn = __sync_fetch_and_add(&counts->turn, 1) % all;
 	for (int i = 0; i < PACKET_PATHS; i++) {
 		if (turn < of->each[i].weight)
@@ -116,8 +117,8 @@ static __noinline int path_rewrite(struct __sk_buff *skb, const struct graft_wor
 	return bpf_l4_csum_replace(skb, CHECK_AT(work), 0, change, BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0);
 }
 
-/* Returns whether the MTU of any of the session's paths is too small for the packet with `more` bytes. All
- * paths are checked, since the next packet may go by any of them.
+/* Returns whether the packet plus `more` bytes exceeds the MTU of any of the session's paths. All paths are
+ * checked, since the next packet may use any of them.
  */
 static __noinline int path_is_too_narrow(struct __sk_buff *skb, __u32 session, __u32 more)
 {
@@ -134,9 +135,9 @@ static __noinline int path_is_too_narrow(struct __sk_buff *skb, __u32 session, _
 	return 0;
 }
 
-/* Sends a packet by the path of this number. Returns the verdict. If the packet has the session's own
- * addresses and leaves by the current interface, it goes on; otherwise it is redirected with the mark
- * `passing`, by which packet_tx lets it pass.
+/* Sends a packet by the path of this number. Returns the verdict. A packet that keeps the session's own
+ * addresses and the current interface passes. Any other one is redirected with the mark `passing`, which
+ * makes packet_tx pass it.
  */
 static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_work *work, __u32 session,
 				      __u32 number, __u32 passing)
@@ -147,7 +148,7 @@ static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_
 
 	if (!of || !counts || number >= PACKET_PATHS)
 		return TC_ACT_SHOT;
-	/* The verifier of Linux 6.1 forgets the comparison above. */
+	/* The check is repeated, since the verifier of Linux 6.1 forgets the comparison above. */
 	OPAQUE(number);
 	number &= PACKET_PATHS - 1;
 	path = &of->each[number];
@@ -163,7 +164,7 @@ static __always_inline int path_leave(struct __sk_buff *skb, const struct graft_
 	return bpf_redirect_neigh(path->ifindex, NULL, 0, 0);
 }
 
-/* Sends copies by all paths of the session except `but`. */
+/* Sends copies of a packet by all paths of the session except path `but`. */
 static __always_inline void path_copy(struct __sk_buff *skb, const struct packet_paths *of, __u32 but,
 				      __u32 mark)
 {
@@ -176,7 +177,9 @@ static __always_inline void path_copy(struct __sk_buff *skb, const struct packet
 	skb->mark = 0;
 }
 
-/* Sends a packet by the path whose turn it is, and copies by the others if paths are redundant. */
+/* Sends a packet by the next path according to the weights. If paths are redundant, copies are sent by all
+ * other paths.
+ */
 static __always_inline int path_out(struct __sk_buff *skb, const struct graft_work *work, __u32 session,
 				    __u32 mark)
 {
@@ -219,7 +222,7 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 		if (bpf_xdp_store_bytes(ctx, at, &check, sizeof(check)))
 			return -1;
 	}
-	/* The UDP checksum covers the addresses, so it changes with them. */
+	/* The UDP checksum covers the addresses, so it is updated with them. */
 	at = wire_check_at(work);
 	if (bpf_xdp_load_bytes(ctx, at, &check, sizeof(check)))
 		return -1;
@@ -231,8 +234,8 @@ static __noinline int path_restore(struct xdp_md *ctx, const struct graft_work *
 	return bpf_xdp_store_bytes(ctx, at, &check, sizeof(check));
 }
 
-/* Restores the session's own addresses in a packet that arrived by another path than the first. The packet
- * is not authenticated yet. Returns 0 if it arrived by no such path.
+/* Restores the session's own addresses in a packet that arrived by another path than the first. The packet is
+ * not authenticated yet. Returns 0 if no path has the packet's addresses.
  */
 static __always_inline int path_in(struct xdp_md *ctx, struct graft_work *work, struct udp_packet *packet)
 {

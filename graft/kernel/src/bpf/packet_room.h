@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Notifies a sender that a full window has refused: once, when acknowledgements free a quarter of its
- * window or nothing is in flight any more. Thus there is not an event for each packet.
+/* Notifies a sender to which a full window has refused a packet. It is notified once, when acknowledgements
+ * free a quarter of its window or nothing is in flight any more, instead of for each packet.
  */
 #ifndef MILLRACE_PACKET_ROOM_H
 #define MILLRACE_PACKET_ROOM_H
@@ -12,7 +12,9 @@ static __always_inline __u32 free_packets(const struct graft_shared *shared, __u
 {
 	__u32 next = shared->next, under_way = next - shared->delivered, free;
 
-	/* The same bounds as in `window`: packets in flight, and numbers that an acknowledgement covers. */
+	/* The same bounds as in `window`: the packets in flight, and the packet numbers that an
+	 * acknowledgement's bitmap covers.
+	 */
 	if (under_way >= packets || next - shared->acked >= GRAFT_WINDOW / 2)
 		return 0;
 	free = packets - under_way;
@@ -23,8 +25,8 @@ static __always_inline __u32 free_packets(const struct graft_shared *shared, __u
 	return shared->room - next < free ? shared->room - next : free;
 }
 
-/* Returns whether the sender has to be notified, and clears the request: `refused` is set by `window` and
- * cleared by the CPU that notifies.
+/* Returns whether the sender has to be notified, and clears the request. `window` sets `refused`; only the
+ * CPU that clears it notifies.
  */
 static __always_inline int takes_sign(const struct graft_work *work)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Maps that the dispatcher (packet.bpf.c) and the sealing programs (seal.bpf.c) share, and the calls between
- * them. Sealing is an object of its own, since verifying its cryptography takes long; it is loaded with the
- * first sealed session.
+ * them. Sealing (encryption and authentication) is a separate object file, since the verifier needs long for
+ * the cryptography. It is loaded with the first sealed session.
  */
 #ifndef MILLRACE_PACKET_SEAL_H
 #define MILLRACE_PACKET_SEAL_H
@@ -11,15 +11,15 @@
 #include "packet_intf.h"
 #include "seal_intf.h"
 
-/* Programs for outgoing packets: packet_seal, then packet_tx_out. */
+/* Tail-call table for outgoing packets: packet_seal, then packet_tx_out. */
 enum stage_tx {
 	STAGE_SEAL,
 	STAGE_OUT,
 	STAGES_TX,
 };
 
-/* Programs for incoming packets: packet_open, then packet_rx_opened, which handles the packet as if it had
- * arrived unsealed.
+/* Tail-call table for incoming packets: packet_open, then packet_rx_opened, which handles the packet as if it
+ * had arrived unsealed.
  */
 enum stage_rx {
 	STAGE_OPEN,
@@ -41,17 +41,17 @@ struct {
 	__type(value, __u32);
 } stages_rx SEC(".maps");
 
-/* The datagram that is being sealed, from an application or from a function. It is separate from `works`,
- * which may belong to another packet of this CPU.
+/* The datagram that is being sealed, sent by an application or a function. It is separate from `works`, which
+ * may hold another packet of this CPU.
  */
 struct seal_call {
 	__u32 session;
-	__u32 bytes;	 /* bytes behind the UDP header */
-	__u32 reason;	 /* reason to be counted, changed if sealing fails */
+	__u32 bytes;	 /* bytes of the datagram behind the UDP header */
+	__u32 reason;	 /* reason that is counted for the packet; changed if sealing fails */
 	__u32 is_behind; /* copied from graft_work.behind */
 	__u32 protocol;	 /* the session's IP protocol on the wire */
 	__u32 has_paths; /* number of the session's paths */
-	__u32 path;	 /* 1 + the path to leave by; 0: any path */
+	__u32 path;	 /* 1 + number of the path to use; 0: any path */
 };
 
 struct {
@@ -68,8 +68,8 @@ static __always_inline struct seal_call *seal_call(void)
 	return bpf_map_lookup_elem(&seal_calls, &zero);
 }
 
-/* Ring buffer of the daemons' messages, struct packet_word. Daemons repeat messages that were not answered,
- * so a full buffer may lose them.
+/* Ring buffer of struct packet_word: messages from the peers' daemons. A full buffer may lose messages, since
+ * daemons repeat those that get no answer.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);

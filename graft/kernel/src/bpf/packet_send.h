@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Functions send packets by changing the one that they have: a BPF program cannot allocate an skb. At TC
- * ingress the packet is turned around first (addresses and ports are swapped), and restored afterwards if
- * it is still needed.
+/* Lets functions send packets by changing the packet that they process, since a BPF program cannot allocate
+ * an skb. At TC ingress the packet is first turned around (addresses and ports are swapped). It is restored
+ * afterwards if it is still needed.
  */
 #ifndef MILLRACE_PACKET_SEND_H
 #define MILLRACE_PACKET_SEND_H
@@ -21,8 +21,8 @@ static __always_inline int swap(struct __sk_buff *skb, __u32 at, const __u32 byt
 	return bpf_skb_store_bytes(skb, at + bytes, both, bytes, 0);
 }
 
-/* Swaps the addresses of Ethernet and IP, and the ports. Checksums stay valid, since sums do not depend on
- * the order.
+/* Swaps the addresses of Ethernet and IP, and the ports. Checksums stay valid, since a sum does not depend on
+ * the order of its terms.
  */
 static __noinline int turn(struct __sk_buff *skb, struct graft_work *work)
 {
@@ -41,8 +41,8 @@ static __noinline int turn(struct __sk_buff *skb, struct graft_work *work)
 
 /* --- Headers of a changed packet --- */
 
-/* Writes lengths and checksum for a payload of `bytes` bytes, which the skb contains already. `payload_sum`
- * is its checksum.
+/* Writes lengths and checksum for a payload of `bytes` bytes, which is already in the skb. `payload_sum` is
+ * the payload's checksum.
  */
 static __noinline int put_datagram(struct __sk_buff *skb, struct graft_work *work, __u32 bytes,
 				   __u32 payload_sum)
@@ -70,7 +70,7 @@ static __noinline int put_datagram(struct __sk_buff *skb, struct graft_work *wor
 		return -1;
 	udp.len = bpf_htons(udp_bytes);
 	sum = csum_pseudo(addresses, sizeof(addresses), udp_bytes);
-	/* The interface completes the checksum: only the pseudo header's sum is stored. */
+	/* The interface will complete the checksum, so only the pseudo header's sum is stored. */
 	if (work->is_partial) {
 		udp.check = csum_fold(sum);
 	} else {
@@ -82,13 +82,13 @@ static __noinline int put_datagram(struct __sk_buff *skb, struct graft_work *wor
 	return change_ip_length(skb, work, ip_change);
 }
 
-/* A packet to be sent, except its payload. */
+/* The fields of a packet to be sent, without its payload. */
 struct letter {
 	__u32 kind;
 	__u32 number;
-	__u32 bytes;		  /* length of the payload, which the skb contains already */
+	__u32 bytes;		  /* length in bytes of the payload, which is already in the skb */
 	__u32 sum;		  /* checksum of the payload */
-	struct graft_frame frame; /* the frame, after make_frame() */
+	struct graft_frame frame; /* the frame, as make_frame() filled it in */
 };
 
 static __always_inline int make_frame(struct __sk_buff *skb, struct graft_work *work, struct letter *letter)
@@ -116,7 +116,7 @@ static __noinline int finish(struct __sk_buff *skb, struct graft_work *work, str
 								 &letter->frame, sizeof(letter->frame), 0))
 		return -1;
 	of_frame = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&letter->frame, sizeof(letter->frame), 0));
-	/* The frame begins at an odd offset, so its sum counts with swapped bytes. */
+	/* At an odd offset, the frame's sum counts with swapped bytes. */
 	if (bytes & 1)
 		of_frame = of_frame << 8 | of_frame >> 8;
 	return put_datagram(skb, work, bytes + GRAFT_FRAME_BYTES, of_frame + letter->sum);
@@ -134,13 +134,13 @@ struct {
 
 struct loan {
 	struct kept *saved;
-	__u32 total; /* length of the borrowed packet */
+	__u32 total; /* length of the saved packet in bytes */
 	__u32 mark;
 	__u16 check;
 };
 
-/* Saves a packet, turns it around, and makes room for `room` bytes of payload. Returns not 0 if the packet
- * is unchanged.
+/* Saves a received packet, turns its buffer around, and makes space for `room` bytes of payload. Returns not
+ * 0 if that failed and the packet is unchanged.
  */
 static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work, struct loan *loan,
 				  __u32 room)
@@ -166,7 +166,7 @@ static __always_inline int borrow(struct __sk_buff *skb, struct graft_work *work
 	return 0;
 }
 
-/* Restores a borrowed packet. Returns not 0 if that failed and the packet is lost. */
+/* Restores a saved packet in its buffer. Returns not 0 if that failed and the packet is lost. */
 static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *work, struct loan *loan)
 {
 	__u32 bytes = work->payload_bytes + GRAFT_FRAME_BYTES;
@@ -180,7 +180,7 @@ static __always_inline int give_back(struct __sk_buff *skb, struct graft_work *w
 	    bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, saved->payload, bytes, 0) ||
 	    put_datagram(skb, work, bytes, 0))
 		return -1;
-	/* The checksum is restored as it arrived, not computed again. */
+	/* The checksum that arrived is restored, not computed again. */
 	return bpf_skb_store_bytes(skb, CHECK_AT(work), &loan->check, sizeof(loan->check), 0);
 }
 

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The header of sessions over IP protocol 253 (RFC 3692) on the wire. Everywhere else their packets are
- * UDP: the header is replaced last on the way out and restored first on the way in.
+/* The header of sessions over IP protocol 253 (RFC 3692) on the wire. All other code sees their packets as
+ * UDP: the header is replaced after everything else when a packet is sent, and restored first when it
+ * arrives.
  *
- * Some interfaces complete checksums of UDP and TCP only, or claim to have done so for others. Therefore
- * the checksum is completed in software, and stored where UDP has its length, which IP states as well.
- * Whatever the interface writes at the place of UDP's checksum does no harm.
+ * Some interfaces complete checksums of UDP and TCP only, or wrongly claim to have completed others.
+ * Therefore the checksum is completed in software, and stored where UDP has its length, which IP states as
+ * well. An interface may overwrite the bytes where UDP has its checksum, which the receiver ignores.
  */
 #ifndef MILLRACE_PACKET_WIRE_H
 #define MILLRACE_PACKET_WIRE_H
 
 #include "skb_udp.h"
 
-/* The header on the wire, as long as UDP's. */
+/* The header of protocol 253 on the wire, which is as long as UDP's. */
 struct wire_header {
 	__be16 source;
 	__be16 destination;
-	__be16 check; /* UDP's checksum of the datagram; 0: none */
-	__u16 spare;  /* ignored by the receiver */
+	__be16 check; /* UDP checksum of the datagram; 0: none */
+	__u16 spare;  /* bytes where UDP has its checksum; the receiver ignores them */
 };
 
 _Static_assert(sizeof(struct wire_header) == sizeof(struct udphdr), "nothing moves");
@@ -34,14 +35,14 @@ static __always_inline void udp_of_wire(struct udphdr *udp, const struct wire_he
 			       .check = wire->check};
 }
 
-/* Returns the checksum of an IPv4 header whose protocol changes from `from` to `to` (RFC 1624). */
+/* Returns the checksum of an IPv4 header after its protocol field changed from `from` to `to` (RFC 1624). */
 static __always_inline __u16 ip_check_after(__u16 check, __u8 from, __u8 to)
 {
 	return ~csum_fold((__u64)(__u16)~check + (__u16)~bpf_htons(from) + bpf_htons(to));
 }
 
-/* Reads the header at the cursor as the UDP header that it replaces, with the length from IP. Returns not 0
- * if the packet is too short.
+/* Reads the header at the cursor as a UDP header, with the length from the IP header. Returns not 0 if the
+ * packet is too short.
  */
 static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_carried *carried,
 				     struct net_udp *udp)
@@ -50,7 +51,7 @@ static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_
 
 	if (take_udp(cursor, udp) || carried->end < begin + UDP_BYTES || carried->end - begin > 0xffff)
 		return -1;
-	/* IP states the length of the datagram, since the header on the wire does not. */
+	/* The length comes from the IP header, since the header on the wire has no length field. */
 	udp->bytes = carried->end - begin;
 	return 0;
 }
@@ -62,7 +63,7 @@ static __always_inline int take_wire(struct net_cursor *cursor, const struct ip_
 
 /* --- Outgoing packets --- */
 
-#define SUM_STEP  512 /* most bytes for one bpf_csum_diff before Linux 6.13 */
+#define SUM_STEP  512 /* most bytes that one bpf_csum_diff sums before Linux 6.13 */
 #define SUM_PARTS (65536 / SUM_STEP)
 
 struct wire_part {
@@ -94,7 +95,7 @@ static long sum_part(__u32 index, struct wire_summing *summing)
 	if (bytes > SUM_STEP)
 		bytes = SUM_STEP;
 	bytes = BOUNDED(bytes, SUM_STEP);
-	/* bpf_csum_diff sums multiples of 4 bytes, so the rest is zero. */
+	/* bpf_csum_diff sums multiples of 4 bytes, so the last word is padded with zeroes. */
 	store32(part->bytes + bytes, 0);
 	if (bpf_skb_load_bytes(summing->skb, summing->at + at, part->bytes, bytes)) {
 		summing->failed = 1;
@@ -105,8 +106,8 @@ static long sum_part(__u32 index, struct wire_summing *summing)
 	return 0;
 }
 
-/* Completes the checksum that the interface was to complete (CHECKSUM_PARTIAL). The header has the pseudo
- * header's sum already.
+/* Completes a checksum that was left to the interface (CHECKSUM_PARTIAL). The header already contains the
+ * pseudo header's sum.
  */
 static __always_inline int complete_checksum(struct __sk_buff *skb, const struct graft_work *work,
 					     struct udphdr *udp)
@@ -118,7 +119,7 @@ static __always_inline int complete_checksum(struct __sk_buff *skb, const struct
 	return summing.failed;
 }
 
-/* Replaces the UDP header of a framed packet by the one on the wire. Returns not 0 if the kernel had no
+/* Replaces the UDP header of a framed packet by the protocol 253 header. Returns not 0 if the kernel had no
  * memory.
  */
 static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *work)
@@ -129,8 +130,8 @@ static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *w
 
 	if (bpf_skb_load_bytes(skb, work->udp_at, &udp, sizeof(udp)))
 		return -1;
-	/* The interface would complete a checksum at UDP's place, which the header on the wire does not
-	 * have.
+	/* The interface must not complete a UDP checksum, since the protocol 253 header has another field
+	 * there.
 	 */
 	if (IP_SUMMED(skb) == CHECKSUM_PARTIAL && complete_checksum(skb, work, &udp))
 		return -1;
@@ -146,7 +147,8 @@ static __noinline int wire_out(struct __sk_buff *skb, const struct graft_work *w
 
 /* --- Incoming packets --- */
 
-/* Returns the offset of the checksum, for the form in which the packet arrived. */
+/* Returns the offset of the checksum, which depends on whether the packet arrived as UDP or as protocol 253.
+ */
 static __always_inline __u32 wire_check_at(const struct graft_work *work)
 {
 	return work->udp_at + (work->protocol == IPPROTO_UDP ? __builtin_offsetof(struct udphdr, check)
@@ -177,8 +179,8 @@ static __noinline int wire_in_xdp(struct xdp_md *ctx, const struct graft_work *w
 }
 
 /* Restores the UDP header at TC. BPF_F_RECOMPUTE_CSUM also updates the sum that the interface may have
- * computed over the whole packet. The protocol byte of IPv4 does not change that sum, since the header's
- * own checksum compensates.
+ * computed over the whole packet. Changing the protocol byte of IPv4 does not change that sum, since the IPv4
+ * header checksum compensates.
  */
 static __noinline int wire_in_skb(struct __sk_buff *skb, const struct graft_work *work, __u32 udp_bytes)
 {

@@ -15,35 +15,37 @@
 #include "gf16.h"
 #include "packet_kept.h"
 
-#define PARITY_MAX 4  /* parities of a block; a 64-bit word has as many elements */
-#define BLOCK_MAX  64 /* a block has fewer packets than this */
+#define PARITY_MAX 4  /* most parities of a block, so that a 64-bit word has an element for each */
+#define BLOCK_MAX  64 /* exclusive bound of the packets of a block */
 
 /* Header in front of a parity packet's payload. */
 struct graft_parity {
 	__u8 row;
 	__u8 packets;
-	__be16 length; /* sum of the payloads' lengths, as elements */
+	__be16 length; /* sum of the lengths of all payloads in the block, computed in gf16.h's field */
 };
 
-/* A row of the system of equations. Each operation applies to all words of the row. */
+/* A row of the system of equations. Row operations apply to all words of the row. */
 struct row {
-	__u64 factors; /* factors of the missing packets, one element each */
-	__u64 length;  /* the lengths of the packets, summed as one element */
+	__u64 factors; /* factors of the missing packets, 16 bits each */
+	__u64 length;  /* sum of the packets' lengths, computed like the sum of their contents */
 	__u8 bits[KEPT_BYTES + 8];
 };
 
 #define ROW_BYTES(bytes) (__builtin_offsetof(struct row, bits) + (bytes))
 
-/* The sums over a block. They are in a map, not on the stack: if the verifier knew the counts, it would
+/* The sums over a block. They are in a map instead of on the stack: if the verifier knew the counts, it would
  * check each iteration of the loops.
  */
 struct sum {
-	__u64 unit;  /* factors of the packet that is added next; 0: the packet was received */
-	__u32 bytes; /* length of the longest packet, in whole elements */
+	/* factor of the packet that is added next; 0: the packet was received, so it has no unknown */
+	__u64 unit;
+	__u32 bytes; /* length of the longest packet, rounded up to whole elements, in bytes */
 	__u32 count; /* number of missing packets */
 	__u32 failed;
-	__u32 numbers[PARITY_MAX]; /* numbers of the missing packets */
-	__u32 order[PARITY_MAX];   /* row that solves each missing packet, in their order */
+	__u32 numbers[PARITY_MAX]; /* packet numbers of the missing packets */
+	/* index of the row that gives each missing packet, in the order of `numbers` */
+	__u32 order[PARITY_MAX];
 	__u32 pad;
 	struct row rows[PARITY_MAX];
 	struct kept nothing;
@@ -54,7 +56,7 @@ static __always_inline struct row *parity_row(struct sum *sum, __u32 index)
 	return &sum->rows[index & (PARITY_MAX - 1)];
 }
 
-/* Without this, clang replaces the loop by a call of memset, which BPF does not have. */
+/* Without this barrier, clang replaces the loop by a call of memset, which BPF does not have. */
 #define SEPARATELY asm volatile("" ::: "memory")
 
 __noinline int parity_clear_row(struct row *row)
@@ -77,7 +79,7 @@ static __always_inline void parity_clear(struct sum *sum, const __u32 rows)
 			parity_clear_row(&sum->rows[index]);
 }
 
-/* Multiplies row r by x^r and adds a word of the packet, for each row. */
+/* Multiplies each row r by x^r and adds a word of the packet. */
 static __always_inline void parity_step(__u64 *words[PARITY_MAX], const __u32 rows, __u64 word)
 {
 	for (__u32 index = 0; index < PARITY_MAX; index++) {
@@ -98,8 +100,8 @@ static __always_inline void parity_step(__u64 *words[PARITY_MAX], const __u32 ro
 	{(__u64 *)((sum)->rows[0].bits + (at)), (__u64 *)((sum)->rows[1].bits + (at)), \
 	 (__u64 *)((sum)->rows[2].bits + (at)), (__u64 *)((sum)->rows[3].bits + (at))}
 
-/* Adds a packet to all rows, from the last packet of the block to the first. The bytes behind the packet
- * are zero up to a multiple of 8.
+/* Adds a packet to all rows. Packets are added from the last one of the block to the first. Bytes behind the
+ * packet have to be zero up to a multiple of 8.
  */
 static __always_inline int parity_add(struct sum *sum, const struct kept *kept, const __u32 rows)
 {
@@ -108,7 +110,7 @@ static __always_inline int parity_add(struct sum *sum, const struct kept *kept, 
 
 	if (bytes >= KEPT_BYTES)
 		return -1;
-	/* Elements have 16 bits, so lengths are rounded up to 2. */
+	/* Elements have 16 bits, so lengths are rounded up to a multiple of 2 bytes. */
 	if (bytes > sum->bytes)
 		sum->bytes = (bytes + 1) & ~1U;
 	parity_step(factors, rows, sum->unit);
@@ -119,8 +121,8 @@ static __always_inline int parity_add(struct sum *sum, const struct kept *kept, 
 
 		if (at >= longest)
 			break;
-		/* A mask that is zero behind the packet's end. A branch would double the paths that the
-		 * verifier checks in each iteration.
+		/* The mask is zero behind the packet's end. A branch would double the paths that the verifier
+		 * checks in each iteration.
 		 */
 		OPAQUE(left);
 		parity_step(bits, rows, load64(kept->payload + at) & ((__s64)left >> 63));
@@ -130,8 +132,8 @@ static __always_inline int parity_add(struct sum *sum, const struct kept *kept, 
 
 /* --- Solving for the missing packets --- */
 
-/* Adds `times` times row `from` to row `to`, or replaces that if `is_new`. It is a global function, so the
- * verifier checks it once.
+/* Adds `times` times row `from` to row `to`, or sets row `to` to the product if `is_new`. The function is
+ * global, so that the verifier checks it once instead of at each call.
  */
 __noinline int parity_combine(struct sum *sum, __u32 to, __u32 from, __u32 times, __u32 is_new)
 {
@@ -169,7 +171,7 @@ __noinline int parity_solve(struct sum *sum)
 
 		if (one >= sum->count)
 			break;
-		/* The pivot becomes 1. */
+		/* Scales the row so that the pivot is 1. */
 		parity_combine(sum, row, row, gf16_inverse(factor_of(sum, row, one)), 1);
 		for (__u32 another = 0; another < PARITY_MAX; another++) {
 			__u32 other = sum->order[another];

@@ -2,10 +2,10 @@
 /* Retransmits lost packets. `repair` retransmits all of them. `partial` retransmits within a deadline, and gives up
  * no more than a share of them.
  *
- * The sender keeps its latest packets. When a newer packet arrives, the receiver requests each missing
- * number, and again after `retry_us`. At the sender, TC ingress turns a request into the requested packet,
- * without waking a process; if the packet is no longer kept, it answers GRAFT_GONE. Packets behind a gap
- * are delivered at once; order is another function's task.
+ * The sender stores its latest packets. When a newer packet arrives, the receiver requests each missing one,
+ * and repeats the request every `retry_us`. At the sender, TC ingress turns a request into the requested
+ * packet, without waking a process; if the packet is no longer stored, it answers GRAFT_GONE. Packets behind
+ * a gap are delivered at once; order is another function's task.
  *
  * A packet that was given up is not requested any more, and functions that wait for completeness do not
  * wait for it. If it arrives nevertheless, `repair` delivers it.
@@ -17,29 +17,30 @@
 
 struct repair_config {
 	__u32 retry_us;
-	__u32 tries;		/* requests for a packet at most; 0: no limit */
-	__u32 deadline_ms;	/* age at which a packet is given up if the bound allows it; 0: none */
-	__u32 give_up_permille; /* most packets given up, as a share of all; 1000: no bound */
+	__u32 tries; /* most requests for a packet; 0: no limit */
+	/* age at which a missing packet is given up, within `give_up_permille`; 0: never */
+	__u32 deadline_ms;
+	__u32 give_up_permille; /* permille of all packets that may be given up; 1000: all */
 };
 
-#define OPEN_MAX  GRAFT_WINDOW /* missing numbers that are requested at the same time */
-#define OPEN_STEP 32	       /* requested numbers checked for each received packet */
+#define OPEN_MAX  GRAFT_WINDOW /* most missing packets that are requested at the same time */
+#define OPEN_STEP 32	       /* missing packets that are checked again whenever a packet is received */
 #define ASK_MAX	  8	       /* most requests sent for one received packet */
 
-/* A missing number that is requested. It is freed when the packet arrives or is given up. */
+/* A missing packet that was requested. The entry is freed when the packet arrives or is given up. */
 struct open {
 	__u32 number;
-	__u32 tries; /* requests so far; 0: the entry is free */
+	__u32 tries; /* requests sent so far; 0: the entry is free */
 	__u64 asked_ns;
 	__u64 since_ns;
 };
 
 struct state {
-	__u32 looked; /* first number that was not checked yet */
-	__u32 again;  /* first number to check again */
+	__u32 looked; /* first packet number that was not checked yet */
+	__u32 again;  /* next packet number to check again for a repeated request */
 	__u32 begun;
-	__u32 counted; /* first number that was not counted in `numbers` */
-	__u64 numbers; /* packets that were checked so far */
+	__u32 counted; /* first packet number that is not counted in `numbers` */
+	__u64 numbers; /* number of packets that were checked so far */
 	__u64 gave_up;
 	struct open open[OPEN_MAX];
 };
@@ -53,8 +54,8 @@ struct {
 
 /* --- At the sender: requests are answered --- */
 
-/* Returns whether acknowledgements show that the receiver has the packet. Lists without acknowledgements
- * leave `acked` far behind, and then nothing is known.
+/* Returns whether acknowledgements show that the receiver has the packet. If the list of functions has no
+ * `acknowledge`, `acked` is not updated, and the result is 0.
  */
 static __always_inline int has_come(const struct graft_shared *shared, __u32 number)
 {
@@ -63,10 +64,10 @@ static __always_inline int has_come(const struct graft_shared *shared, __u32 num
 
 static __always_inline int answer(struct __sk_buff *skb, struct graft_work *work, struct graft_shared *shared)
 {
-	/* A request for a packet that was never sent gets no answer, and neither does a replayed old one. */
+	/* Requests for packets that were never sent, and replayed old requests, get no answer. */
 	if (!shared || graft_not_before(work->number, shared->next) || has_come(shared, work->number))
 		return GRAFT_ANSWERED;
-	/* A retransmitted packet gives no round trip, since its acknowledgement would be ambiguous. */
+	/* A retransmitted packet gives no round-trip sample, since its acknowledgement would be ambiguous. */
 	shared->went_ns[work->number % GRAFT_WINDOW] = 0;
 	if (turn(skb, work))
 		return GRAFT_NO_ROOM;
@@ -112,7 +113,9 @@ static __always_inline void give_up(struct asking *asking, struct open *open)
 	__u64 before = *seen;
 
 	open->tries = 0;
-	/* The packet may arrive on another CPU at this moment: then it is not given up. */
+	/* The compare-and-swap fails if the packet arrives on another CPU at this moment: then the packet is
+	 * not given up.
+	 */
 	if (before == (GRAFT_SEEN | open->number) ||
 	    __sync_val_compare_and_swap(seen, before, GRAFT_GIVEN_UP | open->number) != before)
 		return;
@@ -124,7 +127,7 @@ static __always_inline int is_given_up(const struct asking *asking, const struct
 	const struct state *state = asking->state;
 	__u64 now_ns = asking->work->now_ns;
 
-	/* Packets sent by the previous list are repaired as that list promised. */
+	/* Packets that the previous list of functions sent are repaired as that list requires. */
 	if (!graft_is_own(asking->shared, asking->work, open->number))
 		return 0;
 	if (asking->tries && open->tries >= asking->tries)
@@ -133,8 +136,8 @@ static __always_inline int is_given_up(const struct asking *asking, const struct
 	       (state->gave_up + 1) * 1000 <= state->numbers * asking->permille;
 }
 
-/* Checks a number again that was missing before. It is requested again if it is still missing and the last
- * request is old enough.
+/* Checks a missing packet again. If it is still missing and its last request is old enough, it is requested
+ * again.
  */
 static long look_again(__u32 index, struct asking *asking)
 {
@@ -145,7 +148,7 @@ static long look_again(__u32 index, struct asking *asking)
 	if (asking->count >= ASK_MAX)
 		return 1;
 	if (graft_not_before(number, state->looked)) {
-		/* All were checked: the next pass begins with the first incomplete number. */
+		/* All missing packets were checked, so the next pass begins with the first one. */
 		state->again = asking->shared->complete;
 		return 1;
 	}
@@ -169,7 +172,7 @@ static long look_at_next(__u32 index, struct asking *asking)
 
 	if (graft_not_before(number, asking->shared->newest))
 		return 1;
-	/* Another CPU may have requested this number at this moment. */
+	/* Another CPU may have requested this packet at this moment. */
 	if (graft_is_missing(asking->shared, number) && !(open->tries && open->number == number)) {
 		if (asking->count >= ASK_MAX)
 			return 1;
@@ -184,8 +187,8 @@ static long look_at_next(__u32 index, struct asking *asking)
 	return 0;
 }
 
-/* Returns whether the first missing packet was received, taken back (arrivals.h), and therefore never
- * requested.
+/* Returns whether the first missing packet was marked as received and later taken back (arrivals.h), so that
+ * it was never requested.
  */
 static __always_inline int is_forgotten(const struct state *state, const struct graft_shared *shared)
 {
@@ -214,7 +217,7 @@ static __always_inline __u32 look(struct asking *asking)
 		state->looked = state->counted = shared->complete;
 		state->begun = 1;
 	}
-	/* Packets received in order need no check. */
+	/* If all packets were received in order, no packet needs a check. */
 	if (!graft_not_before(state->looked, shared->complete) || is_forgotten(state, shared))
 		state->looked = shared->complete;
 	bpf_loop(2 * ASK_MAX, look_at_next, asking, 0);
@@ -235,7 +238,8 @@ static long send_request(__u32 index, struct asking *asking)
 	return asking->failed ? 1 : 0;
 }
 
-/* Sends the requests in the buffer of the received packet, one after another, and restores that packet. */
+/* Sends all requests one after another in the buffer of the received packet, and then restores that packet.
+ */
 static __always_inline int ask(struct __sk_buff *skb, struct asking *asking)
 {
 	struct loan loan = {};
@@ -246,8 +250,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct asking *asking)
 	return give_back(skb, asking->work, &loan);
 }
 
-/* Learns from GRAFT_LAST: its number is that of the sender's next packet, so all earlier ones have been
- * sent.
+/* Processes GRAFT_LAST, whose number is that of the sender's next packet: all earlier packets have been sent.
  */
 static __always_inline void believe(struct graft_shared *shared, __u32 next)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Seals and opens datagrams for the dispatcher of packet grafts (packet.bpf.c). packet_seal runs last on the
- * way out, packet_open first on the way in, so functions see clear text, and only of datagrams that could be
- * opened.
+/* Seals and opens datagrams for the dispatcher of packet grafts (packet.bpf.c). packet_seal encrypts outgoing
+ * datagrams after all functions, and packet_open decrypts incoming ones before any function. Functions thus
+ * see clear text only, and no forged datagrams.
  *
  *   seal_intf.h   the interface of userspace, and the format of a sealed datagram
  *   packet_seal.h  maps and calls that are shared with the dispatcher
@@ -13,8 +13,8 @@
 #include "sk_buff.h"
 #include <linux/pkt_cls.h>
 
-/* The map has no BTF types: before Linux 6.2 a map with types does not match the maps that userspace
- * creates.
+/* The map is declared without BTF types: before Linux 6.2 a map with types does not match the maps that
+ * userspace creates.
  */
 struct key_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -23,7 +23,7 @@ struct key_map {
 	__uint(value_size, sizeof(struct seal_key));
 } no_key SEC(".maps");
 
-/* Keys by session and enum seal_place. */
+/* Keys, by session and enum seal_place (one for sealing, two for opening). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, GRAFT_SESSIONS *SEAL_PLACES);
@@ -31,7 +31,7 @@ struct {
 	__array(values, struct key_map);
 } seal_keys SEC(".maps");
 
-/* Buffers by direction: while a received datagram is handled, a function may send another one. */
+/* Buffers by direction, since a function may send a datagram while a received one is processed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -52,11 +52,11 @@ static __always_inline struct quic_buf *find_buf(__u32 direction)
 	return bpf_map_lookup_elem(&seal_bufs, &direction);
 }
 
-/* The buffer has the tail (associated data), the text, the tag, and on the way out the tail again and
- * zeroes for its checksum.
+/* Layout of the buffer: the tail as associated data, the text, and the AEAD's tag. For outgoing datagrams,
+ * the tail and zeroes for the checksum follow.
  */
 #define TEXT_AT ((__u32)sizeof(struct seal_tail))
-#define ROOM	2048 /* a power of two; sealed payloads are shorter */
+#define ROOM	2048 /* a power of two; only shorter payloads can be sealed */
 
 static __always_inline struct quic_extent extent_of(__u32 text_bytes)
 {
@@ -80,7 +80,7 @@ static __always_inline __u64 number_of(const struct quic_buf *buf)
 static __noinline __u32 sum_of(const struct quic_buf *buf, __u32 bytes)
 {
 	bytes &= ROOM - 1;
-	/* Without this, clang removes the bound of the loop below. */
+	/* Without this barrier, clang removes the bound of the loop below. */
 	OPAQUE(bytes);
 	return csum_fold(csum_add(buf->bytes + TEXT_AT, bytes, ROOM, 0));
 }
@@ -93,14 +93,17 @@ static __noinline int seal_text(struct seal_key *key, struct quic_buf *buf, __u3
 	__u64 number = __sync_fetch_and_add(&key->next, 1);
 	__u8 *end;
 
-	/* The number was drawn atomically, so no CPU uses it again, even if this datagram is dropped. */
+	/* The number was drawn atomically, so no other CPU uses it as a nonce, even if this datagram is
+	 * dropped.
+	 */
 	if (number >= key->limit)
 		return GRAFT_NO_KEYS;
 	put_tail(buf, key->phase, number);
 	if (quic_seal(&key->seals, number, buf, buf, &extent))
 		return GRAFT_TOO_LONG;
 	end = buf->bytes + TEXT_AT + SEAL_TAG + (bytes & QUIC_AT_MAX);
-	/* The tail is at the front of the buffer as associated data, and is sent behind the tag. */
+	/* The tail precedes the text in the buffer as associated data, but follows the tag in the datagram.
+	 */
 	store64(end, load64(buf->bytes));
 	store32(end + sizeof(struct seal_tail), 0);
 	return 0;
@@ -168,7 +171,7 @@ int packet_seal(struct __sk_buff *skb)
 	if (!call || !work || !buf)
 		return TC_ACT_SHOT;
 	wrong = seal(skb, work, call, buf);
-	/* packet_tx_out counts the reason, and drops the datagram. */
+	/* If sealing failed, packet_tx_out counts the reason and drops the datagram. */
 	if (wrong)
 		call->reason = wrong;
 	bpf_tail_call(skb, &stages_tx, STAGE_OUT);
@@ -182,14 +185,14 @@ static __always_inline __u64 *place_of(struct seal_key *key, __u64 number)
 	return &key->seen[number % SEAL_WINDOW];
 }
 
-/* Returns whether a datagram of this number was received, or is too old to tell. */
+/* Returns whether a datagram of this number was received before, or is too old to tell. */
 static __always_inline int is_known(struct seal_key *key, __u64 number)
 {
 	return READ_ONCE(*place_of(key, number)) > number;
 }
 
-/* Marks a number as received, after the datagram was authenticated. Returns not 0 if another CPU was faster
- * with the same number, or with a newer one in the same place.
+/* Marks a datagram's number as received, after the datagram was authenticated. Returns not 0 if another CPU
+ * has just marked this number, or a newer one in the same entry.
  */
 static __always_inline int remember(struct seal_key *key, __u64 number)
 {
@@ -198,7 +201,7 @@ static __always_inline int remember(struct seal_key *key, __u64 number)
 	for (int i = 0; i < 4; i++) {
 		__u64 old = READ_ONCE(*place);
 
-		/* A newer number has the place, so this one is too old to tell, or was received. */
+		/* The entry has a newer number, so this datagram is a replay or too old to tell. */
 		if (old > number)
 			return -1;
 		if (__sync_val_compare_and_swap(place, old, number + 1) == old)
@@ -214,7 +217,7 @@ static __noinline int open_text(struct seal_key *key, struct quic_buf *buf, __u3
 
 	if (key->failures >= SEAL_FAILURES_MAX)
 		return GRAFT_NO_KEYS;
-	/* Checked before opening, which is expensive, and again in remember(). */
+	/* Replays are checked before decryption, which is expensive, and again in remember(). */
 	if (is_known(key, number))
 		return GRAFT_REPLAYED;
 	if (quic_open(&key->opens, number, buf, &extent)) {
@@ -249,8 +252,8 @@ static __always_inline int shorten_ipv6(struct xdp_md *ctx, __u32 ip_at)
 	return bpf_xdp_store_bytes(ctx, at, &length, sizeof(length));
 }
 
-/* Writes lengths and UDP checksum for the opened datagram; a checksum of 0 (none) stays. If the interface
- * was to complete the checksum, packet_repair corrects it, since only TC can tell.
+/* Writes lengths and UDP checksum for the opened datagram; a checksum of 0 (none) stays. If completing the
+ * checksum was left to the interface, packet_repair corrects it, since only TC sees that flag.
  */
 static __noinline int put_headers(struct xdp_md *ctx, const struct graft_work *work, struct quic_buf *buf,
 				  __u32 bytes)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Types that sealing (seal.bpf.c) shares with graft/kernel/src/packet/seal.rs, and the format of a sealed
- * datagram.
+/* Types that the sealing programs (seal.bpf.c) share with graft/kernel/src/packet/seal.rs, and the format of
+ * a sealed datagram.
  */
 #ifndef MILLRACE_SEAL_INTF_H
 #define MILLRACE_SEAL_INTF_H
@@ -8,41 +8,45 @@
 #include "crypto_intf.h"
 #include "graft_packet.h"
 
-/* The last bytes of every sealed datagram. In front of them are the ciphertext (payload and frame) and the
- * AEAD's tag. They are the AEAD's associated data.
+/* The last bytes of every sealed datagram, behind the ciphertext (payload and frame) and the AEAD's tag.
+ * These bytes are the AEAD's associated data.
  */
 struct seal_tail {
 	__u8 magic;
-	__u8 bits;	/* version << 4 | phase */
-	__u8 number[6]; /* number of the datagram, big-endian */
+	__u8 bits;	/* version in the high four bits, key phase in the low ones */
+	__u8 number[6]; /* number of the datagram, big-endian; part of the AEAD's nonce */
 };
 
 #define SEAL_MAGIC   0x73
 #define SEAL_VERSION 1
-#define SEAL_PHASE   1 /* bit of the key phase */
+#define SEAL_PHASE   1 /* bit of `version << 4 | phase` that holds the key phase */
 #define SEAL_TAG     16
 #define SEAL_BYTES   GRAFT_SEAL_BYTES
 
-#define SEAL_WINDOW 1024 /* replay window: numbers behind the newest that are still accepted */
+/* size of the replay window: how far behind the newest number a datagram is still accepted */
+#define SEAL_WINDOW 1024
 
-/* A key opens nothing more after this many datagrams that could not be opened (RFC 9001, section 6.6). */
+/* Number of datagrams that fail authentication after which a key is no longer used to open (RFC 9001, section
+ * 6.6).
+ */
 #define SEAL_FAILURES_MAX (1ULL << 36)
 
-/* A key with its counters and its replay window. The map entry is replaced as a whole, so no number is used
- * twice with a key.
+/* A key with its counters and its replay window. The map entry is only replaced as a whole, so no number is
+ * used twice with a key.
  */
 struct seal_key {
-	__u64 next; /* number of the next outgoing datagram */
+	__u64 next; /* number that the next outgoing datagram gets */
 	__u64 limit;
-	__u64 failures; /* datagrams that could not be opened */
+	__u64 failures; /* datagrams that failed authentication */
 	__u32 phase;
 	__u32 pad;
 	struct quic_keys seals;
 	struct quic_keys opens;
-	__u64 seen[SEAL_WINDOW]; /* by number modulo SEAL_WINDOW: one more than the newest number received */
+	/* replay window, by number modulo SEAL_WINDOW: one more than the newest number received */
+	__u64 seen[SEAL_WINDOW];
 };
 
-/* Entries of each session in the map of keys: those that open, by phase, and the one that seals. */
+/* Indices of a session's keys in the map: the keys that open datagrams, by phase, and the key that seals. */
 enum seal_place {
 	SEAL_OPENS_0,
 	SEAL_OPENS_1,

@@ -32,7 +32,8 @@ struct sock {
 	struct socket *sk_socket;
 } KERNEL;
 
-/* Reads user and group of a socket. Both are 0 (root) if the socket has no file, as with kernel sockets. */
+/* Reads user and group of a socket. Both are 0 (root) if the socket has no file, as kernel sockets have none.
+ */
 static __always_inline void read_owner(struct bpf_sock *sk, __u32 *uid, __u32 *gid)
 {
 	const struct sock *kernel = (const struct sock *)bpf_skc_to_tcp_sock(sk);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Computes at TC ingress how much room the datagram's socket has, and how much the datagram takes. The
- * kernel drops datagrams beyond that silently, after all functions (__udp_enqueue_schedule_skb).
+/* Computes at TC ingress how much buffer space the datagram's socket has, and how much the datagram takes.
+ * The kernel silently drops datagrams that exceed it, after all functions have run
+ * (__udp_enqueue_schedule_skb).
  */
 #ifndef MILLRACE_SOCKET_ROOM_H
 #define MILLRACE_SOCKET_ROOM_H
@@ -9,7 +10,7 @@
 #include "skb_udp.h"
 #include <bpf/bpf_core_read.h>
 
-/* Members of kernel structures that are needed; libbpf finds their offsets in the running kernel. */
+/* Members of kernel structures that this header reads; libbpf finds their offsets in the running kernel. */
 struct sock {
 	int sk_rcvbuf;
 	struct {
@@ -24,7 +25,7 @@ struct sk_buff {
 } __attribute__((preserve_access_index));
 
 struct socket_room {
-	__u32 have; /* receive buffer in bytes; 0: no socket was found */
+	__u32 have; /* size of the socket's receive buffer in bytes; 0: no socket was found */
 	__u32 used;
 };
 
@@ -52,8 +53,8 @@ static __noinline int find_room(struct __sk_buff *skb, struct graft_work *work, 
 			: bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 	if (!found)
 		return 0;
-	/* Copying the pointer makes it a plain number; the verifier allows no access to these members of a
-	 * socket pointer.
+	/* Copying the pointer makes it a plain number, since the verifier allows no access to these members
+	 * of a socket pointer.
 	 */
 	bpf_probe_read_kernel(&kernels, sizeof(kernels), &found);
 	have = BPF_CORE_READ(kernels, sk_rcvbuf);
@@ -64,10 +65,11 @@ static __noinline int find_room(struct __sk_buff *skb, struct graft_work *work, 
 	return 0;
 }
 
-#define SKB_BYTES 320 /* most bytes that the kernel adds to a packet: struct sk_buff and alignment */
+/* most bytes that the kernel adds to each packet's data: struct sk_buff and alignment */
+#define SKB_BYTES 320
 
-/* Returns the bytes that a datagram takes in its socket. If functions replace the packet, its new buffer
- * has the allocator's next size, so the size is rounded up to a power of two.
+/* Returns the bytes of buffer space that a datagram takes in its socket. Functions may replace the packet,
+ * whose new buffer has the allocator's next size, so the size is rounded up to a power of two.
  */
 static __always_inline __u32 bytes_in_socket(struct __sk_buff *skb)
 {

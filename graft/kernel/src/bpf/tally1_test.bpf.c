@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Version 1 of a function for tests of swaps. */
+/* Version 1 of a test function, which tests replace by version 2 in a running session. */
 #include "tally.h"
 
 TALLY_STATE(tally_v1);

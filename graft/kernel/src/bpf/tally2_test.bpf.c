@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Version 2 of a function for tests of swaps. It converts the state of version 1. */
+/* Version 2 of a test function. It converts the state of version 1. */
 #include "tally.h"
 
 TALLY_STATE(tally_v2);

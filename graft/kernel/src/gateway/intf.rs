@@ -1,4 +1,5 @@
-//! Structures and constants of `bpf/graft_gateway_intf.h`, which `bpf/graft_hook_intf.h` generates along.
+//! Structures and constants of `bpf/graft_gateway_intf.h`, which the build generates together with those of
+//! `bpf/graft_hook_intf.h`.
 
 pub(crate) use crate::hook::intf::generated::{
     GATEWAY_FORWARD as FORWARD, GATEWAY_OPEN as OPEN, GatewayAsk as RawAsk, GatewayConfig as Config,

@@ -1,8 +1,7 @@
 //! Routing for a gateway: marked packets are delivered to this host although their destination is another one. A rule
 //! sends them to a table whose only route is local.
 //!
-//! Marks and table numbers differ for each run. Removing the leftovers of one run thus leaves those of live runs
-//! alone.
+//! Marks and table numbers differ for each run. Removing the leftovers of one run thus does not affect live runs.
 
 use std::io;
 
@@ -51,8 +50,8 @@ impl RouteFamily {
     }
 }
 
-/// Adds rules and routes that deliver two kinds of packets locally: those of these interfaces with the run's mark,
-/// and those on loopback with its second mark.
+/// Adds rules and routes that deliver marked packets locally: packets from these interfaces with the run's first mark,
+/// and packets on loopback with its second mark.
 pub(super) fn add(run: GatewayRun, families: &[RouteFamily], interfaces: &[String]) -> io::Result<()> {
     let loopback = nix::net::if_::if_nametoindex(LOOPBACK)?;
     for family in families {
@@ -65,7 +64,7 @@ pub(super) fn add(run: GatewayRun, families: &[RouteFamily], interfaces: &[Strin
     Ok(())
 }
 
-/// Removes the rules and routes of the runs that `whose` selects. Returns their number.
+/// Removes the rules and routes of all runs for which `whose` returns true. Returns how many were removed.
 pub(super) fn remove(whose: impl Fn(GatewayRun) -> bool) -> io::Result<usize> {
     let all = all()?;
     let theirs: Vec<_> = all.iter().filter(|made| whose(made.run)).collect();
@@ -81,12 +80,14 @@ pub(super) fn runs() -> io::Result<Vec<GatewayRun>> {
 /// A rule or a route of a gateway, as the kernel lists it.
 struct MadeRoute {
     run: GatewayRun,
-    /// Type of the netlink message that removes it. Its body is the one that the kernel listed.
+    /// Type of the netlink message that removes this rule or route. The message's body is the one that the kernel
+    /// listed.
     removal: u16,
     body: Vec<u8>,
 }
 
-/// Returns the rules and routes of all runs, rules first, so that no rule refers to an empty table.
+/// Returns the rules and routes of all runs. Rules come first, so that in this order of removal no rule refers to an
+/// empty table.
 fn all() -> io::Result<Vec<MadeRoute>> {
     let mut all = Vec::new();
     for family in [RouteFamily::V4, RouteFamily::V6] {
@@ -104,12 +105,12 @@ fn all() -> io::Result<Vec<MadeRoute>> {
     Ok(all)
 }
 
-/// Returns the run that a rule or route belongs to, if it is a gateway's. `protocol` is the attribute that holds the
-/// protocol number; 0: it is in the header.
+/// Returns the run that a rule or route belongs to; `None` if it is not a gateway's. `protocol` is the attribute that
+/// holds the routing protocol number; 0: the number is in the header.
 fn whose(body: &[u8], family: RouteFamily, protocol: u16) -> Option<GatewayRun> {
     let attributes = body.get(HEAD..)?;
     let number = match protocol {
-        // `rtm_protocol` of `struct rtmsg`.
+        // The header's field `rtm_protocol` in `struct rtmsg`.
         0 => *body.get(5)?,
         kind => *attribute(attributes, kind)?.first()?,
     };
@@ -124,7 +125,7 @@ fn exists(done: io::Result<()>) -> io::Result<()> {
     })
 }
 
-/// Treats an entry that is already gone as removed.
+/// Treats a rule or route that is already gone as removed.
 fn ignore_missing(done: io::Result<()>) -> io::Result<()> {
     done.or_else(|error| match error.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => Ok(()),
@@ -165,10 +166,10 @@ mod tests {
         for (body, family, protocol) in [(rule, RouteFamily::V4, FRA_PROTOCOL), (route, RouteFamily::V6, 0)] {
             assert_eq!(whose(&body, family, protocol), Some(run));
             for cut in 0..body.len() {
-                // A message that is cut behind all attributes that are read is still recognised.
+                // A message is recognised even if bytes behind the needed attributes are cut off.
                 assert!(whose(&body[..cut], family, protocol).is_none_or(|it| it == run), "{cut}");
             }
-            // Neither another program's protocol number nor another table is recognised.
+            // A rule or route with another protocol number or another table is not recognised.
             let mut others = body.clone();
             *others.iter_mut().rfind(|byte| **byte == PROTOCOL).unwrap() += 1;
             assert!(protocol == 0 || whose(&others, family, protocol).is_none());

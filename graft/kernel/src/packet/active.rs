@@ -4,17 +4,17 @@ use std::sync::atomic::Ordering;
 
 use super::{PacketHooks, SessionEnds};
 
-/// A session's activity counter, as it was read last.
+/// A session's activity counter as last read.
 ///
-/// The kernel does not increment the counter atomically, so two CPUs may count once. A session that had packets still
-/// has a different value than before.
+/// The kernel does not increment the counter atomically, so increments of two CPUs may count as one. If the session had
+/// packets, the value still differs from the one that was last read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct SeenPackets(u64);
 
 impl PacketHooks {
-    /// Returns the sessions that were active since the last call or since they were opened: a hook timed a packet, or
-    /// a datagram could not be opened. Other sessions have no news in [`times`](Self::times) and
-    /// [`wear`](Self::wear), except up to 63 untimed packets for each hook and CPU. Reads shared memory, without a
+    /// Returns the sessions that were active since the last call or since they were opened: a hook timed a packet, or a
+    /// datagram could not be opened. For all other sessions [`times`](Self::times) and [`wear`](Self::wear) are
+    /// unchanged, except for up to 63 untimed packets for each hook and CPU. The call reads shared memory, without a
     /// system call.
     pub fn active(&mut self) -> Vec<SessionEnds> {
         let active = &self.active;

@@ -12,9 +12,9 @@ use super::super::object::{GraftParameter, form, open, parameters, set, with_btf
 use super::intf::MigrateCall;
 use super::{FunctionHook, SessionRoom};
 
-/// Names of the maps that every function shares with the dispatcher.
+/// Names of the maps that every function's object declares and that the dispatcher owns.
 pub(super) const SHARED: [&str; 5] = ["works", "shared", "programs_tx", "programs_rx", "programs_repair"];
-/// Name of the map of kept packets, which functions that retransmit share.
+/// Name of the map of stored packets, which is shared by all functions that retransmit.
 pub(super) const KEPT: &str = "kept_packets";
 const STATE: &str = "state";
 const OLD_STATE: &str = "old_state";
@@ -31,7 +31,7 @@ pub struct OpenedFunction {
 }
 
 impl OpenedFunction {
-    /// Opens the object file of a packet function and checks its form.
+    /// Opens the object file of a packet function and checks what it contains.
     ///
     /// # Errors
     /// The object does not hold exactly one function, or was not written against this ABI.
@@ -39,7 +39,7 @@ impl OpenedFunction {
         let mut open = open(image)?;
         let (name, hooks) = programs(&open)?;
         let parameters = with_btf(&mut open, parameters)?;
-        // graft_packet.h declares these maps, so a function without them was not written against it.
+        // graft_packet.h declares these maps. A function without them was written against another interface.
         for shared in SHARED {
             if !open.maps().any(|map| map.name() == shared) {
                 return Err(form(format!("the object file has no map {shared}: include graft_packet.h")));
@@ -53,7 +53,7 @@ impl OpenedFunction {
         self.open.progs().any(|program| program.name().to_string_lossy().ends_with(MIGRATE))
     }
 
-    /// Returns the function's name, which the names of its programs begin with.
+    /// Returns the function's name, which is the prefix of its programs' names.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -68,25 +68,25 @@ impl OpenedFunction {
         &self.parameters
     }
 
-    /// Sets a parameter, in place of the value that the object file was compiled with.
+    /// Sets a parameter, in place of the value that was compiled into the object file.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), Error> {
         set(&mut self.open, &self.parameters, name, value)
     }
 
-    /// Marks the function's program at TC ingress as one that handles only packets that other functions recovered.
-    /// Lists without functions that recover packets then leave the program out.
+    /// States that the function's program at TC ingress only handles packets that other functions recovered. Lists
+    /// without functions that recover packets then skip the program.
     pub fn set_only_recovered(&mut self, only: bool) {
         self.only_recovered = only;
     }
 
-    /// Returns the bytes that the function's own maps take in the kernel, for this number of sessions.
+    /// Returns the bytes of kernel memory that the function's own maps take for this number of sessions.
     pub fn bytes(&mut self, room: &SessionRoom) -> Result<u64, Error> {
         let shared: Vec<_> = SHARED.into_iter().chain([KEPT, OLD_STATE]).collect();
         room.bytes(&mut self.open, &shared)
     }
 
-    /// Loads the function with the dispatcher's maps in place of its own. If `alike` is given, the function also
-    /// shares that version's map of states.
+    /// Loads the function with the dispatcher's maps in place of the ones it declares. If `alike` is given, the
+    /// function also uses that version's map of states.
     pub(super) fn load(
         mut self,
         room: &SessionRoom,
@@ -98,7 +98,7 @@ impl OpenedFunction {
         for mut map in self.open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
             if let Some(there) = shared.get(name.as_str()).or(state.filter(|_| name == STATE)) {
-                // libbpf then creates no map of its own.
+                // libbpf creates no map of its own where one is given here.
                 map.reuse_fd(there.as_fd()).map_err(Error::Open)?;
             }
         }
@@ -115,7 +115,7 @@ impl OpenedFunction {
             let fd = program.as_fd().try_clone_to_owned().map_err(Error::Descriptor)?;
             match hook_of(&name) {
                 Some((_, hook)) => drop(programs.insert(hook, fd)),
-                // programs() has checked that any other program is the converting one.
+                // A program without a hook is the one that converts states, as programs() has checked.
                 None => migrate = Some(fd),
             }
         }
@@ -142,26 +142,26 @@ pub(super) struct LoadedFunction {
 }
 
 impl LoadedFunction {
-    /// Sets the function's state of a session to zero.
+    /// Sets the state that a session has in this function to zero.
     pub fn forget(&self, session: u32) -> Result<(), Error> {
         let Some(state) = &self.state else { return Ok(()) };
         let zeros = vec![0; state.value_size() as usize];
         state.update(&session.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(Error::State)
     }
 
-    /// Returns the bytes of the function's state of a session; `None` if it has no state.
+    /// Returns the bytes of the state that a session has in this function; `None` if the function has no state.
     pub fn state(&self, session: u32) -> Result<Option<Vec<u8>>, Error> {
         let Some(state) = &self.state else { return Ok(None) };
         state.lookup(&session.to_ne_bytes(), MapFlags::ANY).map_err(Error::State)
     }
 
-    /// Converts a session's state from the previous version's, for the parts at these hooks.
+    /// Converts the state that a session has in the previous version of the function, for these hooks only.
     ///
     /// # Errors
     /// The function cannot convert states, or not those of this version, or its program returned an error.
     pub fn migrate(&self, session: u32, from: &Self, hooks: &[FunctionHook]) -> Result<(), Error> {
         let (Some(program), Some(place)) = (&self.migrate, &self.old) else { return Err(Error::NoMigration) };
-        // A state of another size is of a version that this program does not know.
+        // This program knows only one layout of the previous state, so a state of another size is refused.
         let old = from.state(session)?.filter(|old| old.len() == place.value_size() as usize);
         let old = old.ok_or(Error::NoMigration)?;
         place.update(&0u32.to_ne_bytes(), &old, MapFlags::ANY).map_err(Error::State)?;
@@ -184,8 +184,8 @@ fn hook_of(program: &str) -> Option<(&str, FunctionHook)> {
     Some((name, hook))
 }
 
-/// Returns the function's name and its hooks. An object with any other program is refused, since the kernel would
-/// load that as well.
+/// Returns the function's name and its hooks. An object with any other program is refused, since the kernel would load
+/// that program as well.
 fn programs(open: &OpenObject) -> Result<(String, Vec<FunctionHook>), Error> {
     let mut found = Vec::new();
     let mut migrates = Vec::new();

@@ -15,9 +15,9 @@ pub struct FunctionTimes {
     pub packets: u64,
     /// Packets that were timed.
     pub samples: u64,
-    /// Sum of all timed packets, ns.
+    /// Sum of the times of all timed packets, ns.
     pub total_ns: u64,
-    /// Longest time of one packet, ns.
+    /// Longest time that a timed packet took, ns.
     pub most_ns: u64,
     /// Timed packets that took longer than the session's budget.
     pub over: u64,
@@ -26,13 +26,13 @@ pub struct FunctionTimes {
 /// Progress of a session in both directions, as packet numbers that wrap at 2^32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SessionProgress {
-    /// Number of the next outgoing packet.
+    /// Packet number of the next outgoing packet.
     pub next: u32,
     /// The peer has received or given up all packets below this number.
     pub acked: u32,
     /// Packets that the peer has received or given up, modulo 2^32.
     pub delivered: u32,
-    /// Losses that the peer's acknowledgements showed, at most one in each round trip.
+    /// Losses that the peer's acknowledgements reported; at most one is counted in each round trip.
     pub losses: u32,
     /// Smoothed round-trip time (RFC 6298); `None` if unknown.
     pub round_trip: Option<Duration>,
@@ -57,7 +57,7 @@ impl PacketHooks {
         Ok(self.object.counters("others")?.iter().sum())
     }
 
-    /// Returns the values that a per-CPU map has for a session, one for each CPU.
+    /// Returns a session's values in a per-CPU map, one for each CPU.
     fn per_cpu<T: Plain>(&mut self, name: &'static str, ends: &SessionEnds) -> Result<Vec<T>, Error> {
         let index = self.find(ends)?.raw.index;
         let values = self.object.map(name)?.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
@@ -65,7 +65,7 @@ impl PacketHooks {
         Ok(values.iter().flatten().filter_map(|bytes| T::from_bytes(bytes)).collect())
     }
 
-    /// Returns a session's progress. It takes one system call.
+    /// Returns a session's packet numbers, losses and round trip. The call takes one system call.
     pub fn progress(&self, ends: &SessionEnds) -> Result<SessionProgress, Error> {
         let index = self.find(ends)?.raw.index;
         let error = |source| millrace_kernel::Error::Read { what: "shared", source };
@@ -93,7 +93,7 @@ impl PacketHooks {
                 times.packets += time.packets;
                 times.samples += time.samples;
                 times.total_ns += time.total_ns;
-                // The slowest sample is a maximum over CPUs; all other fields are sums.
+                // `most` is a maximum over all CPUs, while the other fields are sums.
                 times.most_ns = times.most_ns.max(time.most_ns);
                 times.over += time.over;
             }
@@ -102,7 +102,7 @@ impl PacketHooks {
     }
 }
 
-/// Returns microseconds as a duration; 0 means that the value is unknown.
+/// Converts microseconds to a duration; 0 becomes `None`, since it means an unknown value.
 pub(super) fn micros(us: u32) -> Option<Duration> {
     (us > 0).then(|| Duration::from_micros(us.into()))
 }

@@ -1,5 +1,5 @@
-//! Address pairs that have a session which drops packets without a frame. Fragments between them are dropped, since
-//! they may belong to such a session.
+//! Address pairs of sessions that drop packets without a frame. Fragments between such addresses are dropped, since
+//! they may belong to the session.
 
 use libbpf_rs::{MapCore, MapHandle};
 use millrace_kernel::intf::Plain;
@@ -8,8 +8,8 @@ use millrace_kernel::object::write;
 use super::super::Error;
 use super::{SessionEnds, intf, key};
 
-/// The kernel's map of address pairs. Its value is the index of one session of the pair, to which dropped fragments
-/// are counted.
+/// The kernel's map of address pairs. The value is the index of a session with that pair, in whose statistics dropped
+/// fragments are counted.
 pub(super) struct AddressPairs(pub MapHandle);
 
 impl AddressPairs {
@@ -28,7 +28,7 @@ impl AddressPairs {
         match others.find(|(other, _)| pair(other).is_ok_and(|other| other == gone)) {
             Some((other, session)) => self.begin(other, session),
             None => {
-                // The session may not have had an entry.
+                // Deleting fails if the session never had an entry, which is no error here.
                 let _ = self.0.delete(gone.as_bytes());
                 Ok(())
             }

@@ -15,21 +15,21 @@ pub const PATHS_MAX: usize = intf::PATHS;
 /// Most sessions that have several paths.
 pub const PATH_SESSIONS: usize = 100;
 
-/// A path: an address pair and an interface that a session's packets use, with the session's ports.
+/// A path: an address pair and an interface by which a session's packets are sent. All paths use the session's ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionPath {
     /// This host's address.
     pub local: IpAddr,
-    /// The other end's address.
+    /// The peer's address.
     pub remote: IpAddr,
     /// Index of the interface that packets are sent by.
     pub ifindex: u32,
-    /// Share of the session's packets relative to the other paths' weights; 0: only messages of the daemons use the
-    /// path.
+    /// Share of the session's packets, relative to the weights of the other paths; 0: only messages of the daemons use
+    /// the path.
     pub weight: u32,
 }
 
-/// Packets of one path. Received packets count if their frame was authentic.
+/// Number of packets that used a path. A received packet counts if its frame was authentic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathCount {
     /// Packets that were sent by the path.
@@ -52,9 +52,9 @@ impl PathMaps {
 }
 
 impl PacketHooks {
-    /// Sets the paths of a session; the first one has to have the session's own addresses. Packets that arrive with
-    /// another path's addresses, by its interface, belong to the session. With `is_redundant`, every packet is sent
-    /// by each path that has a weight.
+    /// Sets the paths of a session; the first one has to have the session's own addresses. Packets with the addresses
+    /// of any of these paths belong to the session if they arrive at that path's interface. With `is_redundant`, every
+    /// packet is sent by each path that has a weight.
     pub fn set_paths(
         &mut self,
         ends: &SessionEnds,
@@ -65,23 +65,23 @@ impl PacketHooks {
         let others = self.sessions.values().filter(|open| open.raw.paths != 0).count();
         let have = others + 1;
         let room = PATH_SESSIONS;
-        // The maps of paths do not grow with the number of sessions.
+        // The number of sessions with paths is fixed, whatever number of sessions the dispatcher was loaded for.
         if is_first && have > room {
             return Err(Error::Room { what: "sessions with paths", have, room });
         }
         if paths.len() > PATHS_MAX {
             return Err(Error::Room { what: "paths of a session", have: paths.len(), room: PATHS_MAX });
         }
-        // The counters are cleared only for the first paths. The daemons compare sent and received packets of both
-        // ends, so later changes continue the counts.
+        // The counters are cleared only when a session first gets paths. Later changes continue them, since the daemons
+        // compare sent and received packets of both hosts.
         if is_first {
             let session = self.find(ends)?.raw.index;
             let none = intf::PathCounts::default();
             write(&self.paths.counts, "path_counts", &session.to_ne_bytes(), none.as_bytes())?;
         }
-        // The paths are written before the session refers to them.
+        // The paths are written before the session's entry states that it has paths.
         self.weigh_paths(ends, paths, is_redundant)?;
-        // Path 0 has the session's own addresses, so only the others need an entry to find the session.
+        // Path 0 has the session's own addresses, so only the other paths need an entry by which the session is found.
         for (number, path) in paths.iter().enumerate().skip(1) {
             let entry = intf::PathIn { session: key(ends)?, ifindex: path.ifindex, path: number as u32 };
             let outside = key(&outside(ends, path))?;
@@ -120,13 +120,13 @@ impl PacketHooks {
         Ok(counts)
     }
 
-    /// Removes the paths of a closed session.
+    /// Removes all paths of a closed session from the maps.
     pub(super) fn end_paths(&self, ends: &SessionEnds, index: u32, paths: u8) -> Result<(), Error> {
         let index = index.to_ne_bytes();
         let found = self.paths.paths.lookup(&index, MapFlags::ANY).map_err(Error::State)?;
         let Some(raw) = found.and_then(|bytes| intf::Paths::from_bytes(&bytes)) else { return Ok(()) };
         let own = key(ends)?;
-        // Path 0 has no entry, as it has the session's own addresses.
+        // Path 0 has the session's own addresses and thus no entry to remove.
         let each = raw.each.iter().take(usize::from(paths)).skip(1);
         for path in each {
             let outside = intf::Key { local: path.local, remote: path.remote, ..own };
@@ -137,8 +137,8 @@ impl PacketHooks {
     }
 }
 
-/// Returns the first of eight marks for copies of packets, which say by which path a copy leaves. Functions and
-/// messages use other marks.
+/// Returns the first of eight marks for copies of packets. The lowest three bits of a mark name the path of the copy.
+/// Packets of functions and messages of daemons have other marks.
 pub(super) fn mark(mark: u32) -> u32 {
     (mark ^ 1 << 29) & !7
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The protocol above IP of a session's datagrams on the wire. Applications and functions see UDP in either case.
+/// IP protocol of a session's datagrams on the wire. Applications and functions see UDP in either case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WireProtocol {
     /// UDP.
@@ -13,7 +13,7 @@ pub enum WireProtocol {
 }
 
 impl WireProtocol {
-    /// All protocols.
+    /// The protocols that a session may use.
     pub const ALL: [Self; 2] = [Self::Udp, Self::Ip253];
 
     /// Returns the protocol's name in settings and status.

@@ -28,9 +28,9 @@ impl PacketQueue {
         })
     }
 
-    /// Waits until there is an event, a signal arrives, or `patience` has passed.
+    /// Waits until an event is available, a signal arrives, or `patience` has passed.
     pub fn wait(&self, patience: Duration) -> Result<(), Error> {
-        // Durations beyond poll()'s range (24 days) are cut.
+        // poll() takes at most 24 days, so longer durations are shortened to that.
         let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(self.map.as_fd(), PollFlags::POLLIN)], patience) {
             Ok(_) | Err(nix::Error::EINTR) => Ok(()),

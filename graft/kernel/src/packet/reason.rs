@@ -21,63 +21,65 @@ macro_rules! reasons {
 reasons! {
     /// The packet belongs to no session.
     Other = "other",
-    /// The packet left with its frame.
+    /// The packet was sent with its frame.
     Sent = "sent",
-    /// A packet of the functions or of the daemon left: a request, an acknowledgement, a repetition, or the copy of a packet that parity
-    /// packets follow.
+    /// A packet that functions or the daemon made was sent: a request, an acknowledgement, a retransmission, or the
+    /// copy of a packet that parity packets follow.
     SentByUs = "sent-by-us",
-    /// The packet passed XDP.
+    /// The XDP hook accepted the packet.
     LetIn = "let-in",
-    /// The application gets the packet, without its frame.
+    /// The packet was delivered to the application, without its frame.
     Delivered = "delivered",
-    /// The application gets a packet that was recovered from parity packets.
+    /// A packet that was recovered from parity packets was delivered to the application.
     Recovered = "recovered",
-    /// A parity packet left, after the packets that it protects.
+    /// A parity packet was sent, behind the packets that it protects.
     Protected = "protected",
-    /// A function of the list did not exist: the packet passed with its frame only.
+    /// A function of the list is not loaded, so the packet passed with its frame only.
     NoFunction = "no-function",
-    /// A request became the packet that it asked for, or the answer that the packet is gone.
+    /// A request was answered with the requested packet, or with the message that it is no longer stored.
     Resent = "resent",
-    /// The packet ended here: a request for a packet that is not needed, an acknowledgement, a superfluous parity packet, or a message
-    /// between the daemons.
+    /// The packet was consumed here: a request for a packet that is not needed, an acknowledgement, a superfluous
+    /// parity packet, or a message between the daemons.
     Answered = "answered",
-    /// The packet has no frame of this version: the other end has no such session.
+    /// The packet has no frame of this version, so the peer has no such session.
     Malformed = "malformed",
     /// The packet's frame was not made with the session's key.
     Forged = "forged",
-    /// The packet has another list of functions: the settings of both ends differ, or one end was started again a moment ago.
+    /// The packet names another list of functions: the settings of both hosts differ, or one host has just restarted
+    /// the session.
     Stale = "stale",
-    /// The packet came before.
+    /// The packet was received before.
     Duplicate = "duplicate",
-    /// The packet is more than 1024 numbers behind, so it may have come before.
+    /// The packet is more than 1024 packet numbers behind the newest, so it may have been received before.
     Old = "old",
-    /// The packet came after one that was sent later (`order`), or after it had been given up (`partial`).
+    /// The packet arrived after one that was sent later (`order`), or after it had been given up (`partial`).
     Late = "late",
-    /// The packet was not sent: with its frame, and encrypted, it is too long for the interface.
+    /// The packet was not sent, since with its frame and encryption it is too long for the interface.
     TooLong = "too-long",
-    /// Several datagrams came in one buffer: the application's socket has UDP_SEGMENT or UDP_GRO.
+    /// One buffer held several datagrams, since the application's socket uses UDP_SEGMENT or UDP_GRO.
     Merged = "merged",
     /// The kernel had no memory for the packet.
     NoRoom = "no-room",
-    /// The ends of the encrypted session have not agreed on keys yet, or not on these.
+    /// Both hosts of the encrypted session have not agreed on keys yet, or the packet names other keys.
     NoKeys = "no-keys",
     /// The packet was encrypted with another key, or changed on the way.
     Unopened = "unopened",
-    /// The encrypted packet came before, or is too old to tell.
+    /// The encrypted packet was received before, or is too old to tell.
     Replayed = "replayed",
-    /// The packet may belong to an encrypted session, but came in fragments or behind more than four extension headers of IPv6.
+    /// The packet may belong to an encrypted session, but was fragmented, or had more than four IPv6 extension headers.
     Fragment = "fragment",
-    /// The packet was not sent, because the window is full.
+    /// The packet was not sent, because the window of packets in flight is full.
     WindowFull = "window-full",
-    /// The packet came before one that is missing, at a function that delivers in order only (`gobackn`).
+    /// The packet arrived while an earlier one is missing, and a function delivers in order only (`gobackn`).
     OutOfTurn = "out-of-turn",
-    /// The packet was not sent, because the session was about to start again.
+    /// The packet was not sent, because the session was about to restart.
     Paused = "paused",
-    /// The packet was not sent, because too many packets wait for their turn (`pace`).
+    /// The packet was not sent, because too many packets wait for their departure time (`pace`).
     TooFast = "too-fast",
-    /// The application's socket has no room. The packet counts as missing, and functions that repair ask for it again.
+    /// The application's socket has no buffer space. The packet counts as missing, and functions that retransmit
+    /// request it again.
     SocketFull = "socket-full",
-    /// The packet came by UDP although the session has protocol 253, or vice versa.
+    /// The packet arrived by UDP although the session uses protocol 253, or vice versa.
     OtherProtocol = "other-protocol",
     /// The packet was not sent, because the interface of its path does not exist.
     NoPath = "no-path",

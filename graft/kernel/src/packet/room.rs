@@ -1,5 +1,5 @@
-//! The number of sessions that maps are made for, and their memory. The kernel allocates it when objects are loaded;
-//! only the keys of sealed sessions are allocated later.
+//! The number of sessions that the kernel's maps have space for, and the memory of these maps. The kernel allocates the
+//! memory when objects are loaded, except for the keys of sealed sessions.
 
 use libbpf_rs::{MapType, OpenMapMut, OpenObject, num_possible_cpus};
 use millrace_kernel::object::Embedded;
@@ -7,23 +7,23 @@ use millrace_kernel::object::Embedded;
 use super::super::Error;
 use super::intf;
 
-/// Prefix of the maps that have an entry for each session whose functions keep packets.
+/// Prefix of the names of maps with entries only for sessions whose functions store packets.
 const KEPT: &str = "kept_";
 /// Bytes that the kernel adds to each entry of a hash map.
 const HASH_ENTRY: u64 = 48;
 
-/// Bytes of kept packets for one session: those sent (`packet_kept.h`), and those received with the parities of two
-/// blocks (`function_fec.bpf.c`).
+/// Bytes of packets stored for one session: sent packets (`packet_kept.h`), and received packets with the parities of
+/// two blocks (`function_fec.bpf.c`).
 pub const KEPT_BYTES: u64 = (intf::WINDOW as u64 + 128) * 2072 + 2 * (24 + 4 * 2072);
-/// Bytes of a sealed session's keys. The session has two keys while a new one replaces the old.
+/// Bytes of the keys of a sealed session. While a key is renewed, the session has two keys.
 pub const SEALED_BYTES: u64 = 2 * super::seal::KEY_BYTES as u64;
 
-/// The numbers of sessions that the maps are made for.
+/// The numbers of sessions that maps are sized for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionRoom {
-    /// Sessions that may be open at the same time.
+    /// Most sessions that may be open at the same time.
     pub sessions: u32,
-    /// Sessions whose functions may keep packets. They are the sessions with the lowest indices.
+    /// Most sessions whose functions may store packets. They are the sessions with the lowest indices.
     pub keepers: u32,
 }
 
@@ -34,7 +34,7 @@ impl Default for SessionRoom {
 }
 
 impl SessionRoom {
-    /// Returns the entries that a map needs, which was compiled with `compiled` entries.
+    /// Returns the number of entries that a map needs, given that it was compiled with `compiled` entries.
     fn entries(&self, name: &str, kind: MapType, compiled: u32) -> u32 {
         // Program arrays and ring buffers do not depend on the number of sessions.
         const OF_SESSIONS: [MapType; 4] =
@@ -43,15 +43,15 @@ impl SessionRoom {
             true => (intf::KEEPERS as u32, self.keepers),
             false => (intf::SESSIONS as u32, self.sessions),
         };
-        // Maps of sessions were compiled with a multiple of the default number. The same multiple of the wanted
-        // number is their new size.
+        // Maps of sessions were compiled with a multiple of the default number of sessions. They are resized to the
+        // same multiple of the configured number.
         match OF_SESSIONS.contains(&kind) && compiled > 0 && compiled.is_multiple_of(unit) {
             true => compiled / unit * wanted,
             false => compiled,
         }
     }
 
-    /// Resizes the maps of an opened object for these numbers of sessions.
+    /// Resizes the maps of an opened object to these numbers of sessions.
     pub(super) fn fit(&self, object: &mut OpenObject) -> Result<(), Error> {
         for mut map in object.maps_mut() {
             let entries = self.entries(&name(&map), map.map_type(), map.max_entries());
@@ -62,7 +62,7 @@ impl SessionRoom {
         Ok(())
     }
 
-    /// Returns the bytes of an object's maps, without those in `shared`, which belong to other objects.
+    /// Returns the bytes of an object's maps, except those in `shared`, which belong to other objects.
     pub(super) fn bytes(&self, object: &mut OpenObject, shared: &[&str]) -> Result<u64, Error> {
         let cpus = num_possible_cpus().map_err(Error::Open)? as u64;
         let own = object.maps_mut().filter(|map| !shared.contains(&name(map).as_str()));
@@ -83,8 +83,8 @@ impl SessionRoom {
     }
 }
 
-/// Returns the bytes of the dispatcher's maps, and of those for sealing if `is_sealed`. Functions and keys come in
-/// addition.
+/// Returns the bytes of the dispatcher's maps, and of the maps for sealing if `is_sealed`. Maps of functions and keys
+/// are not included.
 pub fn base_bytes(room: &SessionRoom, is_sealed: bool) -> Result<u64, Error> {
     let of = |object: Embedded, shared: &[&str]| {
         room.bytes(&mut super::super::object::open(object.image)?, shared)
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// `KEPT_BYTES` is the memory that one more session with kept packets takes in the maps.
+    /// `KEPT_BYTES` is the memory that one more session with stored packets takes in the maps.
     #[test]
     fn bytes_reserved_for_a_session_match_its_maps() {
         use crate::{FUNCTIONS, packet::OpenedFunction};

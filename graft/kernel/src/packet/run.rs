@@ -8,31 +8,31 @@ use crate::Error;
 /// Bytes of the kernel's `struct __sk_buff`, and the offset of its member `tstamp`.
 const SK_BUFF_BYTES: usize = 192;
 const TIME_STAMP_AT: usize = 152;
-/// Most bytes by which a packet may grow in a run.
+/// Most bytes by which programs may lengthen a packet in a test run.
 const RUN_ROOM: usize = 2048;
 
-/// The result of one run of a hook's programs.
+/// The result of running one hook's programs on one frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PacketRun {
     /// The program's return value (`TC_ACT_*`, `XDP_*`).
     pub verdict: i32,
     /// The Ethernet frame after the run.
     pub frame: Vec<u8>,
-    /// Duration of the run.
+    /// Time that the run took.
     pub time: Duration,
-    /// Departure time that was set for a sent frame, ns (`CLOCK_MONOTONIC`); 0: none.
+    /// Departure time that the programs set for a sent frame, ns (`CLOCK_MONOTONIC`); 0: none.
     pub leaves_ns: u64,
 }
 
 impl PacketHooks {
-    /// Runs a hook's programs on an Ethernet frame. Counters and the states of sessions change as for a packet from
-    /// the network.
+    /// Runs a hook's programs on an Ethernet frame. The run changes counters and session states as a packet from the
+    /// network would.
     pub fn run(&self, hook: FunctionHook, frame: &[u8]) -> Result<PacketRun, Error> {
         self.run_with(hook, frame, None)
     }
 
-    /// Runs the XDP hook on a frame, as if it had come by this interface and queue, given as a pair. The interface is
-    /// one of the calling thread's network namespace.
+    /// Runs the XDP hook on a frame, as if the frame had arrived at this interface and queue, given as a pair. The
+    /// interface is in the calling thread's network namespace.
     pub fn run_at(&self, place: (u32, u32), frame: &[u8]) -> Result<PacketRun, Error> {
         self.run_with(FunctionHook::Rx, frame, Some(place))
     }

@@ -16,7 +16,7 @@ pub const SEAL_BYTES: usize = TAIL + TAG_LEN;
 pub const SEALED_MAX: usize = TEXT_MAX;
 
 const TAIL: usize = size_of::<generated::SealTail>();
-/// Entries of each session in the kernel's map of keys.
+/// Number of entries that each session has in the kernel's map of keys.
 const PLACES: u32 = generated::SEAL_PLACES;
 const SEALS: u32 = generated::SEAL_SEALS;
 /// Maps that the sealing programs share with the dispatcher.
@@ -32,44 +32,46 @@ pub(super) const SHARED: [&str; 10] = [
     "words",
     "active",
 ];
-/// Indices in `stages_tx` and `stages_rx`: FIRST is the sealing program, SECOND the dispatcher's program after it.
+/// Indices in `stages_tx` and `stages_rx`. FIRST is the sealing program; SECOND is the dispatcher's program that runs
+/// after it.
 const FIRST: u32 = 0;
 const SECOND: u32 = 1;
 
-/// Bytes of a key in the kernel, with its counters and its replay window.
+/// Bytes of a key in the kernel's map, with its counters and its replay window.
 pub(super) const KEY_BYTES: usize = size_of::<Key>();
 
-/// The key phase, 0 or 1, which each sealed datagram states. Two keys are valid while a new one replaces the old, as
-/// in QUIC.
+/// The key phase, 0 or 1, which each sealed datagram states. While a key is renewed, the old and the new key are both
+/// valid, as in QUIC.
 pub type KeyPhase = u8;
 
-/// The keys of both directions of a session. They must not be used for any other session or process, since datagram
-/// numbers restart.
+/// The keys of both directions of a session. They must not be used for any other session or after a restart, since
+/// datagram numbers begin at 0 again.
 #[derive(Clone)]
 pub struct SealKeys {
-    /// Key and IV that seal outgoing datagrams.
+    /// Key and IV with which outgoing datagrams are sealed.
     pub seals: QuicKeys,
-    /// Key and IV that open incoming datagrams.
+    /// Key and IV with which incoming datagrams are opened.
     pub opens: QuicKeys,
-    /// Most datagrams that may be sealed with the key.
+    /// Most datagrams that may be sealed with these keys.
     pub limit: u64,
 }
 
-/// How much a key was used, for the decision to replace it (RFC 9001, section 6.6).
+/// How many datagrams a key has processed. The daemon decides by these counts when to replace the key (RFC 9001,
+/// section 6.6).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wear {
     /// Datagrams that were sealed with the key.
     pub sealed: u64,
-    /// Datagrams that could not be opened with the key.
+    /// Datagrams that failed authentication with the key.
     pub failures: u64,
 }
 
-/// The keys of a sealed session.
+/// The installed keys of a sealed session.
 #[derive(Default)]
 pub(super) struct Sealed {
-    /// Map of each key, by phase.
+    /// Kernel map of each key, by key phase.
     keys: [Option<MapHandle>; 2],
-    /// Phase of the key that seals outgoing datagrams; `None` before [`PacketHooks::seal_with`].
+    /// Phase of the key that seals outgoing datagrams; `None` before [`PacketHooks::seal_with`] is called.
     phase: Option<KeyPhase>,
 }
 
@@ -84,7 +86,7 @@ pub(super) fn object() -> Embedded {
 }
 
 impl PacketHooks {
-    /// Opens a session whose datagrams are all sealed. Nothing passes in either direction until it has keys. The
+    /// Opens a session whose datagrams are all sealed. It sends and accepts no datagram until it has keys. The
     /// session's own key ([`FunctionSession::key`]) authenticates only the frames.
     pub fn open_sealed(&mut self, session: FunctionSession) -> Result<(), Error> {
         if self.stages.is_none() {
@@ -107,8 +109,8 @@ impl PacketHooks {
             let fd = object.program(program)?.as_fd().as_raw_fd().to_ne_bytes();
             write(&self.object.handle(table)?, table, &entry.to_ne_bytes(), &fd)?;
         }
-        // The sealing programs and the dispatcher call each other by tail calls: entry 0 leads to sealing, entry 1
-        // back.
+        // The sealing programs and the dispatcher call each other by tail calls. Entry 0 is the sealing program, and
+        // entry 1 the dispatcher's program after it.
         for (table, program) in [("stages_tx", "packet_tx_out"), ("stages_rx", "packet_rx_opened")] {
             let fd = self.object.program(program)?.as_fd().as_raw_fd().to_ne_bytes();
             write(&self.object.handle(table)?, table, &SECOND.to_ne_bytes(), &fd)?;
@@ -121,8 +123,8 @@ impl PacketHooks {
         self.stages.as_ref().ok_or(Error::Clear)
     }
 
-    /// Installs keys of a phase, which open incoming datagrams from now on. Keys that had the phase before are
-    /// replaced; those of the other phase stay.
+    /// Installs the keys of a phase, which open incoming datagrams from now on. Earlier keys of this phase are
+    /// replaced; keys of the other phase stay.
     pub fn install(&mut self, ends: &SessionEnds, phase: KeyPhase, keys: &SealKeys) -> Result<(), Error> {
         let phase = phase & 1;
         let map = make(phase, keys)?;
@@ -131,18 +133,18 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Seals outgoing datagrams with the keys of this phase from now on. The change is one write.
+    /// Makes outgoing datagrams be sealed with the keys of this phase from now on. The change is one map write.
     pub fn seal_with(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
         let phase = phase & 1;
         let sealed = self.sealed(ends)?;
         let map = sealed.keys[usize::from(phase)].as_ref().ok_or(Error::NoKeys)?;
-        // The map of the key is shared by both entries, so sealing and opening update the same counters.
+        // Both entries refer to the same map of the key, so that sealing and opening update the same counters.
         self.put_key(ends, SEALS, map)?;
         self.sealed_mut(ends)?.phase = Some(phase);
         Ok(())
     }
 
-    /// Removes the keys of this phase, so that they open no datagram any more.
+    /// Removes the keys of this phase, which then open no more datagrams.
     pub fn discard(&mut self, ends: &SessionEnds, phase: KeyPhase) -> Result<(), Error> {
         let phase = phase & 1;
         if self.sealed_mut(ends)?.keys[usize::from(phase)].take().is_some() {
@@ -152,7 +154,7 @@ impl PacketHooks {
         Ok(())
     }
 
-    /// Returns how much the key for outgoing datagrams was used; `None` if no key is selected.
+    /// Returns how much the key for outgoing datagrams was used; `None` if no key was selected by [`Self::seal_with`].
     pub fn wear(&self, ends: &SessionEnds) -> Result<Option<Wear>, Error> {
         let sealed = self.sealed(ends)?;
         let map = sealed.phase.and_then(|phase| sealed.keys[usize::from(phase)].as_ref());
@@ -167,11 +169,11 @@ impl PacketHooks {
         Ok(Some(Wear { sealed: word(0), failures: word(2) }))
     }
 
-    /// Removes a session's keys from the kernel, since another session may get its index.
+    /// Removes a session's keys from the kernel, since another session may get the same index.
     pub(super) fn end_sealed(&self, index: u32) {
         let Some(stages) = &self.stages else { return };
         for place in 0..PLACES {
-            // The session may not have had a key of this phase.
+            // Deleting fails if the session has no key of this phase, which is no error here.
             let _ = stages.keys.delete(&(index * PLACES + place).to_ne_bytes());
         }
     }
@@ -192,8 +194,8 @@ impl PacketHooks {
     }
 }
 
-/// Makes a map with one key, whose datagram numbers begin at 0. Only the kernel writes the map from now on, so no
-/// number is used twice.
+/// Creates a map with one key, whose datagram numbers begin at 0. Userspace never writes the map again, so no number is
+/// used twice.
 fn make(phase: KeyPhase, keys: &SealKeys) -> Result<MapHandle, Error> {
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -206,7 +208,7 @@ fn make(phase: KeyPhase, keys: &SealKeys) -> Result<MapHandle, Error> {
     // `struct seal_key` begins with the next number, the limit, the failures and the phase.
     let numbers = [0, keys.limit, 0, u64::from(phase)].map(u64::to_ne_bytes).concat();
     let mut bytes = [&numbers[..], keys.seals.as_bytes(), keys.opens.as_bytes()].concat();
-    // The replay window behind the keys begins empty.
+    // The replay window follows the keys, and is empty at first.
     bytes.resize(size_of::<Key>(), 0);
     map.update(&0u32.to_ne_bytes(), &bytes, MapFlags::ANY).map_err(Error::State)?;
     Ok(map)

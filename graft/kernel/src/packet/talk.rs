@@ -1,4 +1,4 @@
-//! Messages between the daemons at both ends, sent as frames without data, and events of the BPF programs.
+//! Messages between the daemons of both hosts, sent as frames without data, and events of the BPF programs.
 
 use std::time::Duration;
 
@@ -12,37 +12,39 @@ use crate::Error;
 
 const MAGIC: u8 = 0x67;
 const VERSION: u8 = 2;
-/// The first frame kind of the daemons' messages, and the number of their kinds (`GRAFT_SAYS`, `enum graft_kind`).
+/// The first frame kind of the daemons' messages (`GRAFT_SAYS`), and the number of kinds that follow it (`enum
+/// graft_kind`).
 const SAYS: u8 = 8;
 const SAYINGS: u8 = 8;
-/// Kind of an event that this host's own programs make: a refused sender may send again (`PACKET_ROOM`).
+/// Kind of an event that this host's BPF programs make: a refused sender may send again (`PACKET_ROOM`).
 const ROOM: u8 = 255;
 
-/// A frame without data that one end sends to the other.
+/// A frame without data, which the daemon of one host sends to the other host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TalkMessage {
-    /// Requests the packet of this number.
+    /// Requests the packet of this number from the peer.
     Request(u32),
-    /// States the number that the next packet will have. The peer thus notices that the latest packets were lost.
+    /// States the number that the next packet will have, so that the peer notices if the latest packets were lost.
     Last(u32),
-    /// Message between the daemons: one of eight kinds, and its value. [`PacketHooks::words`] returns it.
+    /// A message between the daemons: one of eight kinds, and its value. At the peer, [`PacketHooks::words`] returns
+    /// it.
     Says(u8, u32),
 }
 
-/// A message from the daemon at the other end.
+/// A message from the peer's daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedMessage {
     /// The session that the message belongs to.
     pub ends: SessionEnds,
     /// The kind of message, whose meaning the daemons define.
     pub kind: u8,
-    /// The value of the message.
+    /// The value of the message, which depends on its kind.
     pub number: u32,
     /// The epoch in which the message was sent.
     pub epoch: ListEpoch,
 }
 
-/// An event of a session's clock: the session has sent nothing for a period.
+/// An event of a session's clock: the session has sent nothing for one period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
     /// The session that the clock belongs to.
@@ -51,20 +53,20 @@ pub struct Tick {
     pub time_ns: u64,
     /// Time at which the latest packet was sent, ns (`CLOCK_MONOTONIC`).
     pub sent_ns: u64,
-    /// Number of the next outgoing packet.
+    /// Packet number of the next outgoing packet.
     pub next: u32,
     /// One more than the newest packet number received.
     pub newest: u32,
-    /// The peer has received or given up all packets below this number, if a function of the list reports it.
+    /// The peer has received or given up all packets below this number, if a function of the list acknowledges packets.
     pub acked: u32,
-    /// Smoothed round-trip time, if known.
+    /// Smoothed round-trip time; `None` if it is unknown.
     pub round_trip: Option<Duration>,
 }
 
 impl PacketHooks {
     // --- Messages ---
 
-    /// Returns the frame of a message for a session. BPF functions make the same bytes.
+    /// Returns the frame of a message for a session. BPF functions make frames with the same bytes.
     pub fn word(&self, ends: &SessionEnds, word: TalkMessage) -> Result<[u8; FRAME_BYTES], Error> {
         let raw = &self.find(ends)?.raw;
         let (kind, number) = match word {
@@ -85,7 +87,7 @@ impl PacketHooks {
         Ok(frame)
     }
 
-    /// Sends a message of a session by each of its paths, from the calling thread's network namespace.
+    /// Sends a message of a session by each of the session's paths, from the calling thread's network namespace.
     pub fn say(&self, ends: &SessionEnds, word: TalkMessage) -> Result<(), Error> {
         let paths = self.find(ends)?.raw.paths;
         let payload = self.word(ends, word)?;
@@ -94,8 +96,8 @@ impl PacketHooks {
 
     // --- Clocks, and received messages ---
 
-    /// Sets a session's clock, which reports an event each time that the session has sent nothing for `period`;
-    /// `ZERO` stops it.
+    /// Sets a session's clock, which reports an event whenever the session has sent nothing for `period`. A period of
+    /// zero stops the clock.
     pub fn set_clock(&self, ends: &SessionEnds, period: Duration) -> Result<(), Error> {
         self.set_clock_of(self.find(ends)?.raw.index, period)
     }
@@ -106,7 +108,7 @@ impl PacketHooks {
             let program = self.object.program("packet_clock")?;
             let mut call = intf::ClockCall { period_ns, session, error: 0 };
             raw::run(program, &mut call).map_err(Error::Descriptor)?;
-            // Stopping a clock that was never set fails in the kernel, and is no error here.
+            // Stopping a clock that was never set fails in the kernel; that error is ignored.
             match nix::Error::from_raw(-call.error) {
                 _ if call.error == 0 || period.is_zero() => Ok(()),
                 source => Err(Error::Clock(source)),
@@ -114,7 +116,7 @@ impl PacketHooks {
         })
     }
 
-    /// Returns the clock events of all sessions since the last call.
+    /// Returns the clock events of all sessions that arrived since the last call.
     pub fn ticks(&mut self) -> Result<Vec<Tick>, Error> {
         let mut raws = Vec::<intf::Tick>::new();
         self.ticks.drain(|bytes| raws.extend(intf::Tick::from_bytes(bytes)));
@@ -127,12 +129,12 @@ impl PacketHooks {
         Ok(raws.into_iter().filter_map(tick).collect())
     }
 
-    /// Waits up to `patience` for messages of the daemons at the other ends, and returns all that have arrived.
+    /// Waits up to `patience` for messages of the peers' daemons, and returns all that have arrived.
     pub fn words(&mut self, patience: Duration) -> Result<Vec<ReceivedMessage>, Error> {
         let mut raws = Vec::<intf::Word>::new();
         self.words.wait(patience)?;
         self.words.drain(|bytes| raws.extend(intf::Word::from_bytes(bytes)));
-        // The ring buffer carries the daemons' messages and this host's own signs that a sender may send again.
+        // The ring buffer carries the peers' messages, and this host's events that a refused sender may send again.
         let (signs, raws): (Vec<_>, Vec<_>) = raws.into_iter().partition(|raw| raw.kind == ROOM);
         let signs: Vec<_> = signs.iter().filter_map(|raw| self.ends_of(raw.session)).collect();
         self.room_for.extend(signs);
@@ -148,12 +150,12 @@ impl PacketHooks {
         Ok(raws.into_iter().filter_map(heard).collect())
     }
 
-    /// Makes [`room_for`](Self::room_for) report this session from now on.
+    /// Makes [`room_for`](Self::room_for) report this session whenever its refused sender may send again.
     pub fn tell_room(&mut self, ends: &SessionEnds) -> Result<(), Error> {
         self.change(ends, |raw| raw.tells_room = 1)
     }
 
-    /// Returns the sessions that may send again after a full window refused a datagram, as of the last
+    /// Returns the sessions that may send again after a full window refused a datagram, as known at the last call of
     /// [`words`](Self::words). Each refusal is reported once, when a quarter of the window is free.
     pub fn room_for(&mut self) -> Vec<SessionEnds> {
         std::mem::take(&mut self.room_for)

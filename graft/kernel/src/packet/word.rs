@@ -1,4 +1,4 @@
-//! Sends the daemon's own datagrams of a session: messages, which no application sends.
+//! Sends the daemon's own datagrams of a session, which contain messages instead of application data.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,8 +18,8 @@ pub(super) fn word_mark(mark: u32) -> u32 {
     (mark ^ 1 << 30) & !7
 }
 
-/// Sends a datagram by every path of the session, from an address and port that an application's socket may use. A
-/// raw socket is needed for that. The mark keeps the dispatcher from framing the datagram again.
+/// Sends a datagram by every path of the session, from an address and port that an application's socket may use. It
+/// uses a raw socket, since the port may be taken. The mark tells the dispatcher that the datagram already has a frame.
 pub(super) fn send_by_all(ends: &SessionEnds, paths: u8, mark: u32, payload: &[u8]) -> io::Result<()> {
     let socket = raw(ends)?;
     let datagram = datagram(ends, payload);
@@ -43,12 +43,12 @@ fn datagram(ends: &SessionEnds, payload: &[u8]) -> Vec<u8> {
     let addresses = [octets(ends.local.ip()), octets(ends.remote.ip())].concat();
     let all = [&addresses, &[0, 17][..], &bytes, &ports, &bytes, payload].concat();
     let check = !sum(&all);
-    // A UDP checksum of 0 would mean that there is none.
+    // A UDP checksum of 0 means "no checksum", so 0xffff is sent instead.
     let check = if check == 0 { u16::MAX } else { check }.to_be_bytes();
     [&ports[..], &bytes, &check, payload].concat()
 }
 
-/// Returns the Internet checksum's sum (RFC 1071), not yet complemented.
+/// Returns the one's complement sum of the Internet checksum (RFC 1071), before its final inversion.
 fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| match *pair {
         [high, low] => u32::from(u16::from_be_bytes([high, low])),

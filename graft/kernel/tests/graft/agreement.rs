@@ -1,4 +1,4 @@
-//! Tests of the agreement in TCP options, over real TCP connections between two namespaces.
+//! Tests of the agreement on grafts in TCP options, over real TCP connections between two network namespaces.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::site::{
     GraftTestSite, LONG, PORT, all, congestion, congestion_of, counted, loaded, rule, transfer,
 };
 
-/// Returns a rule with Reno, which every kernel has, so that these tests load no graft.
+/// Returns a rule that sets Reno. Every kernel has Reno, so these tests need no graft.
 fn reno(side: RuleSide) -> TcpRule {
     rule(side, congestion("reno"))
 }
@@ -64,7 +64,7 @@ fn connection_to_peer_without_grafts_is_plain_tcp() {
     client.detach();
     drop(listener);
 
-    // The opposite case: only the server has a rule, so the client offers nothing.
+    // The reverse case: only the server has a rule, so the client offers nothing.
     let mut server = loaded(&site.servers, &reno(RuleSide::Server));
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
@@ -114,7 +114,8 @@ fn connection_with_syn_cookies_stays_plain_tcp() {
     assert_eq!(counted(&mut server), [(TcpOutcome::Unconfirmed, 1), (TcpOutcome::Cookies, 1)]);
 }
 
-/// Installs a rule of nftables between client and server that removes the option. Returns false if nftables cannot.
+/// Installs an nftables rule between client and server that removes the TCP option. Returns false if nftables cannot
+/// remove options.
 fn middlebox(namespace: &str, rule: &str) -> bool {
     let nft = |line: &str| {
         let command = ["netns", "exec", namespace, "nft", line];
@@ -130,7 +131,7 @@ fn connection_whose_option_is_stripped_stays_plain_tcp() {
     let Some(site) = GraftTestSite::new("strip") else { return };
     let (mut client, mut server) = site.both(&reno(RuleSide::Client), &reno(RuleSide::Server));
     let listener = site.listen();
-    // First the answer is removed on its way to the client, and later the offer.
+    // First the server's answer is removed on its way to the client, and later the client's offer.
     if !middlebox(site.client(), "reset tcp option 253") {
         println!(
             "SKIP connection_whose_option_is_stripped_stays_plain_tcp: nftables cannot take options off here"
@@ -195,8 +196,7 @@ fn connections_of_other_ports_and_peers_are_unchanged() {
     assert_ne!(congestion_of(&near), "reno");
     transfer(near, far, 1000);
     assert_eq!(counted(&mut client), []);
-    // Two more rules follow those that do not match: one that matches this connection, and one that would match as
-    // well.
+    // The first rules of the list do not match this connection. The next two do, and the first of them applies.
     let here = "10.98.1.0/24".parse().expect("a prefix");
     let fits = TcpRule { peer: here, agree: false, ..reno(RuleSide::Client) };
     let later = TcpRule { peer: all(), ..rule(RuleSide::Client, congestion("cubic")) };
@@ -207,8 +207,8 @@ fn connections_of_other_ports_and_peers_are_unchanged() {
     assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, 1)]);
 }
 
-/// A second instance of the programs runs on the same cgroup. The kernel refuses its option, since a header may have
-/// it once.
+/// A second instance of the programs runs on the same cgroup. The kernel refuses to write its option, since a TCP
+/// header may contain each option once.
 #[test]
 fn foreign_program_of_the_cgroup_stays_attached() {
     let Some(site) = GraftTestSite::new("beside") else { return };
@@ -217,7 +217,7 @@ fn foreign_program_of_the_cgroup_stays_attached() {
         loaded(&site.clients, &TcpRule { agree: false, ..rule(RuleSide::Client, congestion("cubic")) });
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
-    // Both programs ran in the order of attachment, so the second one's setting is the last.
+    // The programs run in the order of attachment, so the setting of the second one remains.
     assert_eq!(congestion_of(&near), "cubic");
     transfer(near, far, 1000);
     second.detach();
@@ -237,9 +237,9 @@ fn rule_list_beyond_its_limit_is_refused() {
     assert_eq!(error.to_string(), "too many rules: 65, at most 64");
 }
 
-/// A rule that needs a bound peer asks no other peer, and asks this one only while it is bound.
+/// A rule that needs a bound peer sends the option only to that peer, and only while the peer is bound.
 #[test]
-fn option_is_sent_only_to_peers_with_an_agreement() {
+fn option_is_sent_only_to_bound_peers() {
     let Some(site) = GraftTestSite::new("bound") else { return };
     let bound = |side| TcpRule { bound: true, ..reno(side) };
     let (mut client, mut server) = site.both(&bound(RuleSide::Client), &bound(RuleSide::Server));
@@ -280,7 +280,7 @@ fn option_is_sent_only_to_peers_with_an_agreement() {
     assert_eq!(connect().0, (false, false));
 }
 
-/// Both ends identify the connection by the sequence numbers of its first data bytes.
+/// Both ends of a connection identify it by the sequence numbers of its first data bytes.
 #[test]
 fn both_ends_record_the_same_connection() {
     let Some(site) = GraftTestSite::new("remember") else { return };
@@ -304,7 +304,8 @@ fn both_ends_record_the_same_connection() {
     }
 }
 
-/// Two servers cannot answer the option: one that listened before the program was attached, and one with SYN cookies.
+/// Two kinds of servers cannot answer the option: one that listened before the program was attached, and one that uses
+/// SYN cookies.
 #[test]
 fn server_that_could_not_answer_the_option_reports_it() {
     let Some(site) = GraftTestSite::new("unable") else { return };
@@ -329,7 +330,7 @@ fn server_that_could_not_answer_the_option_reports_it() {
     assert!(!server.connections().expect("readable")[2].spoke);
 }
 
-/// The connecting process is in a cgroup below the one that the program is attached to.
+/// The connecting process is in a child of the cgroup that the program is attached to.
 #[test]
 fn rule_can_select_by_command_and_cgroup() {
     let Some(site) = GraftTestSite::new("whose") else { return };
@@ -369,7 +370,7 @@ fn rule_can_select_by_command_and_cgroup() {
         transfer(near, far, 1000);
     }
     assert_eq!(counted(&mut client), [(TcpOutcome::OneSided, fitted), (TcpOutcome::Absent, 1)]);
-    // A server does not know the process at the other end, so the condition does not match.
+    // A server does not know the connecting process, so a condition on it does not match there.
     let caller = CallerRule { command: own, cgroup: None };
     let mut server = loaded(&site.servers, &TcpRule { agree: false, caller, ..reno(RuleSide::Server) });
     assert_ne!(congestion_of(&site.connect(&listener).1), "reno");

@@ -1,4 +1,5 @@
-//! A foreign program on the same cgroup: it writes an option of its own, and counts SYNs and later packets with it.
+//! Tests grafts next to another program on the same cgroup. That program writes a TCP option of its own, and counts
+//! SYNs and later packets with the option.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
@@ -9,7 +10,7 @@ use millrace_graft_kernel::{RuleSide, TcpOutcome};
 
 use crate::site::{GraftTestSite, TestCgroup, congestion, congestion_of, counted, loaded, rule, transfer};
 
-/// Source of the foreign program. Its option is kind 254 with an experiment's ID of 16 bits, in every packet, so its
+/// Source of the other program. It writes option kind 254 with an experiment ID of 16 bits into every packet, so its
 /// callback flag has to stay set.
 const SOURCE: &str = r#"
 #include <linux/bpf.h>
@@ -44,7 +45,7 @@ struct SecondSockops {
 }
 
 impl SecondSockops {
-    /// Compiles and attaches the foreign program. Returns `None` and prints SKIP if this host cannot compile it.
+    /// Compiles and attaches the other program. Returns `None` and prints SKIP if this host cannot compile it.
     fn attach(test: &str, cgroup: &TestCgroup) -> Option<Self> {
         if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
             println!("SKIP {test}: no libbpf-dev");
@@ -69,7 +70,7 @@ impl SecondSockops {
         Some(Self { object, _link: link })
     }
 
-    /// Returns how many SYNs, and how many other packets, had the foreign option.
+    /// Returns how many SYNs, and how many later packets, had the other program's option.
     fn written(&self) -> (u64, u64) {
         let map = self.object.maps().next().expect("a map");
         let count = |key: u32| {
@@ -96,8 +97,8 @@ fn graft_attaches_beside_an_earlier_foreign_program() {
     transfer(near, far, 1 << 20);
     assert_eq!(counted(&mut client), [(TcpOutcome::Agreed, 1)]);
     assert_eq!(counted(&mut server), [(TcpOutcome::Agreed, 1), (TcpOutcome::Answered, 1)]);
-    // The SYN had both options. All later packets (at most 64 KiB each) have the foreign one, so grafts did not clear
-    // the other program's flag.
+    // The SYN had both options. All later packets (of at most 64 KiB each) have the other program's option, so grafts
+    // did not clear its callback flag.
     let (syns, others) = beside.written();
     assert!(syns == 1 && others >= 16, "{syns} {others}");
 }

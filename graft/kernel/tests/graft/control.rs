@@ -1,4 +1,4 @@
-//! Tests of congestion controls from object files.
+//! Tests that load congestion controls from object files and replace them.
 
 use millrace_graft_kernel::{CongestionProgram, Error, GraftObject, SHIPPED, remove_leftovers};
 
@@ -30,7 +30,7 @@ fn each_congestion_control_transfers_and_is_removed_when_dropped() {
         let name = control.name().to_owned();
         drop(control);
         assert!(!is_available(&name), "{name}");
-        // A socket keeps the removed control, since it holds a reference.
+        // A socket keeps the congestion control that was removed, since it holds a reference.
         assert_eq!(congestion_of(&client), name);
         transfer(client, server, 1 << 20);
     }
@@ -65,8 +65,8 @@ fn congestion_control_is_replaced_while_sockets_use_it() {
     }
 }
 
-/// A known graft is loaded without libbpf's relocation, and the verifier processes each instruction about once. With
-/// static functions it would process 44,000 instructions of `pcc`.
+/// A graft that was loaded before is not relocated by libbpf again, and the verifier processes each instruction about
+/// once. With static functions it would process 44,000 instructions of `pcc`.
 #[test]
 fn known_congestion_control_is_verified_without_repetition() {
     let Some(_site) = GraftTestSite::new("known") else { return };
@@ -96,7 +96,7 @@ fn congestion_control_name_is_registered_once() {
 #[test]
 fn leftovers_of_a_killed_process_are_removed() {
     let Some(_site) = GraftTestSite::new("leftover") else { return };
-    // A killed process leaves this state on kernels without links: the control stays registered.
+    // This is what a killed process leaves on kernels without links: a registered control and its map.
     std::mem::forget(CongestionProgram::register_without_link(image("westwood"), &[]).expect("registered"));
     assert!(is_available("mr_westwood"));
     assert_eq!(remove_leftovers().expect("removed"), 1);
@@ -119,11 +119,12 @@ fn graft_parameters_are_the_members_of_its_config() {
 #[test]
 fn object_without_congestion_control_is_refused() {
     let hybla = image("hybla");
-    // Position of the control's name in the object file; the last table entry puts an invalid letter there.
+    // Offset of the control's name in the object file. The table's last entry puts a letter there that names may not
+    // have.
     let at = hybla.windows(9).position(|bytes| bytes == b"mr_hybla\0").expect("its name");
     let renamed = |name: &[u8; 8]| {
         let mut image = hybla.to_vec();
-        // The name is replaced everywhere: in the data, and among the symbols.
+        // The new name replaces the old one everywhere in the object file: in the data and in the symbol table.
         let places: Vec<_> = (0..image.len() - 8).filter(|at| &image[*at..*at + 8] == b"mr_hybla").collect();
         assert!(places.contains(&at));
         places.iter().for_each(|at| image[*at..*at + 8].copy_from_slice(name));

@@ -1,6 +1,6 @@
-//! A site for tests: two namespaces as hosts, and two cgroups. This process can be in one cgroup at a time, so its
-//! tests take turns. Tests of other processes run at the same time, except those that change the host's list of
-//! congestion controls.
+//! A network for tests: two network namespaces as hosts, and two cgroups. This process can be in one cgroup at a time,
+//! so its tests run one after another. Tests of other processes run at the same time, except those that change the
+//! host's list of congestion controls.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -19,8 +19,8 @@ pub const LONG: Duration = Duration::from_secs(60);
 pub const PORT: u16 = 7000;
 
 static TURN: Mutex<()> = Mutex::new(());
-/// Names of tests that load congestion controls. The host has one list of those, so no graft daemon may start
-/// meanwhile.
+/// Names of tests that load congestion controls. All processes of the host share one list of congestion controls, so no
+/// graft daemon may start during these tests.
 const WITH_CONTROLS: [&str; 5] = ["carry", "replace", "known", "once", "leftover"];
 
 pub struct GraftTestSite {
@@ -32,7 +32,7 @@ pub struct GraftTestSite {
 }
 
 impl GraftTestSite {
-    /// Makes the site. Returns `None` and prints SKIP if the test cannot run on this host.
+    /// Creates namespaces and cgroups. Returns `None` and prints SKIP if the test cannot run on this host.
     pub fn new(test: &str) -> Option<Self> {
         if !net::root(test) {
             return None;
@@ -62,18 +62,18 @@ impl GraftTestSite {
         &self.network.relay
     }
 
-    /// Opens a listening socket in the servers' cgroup and namespace.
+    /// Opens a listening socket in the servers' cgroup and network namespace.
     pub fn listen(&self) -> TcpListener {
         let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
         self.servers.enter(|| inside(self.server(), || TcpListener::bind(at).expect("bind")))
     }
 
-    /// Connects a socket that is created in the clients' cgroup. Returns both ends.
+    /// Connects a socket that is created in the clients' cgroup. Returns the client's and the server's socket.
     pub fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
         self.connect_in(&self.clients, listener)
     }
 
-    /// Connects a socket that is created in the given cgroup. Returns both ends.
+    /// Connects a socket that is created in the given cgroup. Returns the client's and the server's socket.
     pub fn connect_in(&self, cgroup: &TestCgroup, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let to = SocketAddr::new(net::address(4, 1, 1), PORT);
         let connect = || TcpStream::connect_timeout(&to, LONG).expect("connected");
@@ -86,14 +86,14 @@ impl GraftTestSite {
         (client, server)
     }
 
-    /// Loads and attaches the programs of client and server, each with one rule.
+    /// Loads and attaches the programs of both hosts, the client and the server, each with one rule.
     pub fn both(&self, client: &TcpRule, server: &TcpRule) -> (Tcp, Tcp) {
         (loaded(&self.clients, client), loaded(&self.servers, server))
     }
 }
 
-/// Takes the two file locks that tests of `millrace graft` take for the host's list of congestion controls. Why there
-/// are two is explained there.
+/// Takes two file locks, which protect the host's list of congestion controls. The tests of `millrace graft` take the
+/// same locks and explain why there are two.
 fn controls() -> Flock<File> {
     let lock = |name: &str| {
         let file = File::create(std::env::temp_dir().join(name)).expect("a lock");
@@ -179,14 +179,14 @@ impl TestCgroup {
         Self { root, path }
     }
 
-    /// Creates a cgroup below this one.
+    /// Creates a child of this cgroup.
     pub fn below(&self, name: &str) -> Self {
         let path = self.path.join(name);
         fs::create_dir(&path).expect("a cgroup");
         Self { root: self.root.clone(), path }
     }
 
-    /// Runs `work` in this cgroup: a socket belongs to the cgroup that its process is in when it is created.
+    /// Runs `work` in this cgroup. A socket belongs to the cgroup in which its process is at the socket's creation.
     pub fn enter<T>(&self, work: impl FnOnce() -> T) -> T {
         let enter = |path: &PathBuf| {
             fs::write(path.join("cgroup.procs"), std::process::id().to_string()).expect("entered");

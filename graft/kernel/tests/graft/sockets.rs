@@ -27,7 +27,7 @@ fn existing_sockets_are_read_and_changed() {
     let one = ChangeCounts { connections: 1, ..ChangeCounts::default() };
     assert_eq!(set(&mut sockets, site.client(), &to(RuleSide::Client)), one);
     assert_eq!(congestion_of(&near), "reno");
-    // A change of sockets with the previous control matches none any more.
+    // No socket uses the previous control any more, so a change of sockets that use it changes none.
     let from = SocketChange { from: Some(default.clone()), ..to(RuleSide::Client) };
     assert_eq!(set(&mut sockets, site.client(), &from), ChangeCounts::default());
     let from = SocketChange {
@@ -36,7 +36,7 @@ fn existing_sockets_are_read_and_changed() {
     };
     assert_eq!(set(&mut sockets, site.client(), &from), one);
     assert_eq!(congestion_of(&near), "cubic");
-    // The server's socket is in another namespace, so the change did not reach it.
+    // The server's socket is in another network namespace, so the change did not include it.
     assert_eq!(congestion_of(&far), default);
     assert_eq!(set(&mut sockets, site.server(), &to(RuleSide::Client)), ChangeCounts::default());
     // The rule for servers changes the listener, and the socket that it accepted before.

@@ -1,4 +1,4 @@
-//! Builds datagrams as applications send them, and names the verdicts of programs.
+//! Builds datagrams as applications send them, and defines the programs' return values by name.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -18,14 +18,15 @@ pub fn run(hooks: &PacketHooks, hook: FunctionHook, frame: &[u8]) -> (i32, Vec<u
     (run.verdict, run.frame)
 }
 
-/// Returns the frame of a payload, as the sender's TC egress hook makes it.
+/// Returns the Ethernet frame of a payload after the sender's TC egress hook.
 pub fn framed(sender: &PacketHooks, ends: &SessionEnds, payload: &[u8]) -> Vec<u8> {
     let (verdict, frame) = run(sender, FunctionHook::Tx, &datagram(ends, payload));
     assert_eq!(verdict, PASS_ON);
     frame
 }
 
-/// Runs a frame at a hook. Returns its reason, verdict and bytes, and checks that no other reason was counted.
+/// Runs a frame at a hook. Returns the counted reason, the verdict and the frame's bytes, and checks that no other
+/// reason was counted.
 pub fn reason(
     hooks: &mut PacketHooks,
     ends: &SessionEnds,
@@ -42,13 +43,14 @@ pub fn reason(
     (reason, verdict, after)
 }
 
-/// A daemon with thousands of sessions reads the statistics only of those that had packets.
+/// Finds by activity counters which sessions had packets, so that a daemon with thousands of sessions need not read the
+/// statistics of all.
 #[test]
-fn session_is_found_by_its_packets() {
-    if !root("session_is_found_by_its_packets") {
+fn activity_counter_finds_sessions_with_packets() {
+    if !root("activity_counter_finds_sessions_with_packets") {
         return;
     }
-    // Every CPU times its own first packet, so the test stays on one CPU.
+    // Every CPU times the first packet that it handles, so the test stays on one CPU.
     let mut here = CpuSet::new();
     here.set(sched_getcpu().expect("a CPU")).expect("a CPU");
     sched_setaffinity(Pid::from_raw(0), &here).expect("affinity");
@@ -62,7 +64,7 @@ fn session_is_found_by_its_packets() {
         (0..count).for_each(|_| drop(framed(hooks, &near, b"payload")));
     };
     assert_eq!(hooks.active(), []);
-    // Only timed packets mark a session as active: the first one, and every 64th after it.
+    // Only timed packets change a session's activity counter: the first one, and then every 64th.
     for count in [1, 64, 64] {
         send(&hooks, count);
         assert_eq!(hooks.active(), [near]);
@@ -74,7 +76,7 @@ fn session_is_found_by_its_packets() {
     assert_eq!(hooks.active(), [], "who has its place begins anew");
 }
 
-/// Frames are added and removed again, and all checksums are correct at each step.
+/// The frame is added to a datagram and removed again, and all checksums are correct at each step.
 #[test]
 fn datagram_arrives_unchanged() {
     if !root("datagram_arrives_unchanged") {
@@ -105,8 +107,8 @@ fn datagram_arrives_unchanged() {
 }
 
 #[test]
-fn packet_of_no_session_is_left_alone() {
-    if !root("packet_of_no_session_is_left_alone") {
+fn packet_without_session_passes_unchanged() {
+    if !root("packet_without_session_passes_unchanged") {
         return;
     }
     let mut hooks = hooks();
@@ -151,7 +153,8 @@ fn forged_frames_are_dropped() {
             }
         }
     }
-    // Further cases: no frame, a cut frame, a frame that is reflected to its sender, and one with another key.
+    // Further forged cases: no frame, a truncated frame, a frame that is reflected to its sender, and a frame with
+    // another key.
     let mut other = hooks();
     let session = millrace_graft_kernel::packet::FunctionSession {
         ends: v4(),
@@ -179,14 +182,14 @@ fn forged_frames_are_dropped() {
             assert_eq!((why, verdict), (want, drop));
         }
     }
-    // The unchanged frame is still accepted afterwards.
+    // The unchanged frame is still accepted after the forged ones.
     assert_eq!(reason(&mut receiver, &there, FunctionHook::Rx, &good).0, PacketReason::LetIn);
 }
 
-/// Random frames get a verdict and a reason, and change nothing else.
+/// Frames of random bytes get a verdict and a counted reason, and change nothing else.
 #[test]
-fn random_frames_are_judged() {
-    if !root("random_frames_are_judged") {
+fn random_frames_get_a_verdict() {
+    if !root("random_frames_get_a_verdict") {
         return;
     }
     let mut random = fastrand::Rng::with_seed(14);
@@ -200,7 +203,7 @@ fn random_frames_are_judged() {
             let at = random.usize(..frame.len());
             frame[at] = random.u8(..);
         }
-        // BPF_PROG_TEST_RUN needs at least the headers of Ethernet and IP.
+        // The kernel accepts only frames with complete Ethernet and IP headers in BPF_PROG_TEST_RUN.
         let len = random.usize(ETHERNET + 20..=frame.len());
         let frame = &frame[..len];
         assert!(matches!(run(&receiver, FunctionHook::Rx, frame).0, XDP_DROP | XDP_PASS));
@@ -211,7 +214,8 @@ fn random_frames_are_judged() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// A list of functions, and frames in the order of arrival: the packet number and the reason at XDP.
+/// A case: a list of functions, and frames in the order of arrival, each with its packet number and the expected reason
+/// at XDP.
 type FrameCase = (&'static [&'static str], &'static [(usize, PacketReason)]);
 
 #[test]
@@ -257,7 +261,7 @@ fn functions_run_in_the_order_of_their_list() {
     assert_eq!(reason(&mut receiver, &there, FunctionHook::Repair, &frame).0, Delivered);
 }
 
-/// A request is turned into the requested packet, byte for byte, if that was sent.
+/// A request is turned into the requested packet, byte for byte, if the sender has sent that packet.
 #[test]
 fn request_for_a_packet_becomes_that_packet() {
     if !root("request_for_a_packet_becomes_that_packet") {
@@ -275,7 +279,7 @@ fn request_for_a_packet_becomes_that_packet() {
             let (why, verdict, mut got) = reason(&mut sender, &ends, FunctionHook::Repair, &request);
             assert_eq!((why, verdict), (PacketReason::Resent, REDIRECT));
             assert!(crate::net::check_frame(&got));
-            // The link addresses were swapped, since the request was turned around.
+            // The link addresses are swapped in the answer, since the buffer of the request was turned around.
             got[..12].copy_from_slice(&want[..12]);
             let ip = if ends.local.is_ipv4() { 20 } else { 40 };
             assert_eq!(got[ETHERNET + ip..], want[ETHERNET + ip..], "number {number}");
@@ -286,10 +290,10 @@ fn request_for_a_packet_becomes_that_packet() {
     }
 }
 
-/// A request does not return packets that were kept for another session, or before the session restarted.
+/// A request is not answered with packets that were stored for another session, or before the session restarted.
 #[test]
-fn packets_kept_before_a_restart_are_not_sent() {
-    if !root("packets_kept_before_a_restart_are_not_sent") {
+fn packets_stored_before_a_restart_are_not_sent() {
+    if !root("packets_stored_before_a_restart_are_not_sent") {
         return;
     }
     let there = other_side(&v4());
@@ -308,7 +312,7 @@ fn packets_kept_before_a_restart_are_not_sent() {
     assert_eq!(reason(&mut sender, &v4(), FunctionHook::Repair, &request).0, PacketReason::Answered);
 }
 
-/// Returns a request for a packet, as the BPF functions make it.
+/// Returns the frame by which the BPF functions request a packet.
 pub fn request(from: &PacketHooks, ends: &SessionEnds, number: u32) -> Vec<u8> {
     datagram(ends, &from.word(ends, TalkMessage::Request(number)).expect("a frame"))
 }
@@ -332,14 +336,15 @@ fn packets_of_both_lists_are_accepted_during_a_swap() {
     let new = framed(&sender, &v4(), b"payload");
     let at_rx =
         |receiver: &mut PacketHooks, frame: &[u8]| reason(receiver, &there, FunctionHook::Rx, frame).0;
-    // Packet numbers continue across the swap, so duplicates and late packets are recognised in both epochs.
+    // Packet numbers continue after the list of functions is replaced, so duplicates and late packets are recognised in
+    // both epochs.
     assert_eq!(at_rx(&mut receiver, &old), PacketReason::LetIn);
     assert_eq!(at_rx(&mut receiver, &new), PacketReason::LetIn);
     assert_eq!(at_rx(&mut receiver, &new), PacketReason::Duplicate);
     assert_eq!(at_rx(&mut receiver, &late), PacketReason::Late);
     receiver.retire(&there, 0).expect("retired");
     assert_eq!(at_rx(&mut receiver, &late), PacketReason::Stale);
-    // The list is replaced without its state: numbers restart, and no earlier frame is accepted.
+    // The session restarts with another list: packet numbers begin at 0, and no earlier frame is accepted.
     receiver.replace(&there, &list(&["number"]), 0).expect("replaced");
     assert_eq!(at_rx(&mut receiver, &new), PacketReason::Stale);
     sender.replace(&v4(), &list(&["number"]), 0).expect("replaced");
@@ -390,7 +395,7 @@ fn invalid_session_changes_are_refused() {
     assert_eq!(counted(&mut hooks, &v6()), [], "it counts anew");
 }
 
-/// Two versions of a function with different states replace each other while packets arrive.
+/// Two versions of a function with different state layouts replace each other while packets arrive.
 #[test]
 fn new_function_version_continues_with_the_old_state() {
     if !root("new_function_version_continues_with_the_old_state") {
@@ -428,20 +433,20 @@ fn new_function_version_continues_with_the_old_state() {
     sender.switch(&v4(), epoch).expect("switched");
     (0..2).for_each(|_| send(&sender, &receiver));
     assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
-    // Converting the part for outgoing packets changes nothing, since the state has no such part.
+    // The function has no state for outgoing packets, so converting that part changes nothing.
     receiver.migrate(&there, "tally1", "tally2", &[FunctionHook::Tx]).expect("nothing");
     assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
-    // Packets of the old epoch are still handled by version 1.
+    // Version 1 still handles the packets of the old epoch.
     assert_eq!(run(&receiver, FunctionHook::Rx, &late).0, XDP_PASS);
     assert_eq!((words(&receiver, "tally1"), words(&receiver, "tally2")), (vec![4], vec![5, 14, 3]));
-    // Version 1 cannot convert the state of version 2, and version 2 not that of another function.
+    // Version 1 cannot convert the state of version 2, and version 2 cannot convert the state of another function.
     for (from, to) in [("tally2", "tally1"), ("repair", "tally2"), ("number", "tally2")] {
         let error = receiver.migrate(&there, from, to, &FunctionHook::ALL).expect_err("no way").to_string();
         assert!(error.contains("cannot take over the state"), "{error}");
     }
 }
 
-/// A version whose state has the same layout shares the map of states with the old one.
+/// Two versions of a function whose states have the same layout use one map of states.
 #[test]
 fn function_versions_with_equal_state_share_it() {
     if !root("function_versions_with_equal_state_share_it") {
@@ -472,7 +477,7 @@ fn function_versions_with_equal_state_share_it() {
     assert_eq!(known[0][..4], 3u32.to_ne_bytes());
 }
 
-/// While a session is paused no packet passes, so its counters are complete before a restart.
+/// A paused session passes no packet, so its counters are complete before it restarts.
 #[test]
 fn paused_session_passes_no_packet() {
     if !root("paused_session_passes_no_packet") {
@@ -509,7 +514,7 @@ fn objects_that_hold_no_single_function_are_refused() {
     assert!(OpenedFunction::open(b"ELF").is_err());
 }
 
-/// Waits until at least `enough` clock events have arrived. Returns them in their order.
+/// Waits until at least `enough` clock events have arrived. Returns the events in the order of arrival.
 fn ticks(hooks: &mut PacketHooks, enough: usize) -> Vec<Tick> {
     let mut ticks = Vec::new();
     wait_for("ticks", || {
@@ -520,8 +525,8 @@ fn ticks(hooks: &mut PacketHooks, enough: usize) -> Vec<Tick> {
 }
 
 #[test]
-fn function_clock_ticks_are_delivered() {
-    if !root("function_clock_ticks_are_delivered") {
+fn session_clock_ticks_are_reported() {
+    if !root("session_clock_ticks_are_reported") {
         return;
     }
     let mut hooks = hooks();
@@ -534,17 +539,17 @@ fn function_clock_ticks_are_delivered() {
     hooks.set_clock(&v4(), std::time::Duration::ZERO).expect("stopped");
 }
 
-/// Each session has a clock. A clock with nothing to report stands still.
+/// Each session has its own clock. The clock stops while it has nothing to report.
 #[test]
-fn function_clock_stands_still_until_something_is_sent() {
-    if !root("function_clock_stands_still_until_something_is_sent") {
+fn session_clock_stops_until_a_packet_is_sent() {
+    if !root("session_clock_stops_until_a_packet_is_sent") {
         return;
     }
     const PERIOD: std::time::Duration = std::time::Duration::from_millis(5);
     let mut hooks = hooks();
     open(&mut hooks, v4(), &["number"]);
     hooks.set_clock(&v4(), PERIOD).expect("a clock");
-    std::thread::sleep(20 * PERIOD); // exact: time for several ticks
+    std::thread::sleep(20 * PERIOD); // exact: long enough for several ticks of a running clock
     assert_eq!(hooks.ticks().expect("ticks"), []);
     framed(&hooks, &v4(), b"payload");
     let ticks = ticks(&mut hooks, 2);

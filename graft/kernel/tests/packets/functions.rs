@@ -1,5 +1,5 @@
-//! Tests of functions with one frame at a time: which packets they pass, and which packets they send. Sent packets
-//! are captured on the loopback interface of a namespace, where test runs take place.
+//! Tests of functions with one frame at a time: which packets they pass, and which packets they send. Packets that they
+//! send are captured on the loopback interface of a namespace, in which the test runs take place.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,13 +29,13 @@ const MARKER: [u8; 60] = {
     frame
 };
 
-/// A sender and a receiver of a session, and a capture of the packets that their functions send.
+/// A session with its sender and receiver, and a capture of the packets that their functions send.
 pub struct FunctionPair {
     pub namespace: String,
     pub capture: PacketCapture,
-    /// Captures the frames that a function sends, which arrive on the loopback interface.
+    /// Captures the frames that functions send, which arrive on the loopback interface.
     arriving: PacketCapture,
-    /// Sends the marker frame. When it arrives, all earlier frames have arrived.
+    /// Sends the marker frame. When the capture has the marker, it has all earlier frames.
     marker: RawSender,
     pub sender: PacketHooks,
     pub receiver: PacketHooks,
@@ -48,12 +48,12 @@ impl Drop for FunctionPair {
     }
 }
 
-/// The result of a packet at the receiver.
+/// The result of running a packet at the receiver.
 #[derive(Debug)]
 pub struct FunctionArrival {
     pub reason: PacketReason,
     pub frame: Vec<u8>,
-    /// Kinds and frames of the packets that the receiver's functions sent.
+    /// Kinds and frames of the packets that the receiver's functions sent in reply.
     pub sent: Vec<(u8, Vec<u8>)>,
 }
 
@@ -62,7 +62,7 @@ impl FunctionPair {
         Self::with(name, ends, functions, functions, parameters)
     }
 
-    /// Loads further functions, so that lists can be changed to them.
+    /// Loads further functions, so that sessions can change to lists that contain them.
     pub fn with(
         name: &str,
         ends: SessionEnds,
@@ -84,7 +84,7 @@ impl FunctionPair {
         Self { capture, arriving, marker, namespace, sender, receiver, ends }
     }
 
-    /// Makes both ends accept another list and send with it. Returns the new epoch.
+    /// Makes both hosts accept another list and use it for outgoing packets. Returns the new epoch.
     pub fn swap(&mut self, functions: &[&str]) -> u8 {
         let here = self.ends;
         let there = other_side(&self.ends);
@@ -96,7 +96,7 @@ impl FunctionPair {
         epoch
     }
 
-    /// Sends a payload as an application does. Returns the reason, the verdict, and all packets that left.
+    /// Sends a payload as an application does. Returns the counted reason, the verdict, and all packets that were sent.
     pub fn send(&mut self, payload: &[u8]) -> (PacketReason, i32, Vec<(u8, Vec<u8>)>) {
         let before = counted(&mut self.sender, &self.ends);
         let frame = datagram(&self.ends, payload);
@@ -111,7 +111,7 @@ impl FunctionPair {
         (reason, run.verdict, sent)
     }
 
-    /// Sends a payload, checks that no other packet leaves with it, and returns its frame.
+    /// Sends a payload, checks that exactly one packet was sent, and returns its frame.
     pub fn frame(&mut self, payload: &[u8]) -> Vec<u8> {
         let (reason, verdict, mut sent) = self.send(payload);
         assert_eq!((reason, verdict, sent.len()), (PacketReason::Sent, PASS_ON, 1));
@@ -130,7 +130,7 @@ impl FunctionPair {
             };
             scope.spawn(run).join().expect("an arrival")
         });
-        // Injected packets wait in this CPU's backlog queue. The marker is queued behind them.
+        // The kernel queues injected packets in this CPU's backlog. The marker is queued behind them.
         let mut arrived = Vec::new();
         wait_for("the marker", || {
             arrived.extend(self.arriving.frames());
@@ -140,7 +140,7 @@ impl FunctionPair {
         arrival
     }
 
-    /// Runs a frame at one hook of the receiver only, as if packets waited between XDP and TC.
+    /// Runs a frame at only one hook of the receiver, as if the kernel queued packets between XDP and TC.
     fn at(&mut self, hook: FunctionHook, frame: &[u8]) -> FunctionArrival {
         let there = other_side(&self.ends);
         let before = counted(&mut self.receiver, &other_side(&self.ends));
@@ -154,7 +154,7 @@ impl FunctionPair {
         arrive(&self.namespace, &mut self.sender, &self.ends, frame, &self.capture)
     }
 
-    /// Returns the message GRAFT_LAST of the sender's daemon.
+    /// Returns a GRAFT_LAST message as the sender's daemon sends it.
     pub fn last(&self, next: u32) -> Vec<u8> {
         datagram(&self.ends, &self.sender.word(&self.ends, TalkMessage::Last(next)).expect("a word"))
     }
@@ -223,8 +223,8 @@ pub fn kinds(sent: &[(u8, Vec<u8>)]) -> Vec<(u8, u32)> {
 const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 
-/// No more packets are in flight than the window allows. A refused packet has no number, and acknowledgements free
-/// the window.
+/// No more packets are in flight than the window allows. A refused packet gets no packet number, and acknowledgements
+/// let the sender send again.
 #[test]
 fn window_bounds_packets_in_flight() {
     if !root("window_bounds_packets_in_flight") {
@@ -251,8 +251,8 @@ fn window_bounds_packets_in_flight() {
     }
 }
 
-/// A refused sender is notified once, when a quarter of its window is free or nothing is in flight. A session without
-/// `tell_room` is not notified.
+/// A refused sender is notified once, when a quarter of its window is free or nothing is in flight. The sender of a
+/// session without `tell_room` is not notified.
 #[test]
 fn refused_sender_is_notified_of_room_once() {
     if !root("refused_sender_is_notified_of_room_once") {
@@ -270,7 +270,7 @@ fn refused_sender_is_notified_of_room_once() {
             pair.sender.words(Duration::ZERO).expect("words");
             pair.sender.room_for()
         };
-        // No notification yet, since no packet was refused.
+        // No packet was refused yet, so no notification is sent.
         assert!(acknowledge(&mut pair, &frames.remove(0)).is_empty());
         frames.push(pair.frame(b"another one"));
         for _ in 0..3 {
@@ -283,18 +283,17 @@ fn refused_sender_is_notified_of_room_once() {
     }
 }
 
-/// Acknowledgements report packets that were received, are missing, or arrived late. Repeated and forged ones change
-/// nothing.
+/// Acknowledgements report received, missing and late packets. Repeated and forged acknowledgements change nothing.
 #[test]
-fn only_acknowledgements_report_received_packets() {
-    if !root("only_acknowledgements_report_received_packets") {
+fn acknowledgements_report_received_packets_and_forgeries_do_not() {
+    if !root("acknowledgements_report_received_packets_and_forgeries_do_not") {
         return;
     }
     for ends in [v4(), v6()] {
         let mut pair = FunctionPair::new("ack", ends, SELECTIVE, &[]);
         let frames: Vec<_> = (0..8).map(|at| pair.frame(&[at; 33])).collect();
-        // Columns: the packet that arrives, the acknowledged number after it, and the number of packets known to be
-        // received.
+        // Columns: the packet that arrives, the acknowledged packet number after that, and how many packets are then
+        // known to be received.
         let table = [(0, 1, 1), (2, 1, 2), (3, 1, 3), (1, 4, 4), (7, 4, 5), (6, 4, 6)];
         let mut acks = Vec::new();
         for (which, acked, delivered) in table {
@@ -311,7 +310,7 @@ fn only_acknowledgements_report_received_packets() {
             assert_eq!(pair.at_sender(ack).reason, PacketReason::Answered);
             assert_eq!(pair.known(), known, "an old one says nothing new");
         }
-        // A changed bit is found in the contents, the tag, and the frame.
+        // A changed bit is detected in the contents of an acknowledgement, in its tag, and in the frame.
         let ack = acks.last().expect("one");
         let from = ack.len() - FRAME_BYTES - ACK_BYTES;
         for at in from..ack.len() {
@@ -320,8 +319,8 @@ fn only_acknowledgements_report_received_packets() {
             let reason = pair.at_sender(&forged).reason;
             assert!(matches!(reason, PacketReason::Forged | PacketReason::Malformed), "{at}: {reason:?}");
         }
-        // Contents of one acknowledgement in the frame of another, and an acknowledgement that is reflected to its
-        // sender.
+        // Two forgeries: the contents of one acknowledgement in the frame of another, and an acknowledgement that is
+        // reflected to its sender.
         let mut mixed = acks[0].clone();
         mixed[from..from + ACK_BYTES].copy_from_slice(&ack[from..from + ACK_BYTES]);
         assert_eq!(pair.at_sender(&mixed).reason, PacketReason::Forged);
@@ -334,7 +333,7 @@ fn only_acknowledgements_report_received_packets() {
     }
 }
 
-/// A packet that XDP has accepted and TC has not seen is not acknowledged: it may wait in a batch, or be lost there.
+/// A packet that XDP has accepted and TC has not seen is not acknowledged, since the kernel may still drop it.
 #[test]
 fn packet_between_xdp_and_tc_is_not_acknowledged() {
     if !root("packet_between_xdp_and_tc_is_not_acknowledged") {
@@ -343,7 +342,7 @@ fn packet_between_xdp_and_tc_is_not_acknowledged() {
     for ends in [v4(), v6()] {
         let mut pair = FunctionPair::new("between", ends, SELECTIVE, &[]);
         let frames: Vec<_> = (0..6).map(|at| pair.frame(&[at; 33])).collect();
-        // A batch waits at XDP. Each packet is acknowledged when TC sees it.
+        // Several packets are queued between XDP and TC. Each one is acknowledged when TC sees it.
         frames[..3]
             .iter()
             .for_each(|frame| assert_eq!(pair.at(FunctionHook::Rx, frame).reason, PacketReason::LetIn));
@@ -354,7 +353,8 @@ fn packet_between_xdp_and_tc_is_not_acknowledged() {
             let known = pair.known();
             assert_eq!((known.acked, known.delivered, known.losses), (acked, acked, 0));
         }
-        // The first of two packets is lost between XDP and TC: it is requested, and accepted when it arrives again.
+        // The first of two packets is lost between XDP and TC. The receiver requests it, and accepts it when it arrives
+        // again.
         assert_eq!(pair.at(FunctionHook::Rx, &frames[3]).reason, PacketReason::LetIn);
         let behind = pair.at_receiver(&frames[4]);
         let (_, ack) = behind.sent.iter().find(|(kind, _)| *kind == ACK).expect("an acknowledgement");
@@ -382,15 +382,16 @@ fn acknowledgement_covers_a_bounded_number_of_packets() {
     assert_eq!(acked.concat(), [(ACK, 4), (ACK, 8)]);
     assert_eq!(acked[3].len() + acked[7].len(), 2);
     assert_eq!(pair.at_receiver(&frames[8]).sent.len(), 0);
-    // A message of the sender's daemon asks for an acknowledgement.
+    // A message from the sender's daemon requests an acknowledgement.
     let last = pair.last(9);
     assert_eq!(kinds(&pair.at_receiver(&last).sent), [(ACK, 9)]);
 }
 
-/// The receiver accepts only the next packet. The sender repeats all packets from a missing one on.
+/// Go-Back-N: the receiver accepts only the next packet in order, and the sender repeats all packets from a
+/// missing one on.
 #[test]
-fn go_back_n_repeats_everything_from_a_gap_on() {
-    if !root("go_back_n_repeats_everything_from_a_gap_on") {
+fn go_back_n_repeats_all_packets_after_a_gap() {
+    if !root("go_back_n_repeats_all_packets_after_a_gap") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -401,7 +402,7 @@ fn go_back_n_repeats_everything_from_a_gap_on() {
         assert_eq!((taken.reason, kinds(&taken.sent)), (PacketReason::Delivered, vec![(ACK, 1)]));
         let gap = pair.at_receiver(&frames[2]);
         assert_eq!((gap.reason, kinds(&gap.sent)), (PacketReason::OutOfTurn, vec![(REQUEST, 1)]));
-        // Only one request is sent, although more packets arrive out of order: they were in flight already.
+        // More packets arrive out of order, but they were in flight already, so no second request is sent.
         for frame in &frames[3..] {
             let gap = pair.at_receiver(frame);
             assert_eq!((gap.reason, gap.sent.len()), (PacketReason::OutOfTurn, 0));
@@ -422,10 +423,10 @@ fn go_back_n_repeats_everything_from_a_gap_on() {
         for (at, (_, frame)) in (1..).zip(&repeated.sent) {
             let taken = pair.at_receiver(frame);
             assert_eq!((taken.reason, kinds(&taken.sent)), (PacketReason::Delivered, vec![(ACK, at + 1)]));
-            // A packet is delivered only once.
+            // A packet that arrives twice is delivered only once.
             assert_eq!(pair.at_receiver(frame).reason, PacketReason::Duplicate);
         }
-        // Requests for acknowledged or unsent packets have no effect.
+        // Requests for packets that are acknowledged, or were never sent, are ignored.
         let ack = pair.last(6);
         let ack = pair.at_receiver(&ack).sent.remove(0).1;
         assert_eq!(pair.at_sender(&ack).reason, PacketReason::Answered);
@@ -441,7 +442,7 @@ fn ask(pair: &FunctionPair, number: u32) -> Vec<u8> {
     datagram(&there, &pair.receiver.word(&there, TalkMessage::Request(number)).expect("a word"))
 }
 
-/// A replayed request for an acknowledged packet has no effect.
+/// A replayed request for an acknowledged packet is ignored.
 #[test]
 fn acknowledged_packet_is_not_sent_again() {
     if !root("acknowledged_packet_is_not_sent_again") {
@@ -471,10 +472,10 @@ fn acknowledged_packet_is_not_sent_again() {
     }
 }
 
-/// If a packet is no longer kept, the sender answers so, and the receiver does not wait for it.
+/// If the requested packet is no longer stored, the sender answers GRAFT_GONE, and the receiver gives the packet up.
 #[test]
-fn packet_that_the_sender_no_longer_keeps_is_not_waited_for() {
-    if !root("packet_that_the_sender_no_longer_keeps_is_not_waited_for") {
+fn receiver_gives_up_packet_that_sender_no_longer_stores() {
+    if !root("receiver_gives_up_packet_that_sender_no_longer_stores") {
         return;
     }
     for functions in [SELECTIVE, GO_BACK] {
@@ -485,7 +486,7 @@ fn packet_that_the_sender_no_longer_keeps_is_not_waited_for() {
             hooks.close(&ends).expect("closed");
             open(hooks, ends, &["number"]);
         }
-        // The first packet is sent by a list that keeps none, and then both ends switch to a list that does.
+        // The first packet is sent with a list that stores no packets. Then both hosts switch to a list that does.
         let lost = pair.frame(b"lost");
         let next = list(functions);
         pair.receiver.accept(&there, &next).expect("ready");
@@ -503,12 +504,12 @@ fn packet_that_the_sender_no_longer_keeps_is_not_waited_for() {
         assert_eq!(heard.reason, PacketReason::Answered);
         let complete = if functions == SELECTIVE { 2 } else { 1 };
         assert_eq!(kinds(&heard.sent), [(ACK, complete)]);
-        // The lost packet was only late: its epoch is still accepted.
+        // The packet was late and not lost. Packets of its epoch are still accepted.
         assert_eq!(pair.at_receiver(&lost).reason, PacketReason::Delivered);
     }
 }
 
-/// Packet numbers repeat when a session restarts, but packets kept before it are not sent.
+/// Packet numbers start again when a session restarts, but packets stored before the restart are not sent.
 #[test]
 fn restarted_session_keeps_no_old_state() {
     if !root("restarted_session_keeps_no_old_state") {
@@ -530,10 +531,10 @@ fn restarted_session_keeps_no_old_state() {
     }
 }
 
-/// A missing packet is requested again when packets arrive in order, not only when new gaps appear.
+/// A missing packet is requested again whenever a packet arrives, even in order, and not only when a new gap appears.
 #[test]
 fn packets_in_order_trigger_repeated_requests() {
-    // The interval is longer than a tick of the coarse clock that functions read.
+    // `retry_us` is longer than a tick of the coarse clock that functions read.
     const RETRY: Duration = Duration::from_millis(12);
     if !root("packets_in_order_trigger_repeated_requests") {
         return;
@@ -545,11 +546,12 @@ fn packets_in_order_trigger_repeated_requests() {
     for frame in &frames[2..] {
         let asked = pair.at_receiver(frame).sent;
         assert_eq!(kinds(&asked)[0], (REQUEST, 1));
-        std::thread::sleep(RETRY); // exact: longer than `retry_us`, so a request is due
+        std::thread::sleep(RETRY); // exact: longer than `retry_us`, so the request is repeated
     }
 }
 
-/// No more than the permitted share of packets is given up after the deadline. The others are requested without end.
+/// No more than the permitted share of packets is given up after the deadline. The others are requested without a
+/// limit.
 #[test]
 fn number_of_packets_given_up_is_bounded() {
     const MORE_THAN_A_RETRY: Duration = Duration::from_millis(2);
@@ -568,12 +570,13 @@ fn number_of_packets_given_up_is_bounded() {
     for frame in frames.iter().enumerate().filter(|(at, _)| at % 10 != 9).map(|(_, frame)| frame) {
         assert_eq!(pair.at_receiver(frame).reason, PacketReason::Delivered);
     }
-    // Ten packets are missing: five may be given up (5 of 100), and the other five are requested on and on.
+    // Ten packets are missing: five may be given up (5 of 100), and requests for the other five are repeated without a
+    // limit.
     let last = pair.last(101);
     let mut asked = || {
         let mut numbers = BTreeSet::new();
         for _ in 0..20 {
-            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than `retry_us`, so a request is due
+            std::thread::sleep(MORE_THAN_A_RETRY); // exact: longer than `retry_us`, so the request is repeated
             let sent = kinds(&pair.at_receiver(&last).sent);
             numbers.extend(sent.into_iter().filter(|(kind, _)| *kind == REQUEST).map(|(_, number)| number));
         }
@@ -583,7 +586,8 @@ fn number_of_packets_given_up_is_bounded() {
     let owed = asked();
     assert_eq!(owed.len(), 5, "more than the bound was given up, or the others are not asked for");
     for number in (9..100_u32).step_by(10) {
-        // A packet that arrives after it was given up is late. Requested ones can still be delivered.
+        // A packet that arrives after it was given up is dropped as late. Packets that are still requested can be
+        // delivered.
         let wanted = if owed.contains(&number) { PacketReason::Delivered } else { PacketReason::Late };
         let copy = pair.at_sender(&ask(&pair, number)).frame;
         assert_eq!((kind(&copy), pair.at_receiver(&copy).reason), (DATA, wanted), "{number}");
@@ -591,8 +595,8 @@ fn number_of_packets_given_up_is_bounded() {
     assert_eq!(pair.come().complete, 101);
 }
 
-/// Packets of the previous list are repaired as that list promised, even if the list after a swap may give packets
-/// up. The same holds for the next list's packets after another swap.
+/// Packets that the previous list of functions sent are repaired as that list requires, even if the new list may give
+/// packets up. The same holds after a second swap of lists.
 #[test]
 fn list_gives_up_only_its_own_packets_after_a_swap() {
     const LATER: Duration = Duration::from_millis(3);
@@ -610,14 +614,14 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
     let mut pair = FunctionPair::with("owed", v4(), GO_BACK, &all, &parameters);
     let frames =
         |pair: &mut FunctionPair, count: u8| (0..count).map(|at| pair.frame(&[at; 33])).collect::<Vec<_>>();
-    // Packets 0 to 9 by Go-Back-N: packets 3, 8 and 9 are lost, and 4 to 7 are out of order.
+    // Go-Back-N sends packets 0 to 9: packets 3, 8 and 9 are lost, and 4 to 7 arrive out of order.
     let first = frames(&mut pair, 10);
     for (at, frame) in first.iter().enumerate().filter(|(at, _)| *at != 3 && *at < 8) {
         let wanted = if at < 3 { PacketReason::Delivered } else { PacketReason::OutOfTurn };
         assert_eq!(pair.at_receiver(frame).reason, wanted, "{at}");
     }
-    // Packets 10 to 19 by a list that gives up: 10 and 14 are lost. The receiver cannot know whether packet 10 was
-    // sent by the old list.
+    // A list with partial reliability sends packets 10 to 19: 10 and 14 are lost. The receiver cannot know whether the
+    // old list sent packet 10.
     pair.swap(PARTIAL);
     let second = frames(&mut pair, 10);
     for frame in second.iter().enumerate().filter(|(at, _)| ![0, 4].contains(at)).map(|(_, frame)| frame) {
@@ -633,7 +637,7 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
         }
         numbers
     };
-    // In this round packet 14 is requested until its deadline has passed.
+    // Packet 14 is requested until its deadline has passed.
     asked(&mut pair, &last);
     let owed: BTreeSet<u32> = (3..=10).collect();
     assert_eq!(asked(&mut pair, &last), owed);
@@ -642,7 +646,8 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
         assert_eq!(pair.at_receiver(&copy).reason, PacketReason::Delivered, "{number}");
     }
     assert_eq!(pair.come().complete, 20);
-    // Packets 20 to 22 by Go-Back-N again: 20 is lost. A message that was sent before the swap must not give it up.
+    // Go-Back-N sends packets 20 to 22: 20 is lost. A message that was sent before the swap must not make the receiver
+    // give it up.
     let word = pair.last(20);
     pair.swap(GO_BACK);
     let third = frames(&mut pair, 3);
@@ -658,8 +663,8 @@ fn list_gives_up_only_its_own_packets_after_a_swap() {
     assert_eq!(pair.come().complete, 23);
 }
 
-/// The window starts with a few packets, and grows with deliveries. Other properties are tested natively in
-/// tests/parsers.rs.
+/// The congestion window starts with a few packets, and grows when packets are delivered. Other properties are tested
+/// natively in tests/parsers.rs.
 #[test]
 fn congestion_control_bounds_the_window() {
     if !root("congestion_control_bounds_the_window") {
@@ -683,7 +688,7 @@ fn fill(pair: &mut FunctionPair) -> Vec<Vec<u8>> {
     inside(&pair.namespace, runs)
 }
 
-/// Delivers frames to the receiver, and its acknowledgements to the sender.
+/// Delivers frames to the receiver, and the receiver's acknowledgements to the sender.
 fn deliver(pair: &mut FunctionPair, frames: &[Vec<u8>]) {
     for frame in frames {
         let sent = pair.at_receiver(frame).sent;

@@ -1,5 +1,5 @@
-//! Tests of packet grafts: the XDP hook that they share with the gate, single frames, and functions on a path that
-//! loses packets. They need root.
+//! Tests of packet grafts: the XDP hook that they share with the gate, functions on single frames, and functions on a
+//! path that loses packets. They need root.
 
 mod bounded;
 mod datagrams;
@@ -25,14 +25,15 @@ use millrace_graft_kernel::packet::{
 
 pub const KEY: [u8; 16] = *b"sixteen bytes, !";
 
-/// Loads the dispatcher with the functions that lists of tests use.
+/// Loads the dispatcher and all functions that the tests' lists contain.
 pub fn hooks() -> PacketHooks {
-    // Requests are repeated soon, since round trips are short, and without a limit, since a busy machine is slow.
+    // Requests are repeated after a short time, since round trips are short, and without a limit, since a busy machine
+    // may be slow.
     let parameters = [("repair", "retry_us", 5000), ("repair", "tries", 0)];
     hooks_of(&["number", "order", "repair"], &parameters)
 }
 
-/// Loads the dispatcher with these functions. A parameter is given as function, name and value.
+/// Loads the dispatcher with the given functions. Each parameter is given as function, name and value.
 pub fn hooks_of(functions: &[&str], parameters: &[(&str, &str, u64)]) -> PacketHooks {
     let mut hooks = PacketHooks::load().unwrap_or_else(|error| panic!("{error}"));
     for &(name, image) in FUNCTIONS.iter().filter(|(name, _)| functions.contains(name)) {
@@ -69,7 +70,7 @@ pub fn open_over(hooks: &mut PacketHooks, ends: SessionEnds, functions: &[&str],
     hooks.open(session).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Opens both ends of a session, each in its own dispatcher.
+/// Opens a session at both hosts, each with its own dispatcher.
 pub fn sides(ends: SessionEnds, functions: &[&str], protocol: WireProtocol) -> [PacketHooks; 2] {
     [ends, other_side(&ends)].map(|ends| {
         let mut hooks = hooks();

@@ -14,7 +14,7 @@ use crate::traffic::{AtEnd, DatagramFate, PacketHook, get_to_know, receive, send
 use crate::{count, hooks_of, list, open, other_side};
 
 const LIST: &[&str] = &["pace", "number"];
-/// Rate in kbit/s. It is so low that departure times do not depend on the speed of this machine.
+/// Pacing rate in kbit/s. It is so low that departure times do not depend on the speed of the machine.
 const KBIT: u64 = 10;
 
 fn paced(functions: &[&str], parameters: &[(&str, &str, u64)]) -> PacketHooks {
@@ -33,25 +33,25 @@ fn leave(hooks: &PacketHooks, datagrams: usize) -> Vec<Option<u64>> {
     each.collect()
 }
 
-/// Returns how long a packet takes at the rate of these tests, ns. `bytes` are those behind the Ethernet header.
+/// Returns how long a packet takes at the rate of these tests, ns. `bytes` is the length without the Ethernet header.
 fn takes_ns(bytes: u64) -> u64 {
     bytes * 8 * 1_000_000 / KBIT
 }
 
 #[test]
-fn paced_packet_leaves_after_the_time_of_the_previous_one() {
-    if !root("paced_packet_leaves_after_the_time_of_the_previous_one") {
+fn paced_packet_departs_one_interval_after_the_previous_one() {
+    if !root("paced_packet_departs_one_interval_after_the_previous_one") {
         return;
     }
     let takes = takes_ns(20 + 8 + 900 + 16);
-    // Columns: most waiting packets, the burst, and the delay of each of six datagrams after the first, in multiples
-    // of `takes_ns`.
+    // Columns: the number of packets that may wait, the burst, and the departure of each of six datagrams after the
+    // first one, in multiples of `takes_ns`.
     let table: [(u64, u64, [Option<u64>; 6]); 4] = [
         (64, 1, [Some(0), Some(1), Some(2), Some(3), Some(4), Some(5)]),
-        // One packet leaves at once, and three may wait.
+        // One packet departs at once, and three may wait.
         (3, 1, [Some(0), Some(1), Some(2), Some(3), None, None]),
         (1, 1, [Some(0), Some(1), None, None, None, None]),
-        // A burst of four: the first three count as if they had left earlier.
+        // With a burst of four, the first packets depart at once, as if they had been due earlier.
         (64, 4, [Some(0), Some(0), Some(0), Some(0), Some(1), Some(2)]),
     ];
     for (packets, burst, want) in table {
@@ -63,21 +63,21 @@ fn paced_packet_leaves_after_the_time_of_the_previous_one() {
         assert!(first > 0, "at once is a time, too");
         for (got, want) in got.iter().zip(want) {
             match want {
-                // Datagrams of a burst leave when they are sent, one after another in this test.
+                // The datagrams of a burst depart when they are sent, and this test sends one after another.
                 Some(0) => assert!((first..first + takes).contains(&got.expect("it leaves")), "{got:?}"),
                 want => assert_eq!(*got, want.map(|times| first + times * takes), "{packets} {burst}"),
             }
         }
         let refused = want.iter().filter(|it| it.is_none()).count() as u64;
         assert_eq!(count(&mut hooks, &v4(), PacketReason::TooFast), refused);
-        // A refused packet does not get a number.
+        // A refused packet gets no packet number.
         assert_eq!(hooks.progress(&v4()).expect("progress").next, 6 - refused as u32);
     }
 }
 
 #[test]
-fn packets_without_a_rate_do_not_wait() {
-    if !root("packets_without_a_rate_do_not_wait") {
+fn packets_without_pacing_rate_are_not_delayed() {
+    if !root("packets_without_pacing_rate_are_not_delayed") {
         return;
     }
     assert_eq!(leave(&paced(LIST, &[]), 3), [Some(0); 3]);
@@ -89,10 +89,10 @@ fn packets_without_a_rate_do_not_wait() {
     assert_eq!((stranger.verdict, stranger.leaves_ns), (PASS_ON, 0));
 }
 
-/// A swap of lists keeps the next departure time of a session, and a restart clears it.
+/// When lists are swapped, a session keeps its next departure time; when the session restarts, the time is cleared.
 #[test]
-fn paced_departure_time_survives_a_swap_and_not_a_restart() {
-    if !root("paced_departure_time_survives_a_swap_and_not_a_restart") {
+fn departure_time_survives_a_list_swap_but_not_a_restart() {
+    if !root("departure_time_survives_a_list_swap_but_not_a_restart") {
         return;
     }
     let mut hooks =
@@ -129,8 +129,8 @@ fn fq_sends_each_packet_on_time_without_loss() {
         return;
     }
     assert_eq!(other(), None);
-    // At this rate a datagram leaves every 5 ms, which is longer than sending one takes. Datagrams beyond the
-    // permitted number of waiting ones are refused.
+    // At this rate a datagram departs every 5 ms, which is longer than sending one takes. Datagrams are refused if too
+    // many already wait.
     let parameters = [("pace", "rate_kbit", 1000), ("pace", "packets", 50)];
     let [mut sender, mut receiver] = site.hooks_of(LIST, &parameters);
     let (from, to) = site.sockets();
@@ -152,7 +152,7 @@ fn fq_sends_each_packet_on_time_without_loss() {
     assert_eq!((sent + refused, got.len() as u64), (400, sent));
     assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "in order");
     assert_eq!(count(&mut receiver, &other_side(&site.ends), PacketReason::Delivered), sent);
-    // The last `throttled` figure of fq counts the packets that had to wait for their time.
+    // The `throttled` figure in fq's statistics counts packets that had to wait for their departure time.
     let shown = tc(&near, "-s qdisc show dev eth");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     let throttled = shown.rsplit("throttled ").next().and_then(|rest| rest.split([' ', '\n']).next());

@@ -1,5 +1,5 @@
-//! Tests of parity packets: single frames compared with the same code in plain Rust, and a wire that loses several
-//! packets of each block.
+//! Tests of parity packets: single frames are compared with the same erasure code in plain Rust, and a path loses
+//! several packets of each block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -29,12 +29,12 @@ fn times(one: u16, other: u16) -> u16 {
     shifted.enumerate().fold(0, |sum, (bit, power)| if other >> bit & 1 == 1 { sum ^ power } else { sum })
 }
 
-/// Returns x to this power, in the field of gf16.h.
+/// Returns x to this power, in the field that gf16.h implements.
 fn power(exponent: u32) -> u16 {
     (0..exponent).fold(1, |power, _| twice(power))
 }
 
-/// Returns header and payload of a parity packet, computed term by term from the definition.
+/// Returns header and payload of a parity packet, computed term by term from the code's definition.
 fn parity_of(row: u8, payloads: &[Vec<u8>]) -> Vec<u8> {
     let longest = payloads.iter().map(Vec::len).max().expect("some");
     let mut length = 0;
@@ -50,9 +50,10 @@ fn parity_of(row: u8, payloads: &[Vec<u8>]) -> Vec<u8> {
     [&[row, payloads.len() as u8][..], &length.to_be_bytes(), &bytes].concat()
 }
 
-/// Tests that every square part of the code's matrix is invertible, so that n parities recover n packets, whichever they
-/// are. The matrix has powers of x, by row times packet. Parts of all four rows, of three consecutive rows and of one row
-/// are Vandermonde matrices of distinct elements, which are invertible. This tests the others.
+/// Tests that every square part of the code's matrix is invertible, so that n parities recover n packets, whichever
+/// they are. The matrix element for a row and a packet is x to the power of row times packet. Parts of all four rows,
+/// of three consecutive rows or of one row are Vandermonde matrices of distinct elements, which are invertible. This
+/// test checks all other parts.
 #[test]
 fn every_square_part_of_the_code_can_be_inverted() {
     let elements: Vec<u16> = (0..PACKETS_MOST).map(power).collect();
@@ -66,8 +67,8 @@ fn every_square_part_of_the_code_can_be_inverted() {
                 ];
                 assert_ne!(cross[0], cross[1], "{at} and {next}, {first} and {second}");
             }
-            // With rows 0, 1, 3 or 0, 2, 3 the determinant of three packets is a Vandermonde determinant times the
-            // term that must not be zero.
+            // Parts of rows 0, 1, 3 or 0, 2, 3 have a Vandermonde determinant times this term, so the term must not be
+            // zero.
             for &three in &elements[..next] {
                 assert_ne!(one ^ two ^ three, 0);
                 assert_ne!(times(one, two) ^ times(two, three) ^ times(three, one), 0);
@@ -137,7 +138,8 @@ fn parity_matches_its_definition() {
     }
 }
 
-/// Delivers a frame. Returns number and payload of each packet that the receiver recovered from it.
+/// Delivers a frame to the receiver. Returns packet number and payload of each packet that the receiver recovered from
+/// it.
 fn recovered(pair: &mut FunctionPair, frame: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let arrival = pair.at_receiver(frame);
     let mut found: Vec<_> = arrival
@@ -152,7 +154,7 @@ fn recovered(pair: &mut FunctionPair, frame: &[u8]) -> Vec<(u32, Vec<u8>)> {
     found
 }
 
-/// Tests every set of lost packets of a block, in which parity packets may be lost, too.
+/// Tests every set of lost packets in a block; lost packets may be parity packets, too.
 #[test]
 fn losses_up_to_the_number_of_parities_are_recovered() {
     const PACKETS: u32 = 5;
@@ -173,7 +175,7 @@ fn losses_up_to_the_number_of_parities_are_recovered() {
             let wanted: Vec<_> = (0..PACKETS).filter(|at| lost >> at & 1 == 1).collect();
             assert_eq!(found.len(), wanted.len(), "{parity} parities, lost {lost:b}");
             for (at, bytes) in found {
-                // The parity packet itself was turned into the first recovered packet.
+                // The buffer of the parity packet became the first recovered packet.
                 let at = if at == u32::MAX { wanted[0] } else { at - first };
                 assert!(
                     wanted.contains(&at) && bytes == payloads[at as usize],
@@ -191,10 +193,10 @@ fn losses_up_to_the_number_of_parities_are_recovered() {
     }
 }
 
-/// Four packets of a large block are lost, and a late packet arrives after the parities.
+/// Four packets of a large block are lost, and a fifth packet arrives after the parities.
 #[test]
-fn packet_behind_its_parities_recovers_others() {
-    if !root("packet_behind_its_parities_recovers_others") {
+fn data_packet_after_its_parities_recovers_lost_packets() {
+    if !root("data_packet_after_its_parities_recovers_lost_packets") {
         return;
     }
     let mut pair = pair_for("behind", v4(), PACKETS_MOST, 4);
@@ -207,7 +209,7 @@ fn packet_behind_its_parities_recovers_others() {
         let arrival = pair.at_receiver(frame);
         assert_eq!((arrival.reason, arrival.sent.len()), (PacketReason::Answered, 0));
     }
-    // A fifth packet was only late. It is delivered unchanged, and the four recovered ones follow it.
+    // The fifth packet is delivered unchanged, and the four recovered packets follow it.
     let arrival = pair.at_receiver(&frames[30]);
     assert_eq!((arrival.reason, payload(&arrival.frame)), (PacketReason::Delivered, &payloads[30][..]));
     let plain = datagram(&v4(), &payloads[30]);
@@ -219,14 +221,14 @@ fn packet_behind_its_parities_recovers_others() {
         assert!(check_frame(frame));
         let bytes = payload(frame);
         assert!(bytes[..bytes.len() - FRAME_BYTES] == payloads[number(frame) as usize]);
-        // Only the mark shows that an injected packet is from this host. From a wire no packet has it.
+        // Only its mark shows that this host injected a packet. Packets from the network never have the mark.
         assert_eq!(pair.at_receiver(frame).reason, PacketReason::Malformed);
     }
 }
 
 #[test]
-fn parity_recovers_no_more_losses_than_its_number() {
-    if !root("parity_recovers_no_more_losses_than_its_number") {
+fn more_losses_than_parity_packets_are_not_recovered() {
+    if !root("more_losses_than_parity_packets_are_not_recovered") {
         return;
     }
     let payloads: Vec<_> = (0..4u8).map(|at| vec![at; 50]).collect();
@@ -235,7 +237,7 @@ fn parity_recovers_no_more_losses_than_its_number() {
         (&[0usize, 1, 2, 3][..], PacketReason::Answered),
         (&[0, 3], PacketReason::Answered),
         (&[], PacketReason::Answered),
-        // The recovered packet is late, since `order` has delivered a newer one.
+        // The recovered packet is counted as late, since `order` has already delivered a newer one.
         (&[0, 2, 3], PacketReason::Late),
         (&[0, 1, 2], PacketReason::Recovered),
     ] {
@@ -246,8 +248,8 @@ fn parity_recovers_no_more_losses_than_its_number() {
         }
         assert_eq!(pair.at_receiver(&parities[0]).reason, want, "{arrivals:?}");
     }
-    // With the parity header, the parity packet is too long for the interface. The data packet has left already, so
-    // the parity packet is redirected to no interface.
+    // Its header makes the parity packet too long for the interface. The data packet has been sent already, so the
+    // parity packet is dropped by redirecting it to interface 0.
     for parity in [1, 4] {
         let parameters = [("fec", "packets", 2), ("fec", "parity", parity)];
         let mut pair = FunctionPair::new("fecl", v4(), functions, &parameters);
@@ -255,13 +257,13 @@ fn parity_recovers_no_more_losses_than_its_number() {
         let (reason, verdict, sent) = pair.send(&[7; 1456]);
         assert_eq!((reason, verdict, kinds(&sent)), (PacketReason::Sent, REDIRECT, vec![(DATA, 1)]));
         assert_eq!(count(&mut pair.sender, &v4(), PacketReason::TooLong), 1);
-        // A data packet that is too long gets no number.
+        // A data packet that is too long gets no packet number.
         assert_eq!(pair.send(&[7; 1457]).0, PacketReason::TooLong);
         assert_eq!(pair.known().next, 2);
     }
 }
 
-/// Malformed parity packets have no effect, and correct ones still work after them.
+/// Malformed parity packets have no effect, and valid ones still work after them.
 #[test]
 fn malformed_parity_recovers_nothing() {
     if !root("malformed_parity_recovers_nothing") {
@@ -274,8 +276,8 @@ fn malformed_parity_recovers_nothing() {
         pair.at_receiver(frame);
     }
     let at = parities[0].len() - payload(&parities[0]).len();
-    // Impossible rows, counts and lengths. A frame does not authenticate the payload, so without sealing it can be
-    // changed on the path.
+    // The changed headers have impossible rows, counts and lengths. A frame does not authenticate the payload, so
+    // without sealing a path can change it.
     for (offset, value) in [(0, 2), (0, 255), (1, 0), (1, 1), (1, 64), (1, 255)] {
         let mut changed = parities[0].clone();
         changed[at + offset] = value;
@@ -295,7 +297,7 @@ fn recovered_kinds(sent: &[(u8, Vec<u8>)]) -> usize {
     sent.iter().filter(|(kind, _)| *kind == RETURNED).count()
 }
 
-/// Loses three packets of each block of 8 data and 3 parity packets, at varying positions.
+/// Makes the path lose three packets of each block of 8 data and 3 parity packets, at varying positions.
 fn three_of_eleven(count: u64) -> DatagramFate {
     let at = count % 11;
     let block = count / 11;
@@ -306,8 +308,8 @@ fn three_of_eleven(count: u64) -> DatagramFate {
     }
 }
 
-/// Every loss is recovered without a retransmission if a block loses at most as many packets as it has parities; with
-/// sealing and without.
+/// If a block loses at most as many packets as it has parities, all are recovered without a retransmission, with and
+/// without sealing.
 #[test]
 fn parity_recovers_several_losses_of_a_block() {
     const SENT: u32 = 2000;
@@ -350,7 +352,7 @@ fn parity_recovers_several_losses_of_a_block() {
         assert_eq!(got.len(), SENT as usize, "IPv{family}: {counts:?}");
         assert_all_once(&got, SENT);
         assert_eq!(count(&mut sender, &site.ends, PacketReason::Protected), u64::from(SENT) / 8 * 3);
-        // The application may have a recovered packet before its reason is counted.
+        // The application may receive a recovered packet before the kernel counts its reason.
         let come =
             || [PacketReason::Delivered, PacketReason::Recovered].map(|it| count(&mut receiver, &there, it));
         let all = u64::from(SENT);
@@ -405,7 +407,7 @@ fn processing_time_of_parity_is_measured() {
             let left = pair.capture.frames().into_iter().chain(end).filter(|frame| check_frame(frame));
             let (data, parities): (Vec<_>, Vec<_>) = left.partition(|frame| kind(frame) == DATA);
             frames.extend(data);
-            // As many packets are lost as the block has parities.
+            // The block loses as many packets as it has parities.
             for frame in &frames[parity as usize..] {
                 let run = inside(&pair.namespace, || {
                     pair.receiver

@@ -1,5 +1,5 @@
-//! Tests of sessions with several paths: path and addresses of outgoing datagrams, and which datagrams the other end
-//! accepts.
+//! Tests of sessions with several paths: path and addresses of outgoing datagrams, and which incoming datagrams are
+//! accepted.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::net::{check_frame, ip as net_ip, root};
 use crate::wire::{as_udp, on_the_wire};
 use crate::{count, hooks, open, open_over, other_side, sides};
 
-/// Calls `work` with the index of an interface with two queues, in a namespace of its own.
+/// Calls `work` with the index of an interface with two queues, in a new network namespace.
 fn with_two_queues(work: impl FnOnce(u32) + Send) {
     let in_own = || {
         unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
@@ -35,7 +35,8 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Returns two paths: the session's own addresses by interface `own`, and another pair by `other`.
+/// Returns two paths: the session's own addresses by the interface `own`, and another address pair by the interface
+/// `other`.
 fn paths(ends: &SessionEnds, [own, other]: [u32; 2], weights: [u32; 2]) -> [SessionPath; 2] {
     let (local, remote) = match ends.local.is_ipv4() {
         true => (ip("192.0.2.1"), ip("198.51.100.77")),
@@ -58,14 +59,15 @@ fn addresses(ends: &SessionEnds, frame: &[u8]) -> [IpAddr; 2] {
     }
 }
 
-/// Returns ends of both address families, each with both protocols on the wire.
+/// Returns session addresses of both IP versions, each with both protocols on the wire.
 fn kinds() -> impl Iterator<Item = (SessionEnds, WireProtocol)> {
     [v4(), v6()]
         .into_iter()
         .flat_map(|ends| [WireProtocol::Udp, WireProtocol::Ip253].map(|over| (ends, over)))
 }
 
-/// A datagram has its path's addresses on the wire and the session's at both ends, with correct checksums.
+/// A datagram has its path's addresses on the wire, and the session's addresses at both hosts. All checksums are
+/// correct.
 #[test]
 fn redundant_datagram_uses_each_path() {
     if !root("redundant_datagram_uses_each_path") {
@@ -104,8 +106,8 @@ fn redundant_datagram_uses_each_path() {
     });
 }
 
-/// Packets from another interface, with other addresses or without the key are not accepted by a path, and do not
-/// count as received.
+/// A path does not accept packets from another interface, with other addresses or without the key, and does not count
+/// them as received.
 #[test]
 fn path_accepts_only_its_own_session() {
     if !root("path_accepts_only_its_own_session") {
@@ -120,7 +122,7 @@ fn path_accepts_only_its_own_session() {
             receiver.set_paths(&there, &far, false).expect("paths");
             let (_, frame) = run(&sender, FunctionHook::Tx, &datagram(&ends, b"by the second"));
             let others = receiver.others().expect("others");
-            // Two frames that the path must ignore: one at another interface, and one from another host.
+            // Two frames that the path must not accept: one at another interface, and one from another host.
             assert_eq!(receiver.run_at((LOOPBACK, 0), &frame).expect("a run").verdict, XDP_PASS);
             let mut foreign = frame.clone();
             foreign[29] ^= 1;
@@ -140,7 +142,7 @@ fn path_accepts_only_its_own_session() {
             assert_eq!(receiver.others().expect("others"), others + 1);
             open_over(&mut receiver, there, &["number"], over);
             receiver.set_paths(&there, &far, false).expect("the same again");
-            // The session drops packets of the other protocol.
+            // The session drops packets of the other protocol (UDP or 253).
             let (_, frame) = run(&sender, FunctionHook::Tx, &datagram(&ends, b"by the second"));
             let other = if over == WireProtocol::Ip253 { as_udp(&frame) } else { on_the_wire(&frame) };
             assert_eq!(receiver.run_at((ifindex, 0), &other).expect("a run").verdict, XDP_DROP);
@@ -149,7 +151,7 @@ fn path_accepts_only_its_own_session() {
     });
 }
 
-/// Paths share packets by their weights. If no path has a weight, all packets use the first one.
+/// Packets are distributed over paths by the paths' weights. If no path has a weight, all packets use the first one.
 #[test]
 fn paths_share_packets_by_their_weights() {
     if !root("paths_share_packets_by_their_weights") {
@@ -177,8 +179,8 @@ fn paths_share_packets_by_their_weights() {
 }
 
 #[test]
-fn packet_without_a_path_is_counted() {
-    if !root("packet_without_a_path_is_counted") {
+fn packet_for_missing_path_interface_is_counted() {
+    if !root("packet_for_missing_path_interface_is_counted") {
         return;
     }
     let ends = v4();
@@ -192,7 +194,8 @@ fn packet_without_a_path_is_counted() {
     assert!(refused.contains("paths of a session"), "{refused}");
 }
 
-/// An interface that is created again has another index. Counts continue, and the limit of sessions with paths holds.
+/// An interface that was deleted and created again has another index. Counts continue, and the limit of sessions with
+/// paths still holds.
 #[test]
 fn changed_paths_of_a_session_continue_their_counts() {
     if !root("changed_paths_of_a_session_continue_their_counts") {
@@ -215,20 +218,21 @@ fn changed_paths_of_a_session_continue_their_counts() {
         sender.set_paths(first, &of(first, other), false).expect("the same with another number");
         assert_eq!(sender.path_counts(first).expect("counts")[1].sent, 1);
     }
-    // A session whose interface does not exist leaves no entries either, so another session can have paths.
+    // Setting paths with a missing interface fails and leaves no map entries, so another session can still get paths.
     sender.set_paths(first, &of(first, 0), false).expect("without the interface");
     sender.close(first).expect("closed");
     sender.set_paths(last, &of(last, LOOPBACK), false).expect("room");
 }
 
-/// A packet that another path may still deliver is neither requested nor counted as lost.
+/// A packet that a slower path may still deliver is neither requested nor counted as lost.
 #[test]
 fn packet_that_may_arrive_on_another_path_is_not_missing() {
     if !root("packet_that_may_arrive_on_another_path_is_not_missing") {
         return;
     }
-    // Each step has the number that arrives, and the newest number after it. The second path is unknown at first.
-    // After packet 7, packets 5 and 6 are no longer in flight, and a late packet changes nothing.
+    // Each step has the packet number that arrives, and the newest number after that. No packet of the second path is
+    // known at first. When packet 7 arrives, packets 5 and 6 are no longer in flight, and a late packet changes
+    // nothing.
     let come = [(0, 1), (1, 1), (2, 2), (4, 2), (8, 2), (3, 4), (7, 8), (5, 8)];
     with_two_queues(|ifindex| {
         let ends = v4();
@@ -238,7 +242,7 @@ fn packet_that_may_arrive_on_another_path_is_not_missing() {
             sender.set_paths(&ends, &paths(&ends, [LOOPBACK, ifindex], [1, 1]), false).expect("paths");
             let far = turned(paths(&ends, [ifindex, ifindex], [1, 1]));
             receiver.set_paths(&there, &far, false).expect("paths");
-            // Even numbers arrive by the first path, odd ones by the second.
+            // Packets with even numbers arrive by the first path, those with odd numbers by the second.
             let frames: Vec<_> =
                 (0..13u8).map(|at| run(&sender, FunctionHook::Tx, &datagram(&ends, &[at])).1).collect();
             let newest = |number: usize| {
@@ -247,12 +251,12 @@ fn packet_that_may_arrive_on_another_path_is_not_missing() {
             };
             let begin = Instant::now();
             let got = come.map(|(number, _)| (number, newest(number)));
-            // On a busy machine a path may have been silent for too long, so the test is repeated then.
+            // On a busy machine a path may count as silent too early; then the test is repeated.
             if begin.elapsed() > Duration::from_millis(100) {
                 return None;
             }
             assert_eq!(got, come);
-            // After a silence no packet counts as in flight, so the newest number follows each packet.
+            // After a silence no packet counts as in flight, so each packet advances the newest number.
             std::thread::sleep(Duration::from_millis(400)); // exact: longer than PATH_SILENT_NS, after which a path counts as silent
             assert_eq!([10, 12].map(newest), [11, 13]);
             Some(())

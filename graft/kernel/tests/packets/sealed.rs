@@ -1,5 +1,5 @@
-//! Tests of sealed sessions: outgoing, incoming and refused packets. Ring's AEADs are a second implementation: they
-//! seal datagrams for the kernel, and open those of the kernel.
+//! Tests of sealed sessions: outgoing, incoming and refused packets. The AEADs of the crate ring are the second
+//! implementation: they seal datagrams for the kernel, and open datagrams that the kernel sealed.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ pub enum SealedCipher {
 
 const CIPHERS: [SealedCipher; 2] = [SealedCipher::ChaCha20Poly1305, SealedCipher::Aes128Gcm];
 
-/// The key of one direction, in the form of both implementations.
+/// The key of one direction, as both the kernel and ring need it.
 #[derive(Clone, Copy)]
 struct SealedDirection {
     cipher: SealedCipher,
@@ -79,7 +79,7 @@ impl SealedDirection {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Seals a text with ring. Returns the bytes behind the UDP header.
+    /// Seals a text with ring. Returns the bytes that follow the UDP header.
     fn seal(&self, phase: u8, number: u64, text: &[u8]) -> Vec<u8> {
         let tail = [&[MAGIC, 0x10 | phase][..], &number.to_be_bytes()[2..]].concat();
         let mut sealed = text.to_vec();
@@ -88,7 +88,7 @@ impl SealedDirection {
         [sealed, tail].concat()
     }
 
-    /// Opens a datagram with ring. Returns its number and text.
+    /// Opens a datagram with ring. Returns the datagram's number and its text.
     fn open(&self, sealed: &[u8]) -> (u64, Vec<u8>) {
         let (text, tail) = sealed.split_at(sealed.len() - TAIL);
         assert_eq!(tail[0], MAGIC);
@@ -99,7 +99,7 @@ impl SealedDirection {
     }
 }
 
-/// Returns the keys of both directions: from the first end to the second, and back.
+/// Returns the keys of both directions: from the first host to the second, and back.
 fn directions(cipher: SealedCipher) -> [SealedDirection; 2] {
     [SealedDirection::new(cipher, 3), SealedDirection::new(cipher, 200)]
 }
@@ -122,7 +122,7 @@ fn install(hooks: &mut PacketHooks, ends: &SessionEnds, directions: [SealedDirec
     hooks.seal_with(ends, phase).expect("keys");
 }
 
-/// Opens both ends of a sealed session, and installs keys.
+/// Opens both ends of a sealed session, each in its own dispatcher, and installs keys.
 fn pair(ends: SessionEnds, cipher: SealedCipher, functions: &[&str]) -> (PacketHooks, PacketHooks) {
     pair_of(ends, cipher, functions, hooks)
 }
@@ -227,7 +227,7 @@ fn datagram_sealed_by_ring_is_opened() {
     }
 }
 
-/// Changes every bit, and cuts to every length: the receiver only counts the datagram.
+/// A datagram with any changed bit or any other length is only counted, and not delivered.
 #[test]
 fn changed_datagram_is_refused() {
     if !root("changed_datagram_is_refused") {
@@ -246,13 +246,13 @@ fn changed_datagram_is_refused() {
                 let want = match (tail, bit) {
                     (Some(0), _) | (Some(PHASE), 4..) => PacketReason::Malformed,
                     (Some(PHASE), 0) => PacketReason::NoKeys,
-                    // The tail's unused bits have no meaning, but are authenticated.
+                    // The unused bits of the tail have no meaning, but are authenticated like the others.
                     _ => PacketReason::Unopened,
                 };
                 assert_eq!((why, verdict), (want, XDP_DROP), "{cipher:?} byte {at} bit {bit}");
             }
         }
-        // Datagrams that are cut at the front, within the text, and at the end, with matching lengths.
+        // Datagrams are cut at the front, within the text, and at the end, and their headers have the matching lengths.
         let sealed = behind(&v4(), &good);
         for cut in 1..=sealed.len() {
             for shorter in [&sealed[cut..], &sealed[..sealed.len() - cut]] {
@@ -262,7 +262,7 @@ fn changed_datagram_is_refused() {
                 assert_eq!(verdict, XDP_DROP);
             }
         }
-        // Datagrams that are sealed with another key, sealed for the other direction, framed without sealing, and
+        // Further datagrams: sealed with another key, sealed for the other direction, framed without sealing, and
         // empty.
         let [_, back] = directions(cipher);
         let mut clear = hooks();
@@ -276,10 +276,10 @@ fn changed_datagram_is_refused() {
         for (frame, want) in table {
             assert_eq!(reason(&mut receiver, &there, FunctionHook::Rx, &frame).0, want);
         }
-        // TC accepts no packet that XDP has not opened.
+        // TC does not accept a sealed packet that XDP has not opened.
         let (why, verdict, _) = reason(&mut receiver, &there, FunctionHook::Repair, &good);
         assert_eq!((why, verdict), (PacketReason::Malformed, SHOT));
-        // The unchanged datagram is still accepted afterwards.
+        // The unchanged datagram is still accepted after the forged ones.
         assert_eq!(reason(&mut receiver, &there, FunctionHook::Rx, &good).0, PacketReason::LetIn);
     }
 }
@@ -290,7 +290,7 @@ fn replayed_datagram_is_refused() {
         return;
     }
     let there = other_side(&v4());
-    // The list is empty, so no function would notice a replay.
+    // The list of functions is empty, so only the sealing programs can detect a replay.
     let (sender, mut receiver) = pair(v4(), SealedCipher::ChaCha20Poly1305, &[]);
     let frames: Vec<_> = (0..1100).map(|_| framed(&sender, &v4(), b"payload")).collect();
     use PacketReason::{LetIn, Replayed};
@@ -307,7 +307,7 @@ fn replayed_datagram_is_refused() {
         (1026, LetIn),
         (2, Replayed),
         (1099, LetIn),
-        // Number 75 is too old to tell: number 1099 has its place in the replay window.
+        // Number 75 is too old to tell whether it is a replay: number 1099 uses the same entry of the replay window.
         (75, Replayed),
         (76, LetIn),
     ];
@@ -318,8 +318,8 @@ fn replayed_datagram_is_refused() {
     }
 }
 
-/// Two keys are valid at the same time. Each has its own numbers, and ends when its limit is reached or it is
-/// discarded.
+/// Two keys are valid at the same time. Each has its own datagram numbers, and is valid until its limit is reached or
+/// it is discarded.
 #[test]
 fn session_keys_are_installed_and_removed() {
     if !root("session_keys_are_installed_and_removed") {
@@ -345,7 +345,7 @@ fn session_keys_are_installed_and_removed() {
     });
     let turned = |[there, back]: [SealedDirection; 2]| [back, there];
     sender.install(&near, 0, &keys(one, 3)).expect("keys");
-    // An installed key opens datagrams, but seals none before seal_with().
+    // An installed key opens datagrams, but seals none before seal_with() is called.
     assert_eq!(at_tx(&mut sender).0, PacketReason::NoKeys);
     sender.seal_with(&near, 0).expect("keys");
     let first = [(); 3].map(|()| framed(&sender, &near, b"payload"));
@@ -360,12 +360,13 @@ fn session_keys_are_installed_and_removed() {
     let second = framed(&sender, &near, b"payload");
     assert_eq!(behind(&near, &second)[behind(&near, &second).len() - TAIL..][1..], [0x11, 0, 0, 0, 0, 0, 0]);
     assert_eq!(at_rx(&mut receiver, &second), PacketReason::LetIn);
-    // Packets in flight with the old key are still opened. Packets received before are refused as replays.
+    // Packets that were sealed with the old key are still opened. Packets that were received before are refused as
+    // replays.
     assert_eq!(at_rx(&mut receiver, &first[1]), PacketReason::LetIn);
     assert_eq!(at_rx(&mut receiver, &first[0]), PacketReason::Replayed);
     receiver.discard(&far, 0).expect("discarded");
     assert_eq!(at_rx(&mut receiver, &first[2]), PacketReason::NoKeys);
-    // Datagrams that cannot be opened are counted, so that the daemon renews the key in time.
+    // Datagrams that fail authentication are counted, so that the daemon renews the key in time.
     receiver.seal_with(&far, 1).expect("keys");
     let mut bad = framed(&sender, &near, b"payload");
     *bad.get_mut(udp_at(&near) + 8).expect("a text") ^= 1;
@@ -373,7 +374,7 @@ fn session_keys_are_installed_and_removed() {
     assert_eq!(at_rx(&mut receiver, &bad), PacketReason::Unopened);
     assert_eq!(receiver.wear(&far).expect("some").expect("some").failures, 1);
     assert_eq!(receiver.active(), [far]);
-    // The next session at the same index does not have the old keys.
+    // The next session with the same index does not get the old keys.
     receiver.close(&far).expect("closed");
     open_keyless(&mut receiver, far, &[]);
     assert_eq!(at_rx(&mut receiver, &second), PacketReason::NoKeys);
@@ -394,7 +395,8 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     let far = other_side(&v4());
     let (sender, mut receiver) = pair(v4(), SealedCipher::ChaCha20Poly1305, &["number"]);
     let word = sender.word(&near, TalkMessage::Says(3, 77)).expect("a word");
-    // The message without sealing, and with a tail as if it were sealed in the current or the previous format.
+    // The daemon's message is sent without sealing, and with a tail that looks like the current or the previous sealed
+    // format.
     for bits in [0x10, 0x12] {
         let as_sealed = [&word[..], &[9; 24], &[MAGIC, bits, 0, 0, 0, 0, 0, 9]].concat();
         for payload in [&word[..], &as_sealed] {
@@ -413,7 +415,7 @@ fn control_message_of_an_encrypted_session_must_be_encrypted() {
     assert_eq!(receiver.words(Duration::ZERO).expect("words").len(), 1);
 }
 
-/// A held session sends nothing. A frame with a new key counts as forged until the other end has the same key.
+/// A held session sends nothing. A frame with a new key counts as forged until the peer has the new key, too.
 #[test]
 fn frame_is_authenticated_with_the_latest_key() {
     if !root("frame_is_authenticated_with_the_latest_key") {
@@ -437,13 +439,14 @@ fn frame_is_authenticated_with_the_latest_key() {
     assert_eq!(reason(&mut receiver, &far, FunctionHook::Rx, &framed).0, PacketReason::LetIn);
 }
 
-/// Returns a daemon's message, sealed with the first unused number.
+/// Returns a daemon's message that is sealed with the first unused datagram number.
 fn framed_word(sender: &PacketHooks, ends: &SessionEnds, word: TalkMessage) -> Vec<u8> {
     let [there, _] = directions(SealedCipher::ChaCha20Poly1305);
     datagram(ends, &there.seal(0, 900, &sender.word(ends, word).expect("a word")))
 }
 
-/// A retransmission is sealed with a new number: no datagram is repeated on the wire, but its text is.
+/// A retransmission is sealed with a new datagram number, so the wire shows no datagram twice, although its text is the
+/// same.
 #[test]
 fn retransmission_has_the_original_text() {
     if !root("retransmission_has_the_original_text") {
@@ -460,14 +463,14 @@ fn retransmission_has_the_original_text() {
     assert_eq!(why, PacketReason::LetIn);
     let (why, verdict, again) = reason(&mut sender, &near, FunctionHook::Repair, &opened);
     assert_eq!((why, verdict), (PacketReason::Resent, REDIRECT));
-    // The retransmission is redirected to egress, where it is sealed. lost_packets_are_sent_again tests that on a
-    // wire.
+    // The retransmission is redirected to TC egress, where it is sealed. The test lost_packets_are_sent_again checks
+    // that on a wire.
     let (_, text) = there.open(&behind(&near, &first));
     assert_eq!(behind(&near, &again), text);
 }
 
-/// Hosts accept some UDP packets in which no frame can be found. Between the addresses of a sealed session they are
-/// dropped in both directions; between other addresses they pass.
+/// A host accepts some UDP packets in which the programs find no frame. Between the addresses of a sealed session such
+/// packets are dropped in both directions; between other addresses they pass.
 #[test]
 fn packet_that_cannot_be_sealed_or_opened_is_dropped() {
     if !root("packet_that_cannot_be_sealed_or_opened_is_dropped") {
@@ -484,7 +487,7 @@ fn packet_that_cannot_be_sealed_or_opened_is_dropped() {
             assert_eq!((why, verdict), (PacketReason::Fragment, SHOT), "{ends:?} {frame:?}");
             assert_eq!(run(&clear, FunctionHook::Tx, &frame).0, PASS_ON);
         }
-        // Packets of TCP, and of other addresses, pass.
+        // TCP packets, and packets of other addresses, pass.
         let mut stranger = ends;
         stranger.remote.set_ip(stranger.local.ip());
         let mut tcp = odd(&ends).swap_remove(0);
@@ -493,7 +496,7 @@ fn packet_that_cannot_be_sealed_or_opened_is_dropped() {
             assert_eq!(run(&sender, FunctionHook::Tx, &frame).0, PASS_ON, "{frame:?}");
             assert_eq!(run(&receiver, FunctionHook::Repair, &frame).0, PASS_ON, "{frame:?}");
         }
-        // Malformed packets pass again after the last session between the addresses is closed.
+        // After the last session between the addresses is closed, malformed packets pass again.
         let session = |port| {
             let mut other = ends;
             other.local.set_port(port);
@@ -508,8 +511,8 @@ fn packet_that_cannot_be_sealed_or_opened_is_dropped() {
     }
 }
 
-/// Returns fragments (the first and a later one), and for IPv6 also many extension headers, and a payload length of
-/// 0.
+/// Returns packets that the programs cannot parse: a first and a later fragment. For IPv6 there are also packets with
+/// many extension headers, and with a payload length of 0.
 pub fn odd(ends: &SessionEnds) -> Vec<Vec<u8>> {
     const OPTIONS: u8 = 60;
     const FRAGMENT: u8 = 44;
@@ -556,8 +559,8 @@ fn too_long_datagram_is_not_sent() {
 }
 
 #[test]
-fn random_frames_are_judged() {
-    if !root("random_frames_are_judged") {
+fn random_frames_get_a_verdict() {
+    if !root("random_frames_get_a_verdict") {
         return;
     }
     let mut random = fastrand::Rng::with_seed(15);
@@ -600,8 +603,8 @@ fn random_frames_are_judged() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
-/// Requests, retransmissions and messages are sealed, too, on a path that loses packets in both directions. The wire
-/// carries no clear text, and no datagram twice.
+/// Requests, retransmissions and messages are sealed, too, on a path that loses packets in both directions. The path
+/// sees no clear text, and no datagram twice.
 #[test]
 fn lost_packets_are_sent_again() {
     const SENT: u32 = 3000;
@@ -634,14 +637,14 @@ fn lost_packets_are_sent_again() {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     captured.lock().expect("frames").extend(capture.frames());
-                    thread::sleep(Duration::from_millis(1)); // exact: the interval at which the capture is read
+                    thread::sleep(Duration::from_millis(1)); // exact: interval at which the captured packets are read
                 }
             });
             let receiving = scope.spawn(|| pace.receive(&far, SENT));
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
@@ -714,7 +717,7 @@ fn packets_of_functions_are_sealed() {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     captured.lock().expect("frames").extend(capture.frames());
-                    thread::sleep(Duration::from_millis(1)); // exact: the interval at which the capture is read
+                    thread::sleep(Duration::from_millis(1)); // exact: interval at which the captured packets are read
                 }
             });
             get_to_know(&site, &sender, &mut receiver);
@@ -725,7 +728,7 @@ fn packets_of_functions_are_sealed() {
                 inside(&site.network.publisher, || {
                     sender.say(&site.ends, TalkMessage::Last(next)).expect("said");
                 });
-                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -759,8 +762,8 @@ fn packets_of_functions_are_sealed() {
     }
 }
 
-/// No packet leaves without keys, neither the application's nor a function's. The application gets an error for its own
-/// packet only.
+/// No packet is sent without keys, neither by the application nor by a function. The application gets an error for its
+/// own packet only.
 #[test]
 fn packets_of_functions_need_keys() {
     if !root("packets_of_functions_need_keys") {
@@ -777,14 +780,14 @@ fn packets_of_functions_need_keys() {
     for number in 0..4u8 {
         near.send(&[number; 100]).expect("sent");
     }
-    // Two data packets without parity and two with one parity packet each were refused: six in all.
+    // Six packets were refused: two data packets without parity, and two data packets with one parity packet each.
     assert_eq!(count(&mut sender, &site.ends, PacketReason::NoKeys), 6);
     let frames = capture.frames();
     assert!(!frames.iter().any(|frame| crate::traffic::is_datagram(frame)), "{frames:?}");
 }
 
-/// Checks that every datagram can be opened with the key of one direction, and that no number repeats. Returns the
-/// number of datagrams in each direction.
+/// Checks that every datagram can be opened with the key of its direction, and that no datagram number repeats. Returns
+/// the number of datagrams in each direction.
 fn assert_sealed(ends: &SessionEnds, frames: &[Vec<u8>], [there, back]: [SealedDirection; 2]) -> [usize; 2] {
     let mut numbers = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
     for frame in frames {

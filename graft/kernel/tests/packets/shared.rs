@@ -1,5 +1,5 @@
-//! Tests the XDP hook that gate and packet grafts share: each may attach, detach or be killed without an effect on
-//! the other.
+//! Tests the XDP hook that the gate and packet grafts share. Each of the two programs may attach, detach or be killed
+//! without an effect on the other.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::UdpSocket;
@@ -52,7 +52,8 @@ fn session() -> SessionEnds {
     ends(GRAFTED, CLIENT)
 }
 
-/// A network with both programs. Grafts drop packets without a frame, and the gate drops packets that are too short.
+/// A network with both programs. Grafts drop packets without a frame, and the gate drops packets that are too short, so
+/// the test sees which program runs.
 struct SharedSite {
     network: NamespaceNetwork,
     client: UdpSocket,
@@ -101,7 +102,7 @@ impl SharedSite {
         String::from_utf8_lossy(&show.expect("ip").stdout).contains("xdp")
     }
 
-    /// Runs a test in a child process, which is killed later.
+    /// Runs a test in a child process that the test kills later.
     fn child(&self, test: &str, nouns: &str) -> RootHolder {
         let myself = std::env::current_exe().expect("a path");
         let mut child = Command::new(myself)
@@ -132,7 +133,7 @@ fn refused(gate: &LoadedGate) -> u64 {
     gate.statistics().expect("statistics").scope("web").expect("web").rule(Rule::Short).packets
 }
 
-/// The child process: it attaches programs, reports that, and waits to be killed.
+/// Runs in the child process: attaches programs, reports that, and waits to be killed.
 fn hold_if_asked() {
     let (Ok(nouns), Ok(namespace)) = (std::env::var(NOUNS), std::env::var(NAMESPACE)) else { return };
     let west = ifindex(&namespace, "west");
@@ -153,8 +154,8 @@ fn hold_if_asked() {
 }
 
 #[test]
-fn gate_and_relay_attach_and_detach_in_any_order() {
-    if !root("gate_and_relay_attach_and_detach_in_any_order") {
+fn gate_and_packet_grafts_attach_and_detach_in_any_order() {
+    if !root("gate_and_packet_grafts_attach_and_detach_in_any_order") {
         return;
     }
     let site = SharedSite::new("root");
@@ -211,7 +212,7 @@ fn second_program_of_the_same_kind_is_refused() {
     site.assert_grafts_judge(&mut one);
 }
 
-/// Either process may be killed, whichever has loaded the shared XDP program.
+/// The process that is killed may or may not be the one that loaded the shared XDP program.
 #[test]
 fn killed_process_leaves_the_other_program_attached() {
     const TEST: &str = "killed_process_leaves_the_other_program_attached";
@@ -229,7 +230,7 @@ fn killed_process_leaves_the_other_program_attached() {
         site.assert_grafts_judge(&mut grafts);
         child.kill();
         site.assert_grafts_judge(&mut grafts);
-        // The kernel detaches the killed process's program with a delay. Then another one can attach.
+        // The kernel detaches a killed process's program with a delay. After that, another program can attach.
         wait_for("the gate's place", || {
             inside(&site.network.relay, || gate.attach(site.west, XdpMode::Auto))
         });
@@ -278,7 +279,7 @@ fn killed_processes_leave_nothing_behind() {
     site.assert_grafts_judge(&mut grafts);
 }
 
-/// Each packet gets one verdict, whatever the other program does meanwhile.
+/// Each packet gets exactly one verdict, while the other program attaches and detaches.
 #[test]
 fn no_packet_is_lost_while_another_program_attaches_and_detaches() {
     const ROUNDS: u64 = 20;
@@ -305,7 +306,7 @@ fn no_packet_is_lost_while_another_program_attaches_and_detaches() {
                 site.send(GRAFTED);
             }
             sent += PACKETS;
-            // The interface queues some 250 packets, so the test waits for those that were sent.
+            // The interface queues only some 250 packets, so the test waits for the packets that it has sent.
             wait_for("all of them", || count(&mut grafts, &session(), PacketReason::Malformed) == sent);
         }
         changing.join().expect("changes");

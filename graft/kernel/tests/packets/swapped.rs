@@ -1,4 +1,5 @@
-//! Tests swaps of lists between any two packets, with any losses around: every payload is delivered exactly once.
+//! Tests swaps of function lists between any two packets, with any losses before and after: every payload is delivered
+//! exactly once.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,10 +13,12 @@ use crate::net::root;
 use crate::other_side;
 use crate::traffic::{GO_BACK, PARTIAL, SELECTIVE};
 
-/// Packets of a block, during which lists are swapped. Blocks do not overlap in flight.
+/// Number of packets in a block. Lists are swapped within each block, and one block is delivered completely before the
+/// next begins.
 const BLOCK: usize = 12;
 
-/// The packets of a block that are lost, and the one that arrives last. The lists are swapped before packet `at`.
+/// A case: the lost packets of a block, the packet that arrives last, and the packet `at` before which lists are
+/// swapped.
 type SwapFate = fn(at: usize) -> (BTreeSet<usize>, Option<usize>);
 
 const FATES: [SwapFate; 4] = [
@@ -25,10 +28,10 @@ const FATES: [SwapFate; 4] = [
     |at| ([at + 1].into(), at.checked_sub(1)),
 ];
 
-/// Received payloads, by the packet's number in the block.
+/// Received payloads, by the packet's index in the block.
 type Come = BTreeMap<usize, Vec<u8>>;
 
-/// Delivers a packet to the receiver, and all packets that both ends send in reply.
+/// Delivers a packet to the receiver, and all packets that both hosts send in reply.
 fn arrive(pair: &mut FunctionPair, frame: Vec<u8>, come: &mut Come) {
     let mut queue = VecDeque::from([frame]);
     while let Some(frame) = queue.pop_front() {
@@ -52,7 +55,7 @@ fn hash<'a>(parts: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<u8> {
     digest(&SHA256, &parts.into_iter().flatten().copied().collect::<Vec<_>>()).as_ref().to_vec()
 }
 
-/// Sends a block: its first `at` packets with the current list, and the others with `next`.
+/// Sends a block: the first `at` packets with the current list of functions, and the others with the list `next`.
 fn swap_at(pair: &mut FunctionPair, at: usize, next: &[&str], fate: SwapFate) {
     let sent: Vec<Vec<u8>> = (0..BLOCK)
         .map(|number| (0..40 + 7 * number).map(|byte| (number + byte * (at + 3)) as u8).collect())
@@ -75,7 +78,7 @@ fn swap_at(pair: &mut FunctionPair, at: usize, next: &[&str], fate: SwapFate) {
     }
     let epoch = epoch.unwrap_or_else(|| pair.swap(next));
     held.into_iter().for_each(|frame| arrive(pair, frame, &mut come));
-    // As the daemon does when it receives nothing: GRAFT_LAST reveals that the latest packets were lost.
+    // The daemon sends GRAFT_LAST when it receives nothing, which reveals that the latest packets were lost.
     let known = || {
         let known = pair.known();
         if known.acked != known.next {
@@ -103,14 +106,14 @@ fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
         ("repair", "tries", 0),
         ("gobackn", "retry_us", 1000),
         ("partial", "retry_us", 1000),
-        // With 0 ‰ `partial` may give up no packet.
+        // With a bound of 0 ‰, `partial` may not give up any packet.
         ("partial", "give_up_permille", 0),
     ];
     let lists = [GO_BACK, SELECTIVE, PARTIAL];
     let loaded: Vec<_> = lists.concat();
     for ends in [v4(), v6()] {
         let mut pair = FunctionPair::with("offsets", ends, lists[2], &loaded, &parameters);
-        // Swaps from each list to each other list, and back.
+        // Each list is replaced by each other list, and back.
         for (from, to) in [(2, 0), (0, 1), (1, 2)] {
             for at in 0..=BLOCK {
                 for fate in FATES {
@@ -118,7 +121,7 @@ fn bytes_arrive_unchanged_wherever_lists_are_swapped() {
                     swap_at(&mut pair, BLOCK - at, lists[from], fate);
                 }
             }
-            // Leaves the session with the list that the next round begins with.
+            // Switches to the list with which the next round begins.
             swap_at(&mut pair, 0, lists[to], FATES[0]);
         }
     }

@@ -1,5 +1,5 @@
-//! Tests of functions on a path that loses, duplicates and reorders packets: two hosts with a scripted wire between
-//! them.
+//! Tests of functions on a path that loses, duplicates and reorders packets. The path is a wire between two hosts,
+//! which a script controls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
@@ -22,10 +22,10 @@ use crate::net::{
 };
 use crate::{count, ends, hooks, hooks_of, list, open_over, other_side};
 
-/// Time limit of a wait for an arrival, or for room in the window.
+/// Time limit for the arrival of a packet, or for free space in the window.
 pub const LONG: Duration = millrace_testkit::BOUND;
 
-/// Sets a flag when it is dropped, so that a failing test stops the threads that it waits for.
+/// Sets a flag when it is dropped, so that a failing test stops its threads before it waits for them.
 pub struct AtEnd<'a>(pub &'a AtomicBool, pub bool);
 
 impl Drop for AtEnd<'_> {
@@ -34,13 +34,14 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-/// A script of the wire: the fate of a datagram, by the number of datagrams before it in its direction.
+/// A script of the wire decides what happens to a datagram, given how many datagrams came before it in the same
+/// direction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DatagramFate {
     Pass,
     Lose,
     Double,
-    /// The datagram is delivered after the next one.
+    /// The wire delivers the datagram after the next one.
     Hold,
 }
 
@@ -63,7 +64,7 @@ impl PacketHook {
             let address =
                 if family == 4 { format!("10.99.0.{host}/24") } else { format!("fd99::{host}/64 nodad") };
             ip(&format!("-n {namespace} addr add {address} dev eth"));
-            // The wire forwards frames through packet sockets, which need complete checksums. For protocol 253 the
+            // The wire forwards frames through packet sockets, so checksums have to be complete. For protocol 253 the
             // dispatcher completes them.
             if protocol == WireProtocol::Udp {
                 set_checksum_offload(namespace, "eth", false);
@@ -98,7 +99,7 @@ impl PacketHook {
         self.made(functions, hooks)
     }
 
-    /// Makes the site with these functions only.
+    /// Creates hosts and wire, and loads only these functions.
     pub fn hooks_of(&self, functions: &[&str], parameters: &[(&str, &str, u64)]) -> [PacketHooks; 2] {
         self.made(functions, || hooks_of(functions, parameters))
     }
@@ -119,7 +120,7 @@ impl PacketHook {
         inside(namespace, || hooks.attach(eth, self.mode).expect("attached"));
     }
 
-    /// Returns the wire between the hosts. It forwards frames only while it runs.
+    /// Returns the wire between both hosts, which forwards frames only while it runs.
     pub fn wire(&self) -> PacketWire {
         let relay = &self.network.relay;
         let way = |from: &str, to: &str, host: &str| WireDirection {
@@ -140,7 +141,7 @@ impl PacketHook {
 pub struct PacketWire([WireDirection; 2]);
 
 impl PacketWire {
-    /// Forwards frames in both directions until `is_done` is set.
+    /// Forwards frames in both directions until `is_done` is true.
     pub fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> DatagramFate) {
         stay_on_this_cpu();
         while !stop.load(Ordering::Relaxed) {
@@ -165,12 +166,12 @@ struct WireDirection {
 impl WireDirection {
     fn carry(&mut self, fate: impl Fn(u64) -> DatagramFate) {
         for frame in self.from.frames() {
-            // The capture also has the frames that this direction has sent itself.
+            // The capture also contains the frames that the wire itself has sent in this direction.
             if frame[6..12] != self.source {
                 continue;
             }
             let Some(protocol) = protocol_of(&frame) else {
-                // Other frames, such as neighbour discovery, are forwarded at once. A held datagram stays held.
+                // Other frames, such as neighbour discovery, are forwarded at once, even while a datagram is held back.
                 self.to.send(&frame);
                 continue;
             };
@@ -195,7 +196,7 @@ impl WireDirection {
     }
 }
 
-/// Returns the protocol of a session's datagram; `None` for other frames.
+/// Returns the IP protocol of a session's datagram; `None` for other frames.
 pub fn protocol_of(frame: &[u8]) -> Option<WireProtocol> {
     let number = match &frame[12..14] {
         [8, 0] => frame[23],
@@ -229,8 +230,8 @@ pub fn number_of(bytes: &[u8]) -> u32 {
     number
 }
 
-/// Returns received messages in the order of arrival, until there are `enough`, or none arrives within the time
-/// limit.
+/// Returns received messages in the order of arrival. It ends when `enough` have arrived, or when no message arrives
+/// within the time limit.
 pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut got = Vec::new();
@@ -244,7 +245,7 @@ pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     got
 }
 
-/// Sends the messages in parts, since an interface queues only some 250 packets.
+/// Sends the messages in batches, since an interface queues only some 250 packets.
 pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     for number in numbers {
         near.send(&message(number)).expect("sent");
@@ -254,8 +255,8 @@ pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     }
 }
 
-/// A sender that stays at most `ahead` packets before the receiver, so that functions remember enough and interfaces
-/// have room, however slow this machine is.
+/// A sender that is at most `ahead` packets ahead of the receiver, so that functions' windows and interfaces' queues
+/// suffice, however slow the machine is.
 pub struct TrafficPace {
     ahead: u32,
     sent: AtomicU32,
@@ -269,14 +270,14 @@ impl Default for TrafficPace {
 }
 
 impl TrafficPace {
-    /// Time limit of a test. It is long, since a busy machine is no failure.
+    /// Time limit of a test. It is long, so that a test does not fail because the machine is busy.
     const LONG: Duration = Duration::from_secs(400);
 
     pub fn ahead(ahead: u32) -> Self {
         Self { ahead, sent: AtomicU32::default(), received: AtomicU32::default() }
     }
 
-    /// Sends each message once; retransmission is the functions' task.
+    /// Sends each message once, since retransmission is the task of the functions.
     pub fn send(&self, near: &UdpSocket, count: u32) {
         stay_on_this_cpu();
         let until = Instant::now() + Self::LONG;
@@ -290,7 +291,7 @@ impl TrafficPace {
         }
     }
 
-    /// Receives messages in the order of arrival. The sender does not get ahead of the first missing one.
+    /// Receives messages in the order of arrival. The sender waits until the first missing message has arrived.
     pub fn receive(&self, far: &UdpSocket, enough: u32) -> Vec<u32> {
         let mut got = Vec::new();
         let mut missing: BTreeSet<u32> = (0..enough).collect();
@@ -306,8 +307,8 @@ impl TrafficPace {
         got
     }
 
-    /// Receives `enough` messages in the order of arrival, when others may be lost for good. The sender does not get
-    /// ahead of the newest one.
+    /// Receives `enough` messages in the order of arrival, while others may be lost for good. The sender waits for the
+    /// newest one.
     pub fn receive_some(&self, far: &UdpSocket, enough: usize) -> Vec<u32> {
         let mut got = Vec::new();
         while got.len() < enough {
@@ -319,14 +320,14 @@ impl TrafficPace {
         got
     }
 
-    /// Returns the message GRAFT_LAST, which reveals the loss of the latest packets.
+    /// Returns the message GRAFT_LAST, by which the receiver notices that the latest packets were lost.
     pub fn last(&self) -> TalkMessage {
         TalkMessage::Last(self.sent.load(Ordering::Relaxed))
     }
 }
 
-/// Waits until both hosts know each other's link address. Packets before that would wait, and the script could not
-/// decide about them.
+/// Waits until both hosts know each other's link address. Until then packets are queued before they reach the wire's
+/// script.
 pub fn get_to_know(site: &PacketHook, sender: &PacketHooks, receiver: &mut PacketHooks) {
     let say = || {
         inside(&site.network.publisher, || sender.say(&site.ends, TalkMessage::Last(0)).expect("said"));
@@ -335,7 +336,7 @@ pub fn get_to_know(site: &PacketHook, sender: &PacketHooks, receiver: &mut Packe
     wait_until("a word", say, |answered| *answered > 0);
 }
 
-/// Sends messages, and waits while the window is full. Returns how often a datagram was refused.
+/// Sends messages, and waits while the window is full. Returns how often the window refused a datagram.
 pub fn send_into_window(near: &UdpSocket, numbers: std::ops::Range<u32>) -> u64 {
     let mut refused = 0;
     for number in numbers {
@@ -363,7 +364,7 @@ pub fn assert_all_once(got: &[u32], sent: u32) {
     assert!(times.values().all(|count| *count == 1), "some came twice");
 }
 
-/// Requests and retransmissions are lost as often as other packets.
+/// The wire loses requests and retransmissions as often as other packets.
 #[test]
 fn lost_packets_are_sent_again() {
     const SENT: u32 = 3000;
@@ -390,7 +391,7 @@ fn lost_packets_are_sent_again() {
             scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
                 inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
-                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
@@ -404,7 +405,7 @@ fn lost_packets_are_sent_again() {
     }
 }
 
-/// The order of functions in a list matters: here late packets are dropped.
+/// The list drops late packets, which shows that the order of its functions matters.
 #[test]
 fn late_packets_are_dropped() {
     const SENT: u32 = 2000;
@@ -421,7 +422,7 @@ fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
     let (near, far) = site.sockets();
     let [_sender, mut receiver] = site.hooks(&["number", "order"]);
     let stop = AtomicBool::new(false);
-    // The last datagrams pass, so that the receiver sees the end.
+    // The wire loses none of the last datagrams, so that the receiver notices the end.
     let unruly = |count: u64| match count % 10 {
         _ if count > u64::from(sent) - 20 => DatagramFate::Pass,
         3 => DatagramFate::Lose,
@@ -448,7 +449,7 @@ fn what_is_late_is_dropped_over(protocol: WireProtocol, sent: u32) {
     assert_eq!(got.len() as u64 + late, u64::from(sent) - rounds, "what is not lost comes, or comes late");
 }
 
-/// Both ends swap between two lists, back and forth, while packets are sent.
+/// Both hosts swap between two lists of functions, back and forth, while packets are sent.
 #[test]
 fn lists_are_swapped_without_loss() {
     const SENT: u32 = 20_000;
@@ -475,8 +476,8 @@ fn lists_are_swapped_without_loss() {
             assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
             sender.switch(&site.ends, epoch).expect("switched");
             receiver.switch(&there, epoch).expect("switched");
-            // Waits until no packet of the old epoch is in flight. A packet that was being sent during the swap is
-            // counted at the latest with the second one after it.
+            // Waits until no packet of the old epoch is in flight. A packet whose sending began before the swap is
+            // counted at the latest with the second packet after it.
             let mut sent = || count(&mut sender, &site.ends, PacketReason::Sent);
             let before = sent();
             let sent = wait_until("packets", sent, |sent| *sent >= before + 2 || sending.is_finished());
@@ -501,18 +502,18 @@ pub const SELECTIVE: &[&str] = &["window", "number", "repair", "acknowledge"];
 pub const GO_BACK: &[&str] = &["window", "gobackn", "number", "acknowledge"];
 pub const PARTIAL: &[&str] = &["window", "number", "partial", "acknowledge"];
 
-/// Every message arrives once, in order if the list promises that, and a refused sender is notified.
+/// Every message arrives once, in order if the list of functions promises that, and a refused sender is notified.
 #[test]
 fn windowed_lists_keep_reliability_and_order() {
     const SENT: u32 = 1500;
     if !root("windowed_lists_keep_reliability_and_order") {
         return;
     }
-    // The wire stands still until the window is full, however slow the machine is.
+    // The wire forwards nothing until the window is full, however slow the machine is.
     let is_still = AtomicBool::new(false);
     let unruly = |count: u64| {
         while is_still.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(1)); // exact: the wire forwards nothing meanwhile
+            thread::sleep(Duration::from_millis(1)); // exact: the wire forwards nothing until the window is full
         }
         match count % 37 {
             3 | 4 | 20 => DatagramFate::Lose,
@@ -567,9 +568,9 @@ fn windowed_lists_keep_reliability_and_order() {
                 |full| *full > 0,
             );
             is_still.store(false, Ordering::Relaxed);
-            // As the daemon does when it receives nothing: GRAFT_LAST reveals that the latest packets were lost.
+            // The daemon sends GRAFT_LAST when it receives nothing, which reveals that the latest packets were lost.
             while !receiving.is_finished() || !sending.is_finished() {
-                thread::sleep(Duration::from_millis(20)); // exact: the interval at which the daemon asks again
+                thread::sleep(Duration::from_millis(20)); // exact: interval at which the daemon repeats its requests
                 let known = sender.progress(&ends).expect("progress");
                 assert!(known.next.wrapping_sub(known.delivered) <= packets as u32, "{known:?}");
                 assert!(known.next.wrapping_sub(known.acked) <= 512, "{known:?}");
@@ -595,12 +596,11 @@ fn windowed_lists_keep_reliability_and_order() {
     }
 }
 
-/// The next list of functions repairs the packets that the previous one has lost before a swap. Selective Repeat and Go-Back-N take
-/// turns.
+/// The new list of functions repairs packets that were lost before the swap. Selective Repeat and Go-Back-N alternate.
 #[test]
-fn windows_are_swapped_without_loss() {
+fn go_back_n_and_selective_repeat_are_swapped_without_loss() {
     const SENT: u32 = 3000;
-    if !root("windows_are_swapped_without_loss") {
+    if !root("go_back_n_and_selective_repeat_are_swapped_without_loss") {
         return;
     }
     for protocol in WireProtocol::ALL {
@@ -629,7 +629,7 @@ fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
         });
         get_to_know(&site, &sender, &mut receiver);
         let receiving = scope.spawn(|| receive(&far, sent_in_all as usize));
-        // A part of the messages is sent after each of the first swaps.
+        // Some messages are sent after each of the first swaps.
         let sending = scope.spawn(|| {
             let part = sent_in_all / PARTS;
             for at in 0..PARTS {
@@ -665,7 +665,8 @@ fn windows_are_swapped_over(protocol: WireProtocol, sent_in_all: u32) {
     assert!(rounds > 3, "{rounds}");
 }
 
-/// If an application does not read, the sender stops before the socket overflows; when it reads, all messages arrive.
+/// If an application does not read, the sender stops before the receiver's socket overflows. When the application
+/// reads, all messages arrive.
 #[test]
 fn sender_stops_while_the_receiver_does_not_read() {
     const SENT: u32 = 1000;
@@ -684,7 +685,8 @@ fn sender_stops_while_the_receiver_does_not_read() {
         scope.spawn(|| wire.run(&stop, |_| DatagramFate::Pass));
         get_to_know(&site, &sender, &mut receiver);
         let sending = scope.spawn(|| send_into_window(&near, 0..SENT));
-        // The sender stops far below the window: it is refused again and again, and its next number stays.
+        // The sender stops far below the window: it is refused again and again, and the number of its next packet does
+        // not change.
         let mut before = (0, 0);
         let before = wait_for("its end", || {
             let now = (next(&sender, &site.ends), count(&mut sender, &site.ends, PacketReason::WindowFull));
@@ -699,7 +701,7 @@ fn sender_stops_while_the_receiver_does_not_read() {
         assert!(before < 150, "{before} packets are more than there is room for");
         let receiving = scope.spawn(|| receive(&far, SENT as usize));
         while !receiving.is_finished() || !sending.is_finished() {
-            thread::sleep(Duration::from_millis(5)); // exact: the interval at which the daemon asks again
+            thread::sleep(Duration::from_millis(5)); // exact: interval at which the daemon repeats its requests
             let last = TalkMessage::Last(next(&sender, &site.ends));
             inside(&site.network.publisher, || sender.say(&site.ends, last)).expect("said");
         }
@@ -714,7 +716,7 @@ fn next(sender: &PacketHooks, ends: &SessionEnds) -> u32 {
     sender.progress(ends).expect("progress").next
 }
 
-/// Nearly all messages arrive without a retransmission.
+/// Parity packets recover single losses, so nearly all messages arrive without a retransmission.
 #[test]
 fn parity_recovers_single_losses() {
     const SENT: u32 = 2000;
@@ -728,7 +730,7 @@ fn parity_recovers_single_losses() {
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.hooks_of(&["number", "fec"], &[("fec", "packets", 8)]);
         let stop = AtomicBool::new(false);
-        // Loses at most one of 9 packets of a block, parity packets included.
+        // The wire loses at most one of the 9 packets of a block, parity packets included.
         let lossy =
             |count: u64| if count % 9 == count / 9 % 9 { DatagramFate::Lose } else { DatagramFate::Pass };
         let pace = TrafficPace::ahead(20);
@@ -744,7 +746,7 @@ fn parity_recovers_single_losses() {
         assert_all_once(&got, SENT);
         let there = other_side(&site.ends);
         assert_eq!(count(&mut sender, &site.ends, PacketReason::Protected), u64::from(SENT) / 8);
-        // The application may have a recovered packet before its reason is counted.
+        // The application may receive a recovered packet before the kernel counts its reason.
         let come =
             || [PacketReason::Delivered, PacketReason::Recovered].map(|it| count(&mut receiver, &there, it));
         let all = u64::from(SENT);

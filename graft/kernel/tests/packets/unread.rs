@@ -1,4 +1,5 @@
-//! Tests receivers that do not read: their sockets always have the room that acknowledgements promised.
+//! Tests receivers whose application does not read: their sockets always have the buffer space that acknowledgements
+//! announced.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,15 +19,15 @@ use crate::{count, counted, hooks_of, other_side};
 const LONG: Duration = millrace_testkit::BOUND;
 /// Number of datagrams, more than any of the sockets can hold.
 const SENT: u32 = 2500;
-/// Number of GRAFT_LAST messages without progress after which the sender counts as stopped.
+/// The sender counts as stopped after this many GRAFT_LAST messages without progress.
 const STILL: u32 = 40;
 
-/// Sizes of the datagrams, by their number.
+/// The order in which datagrams of different sizes are sent.
 #[derive(Clone, Copy, Debug)]
 enum Sizes {
     Least,
     Most(usize),
-    /// Small datagrams first, so the receiver does not know yet how much room a large one takes.
+    /// Small datagrams come first, so the receiver does not know yet how much buffer space a large one takes.
     Growing(usize),
     Mixed(usize),
 }
@@ -58,7 +59,7 @@ struct UnreadCase {
     family: u8,
     cipher: Option<SealedCipher>,
     functions: &'static [&'static str],
-    /// Receive buffer that the application requests, in bytes; `None`: the default.
+    /// Receive buffer that the application requests, in bytes; `None`: the kernel's default.
     buffer: Option<usize>,
     sizes: Sizes,
     window: u64,
@@ -71,7 +72,7 @@ fn paused_reader_gets_every_datagram() {
     if !root("paused_reader_gets_every_datagram") {
         return;
     }
-    // Longest datagram for an MTU of 1500 bytes, without frame, seal and headers.
+    // Longest datagram for an MTU of 1500 bytes, after frame, seal and headers are subtracted.
     let longest = |family, cipher: Option<SealedCipher>| {
         1500 - if family == 4 { 28 } else { 48 } - if cipher.is_some() { 40 } else { 16 }
     };
@@ -112,7 +113,7 @@ impl UnreadCase {
             4 => setsockopt(&near, sockopt::Ipv4RecvErr, &true).expect("errors"),
             _ => setsockopt(&near, sockopt::Ipv6RecvErr, &true).expect("errors"),
         }
-        // Half of the kernel's default receive buffer, since the kernel doubles a requested size.
+        // The kernel doubles a requested size, so half of its default receive buffer is requested.
         setsockopt(&far, sockopt::RcvBufForce, &self.buffer.unwrap_or(212_992 / 2)).expect("a buffer");
         let [mut sender, mut receiver] = self.hooks(&site);
         let there = other_side(&site.ends);
@@ -137,7 +138,7 @@ impl UnreadCase {
             let receiving = scope.spawn(|| self.receive(&far));
             while !receiving.is_finished() || !sending.is_finished() {
                 say_last(&site, &sender);
-                thread::sleep(Duration::from_millis(5)); // exact: the interval at which the daemon asks again
+                thread::sleep(Duration::from_millis(5)); // exact: interval at which the daemon repeats its requests
             }
             stop.store(true, Ordering::Relaxed);
             sending.join().expect("sent");
@@ -148,7 +149,8 @@ impl UnreadCase {
         assert_eq!(left, (0, 0));
         assert_eq!(count(&mut sender, &site.ends, PacketReason::Sent), u64::from(SENT));
         assert_eq!(count(&mut receiver, &there, PacketReason::Delivered), u64::from(SENT));
-        // If the buffer holds the whole window, the announced room suffices, and the receiver never refuses a packet.
+        // If the buffer holds a whole window, the receiver never refuses a packet, since it never announces more space
+        // than it has.
         if self.buffer == Some(1 << 20) {
             assert_eq!(count(&mut receiver, &there, PacketReason::SocketFull), 0);
         }
@@ -205,7 +207,7 @@ fn say_last(site: &PacketHook, sender: &PacketHooks) {
     inside(&site.network.publisher, || sender.say(&site.ends, TalkMessage::Last(next)).expect("said"));
 }
 
-/// Waits until the sender makes no progress any more. Returns how many packets it knows to be received.
+/// Waits until the sender makes no more progress. Returns how many packets the sender knows to be received.
 fn stand_still(site: &PacketHook, sender: &PacketHooks) -> u32 {
     let mut before = (0, 0);
     let mut still = 0;
@@ -219,12 +221,12 @@ fn stand_still(site: &PacketHook, sender: &PacketHooks) -> u32 {
     })
 }
 
-/// Returns the bytes that wait in the socket, and the datagrams that the kernel dropped for it.
+/// Returns how many bytes wait in the socket, and how many datagrams the kernel has dropped at the socket.
 fn queued(site: &PacketHook, far: &UdpSocket) -> (u64, u64) {
     let port = format!(":{:04X}", far.local_addr().expect("an address").port());
     let table = inside(&site.network.subscriber, || {
         ["udp", "udp6"]
-            // exact: callers poll this, or check a count that must not grow.
+            // exact: the callers read this repeatedly, or check that a count does not grow.
             .map(|name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).expect("sockets"))
     });
     let line = table

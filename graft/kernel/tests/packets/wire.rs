@@ -1,5 +1,5 @@
-//! Tests of datagrams over IP protocol 253, one at a time: their form on the wire, their verdicts, and packets that
-//! are left alone. Whole paths over either protocol are tested in `traffic.rs` and `sealed.rs`.
+//! Tests of datagrams over IP protocol 253, one at a time: their form on the wire, their verdicts, and packets of other
+//! programs, which pass unchanged. Traffic over a whole path is tested in `traffic.rs` and `sealed.rs`.
 
 use millrace_graft_kernel::packet::{FRAME_BYTES, FunctionHook, PacketReason, TalkMessage, WireProtocol};
 
@@ -32,7 +32,7 @@ fn sum_header(frame: &mut [u8]) {
     header[10..12].copy_from_slice(&check.to_be_bytes());
 }
 
-/// Returns a UDP frame in its form on the wire: without the length, and with the checksum in its place.
+/// Converts a UDP frame to its form on the wire: the UDP length is removed, and the checksum is stored in its place.
 pub fn on_the_wire(frame: &[u8]) -> Vec<u8> {
     let mut wire = frame.to_vec();
     let at = ETHERNET + ip_bytes(frame);
@@ -46,7 +46,7 @@ pub fn on_the_wire(frame: &[u8]) -> Vec<u8> {
     wire
 }
 
-/// Restores the UDP header of a frame from the wire, with the length from IP.
+/// Restores the UDP header of a frame in wire form; the length is computed from the IP header.
 pub fn as_udp(wire: &[u8]) -> Vec<u8> {
     let mut frame = wire.to_vec();
     let at = ETHERNET + ip_bytes(wire);
@@ -73,7 +73,7 @@ fn behind_options(frame: &[u8], options: usize) -> Vec<u8> {
     longer
 }
 
-/// Two receive paths are tested: XDP restores the UDP header, or TC does if XDP is not attached.
+/// Two receive paths are tested: XDP restores the UDP header, or TC restores it if no XDP program is attached.
 #[test]
 fn datagram_arrives_unchanged() {
     if !root("datagram_arrives_unchanged") {
@@ -118,7 +118,7 @@ fn encrypted_datagram_arrives_unchanged() {
             let plain = datagram(&ends, &payload);
             let wire = framed(&sender, &ends, &payload);
             assert_eq!(wire, on_the_wire(&framed(&by_udp, &ends, &payload)), "{cipher:?} {len}");
-            // TC does not open sealed datagrams, over either protocol.
+            // TC does not open sealed datagrams of either protocol.
             let (why, verdict, _) = reason(&mut receiver, &there, FunctionHook::Repair, &wire);
             assert_eq!((why, verdict), (PacketReason::Malformed, SHOT));
             let (why, verdict, opened) = reason(&mut receiver, &there, FunctionHook::Rx, &wire);
@@ -132,11 +132,11 @@ fn encrypted_datagram_arrives_unchanged() {
     }
 }
 
-/// Interfaces may overwrite the bytes at the place of UDP's checksum without effect. A datagram without a checksum
-/// keeps none, and IPv6 may have options before the header.
+/// Interfaces may overwrite the bytes where UDP has its checksum, without effect. A datagram without a checksum keeps
+/// none, and IPv6 packets may have options before the header.
 #[test]
-fn datagram_is_restored_whatever_the_wire_did() {
-    if !root("datagram_is_restored_whatever_the_wire_did") {
+fn datagram_is_restored_after_interface_overwrites_checksum() {
+    if !root("datagram_is_restored_after_interface_overwrites_checksum") {
         return;
     }
     for ends in [v4(), v6()] {
@@ -171,7 +171,8 @@ fn datagram_is_restored_whatever_the_wire_did() {
     }
 }
 
-/// A session drops packets of the other protocol, so different settings of both ends are noticed.
+/// A session drops packets of the other protocol (UDP or 253), so operators notice if the settings of both hosts
+/// differ.
 #[test]
 fn session_drops_packets_of_the_other_protocol() {
     if !root("session_drops_packets_of_the_other_protocol") {
@@ -214,8 +215,8 @@ fn session_drops_packets_of_the_other_protocol() {
 
 /// Other programs may use protocol 253 as well, and their packets pass unchanged.
 #[test]
-fn packet_of_no_session_is_left_alone() {
-    if !root("packet_of_no_session_is_left_alone") {
+fn packet_without_session_passes_unchanged() {
+    if !root("packet_without_session_passes_unchanged") {
         return;
     }
     let mut hooks = hooks();
@@ -272,7 +273,8 @@ fn fragments_between_session_addresses_are_dropped() {
     }
 }
 
-/// Changes every bit behind the IP header and every length, and replays earlier packets: only counters change.
+/// Packets with a changed bit behind the IP header or with another length, and replayed packets, change nothing but
+/// counters.
 #[test]
 fn forged_and_replayed_datagrams_change_nothing() {
     if !root("forged_and_replayed_datagrams_change_nothing") {
@@ -285,7 +287,8 @@ fn forged_and_replayed_datagrams_change_nothing() {
     let at = ETHERNET + 20;
     let before = receiver.progress(&far).expect("progress");
     for byte in at..good.len() {
-        // The frame authenticates neither UDP's checksum nor the payload; the host and the application check those.
+        // The frame authenticates neither UDP's checksum nor the payload. The host's kernel checks the former, and the
+        // application the latter.
         if (at + 4..good.len() - FRAME_BYTES).contains(&byte) {
             continue;
         }
@@ -294,7 +297,7 @@ fn forged_and_replayed_datagrams_change_nothing() {
             bad[byte] ^= 1 << bit;
             for (hook, drop) in [(FunctionHook::Rx, XDP_DROP), (FunctionHook::Repair, SHOT)] {
                 if byte < at + 4 {
-                    // A packet of another port belongs to no session.
+                    // A packet with another port belongs to no session.
                     assert_eq!(run(&receiver, hook, &bad).1, bad);
                     continue;
                 }
@@ -321,8 +324,7 @@ fn forged_and_replayed_datagrams_change_nothing() {
     assert_eq!(reason(&mut receiver, &far, FunctionHook::Rx, &good).0, PacketReason::Duplicate);
 }
 
-/// A request is turned into the requested packet, which is then brought into its form on the wire like every outgoing
-/// packet.
+/// A request is turned into the requested packet, which then gets its form on the wire like every outgoing packet.
 #[test]
 fn requested_packet_is_sent_again() {
     if !root("requested_packet_is_sent_again") {
@@ -346,10 +348,10 @@ fn requested_packet_is_sent_again() {
     }
 }
 
-/// Random frames get a verdict and a reason, and change nothing else.
+/// Frames of random bytes get a verdict and a counted reason, and change nothing else.
 #[test]
-fn random_frames_are_judged() {
-    if !root("random_frames_are_judged") {
+fn random_frames_get_a_verdict() {
+    if !root("random_frames_get_a_verdict") {
         return;
     }
     let mut random = fastrand::Rng::with_seed(253);
@@ -366,7 +368,7 @@ fn random_frames_are_judged() {
                 let at = random.usize(ETHERNET..frame.len());
                 frame[at] = random.u8(..);
             }
-            // BPF_PROG_TEST_RUN needs at least the headers of Ethernet and IP.
+            // The kernel accepts only frames with complete Ethernet and IP headers in BPF_PROG_TEST_RUN.
             let len = random.usize(ETHERNET + ip_bytes(&frame)..=frame.len());
             let frame = &frame[..len];
             assert!(matches!(run(&receiver, FunctionHook::Rx, frame).0, XDP_DROP | XDP_PASS));
@@ -381,7 +383,7 @@ fn random_frames_are_judged() {
     }
 }
 
-/// Checks the wire format byte by byte; other tests rely on it.
+/// Checks the wire format byte by byte, since other tests rely on it.
 #[test]
 fn wire_format_matches_the_documentation() {
     let udp = datagram(&v4(), b"payload");

@@ -14,7 +14,7 @@
 //! | 9 | ask | |
 //! | 10 | answer | |
 //!
-//! Only version 2 has ask and answer. Brokers use it if both support it.
+//! Only version 2 has the frames `Ask` and `Answer`. Two brokers use version 2 if both support it.
 //!
 //! An address is one byte (4 or 6), 4 or 16 bytes of the IP address, and a port of 2 bytes.
 
@@ -23,54 +23,55 @@ use std::net::{IpAddr, SocketAddr};
 use bytes::{Buf as _, Bytes, BytesMut};
 use millrace_quic::varint;
 
-/// ALPN name of version 1 in TLS.
+/// ALPN name of version 1 of the protocol.
 pub const ALPN: &[u8] = b"millrace-carry/1";
-/// ALPN name of version 2, which adds [`CarryFrame::Ask`] and its answer.
+/// ALPN name of version 2 of the protocol, which adds [`CarryFrame::Ask`] and its answer.
 pub const ALPN_ASKS: &[u8] = b"millrace-carry/2";
 
-/// No frame has a longer head than this many bytes.
+/// Most bytes of a frame before its data.
 const HEAD_MAX: usize = 64;
 
 /// A frame between two brokers, on a stream of a carrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CarryFrame {
-    /// Opens a connection. It is the first frame on the connection's first stream, sent by the client's broker.
+    /// Opens a connection. The client's broker sends this as the first frame on the connection's first stream.
     Open(OpenFrame),
-    /// Resumes a connection. It is the first frame on each further stream of the connection.
+    /// Resumes a connection on a new carrier. This is the first frame on each later stream of the connection.
     Resume {
         /// ID of the connection.
         id: u64,
-        /// Bytes that the sender of this frame has received.
+        /// Number of the connection's bytes that the sender of this frame has received.
         received: u64,
     },
-    /// Accepts an `Open` or a `Resume`.
+    /// Accepts an `Open` or a `Resume` frame.
     Accepted {
-        /// Bytes that the sender of this frame has received.
+        /// Number of the connection's bytes that the sender of this frame has received.
         received: u64,
     },
-    /// Refuses an `Open` or a `Resume`.
+    /// Refuses an `Open` or a `Resume` frame, with the reason.
     Refused(CarryReason),
-    /// Bytes of the application: all or a part of a data frame.
+    /// Bytes of the application, which are a whole data frame or a part of one.
     Data(Bytes),
-    /// Ends the direction, since the application sends no more. The end counts as one byte in offsets.
+    /// Ends this direction of the connection, since the application sends no more. Offsets count the end as one byte.
     End,
-    /// Confirms that all bytes before an offset were delivered to the application's kernel.
+    /// Confirms that the kernel of the receiver's application has accepted all bytes before an offset.
     Confirm {
-        /// Number of delivered bytes.
+        /// Offset up to which bytes were delivered, in bytes.
         delivered: u64,
     },
-    /// States the run of the broker that sends it, which changes with each start. It belongs to no connection.
+    /// Names the sending broker's run, a number that changes whenever the broker starts. The frame belongs to no
+    /// connection.
     Hello {
         /// Number that identifies the run.
         run: u64,
     },
-    /// Asks the other broker for an answer, to find out whether the carrier still works.
+    /// Requests an [`Answer`](Self::Answer) from the other broker, to test whether the carrier still works.
     Ask,
     /// Answers [`Ask`](Self::Ask).
     Answer,
 }
 
-/// The connection that one broker asks the other one to open.
+/// The connection that one broker requests the other one to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFrame {
     /// ID of the connection, unique in this run of the broker that opens it.
@@ -83,7 +84,7 @@ pub struct OpenFrame {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal);* $(;)?) => {
-        /// Why a connection is not tunnelled, or no longer.
+        /// Why a connection is not tunnelled, or not tunnelled any longer.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum CarryReason { $($(#[$doc])* $name = $code),* }
 
@@ -106,22 +107,22 @@ macro_rules! reasons {
 reasons! {
     /// The server refused the connection.
     Refused = 1, "refused";
-    /// No rule at the server's host names the port.
+    /// No rule at the server's host contains the port.
     NotListed = 2, "not-listed";
-    /// The server's address is not one of the host's.
+    /// The server's address does not belong to the broker's host.
     NotHere = 3, "not-here";
     /// The peer's key does not permit this client address.
     Client = 4, "client";
-    /// The broker has as many connections as it may.
+    /// The broker already has as many connections as allowed.
     Busy = 5, "busy";
     /// The server did not answer, or there is no route to it.
     Unreachable = 6, "unreachable";
-    /// There is no connection with this ID to resume.
+    /// The broker knows no connection with the ID that should be resumed.
     Unknown = 7, "unknown";
 }
 
 impl CarryReason {
-    /// Returns whether the broker refused without asking the server. The client may then connect directly.
+    /// Returns whether the broker refused without contacting the server, so that the client may connect to it directly.
     pub fn is_brokers(self) -> bool {
         !matches!(self, Self::Refused | Self::Unreachable | Self::Unknown)
     }
@@ -144,7 +145,7 @@ const ASK: u8 = 9;
 const ANSWER: u8 = 10;
 
 impl CarryFrame {
-    /// Encodes a frame. To avoid a copy of data, use [`head_of_data`] and send the bytes after it.
+    /// Encodes a frame. To avoid copying data, use [`head_of_data`] and send the data behind it.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Open(open) => {
@@ -202,39 +203,39 @@ fn encode_address(address: SocketAddr, out: &mut Vec<u8>) {
     out.extend_from_slice(&address.port().to_be_bytes());
 }
 
-/// Decodes the frames of a stream from pieces of any size. Data is passed on as it arrives, so at most an incomplete
-/// head is kept.
+/// Decodes the frames of a stream from pieces of any size. Data is returned as it arrives, so the decoder stores at
+/// most an incomplete frame head.
 #[derive(Debug, Default)]
 pub struct Decoder {
     head: BytesMut,
     rest: Bytes,
-    /// Bytes of the current data frame that have not arrived yet.
+    /// Bytes of the current data frame that were not returned yet.
     data: u64,
 }
 
 impl Decoder {
-    /// Adds received bytes. All frames of earlier bytes have to be taken first.
+    /// Adds received bytes. All frames in earlier bytes have to be read by [`frame`](Self::frame) first.
     pub fn push(&mut self, bytes: Bytes) {
         self.rest = match self.rest.is_empty() {
             true => bytes,
-            // Bytes are copied only if earlier ones were not taken yet, which is rare.
+            // Bytes are copied only if earlier ones were not read yet, which is rare.
             false => Bytes::from([&self.rest[..], &bytes].concat()),
         };
     }
 
-    /// Returns whether the stream is between two frames, and all frames were taken.
+    /// Returns whether the stream is at the boundary of two frames, and all frames were read.
     pub fn is_between(&self) -> bool {
         self.head.is_empty() && self.rest.is_empty() && self.data == 0
     }
 
-    /// Returns the next frame, or a part of a data frame. `None`: more bytes have to arrive.
+    /// Returns the next frame, or a part of a data frame. `None` means that more bytes have to arrive.
     pub fn frame(&mut self) -> Result<Option<CarryFrame>, MalformedFrame> {
         loop {
             if self.data > 0 {
                 return Ok(self.some_data());
             }
             match self.whole_head()? {
-                // A data frame without data has no effect.
+                // A data frame of length 0 is skipped.
                 Some(FrameHead::Data(length)) => self.data = length,
                 Some(FrameHead::Frame(frame)) => return Ok(Some(frame)),
                 None => return Ok(None),
@@ -243,7 +244,7 @@ impl Decoder {
     }
 
     fn some_data(&mut self) -> Option<CarryFrame> {
-        // Data is passed on in pieces as it arrives: the length of a frame may exceed memory.
+        // Data is returned in pieces as it arrives, since a frame may be longer than memory.
         let length = usize::try_from(self.data).unwrap_or(usize::MAX).min(self.rest.len());
         if length == 0 {
             return None;
@@ -252,7 +253,7 @@ impl Decoder {
         Some(CarryFrame::Data(self.rest.split_to(length)))
     }
 
-    /// Decodes the head of a frame. An incomplete head is kept until more bytes arrive.
+    /// Decodes the head of a frame. An incomplete head is stored until more bytes arrive.
     fn whole_head(&mut self) -> Result<Option<FrameHead>, MalformedFrame> {
         let kept = self.head.len();
         let more = self.rest.len().min(HEAD_MAX - kept);
@@ -261,13 +262,13 @@ impl Decoder {
         let before = input.len();
         match FrameHead::decode(&mut input)? {
             Some(head) => {
-                // `kept` bytes of the head were consumed in earlier calls, the rest of `used` comes from this piece.
+                // Earlier calls consumed `kept` bytes of the head; only the others are removed from this piece.
                 let used = before - input.len();
                 self.rest.advance(used - kept);
                 self.head.clear();
                 Ok(Some(head))
             }
-            // No valid head is that long, so more bytes would not help.
+            // No valid head is that long, so more bytes cannot complete it.
             None if self.head.len() == HEAD_MAX => Err(MalformedFrame),
             None => {
                 self.rest.advance(more);
@@ -283,7 +284,7 @@ enum FrameHead {
 }
 
 impl FrameHead {
-    /// Decodes a head from the beginning of `input`. `None`: bytes are missing.
+    /// Decodes a head from the beginning of `input`. `None` means that the head is incomplete.
     fn decode(input: &mut &[u8]) -> Result<Option<Self>, MalformedFrame> {
         let Some(kind) = take::<1>(input) else { return Ok(None) };
         let frame = match kind[0] {
@@ -361,7 +362,8 @@ mod tests {
         ]
     }
 
-    /// Joins adjacent data frames, since a decoder may return a data frame in pieces.
+    /// Joins adjacent data frames of the decoder's output, so that it can be compared with the frames that were
+    /// encoded.
     fn joined(frames: impl IntoIterator<Item = CarryFrame>) -> Vec<CarryFrame> {
         let mut all: Vec<CarryFrame> = Vec::new();
         for frame in frames {

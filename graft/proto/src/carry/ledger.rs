@@ -1,5 +1,5 @@
-//! The unconfirmed bytes of a tunnelled connection in each direction, so that another carrier can continue where one
-//! has ended.
+//! The unconfirmed bytes of a tunnelled connection in each direction. They allow another carrier to continue the
+//! connection where one has ended.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use bytes::{Buf as _, Bytes};
 
 use super::{WINDOW_MAX, frame::CarryFrame};
 
-/// The other end sent an offset or bytes that violate the protocol.
+/// The other broker sent an offset or bytes that violate the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Untrue {
@@ -17,24 +17,24 @@ pub enum Untrue {
     Beyond,
 }
 
-/// Bytes from this end's application to the other end, kept until they are confirmed. Offsets count from the
-/// connection's first byte, and always confirmed <= next <= taken (plus one for the end).
+/// Bytes from this host's application, stored until the other broker confirms them. Offsets count from the connection's
+/// first byte. The order is always confirmed <= next <= taken (plus one for the end).
 #[derive(Debug, Default)]
 pub struct OutgoingBytes {
     kept: VecDeque<Bytes>,
-    /// Offset of the first unconfirmed byte, at which `kept` begins.
+    /// Offset of the first unconfirmed byte, which is the first byte in `kept`.
     confirmed: u64,
-    /// Offset of the next byte to be sent on the carrier.
+    /// Offset of the next byte to send on the carrier.
     next: u64,
-    /// Offset behind the last byte that the application has written.
+    /// Offset behind the last byte that was read from the application.
     taken: u64,
     has_ended: bool,
-    /// Position of `next` in `kept`: the index of a piece, and an offset in it.
+    /// Position of `next` in `kept`: the index of a buffer, and an offset within that buffer.
     place: (usize, usize),
 }
 
 impl OutgoingBytes {
-    /// Returns how many bytes the application may still write, with a window of `window` bytes.
+    /// Returns how many more bytes may be read from the application, given a window of `window` bytes.
     pub fn room(&self, window: u64) -> u64 {
         match self.has_ended {
             true => 0,
@@ -42,7 +42,7 @@ impl OutgoingBytes {
         }
     }
 
-    /// Adds bytes that the application has written.
+    /// Adds bytes that were read from the application.
     pub fn take(&mut self, bytes: Bytes) {
         debug_assert!(!self.has_ended);
         self.taken += bytes.len() as u64;
@@ -51,42 +51,43 @@ impl OutgoingBytes {
         }
     }
 
-    /// Notes that the application writes no more.
+    /// Notes that the application sends no more bytes.
     pub fn end(&mut self) {
         self.has_ended = true;
     }
 
-    /// Returns whether the application writes no more.
+    /// Returns whether the application sends no more bytes.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Returns whether all bytes and the end are confirmed.
+    /// Returns whether the other broker has confirmed all bytes and the end.
     pub fn is_done(&self) -> bool {
         self.has_ended && self.confirmed == self.last()
     }
 
-    /// Returns how many of the application's bytes are unconfirmed.
+    /// Returns how many of the application's bytes the other broker has not confirmed.
     pub fn unconfirmed(&self) -> u64 {
         self.taken - self.confirmed.min(self.taken)
     }
 
-    /// Returns how many of the application's bytes are confirmed.
+    /// Returns how many of the application's bytes the other broker has confirmed.
     pub fn confirmed(&self) -> u64 {
         self.confirmed.min(self.taken)
     }
 
-    /// Returns how many bytes were sent on the carrier and not confirmed.
+    /// Returns how many bytes were sent on the carrier and not confirmed yet.
     pub fn ahead(&self) -> u64 {
         self.next - self.confirmed
     }
 
     fn last(&self) -> u64 {
-        // The end counts as one byte behind the last one, so that it is confirmed like a byte.
+        // The end counts as one byte behind the last one, so it can be confirmed like a byte.
         self.taken + u64::from(self.has_ended)
     }
 
-    /// Returns the next frame to send on the carrier, with at most `most` bytes of data; `None`: nothing waits.
+    /// Returns the next frame to send on the carrier, with at most `most` bytes of data. `None` means that nothing is
+    /// left to send.
     pub fn give(&mut self, most: usize) -> Option<CarryFrame> {
         let (index, at) = self.place;
         let Some(bytes) = self.kept.get(index) else {
@@ -100,7 +101,7 @@ impl OutgoingBytes {
         Some(CarryFrame::Data(piece))
     }
 
-    /// Applies the other end's confirmation of all bytes before `offset`.
+    /// Applies a confirmation of the other broker, which covers all bytes before `offset`.
     pub fn confirm(&mut self, offset: u64) -> Result<(), Untrue> {
         if offset < self.confirmed || offset > self.next {
             return Err(Untrue::Offset);
@@ -118,7 +119,7 @@ impl OutgoingBytes {
             if gone < length {
                 let gone = gone as usize;
                 first.advance(gone);
-                // `place` is relative to the front of `kept`, so it moves back by what is removed there.
+                // `place` counts from the front of `kept`, so it is reduced by what is removed there.
                 if self.place.0 == 0 {
                     self.place.1 -= gone;
                 }
@@ -130,8 +131,8 @@ impl OutgoingBytes {
         }
     }
 
-    /// Continues on another carrier, from the offset that the other end has received. Received bytes that it has not
-    /// delivered stay unconfirmed, so the window bounds memory even if carriers end again and again.
+    /// Continues on another carrier from `offset`, up to which the other broker has received bytes. Bytes that it has
+    /// received but not delivered stay unconfirmed. The window thus bounds memory even if carriers end repeatedly.
     pub fn rewind(&mut self, offset: u64) -> Result<(), Untrue> {
         if offset < self.confirmed || offset > self.next {
             return Err(Untrue::Offset);
@@ -152,22 +153,22 @@ impl OutgoingBytes {
     }
 }
 
-/// Bytes from the other application to this end's. Always told <= delivered <= received.
+/// Bytes from the remote application to this host's application. The order is always told <= delivered <= received.
 #[derive(Debug, Default)]
 pub struct IncomingBytes {
     waiting: VecDeque<Bytes>,
     received: u64,
     delivered: u64,
-    /// Offset of the latest confirmation that was sent.
+    /// Offset that the latest confirmation contained.
     told: u64,
     has_ended: bool,
 }
 
 impl IncomingBytes {
-    /// Adds bytes that arrived on the carrier, for the application.
+    /// Adds bytes that arrived on the carrier.
     pub fn receive(&mut self, bytes: Bytes) -> Result<(), Untrue> {
         let length = bytes.len() as u64;
-        // The sender may not exceed its window, so the receiver never stores more than WINDOW_MAX.
+        // A peer that sends more than its window is refused, so at most WINDOW_MAX bytes are stored.
         if self.has_ended || self.received - self.delivered + length > WINDOW_MAX {
             return Err(Untrue::Beyond);
         }
@@ -176,10 +177,10 @@ impl IncomingBytes {
         Ok(())
     }
 
-    /// Notes that the other end sends no more.
+    /// Notes that the remote application sends no more bytes.
     ///
     /// # Errors
-    /// The other end has ended the direction before.
+    /// This direction has ended before.
     pub fn end(&mut self) -> Result<(), Untrue> {
         if self.has_ended {
             return Err(Untrue::Beyond);
@@ -189,22 +190,22 @@ impl IncomingBytes {
         Ok(())
     }
 
-    /// Returns the next piece for the application.
+    /// Returns the first buffer that waits for the application.
     pub fn front(&self) -> Option<&Bytes> {
         self.waiting.front()
     }
 
-    /// Returns all waiting pieces for the application, in order.
+    /// Returns all buffers that wait for the application, in order.
     pub fn fronts(&self) -> impl Iterator<Item = &Bytes> {
         self.waiting.iter()
     }
 
-    /// Returns how many received bytes wait for the application.
+    /// Returns how many received bytes were not delivered to the application yet.
     pub fn waiting(&self) -> u64 {
         self.received - self.delivered - u64::from(self.has_ended && self.delivered < self.received)
     }
 
-    /// Notes that the application's kernel has accepted `bytes` bytes.
+    /// Notes that the kernel has accepted `bytes` bytes for the application.
     pub fn deliver(&mut self, mut bytes: usize) {
         while let Some(front) = self.waiting.front_mut().filter(|_| bytes > 0) {
             let some = bytes.min(front.len());
@@ -217,38 +218,40 @@ impl IncomingBytes {
         }
     }
 
-    /// Returns whether the application has all bytes, but does not know of the end yet.
+    /// Returns whether the end has to be delivered: the application has all bytes, but its socket was not shut down
+    /// yet.
     pub fn end_is_due(&self) -> bool {
         self.has_ended && self.waiting.is_empty() && self.delivered < self.received
     }
 
-    /// Notes that the end was passed on to the application.
+    /// Notes that the end was delivered to the application.
     pub fn deliver_end(&mut self) {
         debug_assert!(self.end_is_due());
         self.delivered = self.received;
     }
 
-    /// Returns whether all bytes and the end were delivered.
+    /// Returns whether all bytes and the end were delivered to the application.
     pub fn is_done(&self) -> bool {
         self.has_ended && self.delivered == self.received
     }
 
-    /// Returns whether the other end sends no more.
+    /// Returns whether the remote application sends no more bytes.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Returns how many bytes arrived, with the end as one byte. A resumed connection continues there.
+    /// Returns how many bytes were received, the end counted as one byte. A resumed connection continues at this
+    /// offset.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Returns how many of the application's bytes were delivered.
+    /// Returns how many bytes were delivered to the application, without the end.
     pub fn delivered(&self) -> u64 {
         self.delivered - u64::from(self.is_done())
     }
 
-    /// Returns a confirmation to send if it covers at least `worth` new bytes, or the end.
+    /// Returns a confirmation if it would cover at least `worth` new bytes, or the end.
     pub fn confirmation(&mut self, worth: u64) -> Option<CarryFrame> {
         let news = self.delivered - self.told;
         if news == 0 || (news < worth && !self.is_done()) {
@@ -258,7 +261,7 @@ impl IncomingBytes {
         Some(CarryFrame::Confirm { delivered: self.delivered })
     }
 
-    /// Continues on another carrier. The latest confirmation may be lost, so the next one is sent in any case.
+    /// Continues on another carrier. The latest confirmation may be lost, so the offset is confirmed again.
     pub fn resume(&mut self) {
         self.told = 0;
     }
@@ -275,7 +278,7 @@ mod tests {
         Give(usize),
         Carry(usize),
         Deliver(usize),
-        /// The carrier ends. This many frames in flight arrive, and the rest is lost.
+        /// The carrier ends: this number of frames in flight arrive, and the others are lost.
         Cut(usize),
     }
 
@@ -289,7 +292,7 @@ mod tests {
         prop::collection::vec(step, 0..200)
     }
 
-    /// One direction of a connection: an application that sends 0, 1, 2, ..., and one that receives.
+    /// One direction of a connection in the test: an application that sends 0, 1, 2, ..., and one that receives.
     #[derive(Default)]
     struct LedgerDirection {
         out: OutgoingBytes,
@@ -323,8 +326,8 @@ mod tests {
             }
         }
 
-        /// Delivers bytes to the application. It confirms small amounts only if none is left, as the test would stall
-        /// otherwise.
+        /// Delivers bytes to the application. Small amounts are confirmed only when nothing is left to deliver, since
+        /// the test would stall otherwise.
         fn deliver(&mut self, most: usize) {
             let mut left = most;
             while let Some(front) = self.inn.front().filter(|_| left > 0) {

@@ -1,5 +1,5 @@
-//! Names of candidates (arms): congestion controls for a direct connection, and carriers, which are possible if the
-//! peer offers one.
+//! Names of candidates (arms) for a connection: congestion controls of a direct connection, and carriers that tunnel
+//! it. Carriers are possible only if the peer offers one.
 
 use super::features::{Feature, Features};
 
@@ -11,7 +11,7 @@ pub const CARRIED_WARM: &str = "carried-warm";
 pub const CARRIED_NEW: &str = "carried-new";
 /// Names of further carriers: QUIC with CUBIC, or a pool of TCP, MPTCP or SCTP connections.
 pub const CARRIERS: [&str; 4] = ["cubic", "tcp", "mptcp", "sctp"];
-/// The carrier that a candidate's name means, such as `carried-warm`, or `carried-tcp-warm` with a name of
+/// The carrier that a candidate's name stands for. Examples are `carried-warm`, and `carried-tcp-warm` with a name from
 /// [`CARRIERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CandidateCarrier<'a> {
@@ -38,8 +38,8 @@ impl<'a> CandidateCarrier<'a> {
     }
 }
 
-/// Returns whether a candidate is possible for a connection. `offered`: the peer offers a carrier; `warm`: it is
-/// connected.
+/// Returns whether a candidate is possible for a connection. `offered` states that the peer offers a carrier, and
+/// `warm` that the carrier is connected.
 pub fn can_be_had(arm: &str, offered: bool, warm: bool) -> bool {
     match CandidateCarrier::from_arm(arm) {
         Some(carrier) => offered && carrier.is_warm == warm,
@@ -47,7 +47,8 @@ pub fn can_be_had(arm: &str, offered: bool, warm: bool) -> bool {
     }
 }
 
-/// Returns whether a candidate is possible by the features of a connection. Unknown features count as not offered.
+/// Returns whether a candidate is possible for a connection with these features. If features are unknown, the peer
+/// counts as offering no carrier.
 pub fn can_be_had_by(arm: &str, features: &Features) -> bool {
     let is = |feature| features.get(feature) == Some(1.0);
     can_be_had(arm, is(Feature::Offer), is(Feature::Warmth))

@@ -1,11 +1,11 @@
-//! Features of a connection that are known before it begins: of its path, of the application, and of the peer.
+//! Features of a connection that are known before it begins: features of its path, of the application, and of the peer.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::profile::TrafficProfile;
 
-/// A feature of a connection. Names are those of model files and of `graft why --what-if`.
+/// A feature of a connection. Model files and `graft why --what-if` use the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "COLUMNS has the names and units")]
 pub enum Feature {
@@ -22,14 +22,14 @@ pub enum Feature {
     Warmth,
 }
 
-/// How a feature, or another column of training examples, is written.
+/// Name, unit and values of a feature, or of another column of training examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExampleColumn {
     /// The column's name in files and commands.
     pub name: &'static str,
-    /// Unit of a number; empty for a choice or a count.
+    /// Unit of a numeric column; empty for a count or a column with named values.
     pub unit: &'static str,
-    /// Names of the values of a choice; empty for a number.
+    /// Names of the possible values; empty for a numeric column.
     pub choices: &'static [&'static str],
 }
 
@@ -41,8 +41,8 @@ const fn choice(name: &'static str, choices: &'static [&'static str]) -> Example
     ExampleColumn { name, unit: "", choices }
 }
 
-/// The columns that a tree may use: the features in the order of [`Feature`], and `windows`, which is computed from
-/// them.
+/// The columns that a decision tree may use: the features in the order of [`Feature`], and then `windows`, which is
+/// computed from features.
 pub const COLUMNS: [ExampleColumn; SAID + 1] = [
     number("rtt", "ms"),
     number("rate", "Mbit/s"),
@@ -60,7 +60,7 @@ pub const COLUMNS: [ExampleColumn; SAID + 1] = [
 
 const SAID: usize = 11;
 
-/// Upper bound of the numbers in files and commands.
+/// Largest number that is allowed in files and commands.
 const MOST: f64 = 1e12;
 
 /// Why features cannot be parsed.
@@ -79,7 +79,7 @@ pub enum Error {
     Twice(&'static str),
 }
 
-/// Returns the columns of features, without the computed ones.
+/// Returns the columns of all features, without computed columns such as `windows`.
 fn reported_columns() -> impl Iterator<Item = &'static ExampleColumn> {
     COLUMNS.iter().take(SAID)
 }
@@ -96,7 +96,7 @@ impl Feature {
 }
 
 impl ExampleColumn {
-    /// Parses a value. A choice becomes its index among the choices.
+    /// Parses a value. A named value becomes its index among the column's names.
     ///
     /// # Errors
     /// The text is not one of the accepted values, which the error names.
@@ -110,7 +110,7 @@ impl ExampleColumn {
         value.ok_or_else(|| Error::Number { name: self.name, unit: self.unit, value: text.to_owned() })
     }
 
-    /// Returns the name of a value of a choice; `None` for a number.
+    /// Returns the name of a value; `None` for a numeric column.
     pub fn choice(&self, value: f64) -> Option<&'static str> {
         self.choices.get(value as usize).copied()
     }
@@ -125,7 +125,7 @@ impl ExampleColumn {
     }
 }
 
-/// Formats a number with three digits, or with all digits of a longer integer part.
+/// Formats a number with three significant digits, or with all digits of a longer integer part.
 pub(super) fn short(value: f64) -> String {
     let digits = match value.abs() {
         it if it >= 100.0 || it == 0.0 => 0,
@@ -149,37 +149,37 @@ impl Features {
         self
     }
 
-    /// Returns the features with this profile in addition.
+    /// Returns these features with the profile set to this one.
     #[must_use]
     pub fn for_profile(self, profile: TrafficProfile) -> Self {
         self.with(Feature::Profile, profile as usize as f64)
     }
 
-    /// Sets whether the peer offers a carrier, and whether that is connected.
+    /// Sets whether the peer offers a carrier, and whether that carrier is connected.
     #[must_use]
     pub fn carrying(self, offered: bool, warm: bool) -> Self {
         let place = |is: bool| f64::from(u8::from(is));
         self.with(Feature::Offer, place(offered)).with(Feature::Warmth, place(warm))
     }
 
-    /// Returns the value of a feature, if it is known.
+    /// Returns the value of a feature; `None` if it is unknown.
     pub fn get(&self, feature: Feature) -> Option<f64> {
         self.0[feature as usize]
     }
 
-    /// Returns the time in which the path could transfer the size at best, in ms: two round trips, and the bytes at
-    /// its rate. Costs are compared as multiples of this time.
+    /// Returns the best possible duration of the transfer in ms: two round trips, and the time for the bytes at the
+    /// path's rate. Costs are expressed as multiples of this duration.
     pub fn ideal_ms(&self) -> Option<f64> {
         let rtt = self.get(Feature::Rtt)?;
         let rate = self.get(Feature::Rate)?;
         let size = self.get(Feature::Size)?;
-        // 1 KiB is 8192 bits, and 1 Mbit/s is 1000 bits per ms: 8.192 converts KiB per Mbit/s to ms.
+        // 8.192 converts KiB per Mbit/s to ms, since 1 KiB is 8192 bits and 1 Mbit/s is 1000 bits per ms.
         let ms = 2.0 * rtt + size * 8.192 / rate;
         (ms > 0.0 && ms.is_finite()).then_some(ms)
     }
 
-    /// Returns the size in multiples of bandwidth times round trip. Below 1 the path is never full, and only the
-    /// start of the transfer matters.
+    /// Returns the transfer's size in multiples of bandwidth times round trip. Below 1 the path is never full, so only
+    /// the start of the transfer matters.
     pub fn windows(&self) -> Option<f64> {
         let rtt = self.get(Feature::Rtt)?;
         let rate = self.get(Feature::Rate)?;
@@ -191,12 +191,12 @@ impl Features {
     /// Returns the values of all columns, in the order of [`COLUMNS`].
     pub fn values(&self) -> [Option<f64>; COLUMNS.len()] {
         let mut all = [self.windows(); COLUMNS.len()];
-        // The columns of features come first; the computed column keeps its value.
+        // Features fill the first columns, and the computed column follows them.
         all[..SAID].copy_from_slice(&self.0);
         all
     }
 
-    /// Adds the known features of `other`, which replace those of this one.
+    /// Adds the known features of `other`, which overwrite features of this connection.
     #[must_use]
     pub fn or(mut self, other: &Self) -> Self {
         for (own, other) in self.0.iter_mut().zip(other.0) {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn path_limits_the_transfer_time() {
+    fn ideal_transfer_time_follows_from_path_and_size() {
         let ideal = |text: &str| text.parse::<Features>().unwrap().ideal_ms();
         // 1000 KiB are 8.192 Mbit.
         assert_eq!(ideal("rtt=100,rate=8.192,size=1000"), Some(1200.0));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn later_measurement_of_a_feature_counts() {
+    fn later_measurement_of_a_feature_overwrites_the_earlier_one() {
         let path = Features::default().with(Feature::Rtt, 20.0).with(Feature::Loss, 1.0);
         let both = path.or(&"rtt=300,size=64".parse().unwrap());
         assert_eq!(both.to_string(), "rtt 300 ms, loss 1 %, size 64 KiB");

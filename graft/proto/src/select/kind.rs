@@ -1,8 +1,8 @@
 //! Predicts the profile and size of a connection from earlier connections of the same kind.
 //!
-//! A kind is a server port, this host's side, the connecting command and its cgroup; the peer does not matter. Each
-//! remembered flow has one of three shapes, and the most frequent one is predicted. The prediction states how many
-//! flows had it.
+//! A kind consists of the server port, whether this host is the client, the connecting command and its cgroup. The peer
+//! is not part of it. Each remembered flow has one of three shapes, and the most frequent shape is predicted. The
+//! prediction states which share of the flows had that shape.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -12,36 +12,36 @@ use serde::{Deserialize, Serialize};
 
 use super::profile::TrafficProfile;
 
-/// Most kinds that are remembered; the one that was used longest ago is dropped.
+/// Most kinds that are remembered. A new kind replaces the least recently used one.
 pub const KINDS_MAX: usize = 1024;
-/// Most flows that are remembered of a kind.
+/// Most flows that are remembered for each kind.
 pub const LATEST: usize = 16;
-/// Most of these flows that may be of one peer, so that a single stranger does not decide what a port is used for.
+/// Most remembered flows of a kind from one peer, so that a single unknown host does not determine a port's prediction.
 pub const OF_ONE_PEER: usize = 4;
-/// Fewest flows that a prediction needs.
+/// Fewest remembered flows from which a prediction is made.
 pub const ENOUGH: usize = 4;
 
-/// Most bytes of an exchange (a request and its answer) of an interactive flow.
+/// Interactive flows have at most this many bytes per exchange (a request and its answer).
 const SMALL: u64 = 2 << 10;
-/// Fewest exchanges of an interactive flow.
+/// Interactive flows have at least this many exchanges.
 const MANY: u32 = 4;
-/// Fewest bytes of an exchange of a bulk flow.
+/// Bulk flows have at least this many bytes per exchange.
 const LARGE: u64 = 1 << 20;
 
-/// A kind of connections that are expected to be alike.
+/// A kind of connection. Connections of one kind are expected to have similar traffic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TrafficClass {
-    /// True if this host connects.
+    /// True if this host opens the connection.
     pub is_client: bool,
     /// Port of the server.
     pub port: u16,
-    /// Name of the connecting process; empty if unknown, as for clients of a server.
+    /// Name of the connecting process; empty if unknown, as always at a server.
     pub command: String,
     /// ID of the cgroup that the rule names; 0: none.
     pub cgroup: u64,
 }
 
-/// Returns a number that identifies a peer. All IPv6 addresses of one /64 network have the same number.
+/// Returns a number that identifies a peer. All IPv6 addresses of a /64 network have the same number.
 pub fn number_of(peer: IpAddr) -> u64 {
     match peer.to_canonical() {
         IpAddr::V4(v4) => u64::from(v4.to_bits()),
@@ -57,14 +57,14 @@ pub struct FlowFigures {
     pub asked: u64,
     /// Bytes that the server sent.
     pub answered: u64,
-    /// Times that the client sent again after it had received data; `None`: not counted.
+    /// How often the client sent again after it had received data; `None`: not counted.
     pub turns: Option<u32>,
 }
 
 /// The traffic pattern of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowShape {
-    /// Many small exchanges; a person waits for each.
+    /// Many small exchanges; a person waits for the answer in each of them.
     Interactive,
     /// Requests and their answers, of any size.
     Requests,
@@ -84,7 +84,7 @@ impl FlowShape {
 }
 
 impl FlowFigures {
-    /// Returns the bytes of the direction that has more.
+    /// Returns the bytes of the larger of both directions.
     pub fn bytes(&self) -> u64 {
         self.asked.max(self.answered)
     }
@@ -95,11 +95,11 @@ impl FlowFigures {
         if all == 0 {
             return None;
         }
-        // A flow of n turns has n + 1 exchanges, as the first request is not a turn.
+        // A turn is a request that follows received data, so a flow with n turns has n + 1 exchanges.
         let exchanges = self.turns.map_or(1, |turns| u64::from(turns) + 1);
         Some(match self.turns {
             Some(turns) if turns >= MANY && all / exchanges <= SMALL => FlowShape::Interactive,
-            // Bulk: at least 1 MiB for each exchange, and the other direction has at most a ninth of that.
+            // A bulk flow has at least 1 MiB per exchange, and the other direction has at most a ninth of that.
             _ if self.bytes() / exchanges >= LARGE && self.bytes() / 9 >= self.asked.min(self.answered) => {
                 FlowShape::Bulk
             }
@@ -108,16 +108,16 @@ impl FlowFigures {
     }
 }
 
-/// The source of a prediction. Names are those of `graft why` and of metrics.
+/// The source of a prediction. `graft why` and metrics use the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExpectationSource {
     /// The operator's settings state the profile.
     Configured,
-    /// Earlier flows of the kind.
+    /// Earlier flows of the same kind.
     Learned,
-    /// The usual purpose of the port.
+    /// The usual use of a well-known port.
     Port,
-    /// No source knows anything about such connections.
+    /// No source has information about such connections.
     Default,
 }
 
@@ -145,16 +145,16 @@ pub struct Expected {
     pub size_kib: Option<u32>,
     /// The source of the prediction: settings, flows, port, or none.
     pub source: ExpectationSource,
-    /// Share of the remembered flows that have the predicted shape; 1 if flows were not needed.
+    /// Share of the remembered flows that have the predicted shape; 1 if the prediction does not depend on flows.
     pub sure: f64,
-    /// The reason for the prediction, in words.
+    /// The reason for the prediction, as text for operators.
     pub words: String,
 }
 
-/// A selection of connections. A field that is `None` matches all.
+/// A selection of connections. A field that is `None` matches all connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
-    /// True for connections that this host opens.
+    /// True for connections that this host opens; false for those that it accepts.
     pub is_client: bool,
     /// Ranges of server ports.
     pub ports: Vec<RangeInclusive<u16>>,
@@ -165,7 +165,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// Returns the kind, if the question selects exactly one.
+    /// Returns the kind if the question selects exactly one; `None` if it may select several.
     fn kind(&self) -> Option<TrafficClass> {
         let [ports] = &self.ports[..] else { return None };
         (ports.start() == ports.end()).then_some(())?;
@@ -195,7 +195,7 @@ struct KnownClass {
     seen: VecDeque<SeenFlow>,
 }
 
-/// A remembered flow of a kind, to be stored and learned again.
+/// A remembered flow and its kind, in the form that is stored and read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassLesson {
     /// The kind of the flow.
@@ -204,7 +204,7 @@ pub struct ClassLesson {
     pub seen: Saw,
 }
 
-/// An observation of a connection.
+/// An observation of a connection, from which the predictor learns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Saw {
@@ -212,7 +212,7 @@ pub enum Saw {
     Flow(u64, FlowFigures),
 }
 
-/// The known kinds and their latest flows. It has no clock: only the order of events counts.
+/// The known kinds and their latest flows. Only the order of events counts, since the predictor has no clock.
 #[derive(Debug)]
 pub struct Kinds {
     kinds: BTreeMap<TrafficClass, KnownClass>,
@@ -227,26 +227,26 @@ impl Default for Kinds {
 }
 
 impl Kinds {
-    /// Makes an empty predictor for at most `most` kinds, at least one.
+    /// Makes a predictor without flows, for at most `most` kinds (at least one).
     pub fn new(most: usize) -> Self {
         Self { kinds: BTreeMap::new(), most: most.max(1), now: 0 }
     }
 
-    /// Returns the known kinds, the most recently used first.
+    /// Returns the known kinds, the most recently used one first.
     pub fn iter(&self) -> impl Iterator<Item = &TrafficClass> {
         let mut all: Vec<_> = self.kinds.iter().collect();
-        // Numbers of uses stand for time, since there is no clock.
+        // Kinds are sorted by a counter of uses, since there is no clock.
         all.sort_by_key(|(_, known)| std::cmp::Reverse(known.used));
         all.into_iter().map(|(kind, _)| kind)
     }
 
-    /// Notes a finished flow. `peer` is a number that identifies the peer. A flow without bytes is ignored.
+    /// Adds a finished flow. `peer` is the peer's number from [`number_of`]. A flow without bytes is ignored.
     pub fn note(&mut self, kind: TrafficClass, peer: u64, flow: FlowFigures) {
         if flow.shape().is_none() {
             return;
         }
         let (at, known) = self.enter(kind);
-        // One peer replaces its own oldest flow once it has its share; otherwise the oldest flow of all is dropped.
+        // If the peer already has its share of flows, its oldest flow is dropped; otherwise the oldest flow of all.
         let of_peer = known.seen.iter().filter(|seen| seen.peer == peer).count();
         if of_peer >= OF_ONE_PEER {
             let oldest = known.seen.iter().position(|seen| seen.peer == peer);
@@ -257,8 +257,8 @@ impl Kinds {
         known.seen.push_back(SeenFlow { at, peer, flow });
     }
 
-    /// Returns all remembered flows in the order in which they were noted. Another predictor that learns them has the
-    /// same state.
+    /// Returns all remembered flows in the order in which they were added. A predictor that learns them has the same
+    /// state as this one.
     pub fn lessons(&self) -> Vec<ClassLesson> {
         let mut lessons: Vec<(u64, ClassLesson)> = Vec::new();
         for (kind, known) in &self.kinds {
@@ -269,7 +269,7 @@ impl Kinds {
         lessons.into_iter().map(|(_, lesson)| lesson).collect()
     }
 
-    /// Learns a stored observation.
+    /// Adds a stored flow.
     pub fn teach(&mut self, ClassLesson { kind, seen }: ClassLesson) {
         let Saw::Flow(peer, flow) = seen;
         self.note(kind, peer, flow);
@@ -296,10 +296,10 @@ impl Kinds {
         }
     }
 
-    /// Returns the latest flows of several kinds, with the same limits in total as one kind has.
+    /// Returns the latest flows of several kinds together, within the limits that apply to one kind.
     fn latest(about: &[&KnownClass]) -> Vec<FlowFigures> {
         let mut seen: Vec<SeenFlow> = about.iter().flat_map(|known| known.seen.iter().copied()).collect();
-        // The newest flows come first, so that the limit for each peer drops the oldest.
+        // Flows are sorted from new to old, so that the limit for each peer drops its oldest flows.
         seen.sort_by_key(|seen| std::cmp::Reverse(seen.at));
         let mut of_peers = BTreeMap::<u64, usize>::new();
         seen.retain(|seen| {
@@ -315,17 +315,17 @@ impl Kinds {
         let about = self.known_classes(question);
         let usual = usual(question);
         let flows = Self::latest(&about);
-        // Too few flows say nothing: the port's usual profile is the prediction.
+        // Too few flows are known, so the port's usual profile is predicted.
         if flows.len() < ENOUGH {
             return usual;
         }
         let Some((shape, count)) = most_frequent(&flows) else { return usual };
         let is_left = match shape {
             FlowShape::Interactive => false,
-            // If exchanges were not counted, the shape may in truth be interactive, so the port's usual profile is
-            // kept.
+            // If exchanges were not counted, the flow may really be interactive, so the port's usual profile is kept.
             FlowShape::Requests => flows.iter().all(|flow| flow.turns.is_none()),
-            // Bytes do not show whether a person waits for them, so a port of insensitive use stays so.
+            // The number of bytes does not show whether a person waits for them, so a port that is usually insensitive
+            // stays so.
             FlowShape::Bulk => usual.profile == TrafficProfile::Insensitive,
         };
         let is_usual = is_left && usual.source != ExpectationSource::Default;
@@ -352,9 +352,9 @@ impl Kinds {
     }
 }
 
-/// Returns the prediction by the port alone.
+/// Returns the prediction that follows from the port alone.
 fn usual(question: &Question) -> Expected {
-    // A range of ports has no usual profile, and neither have ports with different ones.
+    // A range of ports has no usual profile. Several ports have one only if it is the same for all.
     let mut usual =
         question.ports.iter().map(|ports| usual_of(*ports.start()).filter(|_| ports.start() == ports.end()));
     let first = usual.next().flatten();
@@ -376,18 +376,19 @@ fn usual(question: &Question) -> Expected {
     }
 }
 
-/// Returns the most frequent shape and its count. Of equally frequent shapes, it is the one that is most sensitive to
-/// delays.
+/// Returns the most frequent shape and its count. Of equally frequent shapes, the one that is most sensitive to delay
+/// is returned.
 fn most_frequent(flows: &[FlowFigures]) -> Option<(FlowShape, usize)> {
     let mut counts = BTreeMap::<FlowShape, usize>::new();
     for shape in flows.iter().filter_map(FlowFigures::shape) {
         *counts.entry(shape).or_default() += 1;
     }
-    // max_by_key returns the last maximum; reversed, that is the first shape in the order of the enum.
+    // max_by_key returns the last of several maxima. Iterating in reverse makes that the first shape in the enum's
+    // order.
     counts.into_iter().rev().max_by_key(|(_, count)| *count)
 }
 
-/// Returns the median size in KiB, rounded up; of two middle ones the larger.
+/// Returns the median size in KiB, rounded up. For an even number of flows, it is the larger of the two middle sizes.
 fn median_kib(flows: &[FlowFigures]) -> u32 {
     let mut sizes: Vec<u64> = flows.iter().map(FlowFigures::bytes).collect();
     sizes.sort_unstable();
@@ -398,7 +399,7 @@ fn median_kib(flows: &[FlowFigures]) -> u32 {
 /// Returns the usual profile of a well-known port.
 pub fn usual_of(port: u16) -> Option<TrafficProfile> {
     Some(match port {
-        // Shells, remote desktops, calls, DNS, message brokers, databases.
+        // Ports of shells, remote desktops, calls, DNS, message brokers and databases.
         22
         | 23
         | 3389
@@ -414,11 +415,11 @@ pub fn usual_of(port: u16) -> Option<TrafficProfile> {
         | 6379
         | 11211
         | 27017 => TrafficProfile::Time,
-        // Web pages and video.
+        // Ports of web pages and video.
         80 | 443 | 554 | 1935 | 8000 | 8008 | 8080 | 8443 => TrafficProfile::TimeAndLoss,
-        // Files, mail and directories that a person waits for.
+        // Ports of files, mail and directories for which a person waits.
         110 | 143 | 389 | 445 | 465 | 587 | 636 | 993 | 995 | 2049 => TrafficProfile::Loss,
-        // Mail between servers, copies, updates.
+        // Ports of mail between servers, copies and updates, for which nobody waits.
         20 | 21 | 25 | 119 | 873 | 3142 | 9418 => TrafficProfile::Insensitive,
         _ => return None,
     })
@@ -443,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_shapes_match_examples_by_hand() {
+    fn flow_shapes_match_hand_computed_examples() {
         let table = [
             (flow(0, 0, 0), None),
             (flow(500, 40_000, 0), Some(FlowShape::Requests)),
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_class_of_a_known_port_is_not_taken_from_bytes_alone() {
+    fn usual_profile_of_a_port_is_kept_if_only_bytes_are_known() {
         let mut kinds = Kinds::default();
         for peer in 0..9 {
             kinds.note(kind(873), peer, flow(900 << 20, 9_000, 3));
@@ -500,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_class_is_predicted_without_a_count_of_requests() {
+    fn traffic_class_is_predicted_if_exchanges_were_not_counted() {
         let mut kinds = Kinds::default();
         for peer in 0..9 {
             kinds.note(kind(22), peer, flow(9_000, 40_000, None));
@@ -544,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn single_peer_changes_predictions_little() {
+    fn flows_of_a_single_peer_hardly_change_predictions() {
         let mut kinds = Kinds::default();
         for peer in 0..12 {
             kinds.note(kind(443), peer, flow(300, 40_000, 0));
@@ -559,7 +560,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn predictions_are_bounded_by_known_flows(
+        fn memory_and_confidence_of_predictions_are_bounded(
             notes in prop::collection::vec((0_u16..40, 0_u64..6, any::<u64>(), any::<u64>(), any::<Option<u32>>()), 0..300),
         ) {
             let mut kinds = Kinds::new(8);
@@ -575,7 +576,7 @@ mod tests {
                 prop_assert_eq!(learned, flows.len() >= ENOUGH);
                 prop_assert_eq!(learned, expected.size_kib.is_some());
                 if learned {
-                    // The most frequent of three shapes has at least a third of the flows.
+                    // The most frequent of three shapes always has at least a third of the flows.
                     prop_assert!(expected.sure >= 1.0 / 3.0 - 1e-9);
                     let sizes = flows.iter().map(|flow| u32::try_from(flow.bytes().div_ceil(1024)).unwrap_or(u32::MAX));
                     prop_assert!(sizes.into_iter().any(|size| Some(size) == expected.size_kib));
@@ -589,7 +590,7 @@ mod tests {
         }
 
         #[test]
-        fn predictor_relearned_from_its_records_is_equal(
+        fn predictor_restored_from_stored_flows_is_equal(
             notes in prop::collection::vec((0_u16..12, 0_u64..6, any::<u32>(), any::<Option<u32>>()), 0..100),
         ) {
             let mut kinds = Kinds::new(8);
@@ -607,7 +608,7 @@ mod tests {
         }
 
         #[test]
-        fn majority_of_peers_decides_the_traffic_class(most in 9_usize..=16) {
+        fn majority_of_peers_determines_the_traffic_class(most in 9_usize..=16) {
             let mut kinds = Kinds::default();
             for at in 0..16_u64 {
                 let is_bulk = at < most as u64;

@@ -1,5 +1,5 @@
-//! Chooses the candidate (arm) that suits a connection best: a congestion control, or a carrier. The choice is
-//! learned from measured transfers, can be read by people, and is corrected by outcomes.
+//! Chooses the candidate (arm) that suits a connection best: a congestion control, or a carrier. The model is learned
+//! from measured transfers, people can read it, and outcomes of connections correct it.
 //!
 //! | module | what it does |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! The file of a decision tree: JSON that people can read, parsed strictly.
+//! The file of a decision tree: JSON that people can read, and that is parsed strictly.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::features::{COLUMNS, ExampleColumn, Features};
 use super::tree::{DEPTH_MAX, Leaf, Node, Rank};
 
-/// The version of the file's format.
+/// The version of the model file's format.
 pub const VERSION: u32 = 1;
-/// Most bytes of a model's file.
+/// Most bytes of a model file.
 pub const BYTES_MAX: usize = 4 << 20;
 const LEAVES_MAX: usize = 10_000;
 const ARMS_MAX: usize = 64;
@@ -18,7 +18,7 @@ const ARMS_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// The version of the file's format.
+    /// The version of the model file's format.
     pub version: u32,
     /// Description of the measurements that the model was trained on.
     pub about: String,
@@ -28,7 +28,7 @@ pub struct Model {
     pub tree: Node,
 }
 
-/// Why a file is not a usable model.
+/// Why a file is not a valid model.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -47,11 +47,11 @@ pub enum Error {
 /// The model's decision for a connection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelDecision<'a> {
-    /// The best candidate that is possible for the connection, if there is one.
+    /// The best candidate that is possible for the connection; `None` if none is.
     pub rank: Option<&'a Rank>,
-    /// The leaf that the connection's features led to.
+    /// The leaf of the tree that the connection's features led to.
     pub leaf: &'a Leaf,
-    /// The decisions on the way to the leaf, in words.
+    /// The decisions on the way to the leaf, as text for operators.
     pub words: Vec<String>,
 }
 
@@ -64,13 +64,13 @@ impl Model {
     /// Parses a model's file and checks it.
     ///
     /// # Errors
-    /// The file is no valid model; the error names what is wrong, and where.
+    /// The file is not a valid model; the error names the fault and its place.
     pub fn parse(text: &str) -> Result<Self, Error> {
         if text.len() > BYTES_MAX {
             return Err(Error::Long(text.len()));
         }
         let model: Self = serde_json::from_str(text)?;
-        // The version is checked first: limits may differ in other versions.
+        // The version is checked first, since other versions may have other limits.
         match model.version {
             VERSION => model.check().map(|()| model).map_err(Error::Wrong),
             other => Err(Error::Version(other)),
@@ -86,7 +86,7 @@ impl Model {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// Returns the best candidate for which `can_be_had` is true, by the model.
+    /// Returns the model's best candidate among those for which `can_be_had` returns true.
     pub fn decide(&self, features: &Features, can_be_had: impl Fn(&str) -> bool) -> ModelDecision<'_> {
         let way = self.tree.walk(&COLUMNS, &features.values());
         // The ranking is sorted, so the first possible candidate is the best one.
@@ -106,7 +106,7 @@ impl Model {
         if leaves.len() > LEAVES_MAX {
             return Err(format!("the tree has {} leaves: at most {LEAVES_MAX}", leaves.len()));
         }
-        // Outcomes are kept by leaf number, so numbers must be unique.
+        // Outcomes are stored by leaf number, so numbers must be unique.
         let numbers: BTreeSet<u32> = leaves.iter().map(|leaf| leaf.number).collect();
         if numbers.len() != leaves.len() {
             return Err("two leaves have the same number".to_owned());
@@ -122,7 +122,7 @@ fn check_leaf(leaf: &Leaf, arms: &BTreeSet<&str>) -> Result<(), String> {
     if let Some(unknown) = ranked.difference(arms).next() {
         return failed(format!("{unknown:?} is not among `arms`"));
     }
-    // Every candidate has to be ranked, since any of the others may be impossible for a connection.
+    // Every leaf has to rank all candidates, since any of them may be impossible for a connection.
     if ranked.len() != arms.len() || leaf.ranking.len() != arms.len() {
         return failed("the ranking needs each of `arms` once".to_owned());
     }
@@ -183,7 +183,7 @@ pub(super) mod tests {
         model
     }
 
-    /// Completes the rankings of a test tree, so that each has all candidates.
+    /// Adds the missing candidates to each ranking of a test tree, since every leaf has to rank all.
     fn complete(node: &mut Node) {
         match node {
             Node::Leaf(leaf) => {
@@ -203,7 +203,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn selection_models_round_trip_as_text() {
+    fn selection_model_is_unchanged_after_encoding_and_parsing() {
         let model = model();
         let text = model.text().expect("a model");
         assert_eq!(Model::parse(&text).expect("a model"), model);
@@ -264,7 +264,7 @@ pub(super) mod tests {
 
     proptest::proptest! {
         #[test]
-        fn arbitrary_models_are_read_or_refused(at in 0_usize..3000, with in ".{0,8}") {
+        fn arbitrary_model_bytes_are_parsed_or_refused(at in 0_usize..3000, with in ".{0,8}") {
             let mut text = model().text().unwrap();
             if text.is_char_boundary(at) && at < text.len() {
                 text.replace_range(at..at, &with);

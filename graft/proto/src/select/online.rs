@@ -1,34 +1,36 @@
-//! Corrects a model that is wrong for some paths. Outcomes are kept by path and leaf, and another candidate is tried
-//! now and then. If outcomes are worse than expected, connections go directly with plain TCP.
+//! Corrects a model that is wrong for some paths. It stores the outcomes of connections by path and leaf of the model,
+//! and lets a few connections explore other candidates. If outcomes are worse than expected, connections go directly
+//! with plain TCP.
 //!
-//! It has no clock and no randomness of its own, and its memory is bounded. Keys name the path, so the outcomes of
-//! one peer do not affect connections of another.
+//! This module has no clock and no randomness of its own, and its memory is bounded. Keys name the path, so the
+//! outcomes of one peer do not affect connections of another.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Most connections that may try another candidate, in percent.
+/// Most connections that may explore another candidate, in percent.
 const EXPLORED_PERCENT: u64 = 2;
-/// Outcomes that are remembered of each candidate.
+/// Number of latest outcomes that are remembered for each candidate.
 const WINDOW: usize = 8;
-/// Bad outcomes among the remembered ones after which a candidate is doubted. If a tenth of all outcomes is bad by
-/// chance, this happens once in 200 windows.
+/// Number of bad outcomes within the window after which a candidate is no longer trusted. If a tenth of all outcomes is
+/// bad by chance, this happens in one of 200 windows.
 const BAD: usize = 4;
-/// Fewest outcomes of a candidate that a comparison needs.
+/// Fewest outcomes that a candidate needs to be compared with another one.
 const ENOUGH: usize = 4;
-/// Another candidate replaces the current one if its cost is below this share of the current cost.
+/// Another candidate replaces the current one if its median cost is below this factor times the current one's.
 const BETTER: f64 = 0.9;
-/// Most connections that are counted at a place; below it a JSON number is exact.
+/// Most connections that are counted for a key. JSON numbers up to this are exact.
 const COUNTED_MAX: u64 = 1 << 53;
 
 /// The outcome of a finished connection.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConnectionOutcome {
-    /// Cost as a multiple of the best time that the path allows ([`ideal_ms`](super::features::Features::ideal_ms)).
+    /// Cost as a multiple of the best duration that the path allows
+    /// ([`ideal_ms`](super::features::Features::ideal_ms)).
     pub cost: f64,
-    /// True if the cost is above the leaf's [usual](super::tree::Leaf::usual) one.
+    /// True if the cost exceeds the leaf's [usual](super::tree::Leaf::usual) cost.
     pub is_bad: bool,
 }
 
@@ -38,18 +40,18 @@ pub struct ConnectionOutcome {
 pub enum DecisionReason {
     /// The candidate is the model's choice.
     Learned,
-    /// The model's candidate had bad outcomes on this path, so plain TCP is used.
+    /// The model's candidate had bad outcomes on this path, so plain TCP is used instead.
     Doubted,
     /// Another candidate had better outcomes on this path.
     Found,
 }
 
-/// A candidate that was chosen.
+/// A candidate that was chosen, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CandidateDecision<'a> {
     /// Name of the candidate.
     pub arm: &'a str,
-    /// Why it was chosen.
+    /// Why the candidate was chosen.
     pub why: DecisionReason,
 }
 
@@ -60,27 +62,27 @@ pub struct CandidateRecord {
     pub arm: String,
     /// Number of remembered outcomes.
     pub outcomes: usize,
-    /// Number of bad outcomes among them.
+    /// How many of these outcomes were bad.
     pub bad: usize,
-    /// Median cost as a multiple of the best time that the path allows; `None`: too few outcomes.
+    /// Median cost as a multiple of the best duration that the path allows; `None`: too few outcomes.
     pub cost: Option<f64>,
 }
 
-/// A place: the candidates that were tried for a key, and their outcomes.
+/// The candidates that were used for one key (a path and a leaf), and their outcomes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OnlineState {
     arms: BTreeMap<String, Vec<ConnectionOutcome>>,
-    /// The candidate that replaces the model's, if one does.
+    /// The candidate that is used instead of the model's, and why; `None`: the model's candidate is used.
     instead: Option<(String, DecisionReason)>,
     connections: u64,
     explored: u64,
-    /// Number of the latest use, to find the place that was used longest ago.
+    /// Counter value at the latest use, by which the least recently used entry is found.
     #[serde(skip)]
     used: u64,
 }
 
-/// Outcomes by key. `K` is a path and a leaf of the model.
+/// Outcomes by key. A key `K` consists of a path and a leaf of the model.
 #[derive(Clone, Debug)]
 pub struct Online<K> {
     places: BTreeMap<K, OnlineState>,
@@ -91,15 +93,15 @@ pub struct Online<K> {
 }
 
 impl<K: Ord + Clone> Online<K> {
-    /// Makes an empty record for at most `most` places; the one that was used longest ago is dropped for a new one.
+    /// Makes an empty record for at most `most` keys. A new key replaces the least recently used one.
     pub fn new(plain: impl Into<String>, most: usize) -> Self {
         Self { places: BTreeMap::new(), most: most.max(1), plain: plain.into(), uses: 0 }
     }
 
-    /// Chooses for all connections of a key until the next call, since single connections do not ask. Returns the
-    /// candidate that they use, and, if `may_try`, one that exactly one connection is to try, which counts as tried
-    /// now. `ranked` holds the possible candidates, the model's first. `chance` is a new random number from 0 to 1
-    /// for each call.
+    /// Chooses for all connections of a key until the next call, since the kernel does not ask for each connection.
+    /// Returns the candidate that they use. If `may_try`, it may also return a second candidate, which exactly one
+    /// connection is to explore; this counts as explored now. `ranked` holds the possible candidates, the model's
+    /// first. `chance` is a new random number from 0 to 1 for each call.
     pub fn plan<'a>(
         &'a mut self,
         key: &K,
@@ -114,14 +116,14 @@ impl<K: Ord + Clone> Online<K> {
         (self.current(key, ranked), other)
     }
 
-    /// Counts connections that used the latest plan. Does nothing for a place that was dropped.
+    /// Counts connections that used the key's latest choice. Does nothing if the key was dropped.
     pub fn passed(&mut self, key: &K, connections: u64) {
         if let Some(place) = self.places.get_mut(key) {
             place.connections = place.connections.saturating_add(connections).min(COUNTED_MAX);
         }
     }
 
-    /// Returns all places, to be stored; the one that was used longest ago comes first.
+    /// Returns the state of all keys, to be stored; the least recently used key comes first.
     pub fn learned_places(&self) -> Vec<(K, OnlineState)> {
         let mut places: Vec<_> = self.places.iter().collect();
         places.sort_by_key(|(_, place)| place.used);
@@ -131,8 +133,8 @@ impl<K: Ord + Clone> Online<K> {
             .collect()
     }
 
-    /// Restores stored places. The file may have been changed, so places get the usual bounds, and only candidates
-    /// among `arms`.
+    /// Restores stored states. The file may have been edited, so the usual bounds are applied, and only candidates in
+    /// `arms` are restored.
     pub fn recall(&mut self, known: impl IntoIterator<Item = (K, OnlineState)>, arms: &[String]) {
         for (key, place) in known {
             let place = place.checked(|arm| arm == self.plain || arms.iter().any(|it| it == arm));
@@ -142,7 +144,7 @@ impl<K: Ord + Clone> Online<K> {
     }
 
     fn used(&mut self, key: &K) -> &mut OnlineState {
-        // The oldest place is dropped before a new one is added, so the bound always holds.
+        // The least recently used key is dropped before a new one is added, so that the bound always holds.
         self.forget(key);
         self.uses += 1;
         let place = self.places.entry(key.clone()).or_default();
@@ -162,10 +164,10 @@ impl<K: Ord + Clone> Online<K> {
         CandidateDecision { arm, why }
     }
 
-    /// Notes the outcome of a connection, unless its place was dropped. `learned` is the model's candidate.
+    /// Adds the outcome of a connection, unless its key was dropped. `learned` is the model's candidate.
     pub fn report(&mut self, key: &K, learned: &str, arm: &str, outcome: ConnectionOutcome) {
         let Some(place) = self.places.get_mut(key) else { return };
-        // A median of costs needs numbers that can be compared.
+        // An outcome without a finite cost is ignored, since it could not be compared in a median.
         if !outcome.cost.is_finite() {
             return;
         }
@@ -177,7 +179,7 @@ impl<K: Ord + Clone> Online<K> {
         place.decide(learned, &self.plain);
     }
 
-    /// Returns the outcomes of each candidate that was tried for the key.
+    /// Returns the outcomes of each candidate that was used for the key.
     pub fn tried(&self, key: &K) -> Vec<CandidateRecord> {
         let place = self.places.get(key);
         let arms = place.into_iter().flat_map(|place| &place.arms);
@@ -190,17 +192,17 @@ impl<K: Ord + Clone> Online<K> {
         .collect()
     }
 
-    /// Returns how many connections were counted for the key, and how many of them were to try another candidate.
+    /// Returns how many connections were counted for the key, and how many of them explored another candidate.
     pub fn counted(&self, key: &K) -> (u64, u64) {
         self.places.get(key).map_or((0, 0), |place| (place.connections, place.explored))
     }
 
-    /// Returns the keys of the places that are remembered.
+    /// Returns all keys that are remembered.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.places.keys()
     }
 
-    /// Returns the number of places that are remembered.
+    /// Returns the number of keys that are remembered.
     pub fn places(&self) -> usize {
         self.places.len()
     }
@@ -225,15 +227,15 @@ impl OnlineState {
         }
         self.instead = self.instead.filter(|(arm, why)| is_arm(arm) && *why != DecisionReason::Learned);
         self.connections = self.connections.min(COUNTED_MAX);
-        // Stored counts may have been edited, and must not allow more trials than usual.
+        // Stored counts may have been edited, and must not allow more exploration than usual.
         self.explored = self.explored.min(self.connections);
         self
     }
 
-    /// Returns the candidate with the fewest outcomes, if one may be tried now.
+    /// Returns the candidate with the fewest outcomes, if a connection may explore now.
     fn tries(&mut self, ranked: &[&str], plain: &str, chance: f64) -> Option<String> {
-        // A trial needs 50 counted connections; half of the calls are skipped at random, so that trials do not follow
-        // a pattern.
+        // One exploration is allowed per 50 counted connections. Half of the calls are skipped at random, so that
+        // explorations do not follow a pattern.
         if (self.explored + 1) * 100 > self.connections * EXPLORED_PERCENT || chance >= 0.5 {
             return None;
         }
@@ -242,7 +244,7 @@ impl OnlineState {
             Some((arm, _)) if can(arm) => arm.as_str(),
             _ => ranked.first().copied().unwrap_or(plain),
         };
-        // Plain TCP may always be tried, also if the model does not rank it.
+        // Plain TCP may always be explored, even if the model does not rank it.
         let others = ranked.iter().copied().chain([plain]).filter(|other| *other != now);
         let known = |arm: &str| self.arms.get(arm).map_or(0, Vec::len);
         let other = others.min_by_key(|other| known(other))?.to_owned();
@@ -252,11 +254,11 @@ impl OnlineState {
 
     fn decide(&mut self, learned: &str, plain: &str) {
         let now = self.instead.as_ref().map_or(learned, |(arm, _)| arm.as_str()).to_owned();
-        // A place moves between three states: the model's choice (`instead` is None), plain TCP after bad outcomes
-        // (Doubted), and a candidate with a clearly better median (Found). A doubt becomes Found, or ends, once plain
-        // TCP has enough outcomes.
+        // A key has one of three states: the model's choice (`instead` is None), plain TCP after bad outcomes
+        // (Doubted), or a candidate with a clearly lower median cost (Found). Doubted becomes Found, or ends, once
+        // plain TCP has enough outcomes.
         if let Some(better) = self.better(&now) {
-            // If the model's own candidate is the better one, the place returns to the model's choice.
+            // If the model's own candidate has the lower cost, the key returns to the model's choice.
             self.instead = (better != learned).then_some((better, DecisionReason::Found));
         } else if now != plain && self.is_bad(&now) && self.median(plain).is_none() {
             self.instead = Some((plain.to_owned(), DecisionReason::Doubted));
@@ -268,12 +270,12 @@ impl OnlineState {
         }
     }
 
-    /// Returns a candidate with a clearly lower median cost, among those with enough outcomes.
+    /// Returns a candidate whose median cost is clearly lower than that of `now`, if both have enough outcomes.
     fn better(&self, now: &str) -> Option<String> {
         let cost = self.median(now)?;
         let others = self.arms.keys().filter_map(|arm| Some((arm, self.median(arm)?)));
         let (arm, least) = others.min_by(|one, other| one.1.total_cmp(&other.1))?;
-        // A tenth of margin keeps two equal candidates from replacing each other by chance.
+        // A margin of a tenth keeps equally good candidates from replacing each other by chance.
         (least < cost * BETTER).then(|| arm.clone())
     }
 
@@ -294,11 +296,11 @@ mod tests {
 
     const RANKED: [&str; 3] = ["pcc", "bbr", "cubic"];
 
-    /// A simulated path on which each candidate has a cost, up to twice as much by chance.
+    /// A simulated path, on which each candidate has a cost that chance may double.
     struct CostWorld {
         random: u64,
         costs: [f64; 3],
-        /// The cost that nine of ten training examples stayed below.
+        /// The cost that nine of ten training examples did not exceed.
         usual: f64,
     }
 
@@ -309,7 +311,7 @@ mod tests {
             (self.random >> 11) as f64 / (1_u64 << 53) as f64
         }
 
-        /// Returns the candidate that a connection used, and whether it was a trial.
+        /// Simulates a connection. Returns the candidate that it used, and whether it explored.
         fn connect(&mut self, online: &mut Online<u8>) -> (String, bool) {
             let chance = self.random();
             let (choice, other) = online.plan(&1, &RANKED, chance, true);
@@ -323,7 +325,7 @@ mod tests {
         }
     }
 
-    /// Returns the candidate that replaces the model's, if one does.
+    /// Returns the candidate that is used instead of the model's; `None` if the model's is used.
     fn instead<K: Ord + Clone>(online: &mut Online<K>, key: &K) -> Option<(String, DecisionReason)> {
         let (choice, _) = online.plan(key, &RANKED, 1.0, false);
         (choice.why != DecisionReason::Learned).then(|| (choice.arm.to_owned(), choice.why))
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn good_model_is_kept() {
+    fn model_with_good_outcomes_is_kept() {
         let mut left = 0;
         for seed in 0..100 {
             let mut online = Online::new("cubic", 10);
@@ -353,7 +355,7 @@ mod tests {
             assert!(all.iter().any(|(_, tried)| *tried), "it is not blind");
             assert_eq!(instead(&mut online, &1), None, "seed {seed}");
         }
-        // A doubt that arose by chance lasts until plain TCP has enough outcomes.
+        // Plain TCP that is used after bad outcomes by chance remains in use until it has enough outcomes.
         assert!(left < 100_000 / 100 * 4, "{left} of 100000");
     }
 
@@ -398,9 +400,10 @@ mod tests {
         assert_eq!(online.places(), 3);
     }
 
-    /// Connections are reported when they end, in batches of any size, so trials are bounded by the reported number.
+    /// Connections are reported when they end, in batches of any size, so the number of explorations is bounded by the
+    /// reported connections.
     #[test]
-    fn exploration_takes_at_most_two_percent_of_plans() {
+    fn exploration_uses_at_most_two_percent_of_connections() {
         for seed in 0..50 {
             let mut online = Online::new("cubic", 10);
             let mut world = CostWorld { random: seed, costs: [1.0, 1.0, 1.0], usual: 9.0 };
@@ -423,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_follow_learned_results_and_report_trials() {
+    fn plan_follows_outcomes_and_skips_impossible_candidates() {
         let mut online = Online::new("cubic", 10);
         online.plan(&1, &RANKED, 1.0, true);
         (0..4).for_each(|_| online.report(&1, "pcc", "pcc", ConnectionOutcome { cost: 9.0, is_bad: true }));
@@ -439,7 +442,7 @@ mod tests {
             online.plan(&1, &RANKED, 1.0, true).0,
             CandidateDecision { arm: "cubic", why: DecisionReason::Found }
         );
-        // A candidate that is not possible any more is not used, however good its outcomes were.
+        // A candidate that has become impossible is not used, however good its outcomes were.
         (0..4).for_each(|_| online.report(&1, "pcc", "bbr", ConnectionOutcome { cost: 0.1, is_bad: false }));
         assert_eq!(online.plan(&1, &RANKED, 1.0, true).0.arm, "bbr");
         assert_eq!(
@@ -451,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_places_are_restored() {
+    fn stored_online_states_are_restored() {
         let mut online = Online::new("cubic", 3);
         for key in 1..=3 {
             online.plan(&key, &RANKED, 1.0, true);
@@ -474,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_stored_places_are_ignored() {
+    fn invalid_stored_online_states_are_ignored() {
         let place = |arms: &str, rest: &str| format!("[[1,{{\"arms\":{{{arms}}},{rest}}}]]");
         let many = "{\"cost\":9.0,\"is_bad\":true},".repeat(500) + "{\"cost\":1.0,\"is_bad\":false}";
         let table = [

@@ -1,14 +1,15 @@
-//! Needs of applications: four profiles, each with a cost that is computed from the arrival times of bytes.
+//! Traffic profiles, which state what delay matters to an application. Each of the four profiles computes a cost from
+//! the arrival times of bytes.
 //!
-//! No profile relaxes the guarantees of TCP: all bytes are delivered in order with every candidate. The profiles
-//! differ in which delays count.
+//! No profile relaxes the guarantees of TCP: all bytes are delivered in order with every candidate. The profiles differ
+//! only in which delays count.
 
 use serde::{Deserialize, Serialize};
 
-/// Positions in a transfer whose arrival is timed, in KiB: the rungs of a ladder.
+/// Sizes in KiB at which a transfer's progress is timed: the rungs of a ladder.
 pub const LADDER_KIB: [u32; 9] = [1, 4, 16, 64, 256, 1024, 4096, 16_384, 32_768];
 
-/// Multiple of the best time that counts as equally good for insensitive applications.
+/// Durations up to this multiple of the best one count as equally good for insensitive applications.
 const PATIENCE: f64 = 2.0;
 
 /// The kind of delay that matters to an application.
@@ -22,8 +23,8 @@ pub enum TrafficProfile {
     TimeAndLoss,
     /// Only the complete transfer counts (files, mail). The cost is the time of the last byte.
     Loss,
-    /// Applications that nobody waits for (backups, updates). The cost is the time of the last byte, but up to twice
-    /// the best time is equally good.
+    /// The application runs in the background (backups, updates). The cost is the time of the last byte, but all times up to
+    /// twice the best one are equally good.
     Insensitive,
 }
 
@@ -38,8 +39,8 @@ impl TrafficProfile {
         Self::NAMES[self as usize]
     }
 
-    /// Returns the cost in ms of a transfer up to a rung of the ladder, whose bytes arrived as in `came`. `None`:
-    /// nothing arrived, or there is no such rung.
+    /// Returns the cost in ms of the transfer of a rung's size, given the arrival times `came`. `None` means that
+    /// nothing arrived, or that there is no such rung.
     pub fn cost_ms(self, came: &ByteArrivals, rung: usize) -> Option<f64> {
         let whole = came.ms(rung)?;
         Some(match self {
@@ -49,10 +50,10 @@ impl TrafficProfile {
         })
     }
 
-    /// Returns the utility of a cost, from 0 to 1, relative to the lowest cost of any candidate.
+    /// Returns the utility of a cost, from 0 to 1, relative to the lowest cost that any candidate had.
     pub fn utility(self, cost_ms: f64, best_ms: f64) -> f64 {
         let patience = if self == Self::Insensitive { PATIENCE } else { 1.0 };
-        // The best candidate has utility 1, one with twice the cost 0.5.
+        // The candidate with the lowest cost has utility 1; twice the lowest cost has utility 0.5.
         (best_ms * patience / cost_ms).min(1.0)
     }
 }
@@ -60,35 +61,37 @@ impl TrafficProfile {
 /// The arrival times of one transfer's bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ByteArrivals {
-    /// Time from the SYN to each rung of the ladder, ms; `None`: not reached within the time limit.
+    /// Time in ms from the SYN until each rung's size had arrived; `None`: not within the time limit.
     pub rungs_ms: [Option<f64>; LADDER_KIB.len()],
-    /// Bytes of the whole transfer. If it ended early, later rungs are extrapolated from these and `over_ms`.
+    /// Bytes of the whole transfer. If the transfer ended early, the times of larger rungs are extrapolated from these
+    /// bytes and `over_ms`.
     pub bytes: u64,
     /// Duration of the whole transfer in ms.
     pub over_ms: f64,
 }
 
 impl ByteArrivals {
-    /// Returns the time of a rung in ms. A rung that was not reached is extrapolated from the average rate. `None`:
-    /// no byte arrived.
+    /// Returns the time in ms at which a rung's size had arrived. If it never did, the time is extrapolated from the
+    /// average rate. `None` means that no byte arrived.
     fn ms(&self, rung: usize) -> Option<f64> {
         let bytes = f64::from(*LADDER_KIB.get(rung)?) * 1024.0;
         let reached = self.rungs_ms.get(rung).copied().flatten();
-        // The whole transfer's average rate holds for the bytes that did not arrive.
+        // Bytes that did not arrive are assumed to continue at the transfer's average rate.
         reached.or_else(|| (self.bytes > 0).then(|| self.over_ms * bytes / self.bytes as f64))
     }
 
-    /// Returns the average arrival time of the bytes up to a rung, in ms. Bytes between two rungs are assumed to
+    /// Returns the average arrival time in ms of the bytes up to a rung's size. Bytes between two rungs are assumed to
     /// arrive evenly.
     fn mean_ms(&self, rung: usize) -> Option<f64> {
         let mut sum = 0.0;
         let mut before_kib = 0.0;
-        // The first byte arrives with the first rung, because it is in the same packets.
+        // The first byte arrives at the time of the first rung, since both are in the same packets.
         let mut before_ms = self.ms(0)?;
         for (at, kib) in LADDER_KIB.iter().enumerate().take(rung + 1) {
             let ms = self.ms(at)?;
             let kib = f64::from(*kib);
-            // Trapezoid rule: these bytes arrive evenly between the two times.
+            // Bytes between two rungs arrive evenly, so their average time is the mean of both rungs' times (trapezoid
+            // rule).
             sum += (kib - before_kib) * (ms + before_ms) / 2.0;
             (before_ms, before_kib) = (ms, kib);
         }
@@ -107,8 +110,9 @@ mod tests {
     }
 
     #[test]
-    fn profile_costs_match_examples_by_hand() {
-        // 1 KiB after 100 ms and 4 KiB after 300 ms are 1 KiB at 100 ms and 3 KiB at 200 ms on average.
+    fn profile_costs_match_hand_computed_examples() {
+        // 1 KiB arrives after 100 ms, and all 4 KiB after 300 ms. On average that is 1 KiB at 100 ms and 3 KiB at 200
+        // ms.
         let came = came(&[100.0, 300.0]);
         let table = [
             (TrafficProfile::Time, 175.0),

@@ -1,4 +1,4 @@
-//! A decision tree, the walk through it, and the description of that walk in words.
+//! A decision tree, the walk through it for a connection's features, and the description of that walk as text.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::features::{ExampleColumn, short};
 
-/// Most levels of a tree. Deeper ones would be unreadable.
+/// Most levels of a tree; deeper trees would be unreadable.
 pub const DEPTH_MAX: usize = 32;
 
 /// A node of a decision tree.
@@ -15,13 +15,13 @@ pub const DEPTH_MAX: usize = 32;
 pub enum Node {
     /// A leaf, with a ranking of the candidates.
     Leaf(Leaf),
-    /// A split by a numeric feature.
+    /// A split by the threshold of a numeric feature.
     Split(Split),
     /// A branch by a feature with named values.
     Branch(Branch),
 }
 
-/// A split by a numeric feature.
+/// A split by the threshold of a numeric feature.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
@@ -29,11 +29,11 @@ pub struct Split {
     pub by: String,
     /// The threshold, in the feature's unit.
     pub at: f64,
-    /// Side that is taken if the feature is unknown: the one that most training examples took.
+    /// Side that is used if the feature is unknown, which is the one that most training examples took.
     pub unknown: TreeSide,
-    /// Subtree for values up to `at`.
+    /// Subtree for values that are at most `at`.
     pub below: Box<Node>,
-    /// Subtree for larger values.
+    /// Subtree for values above `at`.
     pub above: Box<Node>,
 }
 
@@ -41,7 +41,7 @@ pub struct Split {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TreeSide {
-    /// Values up to the threshold.
+    /// Values that are at most the threshold.
     Below,
     /// Values above the threshold.
     Above,
@@ -53,21 +53,21 @@ pub enum TreeSide {
 pub struct Branch {
     /// Name of the feature with named values.
     pub by: String,
-    /// Value that is assumed if the feature is unknown.
+    /// Value that is assumed if the feature of a connection is unknown.
     pub unknown: String,
     /// Subtree for each value.
     pub to: BTreeMap<String, Node>,
 }
 
-/// A leaf: the result of a walk.
+/// A leaf, which is the result of a walk through the tree.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leaf {
     /// Number of the leaf within the tree.
     pub number: u32,
-    /// Training examples that led to this leaf.
+    /// Number of training examples that led to this leaf.
     pub examples: f64,
-    /// Cost that nine of ten training examples stayed below with the best possible candidate, as a multiple of
+    /// Cost that nine of ten training examples did not exceed with the best possible candidate, as a multiple of
     /// [`ideal_ms`](super::features::Features::ideal_ms). A higher cost counts as a bad outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usual: Option<f64>,
@@ -81,9 +81,9 @@ pub struct Leaf {
 pub struct Rank {
     /// Name of the candidate.
     pub arm: String,
-    /// Share of the leaf's training examples for which the candidate was the right one.
+    /// Share of the leaf's training examples for which the candidate was the best choice.
     pub right: f64,
-    /// Mean utility of the candidate, from 0 to 1.
+    /// Mean utility of the candidate over the leaf's training examples, from 0 to 1.
     pub utility: f64,
 }
 
@@ -92,13 +92,13 @@ pub struct Rank {
 pub struct TreeWalk<'a> {
     /// The leaf at which the walk ended.
     pub leaf: &'a Leaf,
-    /// The decisions on the way, in words.
+    /// The decisions on the way to the leaf, as text for operators.
     pub words: Vec<String>,
 }
 
 impl Node {
-    /// Walks to a leaf. `values` are in the order of `columns`. A feature that is not among the columns counts as
-    /// unknown.
+    /// Walks from the root to a leaf. `values` are in the order of `columns`. A feature that is not among the columns
+    /// counts as unknown.
     pub fn walk(&self, columns: &[ExampleColumn], values: &[Option<f64>]) -> TreeWalk<'_> {
         let mut words = Vec::new();
         let mut node = self;
@@ -115,7 +115,7 @@ impl Node {
             words.push(word);
             node = match next {
                 Some(next) => next,
-                // A branch without the wanted subtree; a checked model has none.
+                // A branch may lack the wanted subtree only if the model was not checked.
                 None => return TreeWalk { leaf: &NOWHERE, words },
             };
         }
@@ -156,7 +156,7 @@ impl Node {
     }
 }
 
-// A leaf that ranks no candidate, for trees that are incomplete.
+// An empty leaf stands for the missing subtree of an incomplete tree.
 static NOWHERE: Leaf = Leaf { number: u32::MAX, examples: 0.0, usual: None, ranking: Vec::new() };
 
 impl Split {
@@ -164,7 +164,7 @@ impl Split {
         let by = &self.by;
         let at = self.at;
         let side = match known {
-            // Training puts examples at the threshold on the lower side.
+            // Values equal to the threshold belong to the lower side, as in training.
             Some((_, value)) if value <= at => TreeSide::Below,
             Some(_) => TreeSide::Above,
             None => self.unknown,
@@ -173,7 +173,7 @@ impl Split {
             TreeSide::Below => (&self.below, "at most"),
             TreeSide::Above => (&self.above, "more than"),
         };
-        // The unit is known only with the column.
+        // The column has the unit, so only the number is printed if the feature is unknown.
         let bound = known.map_or_else(|| short(at), |(column, _)| column.written(at));
         let word = match known {
             Some((column, value)) => format!("{by} is {}: {than} {bound}", column.written(value)),
@@ -230,7 +230,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn tree_leaves_are_reached_by_their_conditions() {
+    fn tree_walk_reaches_the_leaf_of_the_features() {
         let tree = tree();
         let table: [(&str, u32, &[&str]); 5] = [
             ("loss=0.5", 0, &["loss is 0.5 %: at most 0.5 %"]),
