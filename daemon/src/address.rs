@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Returns addresses to listen on, at most one of each family. A port alone stands for all addresses.
+/// Returns addresses to listen on, at most one of each family. A port without an address means all local addresses.
 ///
 /// # Errors
 /// Fails if the text is no address. The error lists the possible forms.

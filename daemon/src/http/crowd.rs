@@ -1,4 +1,4 @@
-//! Connections that may be closed to make room for a new one.
+//! Connections that may be closed in favor of a new one.
 //!
 //! A connection that has sent no request with the token keeps its place as long as no other client needs it. The
 //! connection that has waited longest is closed first. A probe of `/healthz` is therefore answered even if all places
