@@ -1,8 +1,8 @@
 //! Connections that may be closed in favor of a new one.
 //!
-//! A connection that has sent no request with the token keeps its place as long as no other client needs it. The
-//! connection that has waited longest is closed first. A probe of `/healthz` is therefore answered even if all places
-//! are taken. A connection that has shown the token is not closed in favor of new ones: it stays open until it is idle
+//! A connection that has sent no request with the token is closed only when a new client needs its slot. The connection
+//! that has been idle longest is closed first. A probe of `/healthz` is therefore answered even if all connection slots
+//! are in use. A connection that has shown the token is not closed in favor of new ones: it stays open until it is idle
 //! for too long.
 
 use std::{collections::BTreeMap, sync::Arc};

@@ -249,7 +249,8 @@ impl ServerCertVerifier for ExplainingVerifier {
         _cert: &CertificateDer<'_>,
         _dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not supported".to_owned())) // QUIC requires TLS 1.3 (RFC 9001, section 4.2), so TLS 1.2 signatures never occur
+        // QUIC requires TLS 1.3 (RFC 9001, section 4.2), so rustls never calls this.
+        Err(rustls::Error::General("TLS 1.2 is not supported".to_owned()))
     }
 
     fn verify_tls13_signature(

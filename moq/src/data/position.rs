@@ -93,7 +93,7 @@ impl Position {
         match self.field {
             Field::Object => {
                 self.previous = Some(self.previous.map_or(value, |previous| {
-                    previous.wrapping_add(value).wrapping_add(1) // The parser has checked that this sum does not overflow.
+                    previous.wrapping_add(value).wrapping_add(1) // The parser has checked that this sum fits.
                 }));
                 let properties = self.kind & super::SubgroupHeader::PROPERTIES as u8 != 0;
                 self.field = if properties { Field::PropertiesLength } else { Field::Length };

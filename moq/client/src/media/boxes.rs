@@ -42,7 +42,7 @@ impl Boxes {
     /// Returns the next whole box with its header, or `None` if the box has not arrived completely.
     ///
     /// # Errors
-    /// Fails if the input is not MP4, or a box is larger than [`MAX_BOX`].
+    /// Fails if the input is not MP4, or a box is too large to be read into memory.
     pub fn pop(&mut self) -> Result<Option<(FourCC, Bytes)>, Error> {
         // A box header has 8 bytes, or 16 if its 32-bit size is 1, which announces a 64-bit size.
         let needed = if self.buffer.starts_with(&[0, 0, 0, 1]) { LONG_HEADER } else { HEADER };

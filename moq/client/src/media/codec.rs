@@ -198,7 +198,8 @@ pub(super) fn is_described(entry: &SampleEntry) -> bool {
     }
 }
 
-/// Makes a sample entry from a track in a catalog and its decoder configuration.
+/// Makes a sample entry from a track in a catalog and its decoder configuration. Returns `None` if the codec is
+/// unknown, or the catalog lacks a required field.
 ///
 /// # Errors
 /// Fails if the configuration cannot be read.
