@@ -33,7 +33,7 @@ pub enum ControlReceived<T> {
     Malformed(String),
     /// There is nothing to receive now.
     Nothing,
-    /// The other end is gone.
+    /// The other end has closed the connection.
     End,
 }
 
@@ -53,7 +53,8 @@ impl ControlEnd {
         Ok((Self(one), Self(other)))
     }
 
-    /// Sends a record with descriptors.
+    /// Sends a record with descriptors. Fails if the other end has closed the connection, or with `WouldBlock` if its
+    /// receive buffer is full.
     ///
     /// # Errors
     /// Fails if the other end is gone, or does not read (`WouldBlock`).
@@ -80,7 +81,7 @@ impl ControlEnd {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let received = self.receive_with(&mut beside);
-        // Descriptors that are not taken are closed at the end of this function.
+        // Received descriptors that the caller does not get are closed at the end of this function.
         let descriptors = beside.drain().flat_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
             _ => Vec::new(),
@@ -92,8 +93,8 @@ impl ControlEnd {
         }
     }
 
-    /// Receives a record without the descriptors that are passed with it. The kernel closes those in this thread, which
-    /// takes as long as the sender wants, because a TCP socket may linger.
+    /// Receives a record and discards the descriptors that are passed with it. The kernel closes the descriptors in
+    /// this thread. The sender decides how long that takes, because a TCP socket may have `SO_LINGER` set.
     pub fn receive_alone<T: DeserializeOwned>(&self) -> ControlReceived<T> {
         self.receive_with(&mut RecvAncillaryBuffer::default())
     }
@@ -102,8 +103,8 @@ impl ControlEnd {
         let mut text = [0; RECORD_MAX];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let mut receive = || recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], beside, flags);
-        // If the other end left without reading everything, the first call returns that error. The records that it
-        // sent are read by the next call.
+        // If the other end closed before it read everything, the first `recvmsg` returns ECONNRESET. The second one
+        // reads the records that the other end sent before.
         let got = receive().or_else(|error| match error {
             rustix::io::Errno::CONNRESET => receive(),
             other => Err(other),
@@ -111,7 +112,7 @@ impl ControlEnd {
         let got = match got {
             Ok(got) if got.bytes > 0 => got,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return ControlReceived::Nothing,
-            // An empty record does not exist: it means the end.
+            // No record is empty, so zero bytes mean the end of the connection.
             Ok(_) | Err(_) => return ControlReceived::End,
         };
         if got.flags.contains(ReturnFlags::TRUNC) {
@@ -125,17 +126,17 @@ impl ControlEnd {
 
     /// Ends the connection for both ends, without closing the descriptor.
     pub fn end(&self) {
-        // If the connection is lost already, there is nothing to end.
+        // Shutdown fails only if the connection is lost already.
         let _ = shutdown(&self.0, Shutdown::Both);
     }
 
-    /// Waits until there is something to receive, or the other end is gone.
+    /// Blocks until there is something to receive, or the other end has closed the connection.
     pub fn wait(&self) {
-        // An error of poll shows when the next record is received.
+        // If poll fails, the next receive call reports the error.
         let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
     }
 
-    /// Returns another handle of this end.
+    /// Returns another handle of this end of the connection.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self(self.0.try_clone()?))
     }
@@ -192,9 +193,9 @@ mod tests {
         assert!(matches!(other.receive::<ControlNotice>(), ControlReceived::End));
     }
 
-    /// An end that leaves may have unread records.
+    /// An end that closes the connection may still have unread records.
     #[test]
-    fn records_sent_before_the_end_are_received() {
+    fn records_sent_before_the_connection_closes_are_received() {
         let (one, other) = ControlEnd::pair().expect("a pair");
         other.send(&ControlNotice::Listening, &[]).expect("sent");
         one.send(&ControlNotice::Finish { messages: 7 }, &[]).expect("sent");
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_records_are_malformed_and_bounded() {
+    fn invalid_or_too_long_record_is_malformed() {
         use rustix::net::send;
         let (one, other) = ControlEnd::pair().expect("a pair");
         let long = vec![b' '; 3 * RECORD_MAX];

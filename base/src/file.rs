@@ -1,4 +1,4 @@
-//! Reads files that users name, within bounds.
+//! Reads files that users specify, with a limit on their length.
 
 use std::{
     fs::File,
@@ -6,7 +6,8 @@ use std::{
     path::Path,
 };
 
-/// Reads a file that has at most `most` bytes. The length of a device or a pipe is known only by reading it.
+/// Reads a file of at most `most` bytes. The limit is checked while reading, because a device or pipe reports no
+/// length. Fails if the file is longer, or cannot be read.
 ///
 /// # Errors
 /// Fails if the file is longer, or cannot be read.
@@ -33,12 +34,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read_within_bounds() {
+    fn file_longer_than_the_limit_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "a\u{e9}").unwrap();
         assert_eq!(text(&path, 3).unwrap(), "a\u{e9}");
-        // The bound cuts a character: the file is too long all the same.
+        // The limit falls within a UTF-8 character: the error is still that the file is too long.
         assert_eq!(text(&path, 2).unwrap_err().to_string(), "the file has more than 2 bytes");
         std::fs::write(&path, [0xff]).unwrap();
         assert_eq!(text(&path, 3).unwrap_err().to_string(), "the file is not UTF-8");

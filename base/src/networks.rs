@@ -1,4 +1,6 @@
-//! Clients and the networks that they are in, by address.
+//! Limits per client address and per network of clients. A client is an IPv4 address or an IPv6 /64, but a customer
+//! with an IPv6 /48 has 65,536 networks of that size. Each wider network therefore has a limit of its own, a multiple
+//! of one client's limit. The multiple is large enough for a NAT, or a site with many clients.
 //!
 //! One client has an IPv4 address or an IPv6 /64, but a client with a /48 has 65,536 of those. Each wider network
 //! therefore has a limit of its own, a multiple of one client's. It is generous enough for a translator of addresses,
@@ -7,23 +9,23 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Prefix lengths of IPv4 and IPv6, the narrowest network first, each with the multiple of one client's limit that the
-/// network may have.
+/// Prefix lengths of IPv4 and IPv6 networks, the narrowest first. Each has a factor: the network's limit is that many
+/// times the limit of one client.
 const LEVELS_V4: [(u8, usize); 2] = [(32, 1), (24, 8)];
 const LEVELS_V6: [(u8, usize); 3] = [(64, 1), (56, 8), (48, 64)];
 
 /// A network, as an address prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NetworkPrefix {
-    /// The first address.
+    /// The first address of the network.
     pub address: IpAddr,
-    /// Number of bits that the network's addresses have in common.
+    /// The prefix length in bits.
     pub length: u8,
 }
 
 impl NetworkPrefix {
-    /// Returns the network of this length that an address is in. An IPv4-mapped IPv6 address counts as the IPv4
-    /// address.
+    /// Returns the network with this prefix length that contains an address. An IPv4-mapped IPv6 address counts as the
+    /// IPv4 address.
     pub fn from_address(address: IpAddr, length: u8) -> Self {
         let address = match address.to_canonical() {
             IpAddr::V4(address) => {
@@ -44,8 +46,8 @@ impl NetworkPrefix {
     }
 }
 
-/// Returns the networks that an address is in, the narrowest first, each with the multiple of one client's limit that
-/// it may have.
+/// Returns the networks that contain an address, the narrowest first. Each has the factor by which its limit exceeds
+/// one client's limit.
 pub fn levels(address: IpAddr) -> impl Iterator<Item = (NetworkPrefix, usize)> {
     let levels = match address.to_canonical() {
         IpAddr::V4(_) => &LEVELS_V4[..],
@@ -54,18 +56,17 @@ pub fn levels(address: IpAddr) -> impl Iterator<Item = (NetworkPrefix, usize)> {
     levels.iter().map(move |(length, times)| (NetworkPrefix::from_address(address, *length), *times))
 }
 
-/// Returns the address that stands for a client: the first one of its narrowest network.
+/// Returns the address that identifies a client: the first address of its narrowest network.
 pub fn client(address: IpAddr) -> IpAddr {
     levels(address).next().map_or(address, |(network, _)| network.address)
 }
 
-/// Returns the limit of a network where one client may have `of_client`: `times` as much, and no more than half of
-/// `all`.
+/// Returns the limit of a network: `of_client`, the limit of one client, times `times`, and at most half of `all`.
 pub fn network_limit(of_client: usize, times: usize, all: usize) -> usize {
     of_client.saturating_mul(times).min(all.div_ceil(2))
 }
 
-/// The places that clients hold, counted in each of their networks.
+/// A count of slots in use, with a limit for each client and each network of clients.
 #[derive(Clone, Debug)]
 pub struct NetworkPlaces {
     all: usize,
@@ -77,33 +78,33 @@ pub struct NetworkPlaces {
 #[derive(Clone, Copy, Debug)]
 struct NetworkUse {
     places: usize,
-    /// Multiple of one client's limit that the network may have.
+    /// Factor by which the network's limit exceeds one client's limit.
     times: usize,
 }
 
-/// The reason why there is no place.
+/// The reason why no slot is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkFull {
-    /// Every place is taken.
+    /// All slots are in use.
     All,
-    /// The client, an IPv4 address or an IPv6 /64, holds as many as it may.
+    /// The client, an IPv4 address or an IPv6 /64, has reached its limit.
     Client(NetworkPrefix),
-    /// A wider network of the client holds as many as it may.
+    /// A wider network that contains the client has reached its limit.
     Wider(NetworkPrefix),
 }
 
 impl NetworkPlaces {
-    /// Makes `all` places. One client may hold `of_client` of them, and no network more than half.
+    /// Makes `all` slots. One client may use `of_client` of them, and no network more than half of all.
     pub fn new(all: usize, of_client: usize) -> Self {
         Self { all, of_client, taken: 0, counts: HashMap::new() }
     }
 
-    /// Changes how many places one client may hold. No client loses a place.
+    /// Changes how many slots one client may use. Clients above the new limit keep their slots.
     pub fn set_of_client(&mut self, of_client: usize) {
         self.of_client = of_client;
     }
 
-    /// Takes a place for this address.
+    /// Takes a slot for this address.
     ///
     /// # Errors
     /// Fails if every place is taken, or one of the address's networks holds as many as it may.
@@ -118,7 +119,7 @@ impl NetworkPlaces {
         Ok(())
     }
 
-    /// Returns why there is no place for this address, or `None` if there is one.
+    /// Returns why no slot is available for this address, or `None` if one is.
     pub fn full(&self, address: IpAddr) -> Option<NetworkFull> {
         let is_full = |(network, times): &(NetworkPrefix, usize)| {
             let places = self.counts.get(network).map_or(0, |count| count.places);
@@ -131,7 +132,7 @@ impl NetworkPlaces {
         }
     }
 
-    /// Gives back a place that this address has taken.
+    /// Frees a slot that this address has taken.
     pub fn leave(&mut self, address: IpAddr) {
         self.taken = self.taken.saturating_sub(1);
         for (network, _) in levels(address) {
@@ -144,19 +145,19 @@ impl NetworkPlaces {
         }
     }
 
-    /// Returns the clients that hold places, and how many each does.
+    /// Returns the clients that use slots, each with its number of slots.
     pub fn clients(&self) -> impl Iterator<Item = (IpAddr, usize)> {
         let clients = self.counts.iter().filter(|(_, count)| count.times == 1);
         clients.map(|(client, count)| (client.address, count.places))
     }
 
-    /// Returns how many places are taken.
+    /// Returns how many slots are in use.
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Returns the load of an address: the share of its limit that a network of the address holds, for the network with
-    /// the highest share. Loads of different addresses can be compared.
+    /// Returns the load of an address: the highest share of its limit that any network with this address has used.
+    /// Loads of different addresses can be compared.
     pub fn load(&self, address: IpAddr) -> usize {
         levels(address)
             .filter_map(|(network, _)| self.counts.get(&network))
@@ -165,7 +166,7 @@ impl NetworkPlaces {
             .unwrap_or(0)
     }
 
-    /// Returns the greatest [`load`](Self::load) of all addresses that hold places.
+    /// Returns the greatest [`load`](Self::load) of all addresses that use slots.
     pub fn greatest_load(&self) -> usize {
         self.counts.values().map(NetworkUse::load).max().unwrap_or(0)
     }
@@ -174,7 +175,7 @@ impl NetworkPlaces {
 impl NetworkUse {
     fn load(&self) -> usize {
         const WIDEST: usize = LEVELS_V6[2].1;
-        // Places are scaled to the widest network's multiple, so that loads are whole numbers that can be compared.
+        // The number of slots is scaled to the widest network's factor, so that loads are integers and can be compared.
         self.places * WIDEST / self.times
     }
 }
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_addresses_or_networks() {
+    fn client_is_an_ipv4_address_or_an_ipv6_64() {
         let table = [
             ("192.0.2.1", "192.0.2.1"),
             ("::ffff:192.0.2.1", "192.0.2.1"),
@@ -220,9 +221,9 @@ mod tests {
         assert!(NetworkPrefix::from_address(address("192.0.2.1"), 0).contains(address("8.8.8.8")));
     }
 
-    /// A client with many addresses of one network leaves as many places to others.
+    /// A client that uses many addresses of one network leaves enough slots for other clients.
     #[test]
-    fn one_network_cannot_take_all_places() {
+    fn one_network_cannot_take_all_slots() {
         type Nth = fn(u32) -> IpAddr;
         let table: [(&str, Nth, usize); 5] = [
             ("one address", |_| Ipv4Addr::new(192, 0, 2, 1).into(), 2),
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_together_take_no_more_than_all_places() {
+    fn networks_together_take_no_more_than_all_slots() {
         let mut places = NetworkPlaces::new(10, 2);
         let each = (0..100).map(|n| IpAddr::from(Ipv4Addr::new(10, n, 0, 1)));
         assert_eq!(each.filter(|at| places.enter(*at).is_ok()).count(), 10);
@@ -267,9 +268,9 @@ mod tests {
         assert_eq!(places.full(address("2001:db8:1::1")), None);
     }
 
-    /// A site with many clients may have a lower load than one client with a few places.
+    /// A site with many clients may have a lower load than one client with a few slots.
     #[test]
-    fn load_is_relative_to_what_a_network_may_hold() {
+    fn load_is_relative_to_the_limit_of_a_network() {
         let mut places = NetworkPlaces::new(1000, 10);
         for n in 0..40 {
             assert_eq!(places.enter(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n << 72).into()), Ok(()));

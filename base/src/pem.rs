@@ -1,8 +1,8 @@
 //! Explains what is wrong with a file that should hold certificates or a private key, and what to do about it.
 //!
-//! PEM readers skip sections that they do not look for, and report anything else as bad base64. A caller that finds
-//! nothing in a file, or cannot use what it found, therefore asks here. Messages contain no bytes of the file, because
-//! it may be a secret.
+//! PEM readers skip sections of other kinds, and report any other content as bad base64. A caller that finds no
+//! certificate or key, or cannot use the one found, calls [`fault`]. Messages contain no bytes of the file, because it
+//! may be a secret.
 
 use std::path::Path;
 
@@ -15,11 +15,11 @@ pub enum PemKind {
     PrivateKey,
 }
 
-/// Largest number of labels that are looked at. No file has more of them that matter.
+/// Largest number of PEM labels that are read from a file. Later labels do not change the diagnosis.
 const LABELS_MAX: usize = 64;
 const BEGIN: &str = "-----BEGIN ";
 
-/// Returns why the file at `path` does not contain what is wanted, and what to do.
+/// Returns why the file at `path` does not contain what `wanted` asks for, and what to do.
 pub fn fault(path: &Path, bytes: &[u8], wanted: PemKind) -> String {
     let path = path.display();
     let labels = labels(bytes);
@@ -84,10 +84,9 @@ fn damaged(noun: &str) -> String {
     format!("the {noun} in it is damaged: it is cut off, or something was written into it")
 }
 
-/// Explains a file without PEM.
+/// Explains why a file without any PEM section cannot be used.
 fn binary(path: &str, bytes: &[u8], wanted: PemKind) -> String {
-    /// The tag of a SEQUENCE, which certificates and keys begin with. The length that follows has two bytes in most
-    /// files, or is short.
+    /// The tag of a DER SEQUENCE, with which certificates and keys begin.
     const SEQUENCE: u8 = 0x30;
     let noun = wanted.noun();
     let is_der = bytes.first() == Some(&SEQUENCE) && der_ends(bytes) == Some(bytes.len());
@@ -111,7 +110,7 @@ fn binary(path: &str, bytes: &[u8], wanted: PemKind) -> String {
     }
 }
 
-/// Returns the end of the DER value that the bytes begin with.
+/// Returns the offset, in bytes, at which the first DER value ends.
 fn der_ends(bytes: &[u8]) -> Option<usize> {
     let first = *bytes.get(1)?;
     let more = match first {
@@ -123,7 +122,7 @@ fn der_ends(bytes: &[u8]) -> Option<usize> {
     Some(2 + more + length)
 }
 
-/// Returns the labels of the sections in a file.
+/// Returns the labels of the PEM sections in a file.
 fn labels(bytes: &[u8]) -> Vec<String> {
     let lines = bytes.split(|byte| matches!(byte, b'\n' | b'\r'));
     let labels = lines.filter_map(|line| {
@@ -133,7 +132,7 @@ fn labels(bytes: &[u8]) -> Vec<String> {
     labels.take(LABELS_MAX).collect()
 }
 
-/// Reports whether a key is encrypted in the form of RFC 1421.
+/// Reports whether a PEM key is encrypted as RFC 1421 describes.
 fn is_encrypted(bytes: &[u8]) -> bool {
     contains(bytes, b"Proc-Type: 4,ENCRYPTED")
 }
@@ -142,7 +141,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// Object identifiers, in DER, of keys that cannot be used here.
+/// Object identifiers, in DER, of key types that TLS cannot use here.
 const UNUSABLE: [(&[u8], &str); 9] = [
     (&[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x23], "of the curve P-521"),
     (&[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x21], "of the curve P-224"),
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_is_named_with_its_remedy() {
+    fn each_pem_fault_is_reported_with_its_remedy() {
         use PemKind::{Certificates, PrivateKey};
         let path = Path::new("/etc/x");
         let der = [&[0x30, 0x82, 0x01, 0x00][..], &[2; 256]].concat();
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_key_is_named_by_its_kind() {
+    fn error_for_an_unusable_key_names_its_type() {
         for (oid, kind) in UNUSABLE {
             let der = [&[0x30, 0x20][..], oid, &[7; 9]].concat();
             assert!(unusable_key(&der).contains(kind), "{kind}");
@@ -223,7 +222,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn arbitrary_bytes_have_a_fault(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+        fn arbitrary_bytes_are_refused_as_pem(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
             for wanted in [PemKind::Certificates, PemKind::PrivateKey] {
                 assert!(!fault(Path::new("x"), &bytes, wanted).is_empty());
             }

@@ -5,6 +5,6 @@ use serde::{Deserialize, Serialize};
 pub struct Reload {
     /// Time of the reload, in seconds since 1970.
     pub time_s: f64,
-    /// Reason why the previous settings stay in force. `None`: the new ones are in force.
+    /// Reason why the reload failed and the previous settings stay in force. `None`: the new settings are in force.
     pub error: Option<String>,
 }

@@ -1,9 +1,8 @@
-//! Settings files: TOML, read as a whole. Everything that is wrong is reported at once, each fault with its line, its
-//! key and a remedy.
+//! Reads settings files in TOML. All faults are reported at once, each with its line, its key and a remedy.
 //!
-//! A [`SettingsReader`] takes values one by one out of a [`Section`], or a whole section as a type that derives
-//! `Deserialize` ([`SettingsReader::read`]), and records what is wrong. Keys that were not taken are unknown. A single
-//! value stands for a list of one.
+//! A [`SettingsReader`] takes single values out of a [`Section`], or reads a whole section as a type that derives
+//! `Deserialize` ([`SettingsReader::read`]). It records each fault. Keys that nothing asked for are reported as
+//! unknown. Where a list is expected, a single value counts as a list of one.
 
 mod place;
 mod value;
@@ -27,25 +26,25 @@ use self::{
     value::{ValueContext, ValueNode, kind},
 };
 
-/// A fault, described in one line.
+/// A fault in a settings file, described in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsProblem {
-    /// Number of the line, from 1.
+    /// Line number in the file, from 1 on.
     pub line: usize,
-    /// Keys joined by dots. It is empty if the message names its subject, or if the line is not TOML.
+    /// Keys joined by dots. Empty if the message itself names the key, or if the line is not TOML.
     pub key: String,
-    /// The fault in words, which follow the place.
+    /// Description of the fault. Messages show it after the line and key.
     pub message: String,
 }
 
-/// Every fault in a file.
+/// All faults in a settings file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     /// Beginning of the message: subject and verb, such as `the policy is`.
     pub what: &'static str,
     /// The file's name, as the message shows it.
     pub file: String,
-    /// Faults, in the order of lines.
+    /// Faults, sorted by line.
     pub problems: Vec<SettingsProblem>,
 }
 
@@ -61,24 +60,24 @@ impl fmt::Display for Problems {
     }
 }
 
-/// A reader of one file.
+/// A reader of one settings file.
 #[derive(Debug)]
 pub struct SettingsReader {
-    /// Offsets of the line breaks.
+    /// Byte offsets of the line breaks.
     breaks: Vec<usize>,
-    /// Faults that were found so far.
+    /// Faults found so far.
     pub problems: Vec<SettingsProblem>,
-    /// Lines of the keys and items that [`read`](Self::read) has visited.
+    /// Line numbers of the keys and list items that [`read`](Self::read) has visited.
     lines: RefCell<BTreeMap<String, usize>>,
 }
 
-/// A table of the file.
+/// A table of the settings file.
 #[derive(Debug)]
 pub struct Section<'t> {
-    /// The table's place in the file.
+    /// Line and key of the table.
     pub place: SettingPlace,
     entries: DeTable<'t>,
-    /// Keys that were asked for.
+    /// Keys that the program has asked for. All others are unknown.
     known: Vec<&'static str>,
 }
 
@@ -92,7 +91,7 @@ pub enum ValueOrTable<'t, T> {
 }
 
 impl SettingsReader {
-    /// Returns a reader of this text, and the root section.
+    /// Returns a reader of a settings file's text, and its root table.
     pub fn new(text: &str) -> (Self, Section<'_>) {
         let mut reader = Self { breaks: breaks(text), problems: Vec::new(), lines: RefCell::default() };
         let (table, errors) = DeTable::parse_recoverable(text);
@@ -104,8 +103,8 @@ impl SettingsReader {
         (reader, Section::new(place, table.into_inner()))
     }
 
-    /// Reads a whole file as a type that derives `Deserialize`. Then `check` converts it, and may record further
-    /// problems. `file` is the file's name in errors.
+    /// Reads a whole file as a type that derives `Deserialize`. Then `check` converts that value, and may record
+    /// further problems. `file` is the file's name in errors.
     ///
     /// # Errors
     /// Returns everything that is wrong.
@@ -121,7 +120,7 @@ impl SettingsReader {
         reader.end(what, file, done)
     }
 
-    /// Returns what was read, if there is no problem.
+    /// Returns `done`, the settings that were read, if no problem was recorded.
     ///
     /// # Errors
     /// Returns everything that is wrong.
@@ -133,7 +132,7 @@ impl SettingsReader {
         }
     }
 
-    /// Records a problem at a place.
+    /// Records a problem at this line and key.
     pub fn problem(&mut self, place: &SettingPlace, message: impl Into<String>) {
         self.problems.push(SettingsProblem {
             line: place.line,
@@ -142,7 +141,7 @@ impl SettingsReader {
         });
     }
 
-    /// Records an error, whose text names its subject, at the line of `key`, or of the table that lacks the key.
+    /// Records an error whose text already names the key. The line is that of `key`, or of the table that lacks `key`.
     pub fn check<T, E: fmt::Display>(&mut self, key: &str, done: Result<T, E>) -> Option<T> {
         done.map_err(|error| {
             let place = SettingPlace { line: self.line_of(key), key: String::new() };
@@ -176,17 +175,17 @@ impl SettingsReader {
         }
     }
 
-    /// Takes a whole section. Returns `None` if it has problems.
+    /// Reads a whole section. Returns `None` if it has problems.
     pub fn read<T: DeserializeOwned>(&mut self, section: Section<'_>) -> Option<T> {
         self.value(&section.place, &DeValue::Table(section.entries))
     }
 
-    /// Takes the value of a key.
+    /// Removes a key from a section and returns its value.
     pub fn take<T: DeserializeOwned>(&mut self, from: &mut Section<'_>, key: &'static str) -> Option<T> {
         self.take_at(from, key).map(|(_, value)| value)
     }
 
-    /// Takes the value of a key, with its place.
+    /// Removes a key from a section and returns its line and its value.
     pub fn take_at<T: DeserializeOwned>(
         &mut self,
         from: &mut Section<'_>,
@@ -197,7 +196,7 @@ impl SettingsReader {
         Some((place, value))
     }
 
-    /// Takes the value of a key that may be a table.
+    /// Removes a key from a section. The value may be a table or a single value.
     pub fn shape<'t, T: DeserializeOwned>(
         &mut self,
         from: &mut Section<'t>,
@@ -215,7 +214,7 @@ impl SettingsReader {
         Some(shape)
     }
 
-    /// Takes a table.
+    /// Removes a key from a section and returns its value, which has to be a table.
     pub fn section<'t>(&mut self, from: &mut Section<'t>, key: &'static str) -> Option<Section<'t>> {
         match self.raw(from, key)? {
             (place, DeValue::Table(entries)) => Some(Section::new(place, entries)),
@@ -226,7 +225,7 @@ impl SettingsReader {
         }
     }
 
-    /// Takes all tables of an array of tables.
+    /// Removes a key from a section and returns its value, which has to be an array of tables.
     pub fn sections<'t>(&mut self, from: &mut Section<'t>, key: &'static str) -> Vec<Section<'t>> {
         let Some((place, value)) = self.raw(from, key) else { return Vec::new() };
         let DeValue::Array(items) = value else {
@@ -245,7 +244,7 @@ impl SettingsReader {
         sections
     }
 
-    /// Records the keys that are left in a section as unknown.
+    /// Reports the keys that remain in a section as unknown.
     pub fn finish(&mut self, section: Section<'_>) {
         for key in section.entries.keys() {
             let place = section.place.inner(key.get_ref(), line(&self.breaks, key.span()));
@@ -259,8 +258,8 @@ impl SettingsReader {
         Some((from.place.inner(key.get_ref(), line(&self.breaks, key.span())), value.into_inner()))
     }
 
-    /// Reads a value again without each part that was found wrong, until nothing more is wrong. A table that lacks a
-    /// required key is left out.
+    /// Deserializes a value again and again, each time without the parts found faulty so far, until no further fault is
+    /// found. A table that lacks a required key is left out as a whole.
     fn value<T: DeserializeOwned>(&mut self, place: &SettingPlace, value: &DeValue<'_>) -> Option<T> {
         let mut wrong = BTreeSet::new();
         loop {
@@ -271,7 +270,7 @@ impl SettingsReader {
             };
             let at = fault.place.unwrap_or_else(|| place.clone());
             let missing = fault.missing.map(|key| at.inner(key, at.line));
-            // A key may be missing because it was left out as wrong. It was reported then.
+            // A key may be missing because an earlier pass removed it as faulty. That fault is already recorded.
             if missing.as_ref().is_none_or(|missing| !wrong.contains(&missing.key)) {
                 self.problem(missing.as_ref().unwrap_or(&at), fault.message);
             }

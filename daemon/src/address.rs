@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Returns addresses to listen on, at most one of each family. A port alone stands for all addresses.
+/// Returns addresses to listen on, at most one of each family. A port without an address means all local addresses.
 ///
 /// # Errors
 /// Fails if the text is no address. The error lists the possible forms.
@@ -13,7 +13,7 @@ pub fn listen(text: &str) -> Result<Vec<SocketAddr>, String> {
     }
 }
 
-/// Returns one address for a server whose socket takes both families.
+/// Returns one address for a server whose socket accepts both IPv4 and IPv6.
 ///
 /// # Errors
 /// Fails for the same reasons as [`listen`].
@@ -21,7 +21,7 @@ pub fn listen_once(text: &str) -> Result<SocketAddr, String> {
     port(text).map_or_else(|| parse_one(text), |port| Ok((Ipv6Addr::UNSPECIFIED, port).into()))
 }
 
-/// Returns the address of a server to connect to. A port alone stands for this machine.
+/// Returns the address of a server to connect to. A port without an address means the loopback address.
 ///
 /// # Errors
 /// Fails for the same reasons as [`listen`].

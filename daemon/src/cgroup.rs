@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-/// Returns the version 2 cgroup of this process, or `None` if no such hierarchy is mounted.
+/// Returns the version 2 cgroup of this process, or `None` if no cgroup version 2 hierarchy is mounted.
 pub fn own_cgroup() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());

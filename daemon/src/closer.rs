@@ -1,8 +1,9 @@
-//! Closes connections whose descriptors may linger, in threads that nothing else depends on.
+//! Closes connections whose descriptors may linger. It uses separate threads, so that no other work waits for the
+//! close.
 //!
-//! A client of a Unix socket may pass descriptors. The kernel closes those that nobody received together with the
-//! connection. Closing a TCP socket may take as long as its owner has set with `SO_LINGER`. A signal to the closing
-//! thread ends that wait.
+//! A client of a Unix socket may pass descriptors. When the connection is closed, the kernel also closes the passed
+//! descriptors that nobody received. Closing a TCP socket may take as long as its owner has set with `SO_LINGER`. A
+//! signal to the closing thread ends that wait.
 
 use std::{
     io,
@@ -19,15 +20,15 @@ use std::{
 use nix::sys::{pthread::pthread_kill, signal::Signal};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Largest number of connections that wait to be closed.
+/// Largest number of connections that may wait to be closed.
 const WAITING: usize = 64;
-/// Time between two checks whether a thread has ended by itself.
+/// Time between two checks whether a closing thread has ended.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// Longest time between two signals to a thread that does not end. A thread that closes a file on a file system that
-/// does not answer may never end.
+/// Time after which the closer stops waiting for its threads. A thread that closes a file on an unresponsive file
+/// system may never end.
 const PATIENCE_MOST: Duration = Duration::from_secs(5);
-/// The signal that interrupts a close. This process uses it for nothing else, and the kernel ignores it if there is
-/// no handler.
+/// The signal that interrupts a close. This process uses it for nothing else. Without a handler, the kernel ignores the
+/// signal.
 const INTERRUPT: Signal = Signal::SIGURG;
 
 type Closed = Box<dyn Send>;
@@ -44,7 +45,8 @@ impl Closer {
     /// # Errors
     /// Fails if the signal handler or the thread cannot be created.
     pub fn start() -> io::Result<Self> {
-        // The handler stays installed. Without one, the kernel ignores the signal, which then interrupts nothing.
+        // The signal handler stays installed after this drop. Without a handler, the kernel ignores the signal, so no
+        // close is interrupted.
         drop(signal(SignalKind::from_raw(INTERRUPT as i32))?);
         let (connections, come) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -53,7 +55,7 @@ impl Closer {
         Ok(Self { connections, waiting })
     }
 
-    /// Reports whether so many connections wait to be closed that no new one should be accepted.
+    /// Reports whether the queue of connections to close is full. If so, the caller accepts no new connection.
     pub fn is_full(&self) -> bool {
         self.waiting.load(Relaxed) >= WAITING
     }
@@ -61,11 +63,11 @@ impl Closer {
     /// Drops a connection in the closer's thread, so that the caller does not wait until it is closed.
     pub fn close(&self, connection: impl Send + 'static) {
         self.waiting.fetch_add(1, Relaxed);
-        // The thread lives as long as this value, so the send cannot fail.
+        // The closer's thread lives as long as this value, so the send cannot fail.
         let _ = self.connections.send(Box::new(connection));
     }
 
-    /// Ends threads that have only a connection left to close.
+    /// Waits for threads that only have a connection left to close, and interrupts the close with signals.
     pub fn end(&self, threads: Vec<JoinHandle<()>>) {
         end(threads);
     }
@@ -74,7 +76,7 @@ impl Closer {
 fn run(come: &Receiver<Closed>, waiting: &AtomicUsize) {
     for connection in come {
         let closing = thread::Builder::new().name("closing".into()).spawn(move || drop(connection));
-        // If no thread can be created, `spawn` drops the connection, which closes it in this thread.
+        // If no thread can be created, `spawn` drops the connection, so this thread closes it.
         end(closing.into_iter().collect());
         waiting.fetch_sub(1, Relaxed);
     }
@@ -109,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// The lingering sockets would take an hour to close.
+    /// Each of the lingering sockets would take an hour to close.
     #[tokio::test]
     async fn close_of_a_lingering_socket_is_interrupted() {
         let closer = Closer::start().unwrap();
@@ -118,7 +120,7 @@ mod tests {
             let (theirs, own) = ControlEnd::pair().unwrap();
             let (near, far) = lingering();
             theirs.send(&1, &[near.as_fd()]).unwrap();
-            // The copy in the record keeps the socket open, so this drop does not linger.
+            // The copy of the descriptor in the record keeps the socket open, so this drop does not linger.
             drop(near);
             closer.close(OwnedFd::from(own));
             others.push((theirs, far));

@@ -3,9 +3,9 @@
 /// The side of its column that a cell is aligned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnSide {
-    /// The left: names and texts.
+    /// Aligned to the left, for names and texts.
     Left,
-    /// The right: numbers.
+    /// Aligned to the right, for numbers.
     Right,
 }
 
@@ -27,8 +27,8 @@ pub fn aligned(lines: &[Vec<String>], side: impl Fn(usize) -> ColumnSide) -> Vec
     lines.iter().map(line).collect()
 }
 
-/// Breaks a text into lines of at most `width` characters, at spaces, after commas, and within words that are longer.
-/// A list such as `late 3, evicted 1` is broken at its commas.
+/// Breaks a text into lines of at most `width` characters, at spaces and after commas. A word longer than `width` is
+/// split. A list such as `late 3, evicted 1` is broken at its commas.
 pub fn broken(text: &str, width: usize) -> Vec<String> {
     match text.contains(", ") {
         true => lines(text.split_inclusive(", "), width.max(1)),
@@ -36,7 +36,7 @@ pub fn broken(text: &str, width: usize) -> Vec<String> {
     }
 }
 
-/// Breaks a text that is no list.
+/// Breaks a text that is not a list, at spaces and after commas.
 fn sentence(text: &str, width: usize) -> Vec<String> {
     lines(text.split_inclusive([' ', ',']), width.max(1))
 }
@@ -64,7 +64,7 @@ fn lines<'a>(pieces: impl Iterator<Item = &'a str>, width: usize) -> Vec<String>
     lines
 }
 
-/// Breaks a text into lines of at most `width` characters, each but the first after an indent.
+/// Breaks a text into lines of at most `width` characters. All lines but the first begin with `indent`.
 pub fn indented(text: &str, width: usize, indent: &str) -> String {
     let room = width.saturating_sub(indent.chars().count());
     if text.chars().count() <= width {

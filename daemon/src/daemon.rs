@@ -1,4 +1,4 @@
-//! The common frame of daemons: control socket, HTTP, ticks, reload, signals.
+//! The parts that all daemons share: control socket, HTTP server, periodic tick, reload, signals.
 
 use std::{
     borrow::Cow,
@@ -37,7 +37,7 @@ use crate::{
     socket::ControlSocket,
 };
 
-/// The addresses that a daemon answers on, and the group that may send requests.
+/// The addresses on which a daemon answers requests, and the group that may use the control socket.
 pub struct DaemonFront {
     /// Path of the control socket.
     pub socket: PathBuf,
@@ -45,7 +45,7 @@ pub struct DaemonFront {
     pub socket_group: Option<String>,
     /// The address of the HTTP server. `None`: the daemon has none.
     pub http: Option<SocketAddr>,
-    /// The clients that the HTTP server answers.
+    /// The rules for which HTTP requests are answered.
     pub http_access: access::HttpFlags,
 }
 
@@ -64,7 +64,7 @@ impl DaemonFront {
     }
 }
 
-/// The methods that answer HTTP requests to a daemon. Each call may take some 10 ms.
+/// The methods that answer HTTP requests to a daemon. Each call may take about 10 ms.
 pub trait Observed: Send + Sync + 'static {
     /// The daemon's status, which is sent as JSON.
     type Status: Serialize;
@@ -75,14 +75,14 @@ pub trait Observed: Send + Sync + 'static {
     /// Fails if the status cannot be read. The client gets the text of the error.
     fn status(&self) -> anyhow::Result<Self::Status>;
 
-    /// Returns the status as a page of metrics.
+    /// Returns the status as metrics in OpenMetrics text.
     fn metrics(&self) -> anyhow::Result<String>;
 
-    /// Reports whether the daemon has no fault.
+    /// Reports whether the daemon works without a fault.
     fn is_well(&self) -> bool;
 
-    /// Returns the text of `/healthz`, which needs no token. It does not describe a fault, because the description may
-    /// name files. `/status` does, for requests with the token.
+    /// Returns the body of `/healthz`, which is served without a token. It does not describe a fault, because a
+    /// description may contain file names. `/status`, which requires the token, does.
     fn health(&self) -> Cow<'static, str> {
         if self.is_well() { "ok\n" } else { "trouble\n" }.into()
     }
@@ -92,7 +92,7 @@ pub trait Observed: Send + Sync + 'static {
 pub trait Daemon: Observed {
     /// Message on the control socket.
     type Request: DeserializeOwned;
-    /// Answer to a request that asks for something.
+    /// Answer to a request that returns data.
     type Answer: Serialize;
     /// State of one connection to the control socket. It is dropped when the connection ends.
     type Caller: Send + 'static;
@@ -103,17 +103,18 @@ pub trait Daemon: Observed {
     /// Creates the state of a new connection to the control socket.
     fn caller(&self) -> Self::Caller;
 
-    /// Executes a request. Returns `None` if there is nothing to report.
+    /// Executes a request. Returns `None` if the answer has no data.
     fn answer(
         &self,
         caller: &mut Self::Caller,
         request: Self::Request,
     ) -> anyhow::Result<Option<Self::Answer>>;
 
-    /// Reads the settings again. Either all of them apply, or none does. Callers use [`reload`](Self::reload).
+    /// Reads the settings again. Either all new settings apply, or none does. Do not call it directly: call
+    /// [`reload`](Self::reload).
     fn read_settings(&self) -> anyhow::Result<()>;
 
-    /// Returns the store of the latest reload's outcome.
+    /// Returns the record of the latest reload's outcome.
     fn reloads(&self) -> &Reloads;
 
     /// Does periodic work.
@@ -122,7 +123,7 @@ pub trait Daemon: Observed {
     /// Fails if the daemon cannot continue. The daemon then ends.
     fn tick(&self) -> anyhow::Result<()>;
 
-    /// Reads the settings again, and keeps the outcome for the status.
+    /// Reads the settings again, and records the outcome for the status.
     fn reload(&self) -> anyhow::Result<()> {
         notify::reloading();
         let done = block_in_place(|| self.read_settings());
@@ -132,7 +133,7 @@ pub trait Daemon: Observed {
     }
 }
 
-/// The outcome of the latest reload of the settings. Before the first reload it is that of start-up.
+/// The outcome of the latest reload of the settings. Before the first reload, it is the outcome of start-up.
 pub struct Reloads(Mutex<Reload>);
 
 impl Default for Reloads {
@@ -142,19 +143,19 @@ impl Default for Reloads {
 }
 
 impl Reloads {
-    /// Stores an outcome.
+    /// Records the outcome of a reload.
     pub fn note<T>(&self, done: &anyhow::Result<T>) {
         let error = done.as_ref().err().map(|error| format!("{error:#}"));
         *self.0.lock() = Reload { time_s: unix_time(), error };
     }
 
-    /// Returns the latest outcome.
+    /// Returns the outcome of the latest reload.
     pub fn latest(&self) -> Reload {
         self.0.lock().clone()
     }
 
-    /// Returns the status line about a reload that failed. `stays` names the settings that stay in force, such as
-    /// `settings before stay`.
+    /// Returns the status line about the latest reload, if it failed. `stays` says which settings remain in force, such
+    /// as `settings before stay`.
     pub fn trouble(&self, stays: &str) -> Option<String> {
         let latest = self.latest();
         latest.error.map(|error| format!("the latest reload failed, the {stays}: {error}"))
@@ -171,16 +172,16 @@ pub struct DaemonFrame {
     signals: DaemonSignals,
 }
 
-/// The way in which requests come.
+/// The source of a daemon's requests.
 enum RequestSource {
     /// Clients connect to the control socket and to HTTP.
     By(Box<DaemonFront>, ControlSocket),
-    /// The supervisor of this part of a daemon passes connections on. It serves HTTP itself.
+    /// A supervisor passes connections to this part of a daemon. The supervisor itself serves HTTP.
     BySupervisor(Arc<Inherited>),
 }
 
 impl DaemonFrame {
-    /// Takes over the signals, and binds the control socket. Call it inside a Tokio runtime.
+    /// Installs the signal handlers, and binds the control socket. Call it inside a Tokio runtime.
     ///
     /// # Errors
     /// Fails if another daemon answers on the socket, or the socket cannot be created.
@@ -190,7 +191,7 @@ impl DaemonFrame {
         Ok(Self { asked: RequestSource::By(Box::new(front), socket), signals })
     }
 
-    /// Takes over the signals in a part of a daemon.
+    /// Installs the signal handlers in a part of a daemon, which gets its connections from `supervisor`.
     pub(crate) fn inherited(supervisor: Arc<Inherited>) -> io::Result<Self> {
         Ok(Self { asked: RequestSource::BySupervisor(supervisor), signals: DaemonSignals::new()? })
     }
@@ -203,7 +204,7 @@ impl DaemonFrame {
         self.run_beside(daemon, pending()).await
     }
 
-    /// Runs a daemon, and `beside` at the same time.
+    /// Runs a daemon, and the future `beside` at the same time.
     ///
     /// # Errors
     /// Fails for the same reasons as [`run`](Self::run).
@@ -246,7 +247,7 @@ impl DaemonFrame {
         }
         loop {
             tokio::select! {
-                // The supervisor has ended the part, or is gone.
+                // The supervisor has closed its connection to this part, or has died.
                 done = &mut serve => break done?,
                 never = &mut beside => match never {},
                 _ = ticks.tick() => block_in_place(|| {
@@ -270,7 +271,7 @@ impl DaemonFrame {
     }
 }
 
-/// Runs a part in this process. Its supervisor gets the error if `serve` fails.
+/// Runs a part of a daemon in this process. If `serve` fails, the error is sent to the part's supervisor.
 ///
 /// # Errors
 /// Fails if the process was not started by a supervisor.
@@ -317,28 +318,28 @@ async fn show<D: Observed>(State(daemon): State<Arc<D>>) -> Response {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Signal {
-    /// SIGHUP: read the settings again.
+    /// SIGHUP: the daemon reads its settings again.
     Reload,
-    /// SIGTERM, SIGINT.
+    /// SIGTERM or SIGINT: the daemon ends.
     End,
 }
 
-/// Time after the first signal to end in which further ones count as the same. `timeout`, `tini -g` and service
-/// managers send one signal to the process and one to its group. A wrapper passes its own signal on, late on a busy
-/// machine. A user who insists takes longer or tries once more. Skipping the drain by mistake costs viewers, while
-/// waiting for a third signal costs a second.
+/// Time after the first SIGTERM or SIGINT during which further ones count as copies of it. `timeout`, `tini -g` and
+/// service managers send one signal to the process and one to its group. A wrapper process forwards its own signal,
+/// late on a busy machine. A user who sends a second signal by hand takes longer. Ending without a drain by mistake
+/// disconnects viewers; ignoring a user's second signal only costs a second.
 const ONE_WISH: Duration = Duration::from_secs(1);
-/// Shortest time between two signals that a user sends. Faster ones come from a program.
+/// Shortest time between two signals that a user sends. Signals in faster succession come from a program.
 const MACHINE: Duration = Duration::from_millis(100);
 
-/// The signals SIGTERM and SIGINT. Once this value exists, neither ends the process by itself.
+/// The signals SIGTERM and SIGINT. While this value exists, they do not end the process by default action.
 pub struct EndSignals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
 }
 
 impl EndSignals {
-    /// Takes over the signals.
+    /// Installs the handlers. Fails if the kernel does not allow it.
     ///
     /// # Errors
     /// Fails if the kernel does not allow it.
@@ -346,7 +347,7 @@ impl EndSignals {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for the next signal. The call may be cancelled and repeated.
+    /// Waits for the next signal. It is cancel safe: no signal is lost if the future is dropped.
     pub async fn next(&mut self) -> SignalKind {
         tokio::select! {
             _ = self.terminate.recv() => SignalKind::terminate(),
@@ -354,7 +355,8 @@ impl EndSignals {
         }
     }
 
-    /// Waits for the user's next signal to end. Signals within `ONE_WISH` from now count as copies of the previous one.
+    /// Waits for the user's next SIGTERM or SIGINT. Signals within `ONE_WISH` from now count as copies of the previous
+    /// one.
     pub async fn next_signal(&mut self) -> SignalKind {
         let first = Instant::now();
         loop {
@@ -372,7 +374,7 @@ impl EndSignals {
     }
 }
 
-/// The signals SIGHUP, SIGTERM and SIGINT. Once this value exists, none of them ends the process by itself.
+/// The signals SIGHUP, SIGTERM and SIGINT. While this value exists, none of them ends the process by default action.
 struct DaemonSignals {
     ends: EndSignals,
     hangup: unix::Signal,
@@ -383,7 +385,7 @@ impl DaemonSignals {
         Ok(Self { ends: EndSignals::new()?, hangup: signal(SignalKind::hangup())? })
     }
 
-    /// Waits for the next signal. The call may be cancelled and repeated.
+    /// Waits for the next signal. It is cancel safe: no signal is lost if the future is dropped.
     async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.hangup.recv() => Signal::Reload,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The longest duration, in seconds: ten years. A float holds its nanoseconds exactly enough.
+/// The longest duration, in seconds: ten years. A 64-bit float is precise enough for nanoseconds up to there.
 const MAX_S: f64 = 3650.0 * 86_400.0;
 
 /// Parses a number and its unit, from `ns` to `d`. Only `0` needs no unit.
@@ -28,7 +28,8 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         "" if number == 0.0 => 0.0,
         _ => return Err(wrong()),
     };
-    // The result is rounded to nanoseconds: 1.5 * 1e-3 is inexact, and 10ms has to be exact.
+    // The result is rounded to nanoseconds. The product 1.5 * 1e-3 is inexact, but a setting such as 10ms has to be
+    // exact.
     let nanos = (number * nanos).round();
     if nanos > MAX_S * 1e9 {
         return Err(format!("`{text}` is more than 3650d"));
@@ -36,7 +37,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_nanos(nanos as u64))
 }
 
-/// Splits `10ms` into 10.0 and `ms`.
+/// Splits a duration such as `10ms` into 10.0 and `ms`.
 pub fn number_and_unit(text: &str) -> Option<(f64, &str)> {
     let unit = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit);

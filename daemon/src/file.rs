@@ -1,4 +1,4 @@
-//! Files that users name.
+//! Reads files that users specify.
 
 use std::path::Path;
 

@@ -51,7 +51,7 @@ use self::{
 };
 use crate::openmetrics::CONTENT_TYPE;
 
-/// An address that a daemon listens on, or `off`.
+/// The address that an HTTP server listens on, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenAddr(pub Option<SocketAddr>);
 
@@ -73,9 +73,9 @@ impl FromStr for ListenAddr {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve HTTP on {addr}: {source}{}", hint(source))]
 pub struct HttpStartError {
-    /// The address that was asked for.
+    /// The address that the server should listen on.
     pub addr: SocketAddr,
-    /// The system's error.
+    /// The operating system's error.
     pub source: io::Error,
 }
 
@@ -86,18 +86,19 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Limits on what clients of an HTTP server may use.
+/// Limits on the resources that clients of an HTTP server may use.
 #[derive(Clone, Copy, Debug)]
 struct HttpLimits {
-    /// Largest number of connections. For a further one, the [`ConnectionCrowd`] closes one, or the new one waits until
-    /// another has ended.
+    /// Largest number of connections. At the limit, the [`ConnectionCrowd`] closes a connection for each new one, or
+    /// the new one waits until another has ended.
     connections: usize,
-    /// Time for a client to send the head of a request, once the connection is ready for it. Idle connections end after
-    /// this time.
+    /// Time within which a client has to send the head of a request, from the moment the server is ready for it. Idle
+    /// connections are closed after this time.
     head: Duration,
-    /// Time within which the client has to read some of the data that waits for it.
+    /// TCP user timeout: longest time that data may wait to be acknowledged, or to be sent while the client does not
+    /// read.
     unread: Duration,
-    /// Bytes that the kernel buffers for the client in the meantime.
+    /// Size of the kernel's send buffer for a client, in bytes.
     unread_bytes: usize,
 }
 
@@ -107,17 +108,17 @@ const LIMITS: HttpLimits = HttpLimits {
     unread: Duration::from_secs(30),
     unread_bytes: 256 << 10,
 };
-/// Pause after an error of accept, such as running out of file descriptors.
+/// Pause after accept fails, for example for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A running server, which stops when dropped.
+/// A running HTTP server. It stops when this value is dropped.
 pub struct HttpServer {
     /// The address that the server is bound to.
     pub local_addr: SocketAddr,
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Binds the address, and serves in a task the requests that `access` admits.
+/// Binds the address, and starts a task that serves the requests that `access` allows.
 ///
 /// # Errors
 /// Fails if the address cannot be bound.
@@ -128,7 +129,7 @@ pub async fn serve(
 ) -> Result<HttpServer, HttpStartError> {
     let bound = async {
         let listener = match TcpListener::bind(addr).await {
-            // `::` means all addresses, also on a machine without IPv6.
+            // A server on `::` also has to start on a machine without IPv6, where it binds the IPv4 wildcard address.
             Err(error)
                 if addr.ip() == Ipv6Addr::UNSPECIFIED
                     && error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) =>
@@ -146,7 +147,7 @@ pub async fn serve(
     Ok(HttpServer { local_addr, task })
 }
 
-/// Accepts connections until the future is dropped, which ends them.
+/// Accepts connections until the future is dropped, which closes the accepted connections.
 async fn accept(
     listener: TcpListener,
     router: Router,
@@ -157,7 +158,7 @@ async fn accept(
     let crowd = Arc::new(ConnectionCrowd::default());
     let mut connections = JoinSet::new();
     loop {
-        // The set would otherwise keep the results of connections that have ended.
+        // Without this, the `JoinSet` would keep the results of all connections that have ended.
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -176,7 +177,7 @@ async fn accept(
                     converse(stream, router, access, &CrowdMember::new(crowd, handle), limits.head).await;
                     drop(place);
                 });
-                // The task waits for the handle, so the send cannot fail.
+                // The connection's task waits for the handle, so the send cannot fail.
                 let _ = tell.send(handle);
             }
             Err(error) => {
@@ -187,7 +188,7 @@ async fn accept(
     }
 }
 
-/// Waits for a place for a connection. If there is none, the crowd closes a connection to free one.
+/// Waits for a free connection slot. If there is none, the crowd closes a connection.
 async fn place(places: &Arc<Semaphore>, crowd: &ConnectionCrowd) -> OwnedSemaphorePermit {
     loop {
         if let Ok(place) = places.clone().try_acquire_owned() {
@@ -202,8 +203,7 @@ async fn place(places: &Arc<Semaphore>, crowd: &ConnectionCrowd) -> OwnedSemapho
     }
 }
 
-/// Bounds a connection whose client does not read: it ends after a time, and holds a fixed share of memory until
-/// then.
+/// Limits a connection whose client does not read: it ends after the TCP user timeout, and its send buffer is bounded.
 fn bound(stream: &TcpStream, limits: HttpLimits) -> nix::Result<()> {
     let unread = u32::try_from(limits.unread.as_millis()).unwrap_or(u32::MAX);
     setsockopt(stream, sockopt::TcpUserTimeout, &unread)?;
@@ -221,7 +221,7 @@ async fn converse(
     server.timer(TokioTimer::new()).header_read_timeout(head);
     let router = TowerToHyperService::new(router);
     let answer = service_fn(|request: Request<Incoming>| {
-        // A connection that has shown the token is not closed to make room for others.
+        // A connection that has shown the token is not closed in favor of new connections.
         if access.is_shown(request.headers()) {
             member.leave();
         } else {
@@ -258,9 +258,9 @@ mod tests {
 
     use super::*;
 
-    /// Clients that hold connections and send no request, or only the beginning of one, do so for a bounded time.
+    /// Clients that send no request, or only the beginning of one, keep their connections for a bounded time.
     #[tokio::test]
-    async fn silent_connection_ends_and_makes_room() {
+    async fn silent_connection_is_closed_and_its_slot_reused() {
         const PATIENCE: Duration = Duration::from_secs(60);
         let limits = HttpLimits { connections: 3, head: Duration::from_millis(200), ..LIMITS };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -277,7 +277,7 @@ mod tests {
             let mut stream = TcpStream::connect(addr).await.unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
             let mut answer = String::new();
-            // After the answer, this connection is silent as well.
+            // The client sends no further request after the answer, so this connection is idle as well.
             stream.read_to_string(&mut answer).await.unwrap();
             answer
         };
@@ -290,9 +290,9 @@ mod tests {
         server.abort();
     }
 
-    /// A client that asks for an endless answer and never reads it makes room, too.
+    /// A client that requests an endless answer and never reads it is disconnected, too.
     #[tokio::test]
-    async fn connection_that_does_not_read_ends_and_makes_room() {
+    async fn connection_that_does_not_read_is_closed_and_its_slot_reused() {
         const PATIENCE: Duration = Duration::from_secs(120);
         let limits = HttpLimits {
             connections: 2,
@@ -334,10 +334,10 @@ mod tests {
         answer
     }
 
-    /// Connections without a request, and connections that do not read a public answer, hold all places for an hour.
-    /// A request with the token is still answered.
+    /// Clients that send no request, or do not read a public answer, hold all connection slots for an hour. A request
+    /// with the token is still answered.
     #[tokio::test]
-    async fn healthz_is_answered_while_strangers_hold_all_places() {
+    async fn healthz_is_answered_while_strangers_hold_all_slots() {
         const PATIENCE: Duration = Duration::from_secs(60);
         const HOUR: Duration = Duration::from_secs(3600);
         let limits = HttpLimits { connections: 8, head: HOUR, unread: HOUR, unread_bytes: 8 << 10 };

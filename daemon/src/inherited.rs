@@ -1,4 +1,4 @@
-//! A part's side of the connection with its supervisor, and the messages on it.
+//! The connection of a part with its supervisor, as the part sees it, and the messages on that connection.
 
 use std::{
     fs::File,
@@ -17,33 +17,34 @@ use tokio::sync::mpsc;
 
 use crate::{closer::Closer, socket::Conversations};
 
-/// A request that each part answers by itself, so that its supervisor knows whether it goes on.
+/// A request that each part answers without involving its daemon, so that the supervisor knows whether the part still
+/// runs.
 pub(crate) const PING: &[u8] = b"ping\n";
-/// Longest error that a report carries, in bytes.
+/// Longest error text that a part reports to its supervisor, in bytes.
 const ERROR_MAX: usize = 3000;
 
-/// A message of a supervisor, which passes a connection to be served.
+/// A message from the supervisor to a part. It passes a connection that the part should serve.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PartConnection;
 
-/// A message of a part to its supervisor.
+/// A message from a part to its supervisor.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum PartMessage {
     Ready,
-    /// The part cannot start, for this reason.
+    /// The part cannot start. The text is the reason.
     Failed(String),
 }
 
-/// The part's side of the connection with its supervisor.
+/// The connection of a part with its supervisor, as the part sees it.
 pub(crate) struct Inherited(ControlEnd);
 
 impl Inherited {
-    /// Takes over the connection. Call it once, before other threads and processes are started.
+    /// Takes the connection from standard input. Call it once, before other threads and processes are started.
     pub(crate) fn take() -> io::Result<Self> {
         // The kernel kills this part when its supervisor ends.
         prctl::set_pdeathsig(Some(Signal::SIGKILL))?;
         let control = ControlEnd::from(io::stdin().as_fd().try_clone_to_owned()?);
-        // Processes that this one starts must not hold the connection open.
+        // Child processes of this part must not keep the connection open.
         dup2_stdin(File::open("/dev/null")?)?;
         Ok(Self(control))
     }
@@ -59,7 +60,7 @@ impl Inherited {
         let _ = self.0.send(&PartMessage::Failed(text), &[]);
     }
 
-    /// Serves conversations until the supervisor ends the connection, or is gone.
+    /// Serves the connections that the supervisor passes, until the supervisor closes its own connection or dies.
     pub(crate) async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> anyhow::Result<()>
     where
         A: Serialize,
@@ -74,7 +75,7 @@ impl Inherited {
                 control.wait();
                 match control.receive::<PartConnection>() {
                     ControlReceived::Record(PartConnection, all) => {
-                        // The send fails if this part is ending, which drops the receiver.
+                        // The send fails only if this part is ending, which drops the receiver.
                         all.into_iter().for_each(|stream| drop(passed.send(stream.into())));
                     }
                     ControlReceived::Malformed(_) | ControlReceived::Nothing => {}

@@ -1,4 +1,4 @@
-//! The common frame of daemons, and the output of their commands.
+//! What all daemons share: control socket, HTTP, signals, logging, and the output of their commands.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -1,7 +1,7 @@
 //! Logging of all commands.
 //!
-//! A log never blocks its daemon. Lines go through a bounded queue to a thread of their own, and lines that a slow or
-//! full disk does not take are dropped and counted. [`LogLimit`] bounds their rate, and `lines` escapes text that
+//! A log never blocks its daemon. Lines go through a bounded queue to a separate writer thread. Lines that a slow or
+//! full disk cannot store are dropped and counted. [`LogLimit`] bounds the rate of lines, and `lines` escapes text that
 //! came from a peer.
 
 mod lines;
@@ -31,7 +31,7 @@ use self::lines::{JsonLogLines, TextFields};
 pub struct Settings {
     /// A level, or directives such as `info,millrace=debug`.
     pub level: String,
-    /// The form of its lines.
+    /// The format of the lines.
     pub format: LogFormat,
     /// The log file. `None`: standard error.
     pub file: Option<PathBuf>,
@@ -45,18 +45,18 @@ pub enum LogFormat {
     Json,
 }
 
-/// Most lines that wait to be written.
+/// Largest number of lines that wait to be written.
 const QUEUE: usize = 8192;
 
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 static LIMIT: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
 
-/// Returns how many log lines this process has lost since start.
+/// Returns how many log lines this process has lost since start, because the queue was full or a write failed.
 pub fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// Returns how many lines this process did not write since start because too many like them came at once.
+/// Returns how many log lines this process suppressed since start, because their call site exceeded its limit.
 pub fn suppressed() -> u64 {
     LIMIT.suppressed()
 }
@@ -73,14 +73,15 @@ pub enum Error {
     Subscriber(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Logs to standard error, for clients: at RUST_LOG, or from warnings up. Standard output is for media and figures.
+/// Starts logging to standard error, for client commands. The level is RUST_LOG, or `warn` by default. Standard output
+/// is reserved for media and results.
 pub fn to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millrace=info"));
     let dispatch = dispatch(LogFormat::Text, filter, io::stderr, io::stderr().is_terminal());
-    let _ = dispatch.try_init(); // a test or another command of this process has set up logging already
+    let _ = dispatch.try_init(); // it fails if a test or another command of this process has set up logging already
 }
 
-/// Builds the subscriber of the process: events that `filter` and the limit let through become lines of `writer`.
+/// Builds the subscriber of the process. Events that pass `filter` and the rate limit become lines of `writer`.
 fn dispatch<W>(format: LogFormat, filter: EnvFilter, writer: W, ansi: bool) -> Dispatch
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
@@ -115,7 +116,7 @@ enum LogCommand {
     Stop,
 }
 
-/// The handle of the thread that writes log lines. Dropping it writes the waiting lines and ends the thread.
+/// The handle of the thread that writes log lines. Dropping the handle writes the waiting lines and ends the thread.
 pub struct Handle {
     commands: SyncSender<LogCommand>,
     thread: Option<JoinHandle<()>>,
@@ -132,7 +133,7 @@ impl Handle {
         LogQueue(self.commands.clone())
     }
 
-    /// Opens the log file again after it was moved away.
+    /// Opens the log file again. Call it after the file was renamed, for example by logrotate.
     pub fn reopen(&self) {
         let _ = self.commands.try_send(LogCommand::Reopen);
     }
@@ -140,7 +141,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // The send waits for a place in the queue, at most until the disk has taken one line.
+        // The send blocks while the queue is full, which lasts at most until one line has been written.
         let _ = self.commands.send(LogCommand::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -148,7 +149,7 @@ impl Drop for Handle {
     }
 }
 
-/// The sending end of the queue. `tracing` writes each event with one call.
+/// The sending end of the queue. `tracing` calls `write` once for each event.
 #[derive(Clone)]
 struct LogQueue(SyncSender<LogCommand>);
 
@@ -175,11 +176,11 @@ impl MakeWriter<'_> for LogQueue {
     }
 }
 
-/// The destination of lines.
+/// The file or stream that log lines are written to.
 struct LogSink {
     out: Box<dyn Write + Send>,
     path: Option<PathBuf>,
-    /// Whether the last line was cut off, so that the next one begins with a newline.
+    /// Whether the last line was only partly written, so that the next one has to begin with a newline.
     torn: bool,
 }
 
@@ -225,9 +226,10 @@ fn append(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    /// Names in logs are as people type them, not in the draft's escapes. Code that logs a name calls `.typed()`.
+    /// Names in log lines are written as people type them, not with the escapes of the MoQ draft. Code that logs a name
+    /// calls `.typed()`.
     #[test]
-    fn name_is_logged_as_people_type_it() {
+    fn moq_name_is_logged_without_escapes() {
         fn look(directory: &Path, wrong: &mut Vec<String>) {
             for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
                 let path = entry.path();
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn full_disk_loses_lines_and_nothing_else() {
+    fn full_disk_loses_log_lines_only() {
         let before = dropped();
         let handle = Handle::new(LogSink::file(Path::new("/dev/full")).unwrap());
         for _ in 0..100 {
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn line_after_a_cut_off_one_is_whole() {
+    fn log_line_after_a_partial_write_is_complete() {
         /// A file that accepts three bytes of the first line, then fails once.
         struct Disk(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>, u8);
         impl Write for Disk {
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn moved_file_is_opened_again() {
+    fn renamed_log_file_is_opened_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let moved = dir.path().join("log.1");

@@ -1,18 +1,19 @@
-//! Returns free memory of the allocator to the system. Each thread's arena would otherwise keep its peak for ever after
-//! a flood of requests.
+//! Returns free memory of the C library's allocator to the system. After a flood of requests, the arena of each thread
+//! would otherwise keep its peak size for ever.
 
 use std::time::{Duration, Instant};
 
-/// Shortest time between two checks. A check takes microseconds, returning memory takes milliseconds.
+/// Shortest time between two checks. A check takes microseconds, while returning memory takes milliseconds.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Least number of free bytes that is worth returning. They must also be a third of all resident memory.
+/// Least number of free bytes that are worth returning to the system. The free bytes must also be a third of all
+/// resident memory.
 const WORTH: usize = 4 << 20;
 
 /// The state that decides when free memory is returned to the system.
 #[derive(Debug, Default)]
 pub struct MemoryTrimmer {
     last: Option<Instant>,
-    /// Resident bytes that the last return left, or the least since then.
+    /// Lowest number of resident bytes since memory was last returned to the system.
     floor: usize,
 }
 
@@ -26,7 +27,8 @@ impl MemoryTrimmer {
         !soon
     }
 
-    /// Checks the memory, and returns free memory if there is enough of it. That blocks for some milliseconds.
+    /// Checks the memory, and returns free memory to the system if there is enough of it. Returning memory blocks for
+    /// some milliseconds.
     pub fn look(&mut self) {
         if let Some(resident) = resident()
             && self.is_worth(resident, in_use)
@@ -36,7 +38,7 @@ impl MemoryTrimmer {
         }
     }
 
-    /// Reports whether enough resident memory is unused, and was not so after the last return.
+    /// Reports whether resident memory has grown enough since the last trim, and enough of it is free.
     fn is_worth(&mut self, resident: usize, in_use: impl FnOnce() -> usize) -> bool {
         self.floor = self.floor.min(resident);
         if resident < self.floor.saturating_add(WORTH) {
@@ -55,16 +57,16 @@ fn resident() -> Option<usize> {
     Some(resident.saturating_sub(shared) * rustix::param::page_size())
 }
 
-/// Returns the number of bytes that are allocated now.
+/// Returns the number of bytes that the program has allocated now.
 #[cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "a function of the C library"))]
 fn in_use() -> usize {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: `mallinfo2` takes the allocator's own locks, and changes nothing.
+        // `mallinfo2` locks the allocator itself, and changes nothing.
         let info = unsafe { libc::mallinfo2() };
         info.uordblks + info.hblkhd
     }
-    // Without figures all memory counts as used, so nothing is returned.
+    // If the allocator reports nothing, all memory counts as used, so nothing is returned.
     #[cfg(not(target_env = "gnu"))]
     usize::MAX
 }
@@ -72,7 +74,7 @@ fn in_use() -> usize {
 #[cfg_attr(target_env = "gnu", expect(unsafe_code, reason = "a function of the C library"))]
 fn give_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: `malloc_trim` takes the allocator's own locks, and moves nothing that is in use.
+    // `malloc_trim` locks the allocator itself, and does not move memory that is in use.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -85,7 +87,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn unused_memory_is_returned_once() {
+    fn free_memory_is_returned_to_the_system_once() {
         let mut memory = MemoryTrimmer { floor: 4 * MIB, ..MemoryTrimmer::default() };
         assert!(!memory.is_worth(5 * MIB, || panic!("it has hardly grown")));
         assert!(!memory.is_worth(60 * MIB, || 50 * MIB), "most of it is in use");
@@ -100,11 +102,11 @@ mod tests {
     /// Other tests of this process allocate at the same time, but less than this one.
     #[test]
     #[cfg(target_env = "gnu")]
-    fn memory_of_freed_blocks_is_returned() {
+    fn memory_of_freed_blocks_is_returned_to_the_system() {
         const SIZE: usize = 1000;
         let mut memory = MemoryTrimmer { floor: resident().unwrap(), ..MemoryTrimmer::default() };
         let before = resident().unwrap();
-        // Every hundredth block stays, so that there is no large free piece at the end.
+        // Every hundredth block stays allocated, so that the free memory is not one piece at the end of the heap.
         let mut kept: Vec<_> = (0..100_000).map(|_| vec![1u8; SIZE]).collect();
         let peak = resident().unwrap();
         assert!(peak > before + 80 * MIB, "{before} {peak}");

@@ -19,15 +19,15 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Longest time that a service manager that does not read blocks this process.
+/// Longest time that a send blocks this process if the service manager does not read.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Reports that the daemon serves, at start-up or after a reload.
+/// Reports that the daemon is ready, at start-up or after a reload.
 pub fn ready() {
     notify("READY=1");
 }
 
-/// Reports that the daemon reads its settings again. [`ready`] follows, also after a failure.
+/// Reports that the daemon is reading its settings again. [`ready`] follows, even if the reload fails.
 pub fn reloading() {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));

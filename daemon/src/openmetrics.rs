@@ -9,10 +9,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// Media type of [`encode`]'s text.
+/// Media type of the text that [`encode`] returns.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Encodes one scrape: families whose names begin with `prefix`.
+/// Encodes metric families for one scrape. Their names begin with `prefix`.
 ///
 /// ```
 /// use std::fmt;
@@ -38,7 +38,7 @@ pub fn encode(prefix: &str, families: impl Collector) -> Result<String, fmt::Err
     encode_all(vec![(prefix, Box::new(families))])
 }
 
-/// Encodes several groups of families, each with its prefix.
+/// Encodes several groups of metric families. Each group has its own prefix.
 pub fn encode_all(groups: Vec<(&str, Box<dyn Collector>)>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     for (prefix, families) in groups {
@@ -65,13 +65,13 @@ impl Out<'_> {
         metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
     }
 
-    /// Writes a gauge with fractions, without labels.
+    /// Writes a floating-point gauge without labels.
     pub fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
         let metric = ConstGauge::new(value);
         metric.encode(self.0.encode_descriptor(name, help, Some(&unit), metric.metric_type())?)
     }
 
-    /// Writes counters of one family, each with its labels.
+    /// Writes one counter family, whose samples each have their own labels.
     pub fn counters<'l, const N: usize>(
         &mut self,
         name: &str,
@@ -85,7 +85,7 @@ impl Out<'_> {
         })
     }
 
-    /// Writes gauges of one family, each with its labels.
+    /// Writes one gauge family, whose samples each have their own labels.
     pub fn gauges<'l, const N: usize>(
         &mut self,
         name: &str,
@@ -98,7 +98,7 @@ impl Out<'_> {
         })
     }
 
-    /// Writes gauges with fractions.
+    /// Writes one family of floating-point gauges, whose samples each have their own labels.
     pub fn gauges_f64<'l, const N: usize>(
         &mut self,
         name: &str,
@@ -110,7 +110,7 @@ impl Out<'_> {
         values.try_for_each(|(labels, value)| ConstGauge::new(value).encode(family.encode_family(&labels)?))
     }
 
-    /// Writes counters that differ in one label, whose values are the keys.
+    /// Writes one counter family with a single label. The keys of the map are the label's values.
     pub fn counts(
         &mut self,
         name: &str,
@@ -121,7 +121,7 @@ impl Out<'_> {
         self.counters(name, help, counts.iter().map(|(value, count)| ([(label, value.as_str())], *count)))
     }
 
-    /// Writes quantiles of values, if there are any.
+    /// Writes quantiles as a summary, unless there are no values.
     pub fn quantiles(
         &mut self,
         name: &str,
@@ -140,7 +140,7 @@ impl Out<'_> {
         })
     }
 
-    /// Writes counters by outcome, if there are any.
+    /// Writes counters labelled by outcome, unless there are none.
     pub fn by_outcome(
         &mut self,
         name: &str,
@@ -151,7 +151,7 @@ impl Out<'_> {
         self.counts(name, help, "outcome", counts)
     }
 
-    /// Writes gauges by table.
+    /// Writes gauges labelled by table.
     pub fn by_table<'a>(
         &mut self,
         name: &str,
@@ -166,7 +166,7 @@ impl Out<'_> {
         })
     }
 
-    /// Writes one family with labels.
+    /// Writes one metric family with labels.
     pub fn labelled(
         &mut self,
         name: &str,

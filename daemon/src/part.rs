@@ -1,8 +1,8 @@
 //! Parts of a daemon: processes with rights of their own that serve one control socket and one HTTP port together.
 //!
-//! A supervisor starts each part as the same program, with a socket pair as its standard input. A request is a
-//! conversation of its own: the supervisor passes one end of a connection, and the part serves it as daemons serve
-//! their control sockets. A part reports once that it serves, or why it cannot.
+//! A supervisor starts each part as the same program, with a socket pair as its standard input. For each request, the
+//! supervisor passes one end of a new connection, and the part serves it as daemons serve their control sockets. A part
+//! reports once that it is ready, or why it cannot start.
 //!
 //! ```text
 //!          start             Report::Ready          the process ends
@@ -13,8 +13,8 @@
 //!                                          Silent
 //! ```
 //!
-//! The thread [`SupervisedPart::keep`] alone moves a part between these states. When the supervisor is killed, the
-//! kernel kills its parts, also those that are stopped.
+//! Only the thread [`SupervisedPart::keep`] changes the state of a part. When the supervisor is killed, the kernel
+//! kills its parts, even if they are stopped (SIGSTOP).
 
 use std::{
     ffi::OsString,
@@ -53,18 +53,18 @@ use crate::{
 
 /// Time between two pings.
 const PING_EVERY: Duration = Duration::from_millis(500);
-/// Longest time for the answer to a ping. A part that takes longer is not answering.
+/// Longest time for the answer to a ping. A part that takes longer counts as not answering.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// Longest wait for one event of a part's process, in milliseconds.
+/// Longest time that the supervisor waits for a message of a part before it checks the pings, in milliseconds.
 const LOOK: u16 = 250;
 /// Pauses between the end of a part and its next start: the first, and the longest.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MOST: Duration = Duration::from_secs(30);
-/// Time of serving after which the pause before the next start is the shortest again.
+/// Time for which a part has to serve before the pause is reset to the shortest.
 const STEADY: Duration = Duration::from_secs(60);
 /// Longest time for a part to end after its connection was closed.
 const END: Duration = Duration::from_secs(15);
-/// Longest wait for the parts of a supervisor that was killed.
+/// Longest time that a new supervisor waits for the parts of one that was killed.
 const OTHERS_END: Duration = Duration::from_secs(20);
 
 /// The state of a part, for status and metrics.
@@ -106,7 +106,7 @@ impl PartState {
 
 struct PartShared {
     state: PartState,
-    /// Whether the part should run.
+    /// Whether the part should be running.
     is_wanted: bool,
     control: Option<Arc<ControlEnd>>,
     pid: Option<u32>,
@@ -114,7 +114,7 @@ struct PartShared {
     error: Option<String>,
 }
 
-/// The supervisor's side of a part.
+/// A part of a daemon, as its supervisor sees it.
 pub struct SupervisedPart {
     /// Name of the part in commands and logs.
     pub name: &'static str,
@@ -129,7 +129,7 @@ pub struct SupervisedPart {
 pub struct Lock(Flock<File>);
 
 impl Lock {
-    /// Takes the lock of the daemon with this control socket.
+    /// Takes the lock of the daemon that uses this control socket.
     ///
     /// # Errors
     /// Fails if another supervisor or its parts keep the lock.
@@ -151,7 +151,7 @@ impl Lock {
 }
 
 impl SupervisedPart {
-    /// Makes a part, which the same program runs with these arguments.
+    /// Makes a part, which runs the same program as the supervisor with these arguments.
     pub fn new(name: &'static str, arguments: Vec<OsString>, lock: Arc<Lock>) -> Arc<Self> {
         let shared = PartShared {
             state: PartState::Off,
@@ -164,7 +164,7 @@ impl SupervisedPart {
         Arc::new(Self { name, arguments, lock, shared: Mutex::new(shared), changed: Condvar::new() })
     }
 
-    /// Starts the part and waits until it serves. From then on it is started again whenever it ends.
+    /// Starts the part and waits until it is ready. From then on the part is restarted whenever it ends.
     ///
     /// # Errors
     /// Fails if the part cannot start, with the reason that it has reported.
@@ -172,7 +172,8 @@ impl SupervisedPart {
         let (first, started) = sync_channel(1);
         self.shared.lock().is_wanted = true;
         let part = self.clone();
-        // The kernel kills the part when the thread that has started it ends.
+        // The kernel kills the part when the thread that started it ends, so this thread has to live as long as the
+        // part.
         thread::Builder::new().name(self.name.into()).spawn(move || part.keep(first))?;
         started.recv().unwrap_or_else(|_| Err(anyhow!("the part {} was stopped", self.name)))
     }
@@ -187,7 +188,7 @@ impl SupervisedPart {
         }
     }
 
-    /// Reports whether the part should run.
+    /// Reports whether the part should be running.
     pub fn is_wanted(&self) -> bool {
         self.shared.lock().is_wanted
     }
@@ -204,7 +205,7 @@ impl SupervisedPart {
         }
     }
 
-    /// Returns a line for the status if the part should serve and does not.
+    /// Returns a status line if the part should be serving but is not.
     pub fn trouble(&self) -> Option<String> {
         let shared = self.shared.lock();
         let error = || shared.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
@@ -222,10 +223,11 @@ impl SupervisedPart {
         format!("the part {} is not answering", self.name)
     }
 
-    /// Sends a request and waits for the answer, at most for `patience`, and no longer than the part answers pings.
+    /// Sends a request and waits for the answer. It stops waiting after `patience`, or when the part no longer answers
+    /// pings.
     ///
     /// # Errors
-    /// Fails if the part does not serve, or refuses the request.
+    /// Fails if the part is not serving, or refuses the request.
     pub fn ask(
         &self,
         request: &impl Serialize,
@@ -244,7 +246,7 @@ impl SupervisedPart {
         let goes_on = || began.elapsed() < patience && self.shared.lock().state == PartState::Serving;
         let mut conversation = Conversation::over(ours, self.name);
         match conversation.ask_while(request, goes_on) {
-            // The part's state says more than that its connection has ended.
+            // The part's state explains more than the error that its connection has ended.
             Err(_) if conversation.has_ended() => {
                 bail!(
                     "{}",
@@ -255,7 +257,8 @@ impl SupervisedPart {
         }
     }
 
-    /// Runs the part again and again, until it is not wanted. `first` gets the outcome of the first start.
+    /// Starts the part again whenever it ends, until the part is no longer wanted. `first` receives the outcome of the
+    /// first start.
     fn keep(&self, first: SyncSender<anyhow::Result<()>>) {
         let mut first = Some(first);
         let mut pause = PAUSE;
@@ -265,7 +268,7 @@ impl SupervisedPart {
                 self.run(&mut first).unwrap_or_else(|error| format!("it cannot be started: {error}"));
             let mut shared = self.shared.lock();
             (shared.control, shared.pid) = (None, None);
-            // A part that has never served is not started again: the caller of `start` gets the reason.
+            // A part that was never ready is not restarted: the caller of `start` gets the reason.
             if let Some(first) = first.take() {
                 shared.is_wanted = false;
                 let _ = first.send(Err(anyhow!(reason.clone())));
@@ -288,16 +291,19 @@ impl SupervisedPart {
         }
     }
 
-    /// Runs the part's process once. Returns the reason for its end.
+    /// Runs the part's process once. Returns the reason why it ended.
     fn run(&self, first: &mut Option<SyncSender<anyhow::Result<()>>>) -> io::Result<String> {
         let (control, theirs) = ControlEnd::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.arguments).env_remove("NOTIFY_SOCKET").stdin(OwnedFd::from(theirs));
-        // A part prints nothing, so its standard output can be its share in the lock.
+        // A part prints nothing. Its standard output is therefore free to carry the lock file, so the part holds the
+        // lock as long as it lives.
         command.stdout(Stdio::from(self.lock.0.try_clone()?));
-        // A signal from the terminal is for the supervisor alone, so the part has a process group of its own.
+        // A signal from the terminal, such as SIGINT, is for the supervisor alone. The part therefore has its own
+        // process group.
         let mut child = command.process_group(0).spawn()?;
-        // The command holds the part's end of the connection. If it stayed open here, its end would not show.
+        // The command holds the part's end of the connection. If that stayed open in this process, the supervisor would
+        // not notice when the part closes its own copy.
         drop(command);
         let control = Arc::new(control);
         {
@@ -321,7 +327,7 @@ impl SupervisedPart {
                 ControlReceived::Record(PartMessage::Failed(reason), _) => failure = Some(reason),
                 ControlReceived::Malformed(_) => {}
                 ControlReceived::Nothing => {
-                    // An error of poll shows when the next record is received.
+                    // If poll fails, the next receive call reports the error.
                     let _ =
                         poll(&mut [PollFd::new(control.as_fd(), PollFlags::POLLIN)], PollTimeout::from(LOOK));
                 }
@@ -335,7 +341,7 @@ impl SupervisedPart {
                 break;
             }
         }
-        // A part that does not answer does not end by itself either, so it is killed at once.
+        // A part that does not answer pings would not end by itself either, so it is killed at once.
         let patience = if self.shared.lock().state == PartState::Silent { Duration::ZERO } else { END };
         let status = end(&mut child, patience)?;
         Ok(failure.unwrap_or_else(|| status.to_string()))
@@ -357,7 +363,7 @@ impl SupervisedPart {
     }
 }
 
-/// Waits for the end of a process whose control connection has ended, and kills it if that takes too long.
+/// Waits for the end of a process whose connection to the supervisor is closed. Kills the process after `patience`.
 fn end(child: &mut Child, patience: Duration) -> io::Result<std::process::ExitStatus> {
     let until = Instant::now() + patience;
     while Instant::now() < until {
@@ -370,10 +376,10 @@ fn end(child: &mut Child, patience: Duration) -> io::Result<std::process::ExitSt
     child.wait()
 }
 
-/// A conversation in which a part is asked at intervals whether it still answers.
+/// A connection on which a part is pinged at intervals.
 struct PartPings {
     stream: UnixStream,
-    /// Time of the latest ping or answer.
+    /// Time when the latest ping was sent or the latest answer received.
     since: Instant,
     is_asked: bool,
 }
@@ -386,13 +392,13 @@ impl PartPings {
         Ok(Self { stream: ours, since: Instant::now(), is_asked: false })
     }
 
-    /// Sends and receives pings when they are due. Returns whether the part answers.
+    /// Sends a ping if one is due, and receives the answer if it has arrived. Returns false if an answer is overdue.
     fn step(&mut self) -> bool {
         if self.is_asked && matches!(self.stream.read(&mut [0; 256]), Ok(1..)) {
             (self.is_asked, self.since) = (false, Instant::now());
         }
         if !self.is_asked && self.since.elapsed() >= PING_EVERY {
-            // No other ping is unanswered, so the socket's buffer has room for this one.
+            // All earlier pings were answered, so the socket's buffer has space for this one.
             let _ = self.stream.write_all(PING);
             (self.is_asked, self.since) = (true, Instant::now());
         }

@@ -15,7 +15,7 @@ use rustls::{
 };
 use x509_parser::{parse_x509_certificate, prelude::X509Certificate};
 
-/// A fault of certificate or key files.
+/// The reason why a certificate or key file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -47,7 +47,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
-/// Reads the certificates of a file: at least one.
+/// Reads the certificates of a file, which must contain at least one.
 ///
 /// # Errors
 /// Fails if the file cannot be read, or has no certificate.
@@ -58,7 +58,7 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
     certificates.ok_or_else(|| wrong(path, fault(path, &bytes, PemKind::Certificates)))
 }
 
-/// Reads a private key that TLS can use here.
+/// Reads a private key of a type that TLS supports here.
 ///
 /// # Errors
 /// Fails if the file cannot be read, has no key, or has a key of another kind.
@@ -71,7 +71,7 @@ pub fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, Arc<dyn Signi
     Ok((key, signing))
 }
 
-/// Reads a certificate, those that signed it, and its key.
+/// Reads a certificate chain and its private key.
 ///
 /// # Errors
 /// Fails if a file cannot be read or is of the wrong kind, or the two do not belong together.
@@ -88,7 +88,7 @@ pub fn pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
     }
 }
 
-/// Explains why a key does not belong to the first certificate.
+/// Explains why the private key does not match the first certificate.
 fn mismatch(cert: &Path, key: &Path, chain: &[CertificateDer<'_>], signing: &dyn SigningKey) -> Error {
     let public = signing.public_key();
     let is_its = |der: &&CertificateDer<'_>| {
@@ -106,7 +106,8 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
     parse_x509_certificate(der).ok().filter(|(rest, _)| rest.is_empty()).map(|(_, parsed)| parsed)
 }
 
-/// Reads trusted roots. Certificates that cannot be parsed are skipped, because bundles have some.
+/// Reads trusted root certificates. Certificates that cannot be parsed are skipped, because CA bundles often contain
+/// some.
 ///
 /// # Errors
 /// Fails if the file cannot be read, or has no certificate that can be parsed.
@@ -118,7 +119,7 @@ pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
     }
 }
 
-/// Returns why clients may refuse a certificate, and what to do.
+/// Returns a warning if clients may refuse this certificate, with what to do.
 pub fn complaints(certified: &CertifiedKey) -> Vec<String> {
     let parsed: Option<Vec<_>> = certified.cert.iter().map(parse).collect();
     let Some((leaf, others)) = parsed.as_deref().and_then(<[_]>::split_first) else {
@@ -153,7 +154,7 @@ pub fn complaints(certified: &CertifiedKey) -> Vec<String> {
     complaints
 }
 
-/// Returns what is wrong with the dates of a certificate, by its position in the file.
+/// Returns what is wrong with the validity dates of the certificate at this position in the file.
 fn untimely(at: usize, cert: &X509Certificate<'_>) -> Option<String> {
     let now = x509_parser::time::ASN1Time::now();
     let validity = cert.validity();

@@ -1,4 +1,4 @@
-//! Output that all commands share: tables, units, durations, errors of parsers.
+//! Output that all commands share: tables, units, durations, and errors of parsers.
 
 use std::{
     fmt::Write as _,
@@ -20,7 +20,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Returns the width of lines: that of the terminal, or unlimited in files and pipes.
+/// Returns the width of output lines: the terminal's width, or unlimited for files and pipes.
 pub fn width() -> usize {
     if !std::io::stdout().is_terminal() {
         return usize::MAX;
@@ -30,29 +30,30 @@ pub fn width() -> usize {
 
 /// Returns the numbers of columns and rows of the terminal.
 pub fn size() -> (usize, usize) {
-    // Serial lines report a size of 0.
+    // Serial terminals report a size of 0, which means unknown.
     let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
     tcgetwinsize(std::io::stdout()).map_or((80, 24), |size| (or(size.ws_col, 80), or(size.ws_row, 24)))
 }
 
-/// The way in which a column is fitted into a table that is too wide.
+/// The way in which a column is narrowed if its table is too wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// The column stays whole: numbers and addresses.
+    /// Numbers and addresses: the column is not narrowed.
     Whole,
-    /// The middle of a name is cut out.
+    /// Names: the middle of a long name is cut out.
     Name,
-    /// A text is broken into lines.
+    /// Texts: a long text is broken into lines.
     Text,
 }
 
-/// Adds a text as lines that fit, all but the first indented. Control characters that a peer put into it are escaped.
+/// Appends a text to `out`, broken into lines of at most `width`. All lines but the first are indented. Control
+/// characters that a peer put into the text are escaped.
 pub fn line(out: &mut String, width: usize, text: &str) {
     let _ = writeln!(out, "{}", indented(&printable(text), width, "  "));
 }
 
-/// Adds an empty line and a table. Columns are as wide as their longest cell, or as narrow as they have to be.
-/// Numbers are aligned to the right.
+/// Adds an empty line and a table. Each column is as wide as its longest cell, or narrower if the table would exceed
+/// the line width. Numbers are aligned to the right.
 ///
 /// ```
 /// use millrace_daemon::render::{Fit, table};
@@ -65,7 +66,7 @@ pub fn line(out: &mut String, width: usize, text: &str) {
 /// ```
 pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl Iterator<Item = Vec<String>>) {
     let names = head.iter().map(|(name, _)| (*name).to_owned()).collect();
-    // Names and reasons may come from a peer: each stays in its cell.
+    // A peer may choose names and reasons, so control characters in them are escaped.
     let rows = rows.map(|row| row.iter().map(|cell| printable(cell).replace('\n', "\\n")).collect());
     let lines: Vec<Vec<String>> = std::iter::once(names).chain(rows).collect();
     let side = |column: usize| match is_of_numbers(lines.iter().skip(1).filter_map(|row| row.get(column))) {
@@ -80,8 +81,8 @@ pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl It
     }
 }
 
-/// Reports whether a column has only numbers, with their units: `1.5K`, `7/29`, `1h01m`. A dash stands for none.
-/// Addresses do not count.
+/// Reports whether a column contains only numbers, with or without units: `1.5K`, `7/29`, `1h01m`. A dash counts as a
+/// missing number. Addresses are no numbers.
 fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
     let is_number = |cell: &String| {
         cell.starts_with(|c: char| c.is_ascii_digit())
@@ -92,25 +93,25 @@ fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
     said.peek().is_some() && said.all(is_number)
 }
 
-/// Narrowest width of names and texts.
+/// Narrowest width to which columns of names and texts are narrowed, in characters.
 const NARROWEST: usize = 8;
 
-/// Returns widths of columns. The widest column that may shrink does so, until the table fits or none can shrink any
-/// more.
+/// Returns the widths of all columns. The widest column that may be narrowed is narrowed first, until the table fits or
+/// no column can be narrowed further.
 fn widths(lines: &[Vec<String>], head: &[(&str, Fit)], width: usize) -> Vec<usize> {
     let natural = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let mut widths: Vec<usize> = (0..head.len()).map(natural).collect();
-    // Texts are broken within words only as a last resort.
+    // The first pass keeps words whole. Only if that is not enough, the second pass breaks texts within words.
     for least in [least_of_texts(lines, head), vec![NARROWEST; head.len()]] {
         shrink(&mut widths, head, &least, width);
     }
     widths
 }
 
-/// Returns the width of the longest word of each column of texts.
+/// Returns for each column of texts the length of its longest word.
 fn least_of_texts(lines: &[Vec<String>], head: &[(&str, Fit)]) -> Vec<usize> {
     let words =
         |cell: &String| cell.split_inclusive([' ', ',']).map(|word| word.trim_end().chars().count()).max();
@@ -135,7 +136,7 @@ fn shrink(widths: &mut [usize], head: &[(&str, Fit)], least: &[usize], width: us
     }
 }
 
-/// Returns a row in columns of these widths, as one or several lines.
+/// Returns a table row as text in columns of these widths. Cells that are broken need several lines.
 fn fitted(row: &[String], head: &[(&str, Fit)], widths: &[usize]) -> Vec<Vec<String>> {
     let cells = row.iter().zip(head).zip(widths).map(|((cell, (_, fit)), width)| match fit {
         Fit::Whole => vec![cell.clone()],
@@ -149,7 +150,7 @@ fn fitted(row: &[String], head: &[(&str, Fit)], widths: &[usize]) -> Vec<Vec<Str
     (0..height).map(at).collect()
 }
 
-/// Returns a name without its middle, if it is too long.
+/// Returns a name with its middle cut out if it is longer than the column.
 fn cut(name: &str, width: usize) -> String {
     let count = name.chars().count();
     if count <= width || width == 0 {
@@ -160,7 +161,7 @@ fn cut(name: &str, width: usize) -> String {
     begin.chain(['…']).chain(name.chars().skip(count - end)).collect()
 }
 
-/// Formats bytes with powers of 1024: `1536` as `1.5K`.
+/// Formats a number of bytes with powers of 1024: `1536` as `1.5K`.
 pub fn bytes(count: u64) -> String {
     let mut value = count as f64;
     let mut units = ["", "K", "M", "G", "T"].into_iter();
@@ -200,7 +201,7 @@ pub fn time_of_day(us: u64) -> String {
     format!("{hours:02}:{minutes:02}:{:02}.{:06}", seconds % 60, us % 1_000_000)
 }
 
-/// Returns the percentage of `one` in the sum of both.
+/// Returns `one` as a percentage of the sum of `one` and `other`.
 pub fn percent(one: u64, other: u64) -> String {
     match one + other {
         0 => "-".to_owned(),
@@ -235,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amount_has_two_digits_and_a_unit() {
+    fn byte_count_has_two_digits_and_a_unit() {
         let table =
             [(0, "0"), (1023, "1023"), (1536, "1.5K"), (256 << 20, "256.0M"), (u64::MAX, "16777216.0T")];
         for (count, want) in table {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn cell_without_room_is_cut_or_broken_except_numbers() {
+    fn cell_too_wide_for_its_column_is_cut_or_broken_except_numbers() {
         const HEAD: [(&str, Fit); 3] = [("NAME", Fit::Name), ("N", Fit::Whole), ("WHY", Fit::Text)];
         let rows = || {
             [["live/aaaaaaaaaaaa/1.m4s", "123456789012", "late 3, evicted 1"], ["b", "-", "-"]]

@@ -1,7 +1,8 @@
-//! Control sockets of daemons: a file that only its owner, and perhaps a group, may use, and one line of JSON each way.
+//! Control sockets of daemons: Unix sockets that only the owner, and optionally a group, may use. Each request and each
+//! answer is one line of JSON.
 //!
-//! The answer to a request is `{"ok":true}`. If the request asks for something, it has one more field: a variant of the
-//! daemon's answer, an enum whose variants have a value each. A refusal is `{"ok":false,"error":"..."}`.
+//! The answer to a request is `{"ok":true}`. If the request asks for data, the answer has one more field: a variant of
+//! the daemon's answer enum, with its value. A refusal is `{"ok":false,"error":"..."}`.
 
 use std::{
     convert::Infallible,
@@ -21,19 +22,18 @@ use tokio::net::UnixListener;
 
 use crate::closer::Closer;
 
-/// Longest wait of a command for an answer.
+/// Longest time that a command waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two checks whether to wait for an answer any longer.
+/// Time between two checks whether to continue waiting for an answer.
 const LOOK: Duration = Duration::from_millis(100);
 /// Longest request, in bytes.
 const LINE_MAX: u64 = 64 * 1024;
-/// Largest number of connections at once.
+/// Largest number of connections that are open at once.
 const CONVERSATIONS_MAX: usize = 64;
-/// Pause after an error of accept, which is mostly a lack of descriptors, and while many connections wait to be
-/// closed.
+/// Pause after accept fails, mostly for lack of descriptors, or while too many connections wait to be closed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sends one request to a daemon, whose name in errors is `who`. Returns `None` if there is nothing to report.
+/// Sends one request to a daemon. `who` is the daemon's name in errors. Returns `None` if the answer has no data.
 pub fn ask<A: DeserializeOwned>(
     path: &Path,
     who: &'static str,
@@ -50,32 +50,32 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Connects to a daemon, whose name in errors is `who`.
+    /// Connects to a daemon. `who` is the daemon's name in errors.
     pub fn open(path: &Path, who: &'static str) -> anyhow::Result<Self> {
         let stream = UnixStream::connect(path).with_context(|| absent(path, who))?;
         Ok(Self::over(stream, who))
     }
 
-    /// Begins a conversation on a connection.
+    /// Returns a conversation over an existing connection.
     pub(crate) fn over(stream: UnixStream, who: &'static str) -> Self {
         Self { stream: BufReader::new(stream), who, has_ended: false }
     }
 
-    /// Reports whether the other end is gone, or has not answered in time.
+    /// Reports whether the other end has closed the connection, or has not answered in time.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Sends a request and waits for the answer. Returns `None` if there is nothing to report.
+    /// Sends a request and waits for the answer. Returns `None` if the answer has no data.
     ///
     /// # Errors
-    /// Fails if the daemon sent no answer, or a refusal, whose text is the error.
+    /// Fails if the daemon does not answer, or if it refuses the request. The text of the refusal is then the error.
     pub fn ask<A: DeserializeOwned>(&mut self, request: &impl Serialize) -> anyhow::Result<Option<A>> {
         let began = Instant::now();
         self.ask_while(request, || began.elapsed() < PATIENCE)
     }
 
-    /// Does what [`ask`](Self::ask) does, and waits for the answer as long as `goes_on` holds.
+    /// Like [`ask`](Self::ask), but waits for the answer as long as `goes_on` returns true.
     pub(crate) fn ask_while<A: DeserializeOwned>(
         &mut self,
         request: &impl Serialize,
@@ -85,7 +85,7 @@ impl Conversation {
         line.push(b'\n');
         let who = self.who;
         let ended = || format!("the {who} has stopped answering");
-        // Every early return below leaves the conversation as ended.
+        // An early return below means that the conversation can no longer be used.
         self.has_ended = true;
         self.stream.get_mut().write_all(&line).map_err(|_| anyhow::Error::msg(ended()))?;
         self.stream.get_mut().set_read_timeout(Some(LOOK))?;
@@ -110,8 +110,8 @@ impl Conversation {
     }
 }
 
-/// Takes the value of one variant out of an answer:
-/// `expect_answer!(ask(path, who, &Request::Status)?, Answer::Status)?`.
+/// Extracts the value of one variant from an answer: `expect_answer!(ask(path, who, &Request::Status)?,
+/// Answer::Status)?`.
 #[macro_export]
 macro_rules! expect_answer {
     ($answer:expr, $variant:path) => {
@@ -122,13 +122,13 @@ macro_rules! expect_answer {
     };
 }
 
-/// Returns the error for an answer of the wrong variant.
+/// Returns the error for an answer that is another variant than expected.
 #[doc(hidden)]
 pub fn another_answer() -> anyhow::Error {
     anyhow::anyhow!("the daemon's answer does not fit the request: restart it with this version")
 }
 
-/// A daemon's answer to a request.
+/// A daemon's answer to a request, as one line of JSON.
 #[derive(Serialize, Deserialize)]
 struct AnswerLine<A> {
     ok: bool,
@@ -148,7 +148,7 @@ impl<A> From<anyhow::Result<Option<A>>> for AnswerLine<Option<A>> {
     }
 }
 
-/// Explains why no daemon answers.
+/// Explains why a command cannot connect to a daemon.
 fn absent(path: &Path, who: &str) -> String {
     let path = path.display();
     match nix::unistd::geteuid().is_root() {
@@ -160,8 +160,8 @@ fn absent(path: &Path, who: &str) -> String {
     }
 }
 
-/// Places a socket at a path, replacing any old one. It is created under a temporary name, so it has the right
-/// permissions from the beginning.
+/// Creates a socket at a path, replacing any old file. The socket gets a temporary name first, so it has its final
+/// permissions before it appears at the path.
 pub fn put<S>(path: &Path, make: impl FnOnce(&Path) -> anyhow::Result<S>) -> anyhow::Result<S> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
@@ -177,7 +177,7 @@ pub fn put<S>(path: &Path, make: impl FnOnce(&Path) -> anyhow::Result<S>) -> any
     made
 }
 
-/// A listening socket. Its file is removed when the socket is dropped.
+/// A listening socket. Dropping it removes the socket's file.
 pub struct ControlSocket {
     path: PathBuf,
     listener: UnixListener,
@@ -194,7 +194,7 @@ impl ControlSocket {
         match UnixStream::connect(path) {
             Ok(_) => bail!("another {who} answers on this control socket; choose another one with --socket"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // The socket of a daemon that has died is replaced below.
+            // If the daemon that owned this socket has died, the code below replaces the socket.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error.into()),
         }
@@ -206,8 +206,8 @@ impl ControlSocket {
         Ok(Self { path: path.to_owned(), listener, closer: Closer::start()? })
     }
 
-    /// Serves connections until the future is dropped, which ends them. `answerer` makes the state that answers one
-    /// connection.
+    /// Serves connections until the future is dropped, which closes them. `answerer` makes the per-connection function
+    /// that answers requests.
     pub async fn serve<A, F>(&self, answerer: impl Fn() -> F) -> Infallible
     where
         A: Serialize,
@@ -245,12 +245,12 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Connections to a control socket, each with a thread of its own. A client may pass descriptors, and the kernel
-/// closes them in the thread that reads. Closing a TCP socket that lingers may take as long as its owner likes, and
-/// other tasks need the threads of the runtime.
+/// The open connections to a control socket, each with its own thread. A client may pass descriptors, and the kernel
+/// closes them in the thread that reads. Closing a TCP socket that lingers may block for as long as its owner likes, so
+/// the runtime's threads must not do it.
 pub(crate) struct Conversations<'a> {
     closer: &'a Closer,
-    /// Connections and their threads. The thread owns the connection and closes it.
+    /// Connections and their threads. Each thread owns its connection and closes it.
     live: Vec<(Weak<UnixStream>, JoinHandle<()>)>,
 }
 
@@ -259,7 +259,7 @@ impl<'a> Conversations<'a> {
         Self { closer, live: Vec::new() }
     }
 
-    /// Serves a connection, if there is a place for it.
+    /// Starts a thread that serves a connection, unless too many connections are open.
     pub(crate) fn begin<A: Serialize>(
         &mut self,
         stream: UnixStream,
@@ -276,13 +276,13 @@ impl<'a> Conversations<'a> {
             Ok(thread) => self.live.push((weak, thread)),
             Err(error) => tracing::warn!(%error, "cannot serve a connection to the control socket"),
         }
-        // If the connection's thread has ended already, this reference is the last one, and dropping it closes the
-        // connection.
+        // If the connection's thread has ended already, this reference is the last one. Dropping the reference closes
+        // the connection, so the closer drops it.
         self.closer.close(stream);
     }
 }
 
-/// Ends the connections and their state.
+/// Closes all connections and waits for their threads.
 impl Drop for Conversations<'_> {
     fn drop(&mut self) {
         for stream in self.live.iter().filter_map(|(stream, _)| stream.upgrade()) {
@@ -306,14 +306,14 @@ fn begin<A: Serialize>(
     })
 }
 
-/// Answers the requests of one connection, one line each, until it ends.
+/// Answers the requests of one connection, one line each, until the connection ends.
 fn converse<A: Serialize>(stream: &UnixStream, mut answer: impl FnMut(&[u8]) -> anyhow::Result<Option<A>>) {
     let mut read = BufReader::new(stream);
     let mut write = stream;
     let mut line = Vec::new();
     loop {
         line.clear();
-        // The bound ends a request that is too long, which then has no line end.
+        // A request that reaches the length limit has no line end, and is thereby recognized as too long.
         let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line);
         if !matches!(got, Ok(1..)) {
             return;
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(line(Err(refused)), r#"{"ok":false,"error":"no: no file"}"#);
     }
 
-    /// Counts the connections that are being served.
+    /// A counter of the connections that are being served.
     struct CountedConnections(Arc<AtomicUsize>);
 
     impl Drop for CountedConnections {
@@ -398,7 +398,8 @@ mod tests {
         (serving, live)
     }
 
-    /// Members of the socket's group pass more descriptors than the runtime has threads. Each takes an hour to close.
+    /// Members of the socket's group pass more lingering descriptors than the runtime has threads. Each descriptor
+    /// takes an hour to close.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn lingering_socket_blocks_its_own_connection_only() {
         let directory = tempfile::tempdir().unwrap();
@@ -413,7 +414,7 @@ mod tests {
             let passed = [near.as_fd()];
             assert!(beside.push(SendAncillaryMessage::ScmRights(&passed)));
             sendmsg(&stream, &[IoSlice::new(b"{}\n")], &mut beside, SendFlags::empty()).unwrap();
-            // The copy in the message keeps the socket open, so this drop does not linger.
+            // The copy of the descriptor in the message keeps the socket open, so this drop does not linger.
             drop(near);
             kept.push((stream, far));
         }
@@ -426,7 +427,7 @@ mod tests {
             }
         });
         asking.await.unwrap();
-        // The daemon can end, too.
+        // The lingering sockets must not keep the daemon from ending, either.
         serving.abort();
         assert!(serving.await.unwrap_err().is_cancelled());
         assert_eq!(live.load(Relaxed), 0);
@@ -434,7 +435,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn control_connections_are_bounded_and_make_room() {
+    async fn control_connections_beyond_the_limit_are_refused_until_one_ends() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let (_serving, live) = serve(ControlSocket::bind(&path, "daemon", None).unwrap());

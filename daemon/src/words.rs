@@ -1,4 +1,4 @@
-//! Settings that are single words, read alike from flags and files.
+//! Converts settings that are single words. Command-line flags and settings files use the same words.
 
 use std::{fmt, str::FromStr};
 
@@ -10,12 +10,12 @@ use crate::{
     log::LogFormat,
 };
 
-/// Returns the word for a choice, in flags and files alike.
+/// Returns the word for a choice, as used in flags and settings files.
 pub fn name(choice: &impl ValueEnum) -> String {
     choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// A visitor for a flag's value in a file: a string, or a plain number if it means the same.
+/// A serde visitor for a flag's value in a settings file: a string, or a number that is read as a string.
 struct FlagWord;
 
 impl de::Visitor<'_> for FlagWord {
@@ -38,14 +38,14 @@ impl de::Visitor<'_> for FlagWord {
     }
 }
 
-/// Deserializes a value that is parsed from text.
+/// Deserializes a value by parsing a string with `FromStr`.
 pub fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     deserializer.deserialize_any(FlagWord)?.parse().map_err(de::Error::custom)
 }
 
-/// Deserializes a choice from its word.
+/// Deserializes one of several choices from its word.
 pub fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Result<T, D::Error> {
     let word = deserializer.deserialize_any(FlagWord)?;
     T::from_str(&word, false).map_err(|_| {
@@ -54,7 +54,7 @@ pub fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Resul
     })
 }
 
-/// Implements `Deserialize` for types by [`parsed`] or [`chosen`].
+/// Implements `Deserialize` for types with the function [`parsed`] or [`chosen`].
 #[macro_export]
 macro_rules! deserialize {
     ($by:ident: $($type:ty),*) => {

@@ -97,7 +97,7 @@ codes! {
 }
 
 impl Request {
-    /// Returns the code to send in `draft`: an internal error if the draft does not define this one.
+    /// Returns the code to send in `draft`: an internal error if the draft does not define this code.
     pub(super) fn in_draft(self, draft: Draft) -> Self {
         let known = match self {
             Self::DUPLICATE_SUBSCRIPTION => !draft.repeats_subscriptions(),
@@ -126,7 +126,7 @@ codes! {
 }
 
 impl Done {
-    /// Returns the code as received in `draft`: an internal error if the draft does not define this one.
+    /// Returns the code as received in `draft`: an internal error if the draft does not define this code.
     pub(super) fn in_draft(self, draft: Draft) -> Self {
         match self {
             Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::INTERNAL_ERROR,
@@ -134,8 +134,8 @@ impl Done {
         }
     }
 
-    /// Returns the code to send in `draft`. Drafts without "subscription ended" report a subscription that ends with
-    /// its filter as the end of its track.
+    /// Returns the code to send in `draft`. In drafts without the code "subscription ended", a subscription that ends
+    /// because its filter does is reported as "track ended".
     pub(super) fn for_draft(self, draft: Draft) -> Self {
         match self {
             Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::TRACK_ENDED,

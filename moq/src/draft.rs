@@ -27,7 +27,7 @@ impl Draft {
     /// The newest supported draft.
     pub const NEWEST: Self = Self::D22;
 
-    /// Returns the draft's name in WebTransport's protocol negotiation.
+    /// Returns the draft's name in the protocol negotiation of WebTransport.
     pub const fn protocol(self) -> &'static str {
         match self {
             Self::D18 => "moqt-18",
@@ -75,7 +75,7 @@ impl Draft {
         self == Self::D18
     }
 
-    /// Reports whether a session may have several subscriptions to one track.
+    /// Reports whether a session may have several subscriptions to one track at the same time.
     pub fn repeats_subscriptions(self) -> bool {
         self >= Self::D19
     }
@@ -97,12 +97,12 @@ impl Draft {
     }
 
     /// Reports whether FETCH has its range in LOCATION_FILTER and FETCH_OK names the last object. In earlier drafts
-    /// both name the object after it, or 0 for a whole group.
+    /// both state the location after the last object, with object ID 0 for a whole group.
     pub fn has_inclusive_ends(self) -> bool {
         self >= Self::D20
     }
 
-    /// Reports whether a filter may begin any number of groups back, and end within a group.
+    /// Reports whether a location filter may begin any number of groups before the current one, and end within a group.
     pub fn has_relative_filters(self) -> bool {
         self >= Self::D20
     }
@@ -112,8 +112,8 @@ impl Draft {
         self >= Self::D22
     }
 
-    /// Reports whether a subscription ends as soon as its filter can let no further object pass. A subscription whose
-    /// filter lets none pass from the start is refused.
+    /// Reports whether a subscription ends as soon as no further object can match its filter. A subscription whose
+    /// filter can never match an object is refused.
     pub fn ends_with_its_filter(self) -> bool {
         self < Self::D20
     }

@@ -2,13 +2,13 @@
 
 use crate::{code, draft::Draft};
 
-/// The error for bytes from a peer that cannot be decoded. The session is to be closed with `code`.
+/// The error for bytes from a peer that cannot be decoded. The session has to be closed with `code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct DecodeError {
-    /// The code to close the session with.
+    /// The error code with which to close the session.
     pub code: code::Session,
-    /// The fault in words, for the reason phrase and the log.
+    /// Description of the error, for the reason phrase and the log.
     pub reason: &'static str,
 }
 

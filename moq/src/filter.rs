@@ -3,12 +3,12 @@
 use super::wire::{WireReader, WireWriter};
 use super::{DecodeError, Location};
 
-/// A location filter. Relative filters count from the track's largest object at the time the request is served.
+/// A location filter. Relative filters refer to the track's largest object at the time when the request is processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// Every object, the same as no filter. An update uses it to lift the filter that applied before.
+    /// All objects, as without a filter. A REQUEST_UPDATE uses it to remove an earlier filter.
     All,
-    /// Starts the given number of groups before the next group: 0 is the next group, 1 the current one.
+    /// Starts the given number of groups before the next group. 0 means the next group, 1 the current one.
     Relative(u64),
     /// Starts with the object after the largest one.
     NextObject,
@@ -17,11 +17,11 @@ pub enum Filter {
     /// The objects from `start` to `end_object` of `end_group`, or to the end of that group. `end_group` is not
     /// before `start.group`.
     AbsoluteRange {
-        /// The first location.
+        /// The location of the first object.
         start: Location,
-        /// The last group.
+        /// The ID of the last group.
         end_group: u64,
-        /// The last object of the last group; `None` for the whole group.
+        /// The ID of the last object in the last group; `None` for the whole group.
         end_object: Option<u64>,
     },
 }
@@ -54,7 +54,7 @@ impl Filter {
         Self::AbsoluteRange { start, end_group: last.group, end_object }
     }
 
-    /// Returns the first location that passes if `largest` is the track's largest so far.
+    /// Returns the first location that matches, if `largest` is the track's largest location now.
     pub fn start(&self, largest: Option<Location>) -> Location {
         match (*self, largest) {
             (Self::AbsoluteStart(start) | Self::AbsoluteRange { start, .. }, _) => start,
@@ -73,7 +73,7 @@ impl Filter {
         }
     }
 
-    /// Returns the last location that passes, or `None` if the filter has no end. The largest object ID stands for the
+    /// Returns the last location that matches, or `None` if the filter has no end. The largest object ID means the
     /// whole group.
     pub fn end(&self) -> Option<Location> {
         match *self {
@@ -84,7 +84,7 @@ impl Filter {
         }
     }
 
-    /// Reports whether the filter's start does not depend on the track's largest object.
+    /// Reports whether the filter's start is absolute, so that it does not depend on the track's largest object.
     pub fn is_absolute(&self) -> bool {
         !matches!(self, Self::Relative(_) | Self::NextObject)
     }
@@ -117,7 +117,7 @@ impl Filter {
         })
     }
 
-    /// Reads the fields of drafts 20 and 21. The number of fields tells which kind of filter it is.
+    /// Reads the fields of a filter in drafts 20 and 21. The number of fields determines the kind of filter.
     fn decode_fields(input: &mut WireReader) -> Result<Self, DecodeError> {
         if input.is_empty() {
             return Ok(Self::All);
@@ -128,7 +128,7 @@ impl Filter {
         }
         let start = Location::new(group, input.vi64()?);
         if input.is_empty() {
-            // A filter from the beginning of the track has no fields at all, so two zeros can mean the next object.
+            // A filter for all objects has no fields, so two fields of 0 are free to mean the next object.
             let is_next = start == Location::default();
             return Ok(if is_next { Self::NextObject } else { Self::AbsoluteStart(start) });
         }
@@ -189,7 +189,8 @@ impl Filter {
 
     fn encode_fields(self, out: &mut WireWriter<'_>) {
         match self {
-            // Two fields of 0 would mean the next object, not the beginning of the track.
+            // Two fields of 0 mean the next object, so a start at location 0/0 is encoded without fields, as a filter
+            // for all objects.
             Self::All | Self::AbsoluteStart(Location { group: 0, object: 0 }) => {}
             Self::Relative(back) => put(out, &[back]),
             Self::NextObject => put(out, &[0, 0]),
@@ -250,12 +251,12 @@ mod tests {
         Ok(filter)
     }
 
-    /// The group ID takes two bytes, so that no encoded length equals a number of fields.
+    /// The group ID takes two bytes, so that the encoded length in bytes differs from the number of fields.
     #[test]
     fn filter_is_encoded_as_each_draft_defines() {
         let to_group = Filter::AbsoluteRange { start: START, end_group: 130, end_object: None };
         let to_object = Filter::AbsoluteRange { start: START, end_group: 130, end_object: Some(9) };
-        /// A filter, and its encoding in drafts 18 and 19 (if they have one), in 20 and 21, and in 22.
+        /// A filter, and its encodings in drafts 18 and 19 (if they can express it), in 20 and 21, and in 22.
         type Row<'a> = (Filter, Option<&'a [u8]>, &'a [u8], &'a [u8]);
         let table: [Row<'_>; 7] = [
             (Filter::NEXT_GROUP, Some(&[1, 1]), &[1, 0], &[1, 0]),
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_for_whole_track_is_not_next_object() {
+    fn filter_for_the_whole_track_is_not_encoded_as_next_object() {
         let beginning = Filter::AbsoluteStart(Location::default());
         assert_eq!(encode(Draft::D20, beginning), Ok(vec![0]));
         assert_eq!(encode(Draft::D22, beginning), Ok(vec![2, 0, 0]));

@@ -1,7 +1,7 @@
 //! The catalog of hang, moq-dev's media format, which its players read unless a broadcast's name ends in `.msf`.
 //!
-//! It is derived from the [MSF](super::msf) catalog, and describes only those of hang's containers that are published
-//! here.
+//! It is derived from the [MSF](super::msf) catalog, and describes only the container formats of hang that the
+//! publisher uses.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use super::msf;
 
-/// The name of the catalog track. Each of its groups begins with a whole catalog.
+/// The name of the catalog track. The first object of each group is a complete catalog.
 pub const CATALOG: &str = "catalog.json";
 
 /// A catalog, without the fields that this project does not use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HangCatalog {
-    /// The renditions of the picture.
+    /// The renditions of the video.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub video: Option<HangRenditions<Video>>,
-    /// The renditions of the sound.
+    /// The renditions of the audio.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audio: Option<HangRenditions<Audio>>,
 }
@@ -26,19 +26,19 @@ pub struct HangCatalog {
 /// The renditions of one kind of media.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HangRenditions<T> {
-    /// Renditions by the names of their tracks.
+    /// Renditions by track name.
     pub renditions: BTreeMap<String, T>,
 }
 
-/// A rendition of the picture.
+/// A rendition of the video.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Video {
     /// The codec, as browsers name it.
     pub codec: String,
-    /// The format of the objects.
+    /// The container format of the objects.
     pub container: Container,
-    /// Configuration of the decoder (`avcC` and the like), in hexadecimal digits. moq-cli needs it, although `init`
+    /// Decoder configuration (`avcC` and the like), in hexadecimal digits. moq-cli requires it, although `init`
     /// contains it as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
@@ -53,18 +53,18 @@ pub struct Video {
     pub bitrate: Option<u64>,
 }
 
-/// A rendition of the sound.
+/// A rendition of the audio.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Audio {
     /// The codec, as browsers name it.
     pub codec: String,
-    /// The format of the objects.
+    /// The container format of the objects.
     pub container: Container,
-    /// The decoder's configuration, in hexadecimal digits: for AAC its AudioSpecificConfig.
+    /// Decoder configuration, in hexadecimal digits: for AAC, the AudioSpecificConfig.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Samples per second.
+    /// Sampling rate, in Hz.
     pub sample_rate: u32,
     /// Number of channels.
     pub number_of_channels: u32,
@@ -73,22 +73,23 @@ pub struct Audio {
     pub bitrate: Option<u64>,
 }
 
-/// The format of a track's objects.
+/// The container format of a track's objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Container {
-    /// Each object is a moof and an mdat.
+    /// Each object is a moof box and an mdat box.
     Cmaf {
-        /// The ftyp and moov boxes, in base64.
+        /// The init segment (ftyp and moov boxes), in base64.
         init: String,
     },
-    /// Each object is a [sample](super::loc).
+    /// Each object is a sample in the [LOC](super::loc) format.
     Loc,
 }
 
 impl HangCatalog {
-    /// Describes the tracks that a player can start: those with a known codec and initialisation and without
-    /// encryption, which hang cannot describe. `configurations` has the decoders' configurations by track name.
+    /// Makes a catalog of the tracks that a player can decode. Their codec and initialization data must be known, and
+    /// they must not be encrypted, because hang cannot describe encryption. `configurations` has the decoder
+    /// configurations by track name.
     pub fn from_msf(msf: &msf::MsfCatalog, configurations: &BTreeMap<String, Vec<u8>>) -> Self {
         let plain = msf.tracks.iter().filter(|it| it.content_protection_ref_ids.is_empty());
         let with_role = |role: &'static str| plain.clone().filter(move |it| it.role.as_deref() == Some(role));
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn catalog_has_tracks_with_known_codec() {
+    fn hang_catalog_has_only_tracks_with_known_codec() {
         let track = |name: &str, role: &str, codec: &str| msf::MsfTrack {
             name: name.to_owned(),
             packaging: "cmaf".to_owned(),

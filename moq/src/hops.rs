@@ -1,22 +1,22 @@
-//! Paths of announcements through relays (draft-lcurley-moq-cluster): the relays that passed a namespace on, from its
-//! publisher to the sender.
+//! Paths of namespace announcements (draft-lcurley-moq-cluster). A path lists the publisher and the relays that
+//! forwarded the announcement.
 
 use std::fmt;
 
 use super::wire::{WireReader, WireWriter};
 use super::{DecodeError, vi64};
 
-/// The identity of a relay or publisher in a path. [`HopId::UNNAMED`] stands for an endpoint that gives none.
+/// The identity of a relay or publisher in a path. [`HopId::UNNAMED`] means an endpoint without an identity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HopId(pub u64);
 
 impl HopId {
-    /// The ID of an endpoint without an identity. It may appear in a path several times.
+    /// The ID of all endpoints without an identity. It may appear several times in a path.
     pub const UNNAMED: Self = Self(0);
-    /// The largest ID. Relays draw their IDs at random up to it, since moq-net reads no larger ones.
+    /// The largest ID. Relays choose their IDs at random up to this value, because moq-net does not accept larger ones.
     pub const MAX: Self = Self((1 << 62) - 1);
 
-    /// Reports whether this ID identifies an endpoint, which [`HopId::UNNAMED`] does not.
+    /// Reports whether this ID identifies an endpoint. It is false for [`HopId::UNNAMED`].
     pub fn is_named(self) -> bool {
         self != Self::UNNAMED
     }
@@ -36,7 +36,7 @@ pub struct HopPath(Vec<HopId>);
 /// The reason why a hop cannot be added to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HopError {
-    /// The path has the hop already, so the announcement went in a loop.
+    /// The path contains the hop already, so the announcement was forwarded in a loop.
     #[error("a path passes a relay twice")]
     Loop,
     /// The path already has [`HopPath::MAX`] hops.
@@ -75,7 +75,7 @@ impl HopPath {
         hop.is_named() && self.0.contains(&hop)
     }
 
-    /// Reports whether an endpoint on the path gave no identity.
+    /// Reports whether the path contains an endpoint without an identity.
     pub fn has_unnamed(&self) -> bool {
         self.0.contains(&HopId::UNNAMED)
     }
@@ -85,7 +85,8 @@ impl HopPath {
         &self.0
     }
 
-    /// Returns the publisher's ID. Two announcements with the same named publisher ID are of the same publisher.
+    /// Returns the publisher's ID. If two announcements have the same publisher ID other than [`HopId::UNNAMED`], they
+    /// come from the same publisher.
     pub fn publisher(&self) -> HopId {
         self.0.first().copied().unwrap_or_default()
     }
@@ -114,7 +115,7 @@ impl HopPath {
         }
     }
 
-    /// Writes the value of HOP_PATH, with its length in front.
+    /// Writes the value of HOP_PATH, preceded by its length.
     pub(super) fn encode(&self, out: &mut WireWriter<'_>) {
         let mut value = Vec::new();
         self.0.iter().for_each(|hop| vi64::encode(hop.0, &mut value));

@@ -1,15 +1,15 @@
-//! MoQ Transport, drafts 18 to 22, on the wire: control messages, stream headers, objects, datagrams.
+//! Encodes and decodes MoQ Transport, drafts 18 to 22: control messages, stream headers, objects, datagrams.
 //!
-//! Everything here turns bytes into values and back. Decoders never panic on a peer's input: they ask for more bytes,
-//! or fail with the [`code::Session`] to close the session with.
+//! Decoders never panic on a peer's input. They report that more bytes are needed, or fail with the error code
+//! ([`code::Session`]) with which to close the session.
 //!
-//! [`tracks`] has the state that relays and clients keep. Nothing here does I/O, reads a clock, spawns a task or needs
-//! `unsafe`.
+//! The module [`tracks`] has the state that relays and clients keep. Nothing here does I/O, reads a clock, spawns a
+//! task or needs `unsafe`.
 //!
-//! To learn how an object travels, read three things. [`tracks::subgroup::SubgroupStream`] keeps the bytes of a
-//! publisher's stream as they arrived. [`tracks::view::SubgroupView`] is the same subgroup as one subscriber gets it,
-//! and a [source](millrace_quic::plane::source::Source). The data plane sends sources, and retransmits what the network
-//! loses.
+//! To understand how a relay forwards an object, read about these types. [`tracks::subgroup::SubgroupStream`] keeps the
+//! bytes of a publisher's stream as they arrived. [`tracks::view::SubgroupView`] is the same subgroup as it is sent to
+//! one subscriber. It implements [`Source`](millrace_quic::plane::source::Source). The data plane sends sources, and
+//! retransmits what the network loses.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

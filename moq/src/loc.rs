@@ -1,9 +1,9 @@
 //! Objects of the Low Overhead Media Container (draft-ietf-moq-loc-04): a sample in the decoder's own format, with
 //! properties.
 //!
-//! This module uses only the draft's private properties. They stand before the sample, inside the payload, where relays
-//! do not look. The draft does not say where they end. Players (`@moq/loc` 0.2, `moq-loc` 0.2) read a length before
-//! them, and QUIC varints rather than vi64; this module does the same.
+//! This module uses only the draft's private properties. They precede the sample inside the payload, which relays do
+//! not read. The draft does not say where the properties end. Players (`@moq/loc` 0.2, `moq-loc` 0.2) expect a length
+//! before them, and QUIC varints instead of vi64, so this module writes both.
 
 use bytes::Bytes;
 use millrace_quic::cursor::PayloadCursor;
@@ -14,10 +14,10 @@ const TIMESCALE: u64 = 0x08;
 const VIDEO_CONFIG: u64 = 0x0d;
 const AUDIO_CONFIG: u64 = 0x0f;
 const TIMESTAMP: u64 = 0x10;
-/// The type of the time stamp in draft-03.
+/// The property type of the time stamp in draft-03.
 const TIMESTAMP_BEFORE: u64 = 0x06;
 
-/// Units per second of time stamps whose object has no time scale.
+/// Units per second of a time stamp, if the object states no time scale.
 pub const MICROSECONDS: u64 = 1_000_000;
 
 /// The reason why a payload is not a LOC object.
@@ -32,7 +32,7 @@ pub enum NotLoc {
     NoTimescale,
 }
 
-/// A decoder's configuration.
+/// A decoder configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Config<'a> {
     /// Configuration of a video decoder.
@@ -46,9 +46,9 @@ pub enum Config<'a> {
 pub struct LocSample<'a> {
     /// Presentation time, in units of [`Self::timescale`].
     pub timestamp: u64,
-    /// Units per second; not 0.
+    /// Units per second. It must not be 0.
     pub timescale: u64,
-    /// The decoder's configuration, on samples that a decoder can start with.
+    /// The decoder configuration. It is present on samples with which a decoder can start.
     pub config: Option<Config<'a>>,
     /// The sample's data.
     pub sample: &'a [u8],
@@ -63,7 +63,7 @@ impl<'a> LocSample<'a> {
         let mut timestamp = None;
         let mut timescale = MICROSECONDS;
         let mut config = None;
-        // Each type is encoded as the difference to the previous one, so types ascend.
+        // Each type is encoded as the difference to the previous one, so the types are in ascending order.
         let mut kind = 0_u64;
         while !properties.rest.is_empty() {
             let (next, value) = property(&mut properties, kind).ok_or(NotLoc::Malformed)?;
@@ -118,9 +118,9 @@ impl<'a> Config<'a> {
 }
 
 enum LocValue<'a> {
-    /// The value of a property of an even type.
+    /// The integer value of a property with an even type.
     Number(u64),
-    /// The value of a property of an odd type.
+    /// The byte string value of a property with an odd type.
     Bytes(&'a [u8]),
 }
 
@@ -140,16 +140,16 @@ mod tests {
 
     use super::*;
 
-    /// The bytes were written by hand after the readers of `@moq/loc` 0.2.2 and `moq-loc` 0.2.27.
+    /// The expected bytes were derived by hand from the parsers of `@moq/loc` 0.2.2 and `moq-loc` 0.2.27.
     #[test]
-    fn object_is_encoded_as_players_read_it() {
+    fn loc_object_has_the_encoding_that_players_read() {
         let table: [(LocSample<'_>, &[u8]); 3] = [
             (
                 LocSample { timestamp: 7, timescale: 50, config: None, sample: b"x" },
                 &[4, 0x08, 50, 0x08, 7, b'x'],
             ),
             (
-                // 96000 and 48000 take four bytes each, which begin with 0b10.
+                // 96000 and 48000 take four bytes each as QUIC varints, which begin with the bits 10.
                 LocSample { timestamp: 96_000, timescale: 48_000, config: None, sample: b"ab" },
                 &[10, 0x08, 0x80, 0, 0xbb, 0x80, 0x08, 0x80, 1, 0x77, 0, b'a', b'b'],
             ),
@@ -165,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn object_of_other_publishers_is_parsed() {
+    fn loc_object_of_other_publishers_is_parsed() {
         let object =
             |timestamp, sample| LocSample { timestamp, timescale: MICROSECONDS, config: None, sample };
-        // moq-cli sends a time stamp in microseconds and nothing else.
+        // moq-cli sends a time stamp in microseconds and no other property.
         assert_eq!(LocSample::parse(&[3, 0x10, 0x41, 0, b'x']), Ok(object(256, b"x")));
-        // The first is draft-03's type; the others are unknown types, one even and one odd.
+        // The first property has draft-03's type. The others have unknown types, one even and one odd.
         assert_eq!(LocSample::parse(&[7, 0x06, 9, 0x06, 1, 0x05, 1, 0xff, b'x']), Ok(object(9, b"x")));
         for (bad, why) in [
             (&[][..], NotLoc::Malformed),

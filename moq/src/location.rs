@@ -3,7 +3,7 @@
 use super::wire::WireReader;
 use super::{DecodeError, vi64};
 
-/// Group and object ID: the place of an object in its track, in track order.
+/// Group and object ID of an object. Locations compare in the order of the track.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// The group ID.
@@ -18,13 +18,13 @@ impl Location {
         Self { group, object }
     }
 
-    /// Returns the location after this one, which drafts 18 and 19 encode as the end of a FETCH. An object ID of 0 then
-    /// stands for a whole group.
+    /// Returns the location after this one, which drafts 18 and 19 encode as the end of a FETCH. There, object ID 0
+    /// means the whole group.
     pub(super) fn exclusive(self) -> Self {
         Self { object: self.object.checked_add(1).unwrap_or(0), ..self }
     }
 
-    /// Returns the last location before the exclusive end `self`. An object ID of 0 stands for a whole group.
+    /// Returns the last location before the exclusive end `self`. If its object ID is 0, it means the whole group.
     pub(super) fn inclusive(self) -> Self {
         Self { object: self.object.checked_sub(1).unwrap_or(u64::MAX), ..self }
     }
@@ -39,7 +39,8 @@ impl Location {
     }
 }
 
-/// The order of groups: a subscription's groups are prioritized in it, those of a FETCH are sent in it.
+/// The order of groups. It sets the priority of a subscription's groups, and the order in which a FETCH response is
+/// sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GroupOrder {
     /// The group with the smallest ID comes first.

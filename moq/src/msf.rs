@@ -1,6 +1,7 @@
 //! The catalog of the MOQT Streaming Format (draft-ietf-moq-msf-01; catalogs of draft-00 are read too).
 //!
-//! It covers which tracks exist and which of them are alternates of each other. Delta updates are not read.
+//! A catalog lists the tracks of a broadcast, and which of them are alternates of each other. Delta updates are not
+//! supported.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ pub const CATALOG: &str = "catalog";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MsfCatalog {
-    /// `draft-01`; a number in draft-00.
+    /// The version of the format: `draft-01`, or a number in draft-00.
     #[serde(default)]
     version: MsfVersion,
     /// The tracks.
@@ -25,7 +26,7 @@ pub struct MsfCatalog {
     pub content_protections: Vec<ContentProtection>,
 }
 
-/// The encryption scheme, keys and key system of the tracks that refer to it.
+/// The encryption scheme, keys and content protection system of the tracks that refer to this entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContentProtection {
     #[serde(rename = "refID")]
@@ -33,26 +34,26 @@ pub struct ContentProtection {
     /// UUIDs of the keys.
     #[serde(rename = "defaultKID", default)]
     pub default_kid: Vec<String>,
-    /// `cenc` or `cbcs`.
+    /// The encryption scheme, `cenc` or `cbcs`.
     pub scheme: String,
-    /// The key system.
+    /// The content protection system.
     #[serde(rename = "drmSystem")]
     pub drm_system: DrmSystem,
 }
 
-/// A system that hands out keys.
+/// A content protection system, from which players get keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrmSystem {
-    /// UUID of the key system.
+    /// UUID of the content protection system.
     #[serde(rename = "systemID")]
     pub system_id: String,
-    /// A pssh box in base64.
+    /// The system's pssh box, in base64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pssh: Option<String>,
 }
 
 impl ContentProtection {
-    /// Makes a content protection without a name.
+    /// Makes a content protection that has no name yet.
     pub fn new(default_kid: Vec<String>, scheme: String, drm_system: DrmSystem) -> Self {
         Self { ref_id: String::new(), default_kid, scheme, drm_system }
     }
@@ -63,7 +64,7 @@ impl ContentProtection {
         Self { ref_id, ..self }
     }
 
-    /// Reports whether both content protections are the same, apart from their names.
+    /// Reports whether both content protections are equal, apart from their names.
     pub fn is_like(&self, other: &Self) -> bool {
         self.clone().named(other.ref_id.clone()) == *other
     }
@@ -97,33 +98,33 @@ struct InitData {
 pub struct MsfTrack {
     /// The track's name.
     pub name: String,
-    /// The track's namespace, where it is not the catalog's.
+    /// The track's namespace, if it differs from that of the catalog.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The format of the objects: `cmaf`, `loc`, `mediatimeline` or `eventtimeline`.
+    /// The packaging of the objects: `cmaf`, `loc`, `mediatimeline` or `eventtimeline`.
     pub packaging: String,
-    /// Whether objects are still being added.
+    /// Whether the publisher still adds objects.
     #[serde(default)]
     pub is_live: bool,
-    /// The role: `video`, `audio`, ...
+    /// The role of the track, such as `video` or `audio`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// The label that users see.
+    /// The label that players show to users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// The language, a tag of RFC 5646.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lang: Option<String>,
-    /// The type of the event timeline's data.
+    /// The type of the data in an event timeline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_type: Option<String>,
     /// The MIME type of the payloads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mime_type: Option<String>,
-    /// Names of the tracks that a timeline is about, or that this track needs to be decoded.
+    /// Names of the tracks to which a timeline refers, or that are needed to decode this track.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depends: Option<Vec<String>>,
-    /// Names of the [`MsfCatalog::content_protections`] that are needed to decrypt it.
+    /// Names of the [`MsfCatalog::content_protections`] that are needed to decrypt this track.
     #[serde(rename = "contentProtectionRefIDs", default, skip_serializing_if = "Vec::is_empty")]
     pub content_protection_ref_ids: Vec<String>,
     /// The codec, as browsers name it.
@@ -138,32 +139,32 @@ pub struct MsfTrack {
     /// Height of the picture, in pixels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub height: Option<u32>,
-    /// Samples per second.
+    /// Sampling rate, in Hz.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub samplerate: Option<u32>,
     /// The number of channels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel_config: Option<String>,
-    /// Time units per second.
+    /// Units of the track's time stamps per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timescale: Option<u32>,
     /// The number of the group of tracks that are rendered together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub render_group: Option<u32>,
-    /// The number of the group of alternates: tracks of the same content, whose groups of the same ID cover the same
-    /// time.
+    /// The number of the alternate group. Its tracks have the same content, and their groups with the same ID cover the
+    /// same time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alt_group: Option<u32>,
-    /// Initialisation data in base64: an init segment for `cmaf`, the decoder's configuration for `loc`.
+    /// Initialization data in base64: an init segment for `cmaf`, the decoder configuration for `loc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_data: Option<String>,
-    /// The name of the initialisation data in the catalog's list.
+    /// The ID of the initialization data in the catalog's list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_ref: Option<String>,
 }
 
 impl MsfCatalog {
-    /// Makes a catalog. Initialisation data that several tracks share is written once.
+    /// Makes a catalog. Initialization data that several tracks share is stored once.
     pub fn new(mut tracks: Vec<MsfTrack>) -> Self {
         let mut known = BTreeMap::new();
         let mut init_data_list = Vec::new();
@@ -179,7 +180,7 @@ impl MsfCatalog {
         Self { version: MsfVersion::default(), tracks, init_data_list, content_protections: Vec::new() }
     }
 
-    /// Adds the content protections of tracks, by track name.
+    /// Adds content protections to tracks. The map's keys are track names.
     #[must_use]
     pub fn with_protections(mut self, mut of_tracks: BTreeMap<String, Vec<ContentProtection>>) -> Self {
         for track in &mut self.tracks {
@@ -196,7 +197,7 @@ impl MsfCatalog {
     /// Reads a catalog from JSON.
     ///
     /// # Errors
-    /// Fails if the JSON is no catalog, or a delta update of one.
+    /// Fails if the JSON is not a catalog, or is a delta update.
     pub fn parse(json: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(json)
     }
@@ -206,7 +207,7 @@ impl MsfCatalog {
         serde_json::to_vec_pretty(self)
     }
 
-    /// Returns a track's initialisation data in base64, from the track or the catalog's list.
+    /// Returns a track's initialization data in base64, which is stored in the track or in the catalog's list.
     pub fn init_data<'a>(&'a self, track: &'a MsfTrack) -> Option<&'a str> {
         let listed = |id: &String| {
             let entry = self.init_data_list.iter().find(|entry| entry.id == *id)?;
@@ -215,8 +216,8 @@ impl MsfCatalog {
         track.init_data.as_deref().or_else(|| track.init_ref.as_ref().and_then(listed))
     }
 
-    /// Returns the tracks that a player that started with `name` can continue with at the end of a group. These are
-    /// `name` itself and its alternates with the same initialisation.
+    /// Returns the tracks to which a player of track `name` can switch at the end of a group: `name` itself, and its
+    /// alternates that need no other initialization.
     pub fn alternates(&self, name: &str) -> Vec<&MsfTrack> {
         let Some(base) = self.tracks.iter().find(|track| track.name == name) else { return Vec::new() };
         if base.alt_group.is_none() {
@@ -242,7 +243,8 @@ impl MsfCatalog {
 }
 
 impl MsfTrack {
-    /// Returns the codec without profile and level, if key frames carry the decoder's configuration.
+    /// Returns the codec without profile and level if its key frames carry the decoder configuration, so that a switch
+    /// needs no other initialization.
     fn codec_in_band(&self) -> Option<&str> {
         let family = self.codec.as_deref()?.split('.').next()?;
         let in_band = self.packaging == "loc" || matches!(family, "avc3" | "hev1" | "vvi1");

@@ -14,7 +14,7 @@ pub const MAX_FIELDS: usize = 32;
 /// The largest sum, in bytes, of a namespace's fields and the track name.
 pub const MAX_LEN: usize = 4096;
 
-/// The reason why fields or a text are not a name.
+/// The reason why fields, or a text, do not form a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum NameError {
@@ -39,7 +39,7 @@ impl From<NameError> for DecodeError {
     }
 }
 
-/// A tuple of 0 to 32 fields of bytes, none empty: a namespace, or a prefix or suffix of one.
+/// A tuple of 0 to 32 non-empty byte strings: a namespace, or a prefix or suffix of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(Arc<[Bytes]>);
 
@@ -66,7 +66,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Turns `a/b/c` into the fields `a`, `b` and `c`, as the moq-rs tools do with their `--name`.
+    /// Splits `a/b/c` into the fields `a`, `b` and `c`, as the moq-rs tools do with their option `--name`.
     pub fn from_path(path: &str) -> Result<Self, NameError> {
         Self::new(path.split('/').map(|field| field.to_owned()))
     }
@@ -86,7 +86,7 @@ impl Namespace {
         self.0.iter().map(Bytes::len).sum()
     }
 
-    /// Reports whether `other` begins with all of these fields. A namespace is a prefix of itself.
+    /// Reports whether `other` begins with all fields of this namespace. A namespace is a prefix of itself.
     pub fn is_prefix_of(&self, other: &Self) -> bool {
         other.0.starts_with(&self.0)
     }
@@ -96,7 +96,7 @@ impl Namespace {
         (0..=self.0.len()).map(|fields| Self(self.0[..fields].into()))
     }
 
-    /// Reports whether one namespace is a prefix of the other, which makes two namespace subscriptions overlap.
+    /// Reports whether one of the two namespaces is a prefix of the other. Subscriptions to such namespaces overlap.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.is_prefix_of(other) || other.is_prefix_of(self)
     }
@@ -106,12 +106,13 @@ impl Namespace {
         self.0.strip_prefix(&*prefix.0).map(|suffix| Self(suffix.into()))
     }
 
-    /// Returns these fields followed by those of `suffix`.
+    /// Returns the fields of this namespace followed by those of `suffix`.
     pub fn join(&self, suffix: &Self) -> Result<Self, NameError> {
         Self::new(self.0.iter().chain(suffix.0.iter()).cloned())
     }
 
-    /// Reports whether the first field is exactly `.`. Nothing may be requested or published in such a namespace.
+    /// Reports whether the first field is exactly `.`. Such a namespace is reserved: it must be neither requested nor
+    /// published.
     pub fn is_forbidden(&self) -> bool {
         self.0.first().is_some_and(|first| first == ".")
     }
@@ -128,7 +129,7 @@ impl Namespace {
         }
         let mut fields = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            // The field is copied, so that a kept name does not keep the whole message's memory.
+            // The field is copied, so that it does not keep the whole message's memory alive.
             fields.push(Bytes::copy_from_slice(&input.prefixed()?));
         }
         Ok(Self::new(fields)?)
@@ -142,7 +143,7 @@ impl Namespace {
     }
 }
 
-/// A full track name: a namespace and the track's own name, which may be empty.
+/// A full track name: a namespace and a track name, which may be empty.
 ///
 /// ```
 /// use millrace_moq::{Namespace, TrackName};
@@ -173,7 +174,7 @@ impl TrackName {
         &self.namespace
     }
 
-    /// Returns the track's own name.
+    /// Returns the track name without the namespace.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
@@ -233,20 +234,20 @@ fn hex_digit(byte: u8) -> Result<u8, NameError> {
     }
 }
 
-/// The display of a name as users type it, with slashes between its fields: `live/1.m4s`. A name that cannot be typed
-/// that way, or would be read as another name, is displayed in the draft's form.
+/// Displays a name as users type it, with slashes between its fields: `live/1.m4s`. A name that would be ambiguous in
+/// this form is displayed in the form that the draft defines.
 #[derive(Clone, Copy, Debug)]
 pub struct Typed<'a, N>(&'a N);
 
 impl Namespace {
-    /// Returns the namespace as users type it.
+    /// Returns a value that displays the namespace as users type it.
     pub fn typed(&self) -> Typed<'_, Self> {
         Typed(self)
     }
 }
 
 impl TrackName {
-    /// Returns the name as users type it.
+    /// Returns a value that displays the name as users type it.
     pub fn typed(&self) -> Typed<'_, Self> {
         Typed(self)
     }
@@ -273,8 +274,8 @@ impl fmt::Display for Typed<'_, TrackName> {
     }
 }
 
-/// Returns the field as text if it can stand between slashes on a terminal. It needs visible characters, with spaces
-/// only between them.
+/// Returns a field as text if it can be displayed between slashes. It may contain only visible characters, and single
+/// spaces between them.
 fn word(field: &[u8]) -> Option<&str> {
     let other = |c: char| c == '/' || c.is_control() || (c.is_whitespace() && c != ' ');
     let text = str::from_utf8(field).ok()?;

@@ -1,4 +1,4 @@
-//! Message Parameters (draft-22, section 9.20): the options of a request between two neighbours.
+//! Message Parameters (draft-22, section 9.20): the options of a request, which apply to one hop.
 //!
 //! The drafts differ most in which message may have which parameter; the function [`scope`] is that table.
 
@@ -16,7 +16,7 @@ use super::{DecodeError, Draft, Filter, GroupOrder, HopPath, Location, Namespace
 pub struct Scope(u32);
 
 impl Scope {
-    /// The parameter is allowed in no message.
+    /// An empty set: the parameter is allowed in no message.
     pub const NONE: Self = Self(0);
     /// SUBSCRIBE.
     pub const SUBSCRIBE: Self = Self(1 << 0);
@@ -83,7 +83,7 @@ impl BitOr for Scope {
     }
 }
 
-/// An authorization token as it was sent. It is a credential, so it is never printed.
+/// An authorization token as it was sent. It is secret, so it is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AuthToken(pub Bytes);
 
@@ -94,34 +94,34 @@ impl fmt::Debug for AuthToken {
 }
 
 /// SWITCHING_SET_ASSIGNMENT (draft-wilaw-moq-moqt-ssts): assigns the subscription to a set of tracks with the same
-/// content. The sender forwards the track that the path has room for. `set` and `threshold` belong to the subscription.
-/// The other fields belong to the set, and their most recent values count.
+/// content. The sender forwards the best track for which the path has enough capacity. `set` and `threshold` belong to
+/// the subscription. The other fields belong to the whole set, and the values received last apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// The set's number in the session.
+    /// The ID of the set, unique in the session.
     pub set: u64,
-    /// The algorithm; 0 is the one that the draft defines.
+    /// The selection algorithm. 0 is the one that the draft defines.
     pub algorithm: u64,
-    /// Throughput that the track needs, in kbit/s.
+    /// Throughput that the track requires, in kbit/s.
     pub threshold: u64,
-    /// Weight among sets of the same rank: 1 to 10.
+    /// Weight of the set among sets of the same rank: 1 to 10.
     pub weight: u64,
-    /// Number of assigned tracks at which the sender starts to choose; 0 turns the choice off.
+    /// Number of assigned tracks from which on the sender selects one. 0 turns the selection off.
     pub activate: u64,
-    /// Rank of the set. Sets of a lower rank are served first.
+    /// Rank of the set. Sets with a lower rank are served first.
     pub rank: u8,
 }
 
 impl Assignment {
     /// The weights that a set may have.
     pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10;
-    /// The draft's own algorithm.
+    /// The selection algorithm that the draft itself defines.
     pub const ALGORITHM: u64 = 0;
 
     fn decode(mut input: WireReader) -> Result<Self, DecodeError> {
         let [set, algorithm, threshold, weight, activate] =
             [input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?];
-        // A rank of 0 may be omitted.
+        // A rank of 0 may be omitted from the encoding.
         let rank = if input.is_empty() { 0 } else { input.u8()? };
         input.finish()?;
         if !Self::WEIGHTS.contains(&weight) {
@@ -137,11 +137,11 @@ impl Assignment {
     }
 }
 
-/// SUBGROUP_FILTER and the other range filters, still encoded: they select objects or tracks with values in some
+/// SUBGROUP_FILTER and the other range filters, still encoded: they select objects or tracks whose values are in given
 /// ranges. An endpoint may send one only to a peer that sent MAX_FILTER_RANGES.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeFilter {
-    /// The parameter's type: [`RangeFilter::KINDS`].
+    /// The parameter's type, one of [`RangeFilter::KINDS`].
     pub kind: u64,
     /// The parameter's value, without its length.
     pub value: Bytes,
@@ -152,8 +152,8 @@ impl RangeFilter {
     pub const KINDS: std::ops::RangeInclusive<u64> = 0x25..=0x29;
 }
 
-/// The parameters of one message. An absent parameter is not the same as its default: in REQUEST_UPDATE it means
-/// unchanged. Durations are in milliseconds.
+/// The parameters of one message. An absent parameter differs from its default value: in REQUEST_UPDATE, absent means
+/// unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
     /// Delivery timeout of each object, in milliseconds; 0 means none.
@@ -174,25 +174,25 @@ pub struct Parameters {
     pub forward: Option<bool>,
     /// Priority of the subscription; a lower value is sent first.
     pub subscriber_priority: Option<u8>,
-    /// LOCATION_FILTER: the range of objects that passes.
+    /// LOCATION_FILTER: the range of objects that the subscription or FETCH returns.
     pub filter: Option<Filter>,
     /// The order of groups.
     pub group_order: Option<GroupOrder>,
-    /// FILL_PARAMETERS: which objects from before its subscription the subscriber wants, and how. Draft-20 and later.
+    /// FILL_PARAMETERS: requests a fill, the objects from before the subscription. Draft-20 and later.
     pub fill: Option<Box<Parameters>>,
     /// Range filters by type. Draft-19 and later.
     pub range_filters: Vec<RangeFilter>,
-    /// The largest group that the subscriber knows, plus 1; 0 if it knows none.
+    /// The largest group ID that the subscriber knows, plus 1; 0 if it knows none.
     pub new_group_request: Option<u64>,
     /// The new prefix of a subscription to namespaces.
     pub track_namespace_prefix: Option<Namespace>,
     /// Whether the answer should include the track's properties. Draft-20 and later.
     pub include_properties: Option<bool>,
-    /// The assignment to a switching set. Sent only if both ends announced support in SETUP.
+    /// The assignment to a switching set. It is sent only if both endpoints announced support in SETUP.
     pub assignment: Option<Assignment>,
-    /// The path of an announced namespace. Sent only if both ends sent HOP_ID in SETUP.
+    /// The path of an announced namespace. It is sent only if both endpoints sent HOP_ID in SETUP.
     pub hop_path: Option<HopPath>,
-    /// The cost of receiving an announced namespace on that path; absent means 0, or unchanged in an update.
+    /// The cost of receiving an announced namespace by that path. Absent means 0, or unchanged in an update.
     pub route_cost: Option<u64>,
 }
 
@@ -205,7 +205,7 @@ const LARGEST_OBJECT: u64 = 0x09;
 const FILL_TIMEOUT: u64 = 0x0a;
 const FORWARD: u64 = 0x10;
 const SUBSCRIBER_PRIORITY: u64 = 0x20;
-/// SUBSCRIPTION_FILTER in draft-18.
+/// The number of this parameter in draft-18, which calls it SUBSCRIPTION_FILTER.
 const LOCATION_FILTER: u64 = 0x21;
 const GROUP_ORDER: u64 = 0x22;
 const FILL_PARAMETERS: u64 = 0x23;
@@ -213,20 +213,21 @@ const TRACK_PROPERTY_FILTER: u64 = 0x29;
 const NEW_GROUP_REQUEST: u64 = 0x32;
 const TRACK_NAMESPACE_PREFIX: u64 = 0x34;
 const INCLUDE_PROPERTIES: u64 = 0x35;
-/// The number is provisional; another proposal uses it for something else.
+/// The number of this parameter is provisional. Another proposal uses the same number.
 const SWITCHING_SET_ASSIGNMENT: u64 = 0x41;
 /// HOP_PATH and ROUTE_COST come from draft-lcurley-moq-cluster-01.
 const HOP_PATH: u64 = 0x40b57;
 const ROUTE_COST: u64 = 0x40b58;
 
-/// Returns the messages that may have a parameter: none if the draft does not define it.
+/// Returns the set of messages that may contain a parameter. The set is empty if the draft does not define the
+/// parameter.
 fn scope(kind: u64, draft: Draft) -> Scope {
-    // Draft-19 allows in SUBSCRIBE_TRACKS what it allows in SUBSCRIBE; draft-22 names a subset.
+    // Draft-19 allows in SUBSCRIBE_TRACKS all parameters of SUBSCRIBE. Draft-22 allows only some of them.
     let tracks = match draft {
         Draft::D18 | Draft::D22 => Scope::NONE,
         Draft::D19 | Draft::D20 | Draft::D21 => Scope::SUBSCRIBE_TRACKS,
     };
-    // PUBLISH carries the subscription's initial parameters in draft-20 and later, and an update changes them.
+    // In draft-20 and later, PUBLISH carries the subscription's initial parameters, and REQUEST_UPDATE changes them.
     let publish = match draft {
         Draft::D18 | Draft::D19 => Scope::PUBLISH_OK,
         Draft::D20 | Draft::D21 | Draft::D22 => Scope::PUBLISH,
@@ -246,7 +247,7 @@ fn scope(kind: u64, draft: Draft) -> Scope {
                 | Scope::FETCH
         }
         RENDEZVOUS_TIMEOUT => Scope::SUBSCRIBE,
-        // TRACK_STATUS_OK has the same parameters as SUBSCRIBE_OK.
+        // REQUEST_OK for TRACK_STATUS has the same parameters as SUBSCRIBE_OK.
         EXPIRES => {
             Scope::SUBSCRIBE_OK
                 | Scope::PUBLISH
@@ -313,11 +314,11 @@ fn repeats(kind: u64) -> bool {
 const MISPLACED: DecodeError = DecodeError::violation("a parameter that this message does not allow");
 
 impl Parameters {
-    /// Reads the count and the parameters of a message that is one of `allowed`.
+    /// Reads the number of parameters and the parameters. The message is one of `allowed`.
     pub(super) fn decode(input: &mut WireReader, allowed: Scope) -> Result<Self, DecodeError> {
         let mut parameters = Self::default();
         let mut previous = None;
-        // Nothing is allocated for the count: a false one fails where the message ends.
+        // Nothing is allocated for the stated number. If it is too large, reading fails at the end of the message.
         for _ in 0..input.vi64()? {
             let delta = input.vi64()?;
             let kind = previous
@@ -340,7 +341,7 @@ impl Parameters {
         match kind {
             OBJECT_DELIVERY_TIMEOUT => self.object_delivery_timeout = Some(input.vi64()?),
             AUTHORIZATION_TOKEN => {
-                // The token is copied, so that a kept token does not keep the whole message's memory.
+                // The token is copied, so that it does not keep the whole message's memory alive.
                 let token = Bytes::copy_from_slice(&input.prefixed()?);
                 self.authorization_tokens.push(AuthToken(token));
             }
@@ -358,7 +359,7 @@ impl Parameters {
             }
             FILL_PARAMETERS => {
                 let mut value = input.nested()?;
-                // FILL_PARAMETERS has a scope of its own, in which FILL_PARAMETERS is not allowed.
+                // FILL_PARAMETERS contains parameters of its own scope, in which FILL_PARAMETERS itself is not allowed.
                 self.fill = Some(Box::new(Self::decode(&mut value, Scope::FILL)?));
                 value.finish()?;
             }
@@ -379,8 +380,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Checks that every parameter may be in a message of `allowed`. Call this for REQUEST_OK and REQUEST_UPDATE once
-    /// their request is known.
+    /// Checks that every parameter is allowed in a message of the set `allowed`. REQUEST_OK and REQUEST_UPDATE are
+    /// checked once it is known which request they belong to.
     pub fn check(&self, draft: Draft, allowed: Scope) -> Result<(), DecodeError> {
         let mut result = Ok(());
         self.for_each(|kind, _| {
@@ -391,14 +392,14 @@ impl Parameters {
         result
     }
 
-    /// Reports whether there are range filters, including those inside FILL_PARAMETERS. An empty filter does not count:
-    /// in an update it removes an earlier filter.
+    /// Reports whether there are range filters, including those inside FILL_PARAMETERS. An empty filter does not count,
+    /// because it removes an earlier filter in a REQUEST_UPDATE.
     pub fn has_range_filters(&self) -> bool {
         let fill = self.fill.as_deref().is_some_and(Self::has_range_filters);
         fill || self.range_filters.iter().any(|filter| !filter.value.is_empty())
     }
 
-    /// Writes the count and the parameters. A parameter that the draft allows in no message is an error.
+    /// Writes the number of parameters and the parameters. It fails if the draft does not define a parameter.
     pub(super) fn encode(&self, out: &mut WireWriter<'_>) {
         let mut count = 0;
         self.for_each(|_, _| count += 1);
@@ -418,7 +419,7 @@ impl Parameters {
         });
     }
 
-    /// Visits the parameters that are present, in ascending order of type.
+    /// Calls a function for each parameter that is present, in ascending order of type.
     fn for_each<'a>(&'a self, mut visit: impl FnMut(u64, ParamEncoding<'a>)) {
         let mut see = |kind, value: Option<ParamEncoding<'a>>| {
             if let Some(value) = value {
@@ -460,7 +461,7 @@ fn flag(input: &mut WireReader, other: &'static str) -> Result<bool, DecodeError
     }
 }
 
-/// The value of a parameter, by its encoding.
+/// The value of a parameter, in one of the possible encodings.
 enum ParamEncoding<'a> {
     Byte(u8),
     Integer(u64),
@@ -514,7 +515,7 @@ mod tests {
 
     #[test]
     fn subscriber_priority_is_encoded_in_one_byte() {
-        // A varint of 128 would take two bytes.
+        // As a varint, the value 128 would take two bytes.
         let parameters = Parameters { subscriber_priority: Some(128), ..Parameters::default() };
         let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x20, 0x80]);
@@ -542,7 +543,7 @@ mod tests {
         let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x41, 7, 7, 0, 0x8b, 0xb8, 5, 3, 1]);
         assert_eq!(decode(&out, Scope::SUBSCRIBE), Ok(parameters));
-        // A rank of 0 may be omitted.
+        // A rank of 0 may be omitted from the encoding.
         let short =
             decode(&[1, 0x41, 5, 7, 0, 0, 5, 3], Scope::UPDATE_SUBSCRIPTION).unwrap().assignment.unwrap();
         assert_eq!((short.rank, short.threshold), (0, 0));
@@ -562,7 +563,7 @@ mod tests {
         assert!(decode(&out, Scope::FETCH).is_err());
     }
 
-    /// Each row checks in which drafts a message may have a parameter.
+    /// Each row lists the drafts in which a message may have a parameter.
     #[test]
     fn allowed_parameters_depend_on_the_draft() {
         use Draft::{D18, D19, D20, D21, D22};
@@ -675,7 +676,7 @@ mod tests {
         assert!(decode(&overflow, Scope::SUBSCRIBE).is_err());
     }
 
-    /// The bytes are those that moq-net 0.3.18 sends.
+    /// The expected bytes are those that moq-net 0.3.18 sends.
     #[test]
     fn announcement_path_and_cost_round_trip() {
         let bytes = [2, 0xc4, 0x0b, 0x57, 3, 1, 0, 9, 1, 4];

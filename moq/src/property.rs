@@ -22,7 +22,7 @@ const MANDATORY: std::ops::RangeInclusive<u64> = 0x4000..=0x7fff;
 /// The longest value of a Key-Value-Pair, in bytes.
 const MAX_VALUE: u64 = u16::MAX as u64;
 
-/// One Key-Value-Pair. Its type is absolute, while the wire has the difference to the previous type.
+/// One Key-Value-Pair. `kind` is the type itself, while the wire carries the difference to the previous type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValuePair<'a> {
     /// The type.
@@ -31,16 +31,16 @@ pub struct KeyValuePair<'a> {
     pub value: Value<'a>,
 }
 
-/// The value of a pair: an integer if its type is even, bytes if it is odd.
+/// The value of a Key-Value-Pair: an integer if its type is even, bytes if it is odd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// The value of an even type.
+    /// The integer value of an even type.
     Integer(u64),
-    /// The value of an odd type.
+    /// The byte string value of an odd type.
     Bytes(&'a [u8]),
 }
 
-/// An iterator over the Key-Value-Pairs of a block, to its end or to the first error.
+/// An iterator over the Key-Value-Pairs of a block. It ends at the end of the block, or after the first error.
 #[derive(Clone, Debug)]
 pub struct KeyValuePairs<'a> {
     rest: &'a [u8],
@@ -83,7 +83,7 @@ impl<'a> Iterator for KeyValuePairs<'a> {
             return None;
         }
         let pair = self.read();
-        // Nothing can be read after an error, since the next pair's start is unknown.
+        // After an error nothing more can be read, because the start of the next pair is unknown.
         if pair.is_err() {
             self.rest = &[];
         }
@@ -91,7 +91,7 @@ impl<'a> Iterator for KeyValuePairs<'a> {
     }
 }
 
-/// A writer that appends Key-Value-Pairs. Their types must not descend.
+/// A writer that appends Key-Value-Pairs. Their types must be in ascending order; equal types are allowed.
 #[derive(Debug)]
 pub struct PairWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -125,18 +125,18 @@ impl<'a> PairWriter<'a> {
     }
 }
 
-/// A block of well-formed properties, exactly as it arrived, without its length.
+/// A block of well-formed properties as it arrived, without its length field.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Properties(Bytes);
 
 impl Properties {
-    /// Checks that all pairs of the block are well-formed, and keeps the block.
+    /// Checks that all pairs of the block are well-formed, and wraps the block.
     pub fn new(block: Bytes) -> Result<Self, DecodeError> {
         KeyValuePairs::new(&block).try_for_each(|pair| pair.map(drop))?;
         Ok(Self(block))
     }
 
-    /// Returns the block.
+    /// Returns the encoded block.
     pub fn as_bytes(&self) -> &Bytes {
         &self.0
     }
@@ -146,7 +146,7 @@ impl Properties {
         self.0.is_empty()
     }
 
-    /// Returns the pairs of the block, in order. Immutable properties count as one pair here.
+    /// Returns the pairs of the block, in order. The IMMUTABLE_PROPERTIES property counts as one pair.
     pub fn iter(&self) -> impl Iterator<Item = KeyValuePair<'_>> {
         KeyValuePairs::new(&self.0).map_while(Result::ok)
     }
@@ -158,31 +158,31 @@ impl fmt::Debug for Properties {
     }
 }
 
-/// The properties of a track that matter for its delivery.
+/// The properties of a track that affect its delivery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrackProperties {
     /// Delivery timeout of each object, in milliseconds; 0 and absent both mean none.
     pub object_delivery_timeout: Option<u64>,
     /// Delivery timeout of each subgroup, in milliseconds; 0 and absent both mean none.
     pub subgroup_delivery_timeout: Option<u64>,
-    /// Milliseconds that an object may be served from a cache.
+    /// Time for which an object may be served from a cache, in milliseconds.
     pub max_cache_duration: Option<u64>,
     /// Publisher priority; a lower value is sent first. Absent means 128.
     pub publisher_priority: Option<u8>,
     /// The order in which the publisher prefers groups to be sent.
     pub group_order: Option<GroupOrder>,
-    /// Whether a subscriber may ask for a new group.
+    /// Whether a subscriber may request that the publisher begins a new group.
     pub dynamic_groups: Option<bool>,
-    /// The first mandatory property. This implementation supports none, so the track must be neither processed nor
-    /// forwarded (UNSUPPORTED_EXTENSION).
+    /// The type of the first mandatory property. This implementation supports no mandatory property, so the track must
+    /// be neither processed nor forwarded (UNSUPPORTED_EXTENSION).
     pub unsupported: Option<u64>,
 }
 
-/// The publisher priority of a track that does not set one.
+/// The publisher priority of a track whose properties do not state one.
 pub const DEFAULT_PRIORITY: u8 = 128;
 
 impl TrackProperties {
-    /// Reads `properties` as those of a track, including the pairs inside its immutable properties.
+    /// Reads `properties` as those of a track, including the pairs inside IMMUTABLE_PROPERTIES.
     pub fn parse(properties: &Properties) -> Result<Self, DecodeError> {
         let mut track = Self::default();
         for pair in properties.iter() {
@@ -250,7 +250,8 @@ impl TrackProperties {
 }
 
 /// Returns the delivery timeouts for each object and for the subgroup, in milliseconds, from the properties of a
-/// subgroup's first object (draft-22, "Delivery Timeouts"). They override the track's. Malformed properties set none.
+/// subgroup's first object (draft-22, "Delivery Timeouts"). They override the timeouts of the track. If the properties
+/// are malformed, no timeout is returned.
 pub fn subgroup_timeouts(block: &[u8]) -> (Option<u64>, Option<u64>) {
     let mut object = None;
     let mut subgroup = None;
@@ -298,7 +299,7 @@ mod tests {
 
     #[test]
     fn object_properties_example_of_the_draft_is_decoded() {
-        // Types 4 and 77; the value of the second is the text of the draft.
+        // The block has the types 4 and 77. The value of 77 is the text in the draft's example.
         let mut out = Vec::new();
         let mut pairs = PairWriter::new(&mut out);
         pairs.integer(4, 2_186_796_243);
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_property_pairs_have_their_error_code() {
+    fn malformed_property_pair_has_the_right_error_code() {
         let mut overflow = Vec::new();
         PairWriter::new(&mut overflow).integer(u64::MAX - 1, 0);
         overflow.extend_from_slice(&[2, 0]);
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn track_properties_are_found_inside_immutable_ones() {
+    fn track_properties_are_found_inside_immutable_properties() {
         let mut inner = Vec::new();
         PairWriter::new(&mut inner).integer(DEFAULT_PUBLISHER_PRIORITY, 7);
         let mut out = Vec::new();

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-/// The request IDs that a peer has used. They are all IDs below `next` and those in `ahead`, so the set stays small. An
-/// index is a request ID without its parity bit.
+/// The request IDs that a peer has used: all IDs below `next`, and those in `ahead`. The set stays small, because peers
+/// use IDs in order. An index is a request ID without the bit that distinguishes client and server.
 #[derive(Default)]
 pub struct RequestIds {
     next: u64,
@@ -11,11 +11,11 @@ pub struct RequestIds {
 }
 
 impl RequestIds {
-    /// Largest number of IDs kept after a missing one. Streams may arrive in any order, but the set must not grow
-    /// without limit.
+    /// Largest number of IDs in `ahead`, after a missing one. Request streams may arrive in any order, but the memory
+    /// for the set must be bounded.
     const MAX_AHEAD: usize = 1 << 16;
 
-    /// Records an index as used. Returns false if it was used before, or if too many wait for a missing one.
+    /// Records an index as used. Returns false if the index was used before, or if `ahead` is full.
     pub fn take(&mut self, index: u64) -> bool {
         if index < self.next || self.ahead.len() >= Self::MAX_AHEAD || !self.ahead.insert(index) {
             return false;
@@ -31,7 +31,7 @@ impl RequestIds {
         index < self.next || self.ahead.contains(&index)
     }
 
-    /// Returns the index after the largest that was used.
+    /// Returns the largest index that was used, plus 1.
     pub fn first_unseen(&self) -> u64 {
         self.ahead.last().map_or(self.next, |last| last + 1)
     }

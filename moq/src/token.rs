@@ -12,13 +12,14 @@ const REGISTER: u64 = 0x1;
 const USE_ALIAS: u64 = 0x2;
 const USE_VALUE: u64 = 0x3;
 
-/// Number of bytes that a registered token counts for in addition to its value.
+/// Number of bytes that each registered token adds to its value's length, when the cache's size is computed.
 const ENTRY_COST: u64 = 16;
 
-/// A token's type and payload. It is a credential, so the payload is never printed.
+/// A token's type and payload. It is secret, so the payload is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// The type in the registry "MOQT Auth Token Type": 0 is by agreement, 1 is a Common Access Token.
+    /// The type in the registry "MOQT Auth Token Type". 0 means that both sides agreed on the format otherwise, and 1 a
+    /// Common Access Token.
     pub kind: u64,
     /// The payload.
     pub value: Bytes,
@@ -30,7 +31,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// The Token structure: a credential, or a reference to a registered one.
+/// The Token structure: a credential, or a reference to a registered credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Deletes a registered token.
@@ -45,17 +46,17 @@ pub enum Form {
         /// The credential.
         credential: Credential,
     },
-    /// Uses a registered token.
+    /// Uses a token that was registered before.
     UseAlias {
         /// The token's alias.
         alias: u64,
     },
-    /// A credential that is used once.
+    /// A credential that is used once and not registered.
     UseValue(Credential),
 }
 
 impl Form {
-    /// Reads the structure from a parameter's value.
+    /// Reads the Token structure from a parameter's value.
     ///
     /// # Errors
     /// Fails with KEY_VALUE_FORMATTING_ERROR if the bytes are not a token.
@@ -79,7 +80,7 @@ impl Form {
         }
     }
 
-    /// Encodes the structure as a parameter's value.
+    /// Encodes the Token structure as a parameter's value.
     pub fn encode(&self) -> AuthToken {
         let mut out = Vec::new();
         let mut put = |numbers: &[u64], value: &[u8]| {
@@ -104,7 +105,7 @@ fn credential(kind: u64, value: &[u8]) -> Credential {
     Credential { kind, value: Bytes::copy_from_slice(value) }
 }
 
-/// The tokens that a peer has registered, limited in bytes (MAX_AUTH_TOKEN_CACHE_SIZE).
+/// The tokens that a peer has registered. Their total size is limited (MAX_AUTH_TOKEN_CACHE_SIZE).
 #[derive(Debug)]
 pub struct RegisteredTokens {
     limit: u64,
@@ -113,13 +114,13 @@ pub struct RegisteredTokens {
 }
 
 impl RegisteredTokens {
-    /// Makes an empty set with room for `limit` bytes.
+    /// Makes an empty set that may store tokens of up to `limit` bytes.
     pub fn new(limit: u64) -> Self {
         Self { limit, size: 0, by_alias: HashMap::new() }
     }
 
-    /// Returns the credentials of a SETUP and registers them as asked. A registration past the limit is used once and
-    /// not kept.
+    /// Returns the credentials in a SETUP, and registers those that it asks to register. A token that exceeds the limit
+    /// is used once and not registered.
     ///
     /// # Errors
     /// Fails with the code to close the session with.
@@ -142,7 +143,7 @@ impl RegisteredTokens {
         Ok(found)
     }
 
-    /// Returns the credentials of a request; registers and deletes tokens as asked.
+    /// Returns the credentials in a request. It also registers and deletes tokens as the request asks.
     ///
     /// # Errors
     /// Fails with the code to close the session with.
@@ -165,7 +166,7 @@ impl RegisteredTokens {
         Ok(found)
     }
 
-    /// Returns the number of bytes of the registered tokens, as the limit counts them.
+    /// Returns the total size of the registered tokens in bytes, computed as the limit defines it.
     pub fn size(&self) -> u64 {
         self.size
     }

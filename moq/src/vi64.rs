@@ -32,7 +32,7 @@ pub fn encode_in(value: u64, width: usize, out: &mut Vec<u8>) {
         _ => {
             let start = out.len();
             out.extend_from_slice(&bytes[8 - width..]);
-            // The first byte begins with `width - 1` ones; the value leaves those bits clear.
+            // The first byte begins with `width - 1` one bits, and the value has zeros there.
             out[start] |= !(0xffu8.checked_shr(width as u32 - 1).unwrap_or(0));
         }
     }
@@ -43,13 +43,13 @@ pub const fn encoded_len(first: u8) -> usize {
     first.leading_ones() as usize + 1
 }
 
-/// Takes one integer off the front of `input`. Returns `None` and leaves `input` as it was if the integer is not
-/// complete.
+/// Removes one integer from the front of `input` and returns it. If the integer is incomplete, returns `None` and
+/// leaves `input` unchanged.
 pub fn decode(input: &mut &[u8]) -> Option<u64> {
     let first = *input.first()?;
     let len = encoded_len(first);
     let (head, rest) = input.split_at_checked(len)?;
-    // The first byte holds `8 - len` bits of the value: none if `len` is 8 or more.
+    // The first byte contains `8 - len` bits of the value, or none if `len` is 8 or more.
     let top = u64::from(first & 0xffu8.checked_shr(len as u32).unwrap_or(0));
     let value = head[1..].iter().fold(top, |value, byte| value << 8 | u64::from(*byte));
     *input = rest;
@@ -63,7 +63,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_width_that_fits_decodes_to_the_value(value: u64, extra in 0usize..9) {
+        fn encodings_of_all_widths_decode_to_the_same_value(value: u64, extra in 0usize..9) {
             let width = (len(value) + extra).min(MAX_LEN);
             let mut out = Vec::new();
             encode_in(value, width, &mut out);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn vi64_widths_are_right_at_their_limits() {
+    fn vi64_widths_change_at_the_right_values() {
         for bits in 1..=9u32 {
             let max = if bits == 9 { u64::MAX } else { (1 << (7 * bits)) - 1 };
             assert_eq!(len(max), bits as usize, "{max:#x}");

@@ -4,8 +4,8 @@ use bytes::{Buf, Bytes};
 
 use super::{DecodeError, Draft, EncodeError, vi64};
 
-/// The fields of a message, front to back, in a draft's format. The message is complete, so a field that goes past
-/// its end is a protocol violation.
+/// A reader of the fields of a control message, in a draft's format. The message has arrived completely, so a field
+/// that extends beyond its end is a protocol violation.
 #[derive(Debug)]
 pub(super) struct WireReader {
     draft: Draft,
@@ -23,7 +23,7 @@ impl WireReader {
         self.draft
     }
 
-    /// Reads a length, and returns a reader for that many bytes.
+    /// Reads a length, and returns a reader of that many bytes.
     pub(super) fn nested(&mut self) -> Result<Self, DecodeError> {
         Ok(Self { draft: self.draft, rest: self.prefixed()? })
     }
@@ -43,7 +43,7 @@ impl WireReader {
         Ok(value)
     }
 
-    /// Reads a length and that many bytes, which share the message's memory.
+    /// Reads a length and returns that many bytes. They share the message's memory.
     pub(super) fn prefixed(&mut self) -> Result<Bytes, DecodeError> {
         let len = self.vi64()?;
         match usize::try_from(len) {
@@ -52,7 +52,7 @@ impl WireReader {
         }
     }
 
-    /// Reads a length of at most `max` and that many bytes of text.
+    /// Reads a length of at most `max`, and that many bytes of UTF-8 text.
     pub(super) fn text(&mut self, max: usize, too_long: &'static str) -> Result<String, DecodeError> {
         let bytes = self.prefixed()?;
         if bytes.len() > max {
@@ -80,7 +80,7 @@ pub(super) fn put_prefixed(bytes: &[u8], out: &mut Vec<u8>) {
 }
 
 /// A writer that appends the fields of a message in a draft's format. If the draft cannot express a field,
-/// [`finish`](Self::finish) fails.
+/// [`finish`](Self::finish) returns the error.
 #[derive(Debug)]
 pub(super) struct WireWriter<'a> {
     draft: Draft,
@@ -113,7 +113,7 @@ impl<'a> WireWriter<'a> {
         put_prefixed(bytes, self.out);
     }
 
-    /// Appends the bytes that `write` appends, with their length in front.
+    /// Appends the bytes that `write` appends, preceded by their length.
     pub(super) fn nested(&mut self, write: impl FnOnce(&mut WireWriter<'_>)) {
         let mut bytes = Vec::new();
         let mut nested = WireWriter::new(self.draft, &mut bytes);

@@ -1,4 +1,4 @@
-//! Test of a video with several renditions on a path whose capacity changes.
+//! Simulates a video with several renditions on a path whose capacity changes.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const FPS: u64 = 30;
 const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 const LOOK: Duration = Duration::from_millis(50);
-/// Time after a change of the path's capacity in which a stall is unavoidable.
+/// Time after a change of the path's capacity during which stalls are not counted as failures, because they cannot be
+/// avoided.
 const GRACE: Duration = Duration::from_secs(2);
 const STALL: Duration = Duration::from_millis(250);
 
@@ -31,7 +32,8 @@ struct AdaptiveFrame {
     number: u64,
 }
 
-/// The rendition that each group was taken from, and the times in which nothing was shown for too long, in ms.
+/// The rendition of each group, and the periods (begin and end, in milliseconds) in which the viewer saw no new frame
+/// for too long.
 #[derive(Debug)]
 struct ShownGroups {
     rungs: Vec<usize>,
@@ -43,7 +45,8 @@ fn link(bits: u64) -> SimLink {
     SimLink { rate: Some(rate), queue: rate / 10, delay: Duration::from_millis(30), ..SimLink::default() }
 }
 
-/// Simulates a viewer of groups of one second. A key frame is as large as 8 others, which form a subgroup of their own.
+/// Simulates a viewer of groups of one second. A key frame is as large as 8 other frames. The other frames have a
+/// separate subgroup.
 fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> ShownGroups {
     let credit = ReceiverCredit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
     let config = Config { algorithm: CongestionAlgorithm::Bbr, ..Config::new(CODES) };
@@ -109,8 +112,8 @@ fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> ShownGrou
     ShownGroups { rungs, stalls: gaps.collect() }
 }
 
-/// Returns when each frame is shown: once it and all earlier ones of its group have arrived, and never after a later
-/// one.
+/// Returns the times at which frames are shown. A frame is shown when it and all earlier frames of its group have
+/// arrived, but never after a later frame.
 fn shown(sim: &Sim, frames: &[AdaptiveFrame]) -> Vec<Instant> {
     let begun = sim.peer.streams.values().filter(|stream| stream.had(8).is_some());
     let streams: HashMap<_, _> = begun.map(|stream| (stream.tag(), stream)).collect();
@@ -133,8 +136,8 @@ fn shown(sim: &Sim, frames: &[AdaptiveFrame]) -> Vec<Instant> {
     shown.into_iter().map(|(at, _)| at).collect()
 }
 
-/// A sender below the path's capacity has only old estimates. After the capacity has dropped, it tries no higher rung
-/// until faster arrivals are seen.
+/// A sender below the path's capacity gets no new bandwidth estimates. After the capacity has dropped, it therefore
+/// tries no higher rung until it measures a higher throughput.
 #[test]
 fn rendition_follows_capacity_down_and_up() {
     let dips = |second| if (15..33).contains(&second) { 2_000_000 } else { 8_000_000 };

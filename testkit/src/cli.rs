@@ -1,5 +1,5 @@
-//! Helpers for tests that every command-line program has to pass: its help was reviewed, a closed pipe causes no panic,
-//! and missing privileges are named in the error.
+//! Checks that every command-line program has to pass: its help text equals a reviewed one, a closed pipe causes no
+//! panic, and an error names the missing privilege.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use std::{
 
 use crate::wait_for;
 
-/// Returns the help of a program and of all its commands, in order.
+/// Returns the help text of a program and of all its subcommands, in order.
 pub fn helps(program: &Path) -> String {
     let name = program.file_name().expect("a program").to_string_lossy();
     let mut out = String::new();
@@ -27,7 +27,7 @@ pub fn helps(program: &Path) -> String {
         let help = String::from_utf8(output.stdout).expect("text");
         let line: Vec<_> = path.iter().map(String::as_str).chain(["--help"]).collect();
         let _ = writeln!(out, "$ {name} {}\n{help}", line.join(" "));
-        // Each command is followed by its own commands.
+        // Each subcommand is followed by its own subcommands.
         for command in commands(&help).into_iter().rev() {
             waiting.push_front([&path[..], &[command]].concat());
         }
@@ -35,7 +35,7 @@ pub fn helps(program: &Path) -> String {
     out
 }
 
-/// Returns the names of the commands that a help text lists.
+/// Returns the names of the subcommands that a help text lists.
 fn commands(help: &str) -> Vec<String> {
     let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let list = list.take_while(|line| line.starts_with("  "));

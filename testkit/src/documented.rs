@@ -1,19 +1,19 @@
-//! Checks that tables of the documentation contain the names of all counters.
+//! Checks that the tables in the documentation list all counters.
 
 use std::collections::BTreeSet;
 
-/// The guide of `millrace cost`.
+/// Path of the guide to `millrace cost`.
 pub const COST: &str = include_str!("../../docs/guide/cost.md");
-/// The guide of the fan-out.
+/// Path of the guide to the fan-out.
 pub const FANOUT: &str = include_str!("../../docs/guide/fanout.md");
-/// The guide for operators.
+/// Path of the guide for operators.
 pub const OPERATIONS: &str = include_str!("../../docs/guide/operations.md");
-/// The generated list of all metrics.
+/// Path of the generated list of all metrics.
 pub const METRICS: &str = include_str!("../../docs/reference/metrics.md");
-/// The generated list of outcomes, verdicts and reasons.
+/// Path of the generated list of outcomes, verdicts and reasons.
 pub const REASONS: &str = include_str!("../../docs/reference/reasons.md");
 
-/// Returns the names in the first cells of all tables with this heading.
+/// Returns the first cell of each row of all tables under this heading.
 fn named<'a>(document: &'a str, heading: &str) -> BTreeSet<&'a str> {
     let mut lines = document.lines();
     let mut names = BTreeSet::new();
@@ -29,7 +29,7 @@ fn first_cell(line: &str) -> Option<&str> {
     Some(line.strip_prefix("| ")?.split(" |").next()?.trim())
 }
 
-/// Asserts that every name has a row in the tables with this heading.
+/// Asserts that every name has a row in the tables under this heading.
 #[track_caller]
 pub fn assert_named<'a>(document: &str, heading: &str, names: impl IntoIterator<Item = &'a str>) {
     let known = named(document, heading);

@@ -1,11 +1,11 @@
-//! Golden files, which hold the expected output of daemons, so that a review shows each change of it.
+//! Golden files: the expected output of daemons. A change of the output shows as a change of the file in a review.
 
 use std::path::Path;
 
 use crate::cli;
 
 /// Compares a text with `tests/golden/NAME.txt` of the crate in `folder`. Callers pass `env!("CARGO_MANIFEST_DIR")` for
-/// `folder`. `MILLRACE_GOLDEN=write` writes the file.
+/// `folder`. If the environment variable `MILLRACE_GOLDEN` is `write`, it writes the file instead.
 #[track_caller]
 pub fn assert_as_reviewed(folder: &str, name: &str, now: &str) {
     let file = Path::new(folder).join(format!("tests/golden/{name}.txt"));

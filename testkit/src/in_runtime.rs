@@ -1,4 +1,4 @@
-//! The waiting helpers for tests inside an async runtime, where a blocked thread would stop other tasks.
+//! The waiting functions for tests inside an async runtime, where blocking the thread would stop other tasks.
 
 use std::{fmt::Debug, time::Instant};
 

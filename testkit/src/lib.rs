@@ -1,5 +1,5 @@
-//! Helpers of tests. They wait for a state that comes later, show the logs of a failed test's processes, and make
-//! sockets that linger.
+//! Helpers for tests: they wait for a condition, print the logs of a failed test's processes, and make sockets that
+//! block on close.
 //!
 //! A status, a counter, a list of processes or a log is read through [`wait_for`] or [`wait_until`].
 //! `scripts/waits.py`, a part of `make lint`, refuses any other read without a comment that says why the state cannot
@@ -28,22 +28,23 @@ pub use in_runtime::{async_wait_for, async_wait_until};
 pub use lingering::{LINGER, lingering};
 pub use stop::StopOnDrop;
 
-/// Longest time that a test waits for a state. It is far longer than any state takes, because the machine may be busy,
-/// and tests do not measure time.
+/// Longest time that a test waits for a condition. It is far longer than any condition takes, because the machine may
+/// be busy.
 pub const BOUND: Duration = Duration::from_secs(120);
 
-/// Time between two reads of the state.
+/// Time between two checks of the condition.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Number of lines at the end of a log that a failed test shows.
 const LINES: usize = 60;
 
-/// The result of reading a state once: the value that the test waits for, or a description of the present state.
+/// The result of one check of a condition: the value that the test waits for, or a description of the current state.
 pub trait StateReading {
     /// The value that [`wait_for`] returns in the end.
     type Found;
 
-    /// Returns the value that the test waits for.
+    /// Returns the value that the test waits for. Otherwise fails with a description of the current state, which is
+    /// part of the test's error message.
     ///
     /// # Errors
     /// Fails with a description of the present state, for the test's message.
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wait_for_looks_until_something_is_found() {
+    fn wait_for_repeats_its_check_until_it_finds_a_value() {
         let looks = Cell::new(0);
         let look = || {
             looks.set(looks.get() + 1);
@@ -145,14 +146,14 @@ mod tests {
     }
 
     #[test]
-    fn wait_until_returns_the_state_that_was_wanted() {
+    fn wait_until_returns_the_accepted_state() {
         let count = Cell::new(0);
         let read = || count.replace(count.get() + 1);
         assert_eq!(wait_until("a count of 2", read, |count| *count == 2), 2);
     }
 
     #[test]
-    fn timed_out_wait_reports_what_was_seen() {
+    fn wait_that_times_out_reports_the_last_state() {
         assert_eq!(false.found().unwrap_err(), "it does not hold");
         assert_eq!(Err::<(), _>(vec![7]).found().unwrap_err(), "[\n    7,\n]");
     }

@@ -19,7 +19,7 @@ pub fn root(test: &str) -> bool {
     root
 }
 
-/// Pins this thread, and the threads that it starts, to the present CPU. A veth queues received packets per CPU, so
+/// Pins this thread, and the threads that it starts, to the current CPU. A veth queues received packets per CPU, so
 /// packets that a thread sends from two CPUs may be reordered.
 pub fn stay_on_this_cpu() {
     let mut set = nix::sched::CpuSet::new();
@@ -27,8 +27,7 @@ pub fn stay_on_this_cpu() {
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).expect("it may run there");
 }
 
-/// Three network namespaces with links to the relay's. The interfaces are called `west` and `east` in the relay's
-/// namespace, and `eth` in the others.
+/// Three network namespaces. Those of the publisher and the subscriber each have a veth link to the relay's.
 pub struct NamespaceNetwork {
     /// Name of the publisher's namespace.
     pub publisher: String,
@@ -69,7 +68,8 @@ impl Drop for NamespaceNetwork {
     }
 }
 
-/// Returns the address of host 1 (the relay) or 2 in network 1 (`west`) or 2 (`east`) of [`NamespaceNetwork`].
+/// Returns the address of host 1 (the relay) or host 2 (the other end) in network 1 (`west`) or 2 (`east`) of
+/// [`NamespaceNetwork`].
 pub fn address(family: u8, net: u8, host: u8) -> IpAddr {
     match family {
         4 => IpAddr::from([10, 98, net, host]),
@@ -89,13 +89,13 @@ pub fn run(program: &str, arguments: &str) {
     assert!(output.status.success(), "{program} {arguments}: {said}");
 }
 
-/// Sets whether the kernel leaves the checksums of sent packets to the interface.
+/// Sets whether the kernel leaves the checksums of sent packets to the interface (checksum offload).
 pub fn set_checksum_offload(namespace: &str, interface: &str, on: bool) {
     let state = if on { "on" } else { "off" };
     run("ip", &format!("netns exec {namespace} ethtool -K {interface} tx {state}"));
 }
 
-/// Runs `work` on a new thread in a namespace.
+/// Runs `work` on a new thread inside a namespace.
 pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {
@@ -107,7 +107,7 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Opens a UDP socket in a namespace. The socket stays in this namespace.
+/// Opens a UDP socket inside a namespace. The socket stays in that namespace whichever thread uses it.
 pub fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
     let socket = inside(namespace, || UdpSocket::bind(address).expect("bind"));
     socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
@@ -158,7 +158,7 @@ impl RawSender {
         let fd = self.socket.as_raw_fd();
         let sent = loop {
             match socket::sendto(fd, frame, &self.interface, MsgFlags::empty()) {
-                // The queue is full, because earlier frames are not sent yet.
+                // The interface's queue is full, because earlier frames are not sent yet.
                 Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => std::thread::yield_now(),
                 sent => break sent.expect("sent"),
             }
@@ -187,7 +187,7 @@ pub fn frame(to: [u8; 6], vlan: Option<u16>, from: SocketAddr, at: SocketAddr, p
     frame
 }
 
-/// Spreads the packets that arrive on an interface over these CPUs, by the hash of their flow (RPS).
+/// Distributes the packets that arrive on an interface over these CPUs, by the hash of their flow (RPS).
 pub fn steer(namespace: &str, interface: &str, cpus: u8) {
     let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
     let script = format!("echo {cpus} > {file}");
@@ -195,7 +195,7 @@ pub fn steer(namespace: &str, interface: &str, cpus: u8) {
     assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
 }
 
-/// A capture of all frames that arrive in or leave a namespace or one of its interfaces.
+/// A capture of all frames that are received or sent in a namespace, or on one of its interfaces.
 pub struct PacketCapture(OwnedFd);
 
 impl AsFd for PacketCapture {
@@ -219,24 +219,26 @@ impl PacketCapture {
         capture
     }
 
-    /// Captures only the first byte of frames that have a flow hash in the kernel's metadata.
+    /// Restricts the capture: only the first byte is captured of frames that have a flow hash in the skb's metadata.
     pub fn cut_hashed(&self) {
-        // The word is SKF_AD_RXHASH, the hash in the packet's metadata. It is 0 if there is none.
+        // The filter loads SKF_AD_RXHASH, the flow hash in the skb's metadata. It is 0 if there is none.
         self.filter(0xffff_f000 + 32, 0, [0xffff, 1]);
     }
 
-    /// Captures outgoing packets only. Otherwise each packet on the loopback interface would be captured twice.
+    /// Restricts the capture to outgoing packets. Otherwise each packet on the loopback interface would be captured
+    /// twice.
     pub fn only_outgoing(&self) {
-        // The word is SKF_AD_PKTTYPE, and the wanted value PACKET_OUTGOING.
+        // The filter loads SKF_AD_PKTTYPE and compares it with PACKET_OUTGOING.
         self.filter(0xffff_f000 + 4, 4, [0xffff, 0]);
     }
 
-    /// Captures incoming packets only.
+    /// Restricts the capture to incoming packets.
     pub fn only_incoming(&self) {
         self.filter(0xffff_f000 + 4, 4, [0, 0xffff]);
     }
 
-    /// Captures `same` bytes of packets in which a word has the value `wanted`, and `other` bytes of other packets.
+    /// Sets a socket filter. It captures `same` bytes of packets in which the word at an offset equals `wanted`, and
+    /// `other` bytes of the other packets.
     #[allow(unsafe_code)]
     fn filter(&self, word: u32, wanted: u32, [same, other]: [u32; 2]) {
         let filter = |code, jf, k| nix::libc::sock_filter { code, jt: 0, jf, k };

@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it is dropped. Use it in a thread scope whose threads run until the flag is set: if the test
-/// panics, they end. Otherwise the scope would wait for them for ever.
+/// Sets a flag when this value is dropped. Use it in a thread scope whose threads run until the flag is set. If the
+/// test panics, the flag ends the threads, for which the scope would otherwise wait for ever.
 pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {

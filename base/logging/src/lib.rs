@@ -1,5 +1,5 @@
-//! Limits log lines. Whatever a stranger does, each place in the code writes at most a burst of lines, and then some
-//! per second.
+//! Limits the rate of log lines. However many events a peer causes, each `tracing` call site writes at most a burst of
+//! lines, and then some lines per second.
 #![deny(missing_docs)]
 
 use std::{
@@ -15,15 +15,16 @@ use parking_lot::Mutex;
 use tracing::{Event, Level, Subscriber, callsite::Identifier, warn};
 use tracing_subscriber::{Layer, layer::Context};
 
-/// Lines that one place may write at once, and the time after which it may write one more.
+/// Number of lines that one `tracing` call site may write at once, and the time after which it may write one more.
 const BURST: u32 = 100;
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Target of the lines that tell how many lines were left out. They are not limited: each precedes a line that is.
+/// Target of the lines that report how many log lines were suppressed. They are exempt from the limit, because each
+/// comes with a line that passed it.
 const TARGET: &str = "millrace::log";
 
-/// A `tracing` layer that limits each place in the code to 100 lines at once and 20 per second. The next line of the
-/// place tells how many were left out. `debug` and `trace` have no limit.
+/// A `tracing` layer that limits each call site to a burst of 100 lines and then 20 lines per second. The next line
+/// that the call site writes reports how many were suppressed. Levels `debug` and `trace` have no limit.
 ///
 /// A relay logs every action of its peers. An application that embeds a relay adds this layer to its subscriber:
 ///
@@ -45,18 +46,18 @@ struct LogLimiter {
     suppressed: AtomicU64,
 }
 
-/// The state of one place in the code.
+/// The token bucket of one `tracing` call site.
 #[derive(Debug, Default)]
 struct PlaceBucket {
-    /// Number of lines of the burst that are used up, and the time for which this number is right.
+    /// Number of lines of the burst that are used up, as of the time `since`.
     used: u32,
     since: Option<Instant>,
-    /// Number of lines that were left out since the last one that was written.
+    /// Number of lines that this call site did not write since the last line that it wrote.
     suppressed: u64,
 }
 
 impl LogLimit {
-    /// Returns how many lines were left out because too many like them came at once.
+    /// Returns how many lines were suppressed in total because their call site exceeded its limit.
     pub fn suppressed(&self) -> u64 {
         self.0.suppressed.load(Relaxed)
     }
@@ -74,7 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
             return false;
         };
         if lines > 0 {
-            // The lock is free by now: this line comes back here as an event, and passes by its target.
+            // The lock is no longer held here. This `warn!` re-enters `event_enabled`, which lets it pass because of
+            // its target.
             warn!(target: TARGET, lines, of = metadata.target(), at = metadata.line(), "log lines like the next one came too fast and were left out");
         }
         true
@@ -82,13 +84,13 @@ impl<S: Subscriber> Layer<S> for LogLimit {
 }
 
 impl PlaceBucket {
-    /// Returns `None` if the line is to be left out, or else how many lines before it were left out.
+    /// Returns `None` if the line exceeds the limit, or else the number of lines that were suppressed before it.
     fn line(&mut self, now: Instant) -> Option<u64> {
         let since = *self.since.get_or_insert(now);
         let periods = now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos();
         if periods > 0 {
             self.used = self.used.saturating_sub(u32::try_from(periods).unwrap_or(u32::MAX));
-            // The rest of the last period is lost, so the rate is at most one line per period.
+            // The elapsed fraction of the current period is discarded, so the rate is at most one line per period.
             self.since = Some(now);
         }
         if self.used == BURST {
@@ -100,7 +102,7 @@ impl PlaceBucket {
     }
 }
 
-/// Returns the beginning of a text that a peer has sent, for the log.
+/// Returns at most 64 characters of a text that a peer sent, for a log line.
 pub fn short(text: &str) -> &str {
     const LEN: usize = 64;
     text.char_indices().nth(LEN).map_or(text, |(end, _)| &text[..end])
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_lines_pass_in_a_burst_and_then_one_per_period() {
+    fn call_site_logs_a_burst_and_then_one_line_per_period() {
         let mut bucket = PlaceBucket::default();
         let now = Instant::now();
         let written = (0..1000).filter(|_| bucket.line(now).is_some()).count();
@@ -129,7 +131,7 @@ mod tests {
         assert_eq!(written, BURST as usize);
     }
 
-    /// A counter of the lines that reach it, by level.
+    /// A counter of the log lines that reach this layer, by level.
     #[derive(Clone, Default)]
     struct LineCounter(Arc<Mutex<HashMap<Level, u64>>>);
 
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_in_the_code_has_its_own_log_limit() {
+    fn each_call_site_has_its_own_log_limit() {
         let lines = LineCounter::default();
         let limit = LogLimit::default();
         let subscriber = tracing_subscriber::registry().with(lines.clone()).with(limit.clone());
@@ -161,7 +163,7 @@ mod tests {
         assert_eq!(limit.suppressed(), 100_000 - lines[&Level::ERROR]);
     }
 
-    /// A layer that stores the number of lines that were left out.
+    /// A layer that stores the number of suppressed lines.
     #[derive(Clone, Default)]
     struct LeftOut(Arc<Mutex<Option<u64>>>);
 
@@ -179,7 +181,7 @@ mod tests {
 
     /// An event inside another one reaches only the process's subscriber.
     #[test]
-    fn next_log_line_reports_how_many_lines_were_left_out() {
+    fn next_log_line_reports_how_many_lines_were_suppressed() {
         let left_out = LeftOut::default();
         let subscriber = tracing_subscriber::registry().with(left_out.clone()).with(LogLimit::default());
         tracing::subscriber::set_global_default(subscriber).expect("no other test of this process sets it");

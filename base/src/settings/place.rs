@@ -1,16 +1,16 @@
-//! Places in a file, and suggestions for unknown keys.
+//! Positions (line and key) in a settings file, and suggestions for unknown keys.
 
 use std::ops::Range;
 
 /// Largest number of known keys that the message about an unknown key lists.
 const LISTED_MAX: usize = 32;
 
-/// A place in a file: a line, and keys joined by dots.
+/// A position in a settings file: a line number, and keys joined by dots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SettingPlace {
-    /// The line, from 1 on.
+    /// Line number, from 1 on.
     pub line: usize,
-    /// The keys down to this place, joined by dots.
+    /// The keys from the root to this position, joined by dots.
     pub key: String,
 }
 
@@ -20,7 +20,7 @@ impl SettingPlace {
     }
 }
 
-/// Returns the offsets of all line breaks.
+/// Returns the byte offsets of all line breaks.
 pub(super) fn breaks(text: &str) -> Vec<usize> {
     text.match_indices('\n').map(|(at, _)| at).collect()
 }
@@ -30,7 +30,7 @@ pub(super) fn line(breaks: &[usize], span: Range<usize>) -> usize {
     breaks.partition_point(|at| *at < span.start) + 1
 }
 
-/// Returns the message for an unknown key: the known key that was likely meant, or all known keys.
+/// Returns the message for an unknown key. It suggests the most similar known key, or lists all known keys.
 pub fn unknown<K: AsRef<str>>(key: &str, known: &[K]) -> String {
     let known = || known.iter().map(AsRef::as_ref);
     let closest = known().map(|known| (strsim::jaro(key, known), known));
@@ -41,7 +41,7 @@ pub fn unknown<K: AsRef<str>>(key: &str, known: &[K]) -> String {
     }
 }
 
-/// Returns a key within another.
+/// Returns the position of a key within this table.
 pub(super) fn inner(outer: &str, key: &str) -> String {
     if outer.is_empty() { key.to_owned() } else { format!("{outer}.{key}") }
 }

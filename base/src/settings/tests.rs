@@ -75,7 +75,7 @@ fn setting_of_the_wrong_type_is_reported_once() {
 }
 
 #[test]
-fn check_of_a_setting_is_reported_at_its_line() {
+fn error_of_a_setting_check_is_reported_at_its_line() {
     let text = "\n[[listener]]\nname = \"a\"\nat = []\n[[listener]]\nname = \"b\"\nat = []\nport = 1\n";
     let check = |reader: &mut SettingsReader, file: SettingsFile| {
         reader.check("weights", Err::<(), _>("there are no weights"));

@@ -1,4 +1,4 @@
-//! Values of TOML as serde's data model. Errors name the place and what is wanted there.
+//! Deserializes TOML values with serde. Errors name the key and the type that is expected there.
 
 use std::{
     cell::RefCell,
@@ -17,12 +17,12 @@ use toml::{
 
 use super::place::{SettingPlace, inner, line, unknown};
 
-/// A fault of a value.
+/// A fault of one value.
 #[derive(Debug)]
 pub(super) struct Fault {
-    /// The innermost key or item.
+    /// Position of the innermost key or list item.
     pub place: Option<SettingPlace>,
-    /// The required key that the table lacks.
+    /// The required key that is missing in the table.
     pub missing: Option<&'static str>,
     pub message: String,
 }
@@ -78,15 +78,15 @@ fn choice(words: &[&str]) -> String {
     }
 }
 
-/// Describes a value, for messages.
+/// Describes a value's type, for error messages.
 pub(super) fn kind(value: &DeValue<'_>) -> String {
     format!("a value of type {}", value.type_str())
 }
 
 pub(super) struct ValueContext<'c> {
-    /// Offsets of the line breaks.
+    /// Byte offsets of the line breaks.
     pub breaks: &'c [usize],
-    /// Keys that are left out, because they were found wrong.
+    /// Keys that this pass skips, because an earlier pass found their values faulty.
     pub wrong: &'c BTreeSet<String>,
     pub lines: &'c RefCell<BTreeMap<String, usize>>,
 }
@@ -115,11 +115,11 @@ impl ValueNode<'_, '_> {
     }
 }
 
-/// Keys or items one after the other, without those that were found wrong.
+/// An iterator over keys or list items that skips those already found faulty.
 struct Items<'c, 'v, I> {
     of: ValueNode<'c, 'v>,
     items: I,
-    /// The value of the key that was given last.
+    /// The value that belongs to the key returned last.
     value: Option<(SettingPlace, &'v DeValue<'v>)>,
 }
 
@@ -128,7 +128,7 @@ impl<'c, 'v, I> Items<'c, 'v, I> {
         Self { of, items, value: None }
     }
 
-    /// Remembers the line of a key or item. Returns `None` if it is left out.
+    /// Records the line of a key or list item. Returns `None` if this pass skips it.
     fn enter(&self, key: String, span: std::ops::Range<usize>) -> Option<SettingPlace> {
         let line = line(self.of.context.breaks, span);
         let place = (!self.of.context.wrong.contains(&key)).then(|| SettingPlace { line, key: key.clone() });
@@ -185,7 +185,7 @@ impl<'v, I: Iterator<Item = (usize, &'v Spanned<DeValue<'v>>)>> SeqAccess<'stati
     }
 }
 
-/// The only item of a list.
+/// A single value that is read as a list of one item.
 struct SoleItem<'c, 'v>(Option<ValueNode<'c, 'v>>);
 
 impl SeqAccess<'static> for SoleItem<'_, '_> {

@@ -1,9 +1,9 @@
 //! Access rules of HTTP servers: which requests are answered.
 //!
-//! Any web page can make a browser send requests to a server on this machine, under its address or under a name of
-//! its own that resolves to it. So can every local user. Hence a request has to name this server (`Host`), must not
-//! come from another site's page (`Sec-Fetch-Site`, `Origin`), and has to show a token. `/healthz` tells so little
-//! that it needs no token.
+//! Any web page can make a browser send requests to a server on this machine, by the server's address or by a host name
+//! of the page's own that resolves to it. Every local user can send requests, too. Hence a request has to name this
+//! server (`Host`), must not come from another site's page (`Sec-Fetch-Site`, `Origin`), and has to show a token.
+//! `/healthz` needs no token, because its answer contains nothing secret.
 
 use std::{fmt::Display, net::IpAddr, sync::Arc};
 
@@ -18,7 +18,7 @@ use url::form_urlencoded;
 
 use super::token::{DerivedSecret, Error, HttpToken, TokenFile};
 
-/// Prefix of the cookie's name, which the port follows: browsers send a cookie to all ports of a host.
+/// Prefix of the cookie's name. The port is appended, because browsers send a cookie to all ports of a host.
 const COOKIE: &str = "millrace-";
 
 /// Command-line flags of HTTP servers.
@@ -36,20 +36,20 @@ pub struct HttpFlags {
 }
 
 impl HttpFlags {
-    /// Returns the access rules that the flags describe.
+    /// Returns the access rules that the command-line flags describe.
     ///
     /// # Errors
-    /// Fails if there is no token, and none can be made.
+    /// Fails if there is no token file, and none can be created.
     pub fn access(&self) -> Result<HttpAccess, Error> {
         HttpAccess::new(&self.http_token_file.clone().unwrap_or_default(), self.http_name.clone())
     }
 }
 
-/// The rules that requests are checked against.
+/// The rules that each HTTP request is checked against.
 #[derive(Clone, Debug, Default)]
 pub struct HttpAccess {
     token: Option<HttpToken>,
-    /// Name and value of the cookie that a browser may show in place of the token.
+    /// Name and value of the cookie that a browser may send in place of the token.
     cookie: Option<(String, DerivedSecret)>,
     names: Vec<String>,
     public: &'static [&'static str],
@@ -74,7 +74,7 @@ impl HttpAccess {
         Self { public, ..self }
     }
 
-    /// Derives the cookie for the port that is served. Other ports do not accept it.
+    /// Returns the rules with the cookie of the port that is served. Servers on other ports do not accept this cookie.
     pub(super) fn at(self, port: u16) -> Self {
         let cookie = self.token.as_ref().map(|token| (format!("{COOKIE}{port}"), token.cookie(port)));
         Self { cookie, ..self }
@@ -84,7 +84,8 @@ impl HttpAccess {
         router.layer(middleware::from_fn_with_state(self.clone(), check))
     }
 
-    /// Reports whether a request shows the token or its cookie, or needs neither.
+    /// Reports whether a request's headers contain the token or its cookie. It is always true if the server needs no
+    /// token.
     pub(super) fn is_shown(&self, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else { return true };
         let bearer = text(headers, header::AUTHORIZATION).and_then(|it| it.strip_prefix("Bearer "));
@@ -120,8 +121,8 @@ impl HttpAccess {
         Some((code, [(header::WWW_AUTHENTICATE, "Bearer")], format!("{why}\n")).into_response())
     }
 
-    /// Returns a redirect to the address without the token, so that the token does not stay in the browser's history.
-    /// Other parameters of the query stay.
+    /// Returns a redirect to the same URL without the token, so that the token does not stay in the browser's history.
+    /// Other query parameters are kept.
     fn with_cookie(&self, uri: &Uri) -> Response {
         let query = uri.query().unwrap_or_default();
         let others: Vec<_> = query.split('&').filter(|pair| !pair.is_empty() && !is_token(pair)).collect();
@@ -154,7 +155,7 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Returns the name in `NAME`, `NAME:PORT` or `[ADDRESS]:PORT`.
+/// Returns the host name in `NAME`, `NAME:PORT` or `[ADDRESS]:PORT`.
 fn name_of(host: &str) -> &str {
     match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn request_has_to_name_the_server() {
+    fn request_without_the_servers_host_name_is_refused() {
         let access = HttpAccess { names: vec!["relay.example.com".into()], ..HttpAccess::default() };
         for own in [
             "localhost",
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn request_from_another_sites_page_is_refused() {
+    fn request_from_another_origin_is_refused() {
         let access = HttpAccess::default().with_public(&["/anybodys"]);
         let host = ("host", "127.0.0.1:9184");
         for (other, want) in [
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn request_needs_the_token() {
+    fn request_without_the_token_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = TokenFile::At(directory.path().join("token"));
         let access = HttpAccess::new(&file, Vec::new()).unwrap().at(9184);
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(answer.headers()[header::LOCATION], "/?jwt=a.b&x", "the page's own parameters stay");
         let cookie = answer.headers()[header::SET_COOKIE].to_str().unwrap();
         assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
-        // A browser sends the cookie to every port of this host.
+        // A browser sends the cookie to every port of this host, so its name contains the port.
         assert!(cookie.starts_with("millrace-9184=") && !cookie.contains(&token), "{cookie}");
     }
 }

@@ -23,7 +23,7 @@ pub struct Asset(pub &'static str, pub &'static [u8]);
 
 impl IntoResponse for Asset {
     fn into_response(self) -> Response {
-        // A file keeps its name from one version to the next, so browsers must ask whether it has changed.
+        // A file keeps its name in all versions, so browsers must ask each time whether it has changed.
         ([(header::CONTENT_TYPE, self.0), (header::CACHE_CONTROL, "no-cache")], self.1).into_response()
     }
 }

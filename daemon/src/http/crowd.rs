@@ -1,44 +1,44 @@
-//! Connections that may be closed to make room for a new one.
+//! Connections that may be closed in favor of a new one.
 //!
-//! A connection that has sent no request with the token keeps its place as long as no other client needs it. The
-//! connection that has waited longest is closed first. A probe of `/healthz` is therefore answered even if all places
-//! are taken. A connection that has shown the token is not closed to make room: it keeps its place until it is idle for
-//! too long.
+//! A connection that has sent no request with the token is closed only when a new client needs its slot. The connection
+//! that has been idle longest is closed first. A probe of `/healthz` is therefore answered even if all connection slots
+//! are in use. A connection that has shown the token is not closed in favor of new ones: it stays open until it is idle
+//! for too long.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::{sync::Notify, task::AbortHandle};
 
-/// Connections of a server that may be closed to make room.
+/// The connections of a server that may be closed in favor of new ones.
 #[derive(Default)]
 pub struct ConnectionCrowd {
     state: Mutex<CrowdState>,
-    /// Notification of the task that waits for a connection that may be closed.
+    /// Wakes the task that waits for a connection that may be closed.
     more: Notify,
 }
 
 #[derive(Default)]
 struct CrowdState {
     next: u64,
-    /// Connections in the order in which they arrived or last sent a request.
+    /// Connections in the order in which each arrived or last sent a request.
     may_end: BTreeMap<u64, AbortHandle>,
 }
 
 impl ConnectionCrowd {
-    /// Closes the connection that has waited for longest. Returns whether there was one.
+    /// Closes the connection that has been idle longest. Returns false if there is none to close.
     pub fn end_one(&self) -> bool {
         let first = self.state.lock().may_end.pop_first();
         first.inspect(|(_, connection)| connection.abort()).is_some()
     }
 
-    /// Waits until another connection may be closed.
+    /// Waits until a connection that may be closed was added.
     pub async fn wait_for_activity(&self) {
         self.more.notified().await;
     }
 }
 
-/// A connection that may be closed until it [leaves](Self::leave).
+/// A connection that may be closed in favor of new ones until it [leaves](Self::leave) the crowd.
 pub struct CrowdMember {
     crowd: Arc<ConnectionCrowd>,
     handle: AbortHandle,
@@ -46,17 +46,17 @@ pub struct CrowdMember {
 }
 
 impl CrowdMember {
-    /// Adds a connection. `handle` closes it.
+    /// Adds a connection to the crowd. `handle` aborts the connection's task.
     pub fn new(crowd: Arc<ConnectionCrowd>, handle: AbortHandle) -> Self {
         let member = Self { crowd, handle, at: Mutex::default() };
         member.wait();
         member
     }
 
-    /// Records that the connection has just arrived, or sent a request without the token. All others are closed before
-    /// it.
+    /// Records that the connection has just arrived, or sent a request without the token. It moves to the end of the
+    /// order in which connections are closed.
     pub fn wait(&self) {
-        // Lock order: the member's place before the crowd's state.
+        // Lock order: the member's lock before the crowd's lock.
         let at = &mut *self.at.lock();
         let state = &mut *self.crowd.state.lock();
         at.take().and_then(|at| state.may_end.remove(&at));
@@ -66,8 +66,8 @@ impl CrowdMember {
         self.crowd.more.notify_one();
     }
 
-    /// Records that the connection has shown the token. It is not closed to make room until it sends a request without
-    /// the token.
+    /// Records that the connection has shown the token. It is not closed in favor of new ones until it sends a request
+    /// without the token.
     pub fn leave(&self) {
         if let Some(at) = self.at.lock().take() {
             self.crowd.state.lock().may_end.remove(&at);

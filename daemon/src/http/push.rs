@@ -1,7 +1,8 @@
 //! Server-sent events: one channel sends snapshots at a fixed rate to all its listeners.
 //!
-//! A snapshot is made once for all listeners, and only if there are any. A listener that does not read misses
-//! snapshots, and is dropped after too many. A listener therefore costs no more memory than its queue.
+//! Each snapshot is made once for all listeners, and only if there are listeners. A listener that does not read misses
+//! snapshots, and is dropped after it has missed too many in a row. The memory of a listener is therefore bounded by
+//! its queue.
 
 use std::{
     convert::Infallible,
@@ -24,12 +25,12 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-/// Limits of what listeners may use.
+/// Limits on the resources that listeners may use.
 #[derive(Clone, Copy, Debug)]
 struct PushLimits {
     period: Duration,
     listeners: usize,
-    /// Largest number of snapshots that wait for a listener. Its connection buffers some more.
+    /// Largest number of snapshots that wait in a listener's queue. The TCP connection buffers some more.
     queue: usize,
     /// Largest number of consecutive snapshots that a listener may miss.
     missed: u32,
@@ -37,23 +38,23 @@ struct PushLimits {
 
 const LIMITS: PushLimits = PushLimits { period: Duration::from_secs(1), listeners: 64, queue: 2, missed: 10 };
 
-/// Numbers of listeners and snapshots since start.
+/// Counts of listeners and snapshots since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PushCounts {
-    /// Listeners at present.
+    /// Number of listeners that are connected now.
     pub listeners: u64,
-    /// Listeners that were refused because there were too many.
+    /// Number of listeners that were refused because the limit was reached.
     pub refused: u64,
-    /// Snapshots that listeners were too slow for.
+    /// Number of snapshots that were not sent because a listener's queue was full.
     pub missed: u64,
-    /// Listeners that were dropped because they missed too many snapshots.
+    /// Number of listeners that were dropped because they missed too many snapshots.
     pub dropped: u64,
 }
 
 type Snapshot = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// A channel of snapshots with its listeners.
+/// A channel that sends snapshots to its listeners.
 pub struct Channel {
     event: &'static str,
     /// The function that returns the snapshot: JSON without line breaks.
@@ -65,7 +66,7 @@ pub struct Channel {
 #[derive(Default)]
 struct PushState {
     listeners: Vec<PushListener>,
-    /// The latest snapshot, which new listeners get at once; `None` while there is no pump.
+    /// The latest snapshot, which new listeners get at once. `None` while no task makes snapshots.
     latest: Option<Bytes>,
     /// Whether a task makes snapshots.
     is_pumped: bool,
@@ -74,7 +75,7 @@ struct PushState {
 
 struct PushListener {
     frames: mpsc::Sender<Bytes>,
-    /// Consecutive snapshots that the listener has missed.
+    /// Number of snapshots in a row that the listener has missed.
     missed: u32,
 }
 
@@ -83,8 +84,8 @@ struct PushListener {
 struct TooManyListeners(usize);
 
 impl Channel {
-    /// Creates a channel. `snapshot` returns the data of an `event`, if there is any. It is called at most once a
-    /// second.
+    /// Creates a channel. `snapshot` is called at most once a second. It returns the data of an event named `event`, or
+    /// `None` for no event.
     pub fn new(
         event: &'static str,
         snapshot: impl Fn() -> Option<String> + Send + Sync + 'static,
@@ -96,14 +97,14 @@ impl Channel {
         Arc::new(Self { event, snapshot, limits, state: Mutex::default() })
     }
 
-    /// Returns the numbers of listeners and snapshots.
+    /// Returns the counts of listeners and snapshots.
     pub fn counts(&self) -> PushCounts {
         let state = self.state.lock();
         let listeners = state.listeners.iter().filter(|listener| !listener.frames.is_closed()).count() as u64;
         PushCounts { listeners, ..state.counts }
     }
 
-    /// Returns the response to a request to listen.
+    /// Returns the HTTP response that adds the client as a listener, or refuses it.
     pub fn answer(self: &Arc<Self>) -> Response {
         match self.listen() {
             Ok(frames) => {
@@ -127,7 +128,7 @@ impl Channel {
         }
         let (frames, receiver) = mpsc::channel(self.limits.queue);
         if let Some(latest) = &state.latest {
-            // The new queue has room.
+            // The queue is new and therefore empty, so the send cannot fail.
             let _ = frames.try_send(latest.clone());
         }
         state.listeners.push(PushListener { frames, missed: 0 });
@@ -138,8 +139,8 @@ impl Channel {
         Ok(receiver)
     }
 
-    /// Makes snapshots until no listener is left for a period. Clients that come and go therefore do not raise the rate
-    /// of snapshots.
+    /// Makes snapshots once per period. It ends when a period passes without any listener. Clients that come and go
+    /// therefore do not raise the rate of snapshots.
     async fn pump(self: Arc<Self>) {
         let mut ticks = time::interval(self.limits.period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -148,7 +149,7 @@ impl Channel {
             if self.is_alone() {
                 return;
             }
-            // The lock is not held, so that [`Self::counts`] does not wait for the snapshot.
+            // The lock is not held while the snapshot is made, so that [`Self::counts`] does not wait for it.
             let frame = (self.snapshot)().map(|data| frame(self.event, &data));
             let Some(frame) = frame else { continue };
             let mut state = self.state.lock();
@@ -157,7 +158,7 @@ impl Channel {
         }
     }
 
-    /// Reports whether there is no listener. If so, it marks the pump as ended.
+    /// Reports whether there is no listener. If so, it also records that the task which makes snapshots has ended.
     fn is_alone(&self) -> bool {
         let mut state = self.state.lock();
         state.listeners.retain(|listener| !listener.frames.is_closed());
@@ -215,7 +216,7 @@ mod tests {
         PushLimits { period: Duration::from_millis(5), listeners: 3, queue: 2, missed: 4 };
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Returns a channel that numbers its snapshots, and the number made.
+    /// Returns a channel that numbers its snapshots, and the counter of snapshots made.
     fn channel(limits: PushLimits) -> (Arc<Channel>, Arc<AtomicU64>) {
         let made = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&made);
@@ -231,16 +232,16 @@ mod tests {
         // A new listener gets the latest snapshot at once.
         let mut second = channel.listen().unwrap();
         assert!(second.try_recv().is_ok());
-        assert_eq!(channel.counts().listeners, 2); // exact: whoever listens is counted at once
+        assert_eq!(channel.counts().listeners, 2); // exact: a listener is counted as soon as it subscribes
         assert!(first.recv().await.is_some() && second.recv().await.is_some());
         drop((first, second));
         async_wait_for("the end of the pump", || !channel.state.lock().is_pumped).await;
         let before = made.load(Ordering::Relaxed);
-        time::sleep(QUICK.period * 4).await; // exact: several periods without a snapshot
+        time::sleep(QUICK.period * 4).await; // exact: the task would make several snapshots meanwhile
         assert_eq!(made.load(Ordering::Relaxed), before);
-        // exact: the pump has ended
+        // exact: the task that makes snapshots has ended
         assert_eq!((channel.counts(), channel.state.lock().latest.is_none()), (PushCounts::default(), true));
-        // A new listener starts the pump again.
+        // A new listener starts the task that makes snapshots again.
         assert!(channel.listen().unwrap().recv().await.is_some());
     }
 
@@ -250,13 +251,13 @@ mod tests {
         let mut deaf = channel.listen().unwrap();
         let mut good = channel.listen().unwrap();
         let reading = async {
-            // exact: looked at again behind each frame
+            // exact: the count is checked again after each snapshot
             while channel.counts().dropped == 0 {
                 assert!(good.recv().await.is_some());
             }
         };
         assert!(time::timeout(PATIENCE, reading).await.is_ok(), "nobody is dropped");
-        let counts = channel.counts(); // exact: no task has run since
+        let counts = channel.counts(); // exact: there was no await since the last check
         assert_eq!((counts.listeners, counts.dropped, counts.missed), (1, 1, u64::from(QUICK.missed) + 1));
         let mut waited = 0;
         while deaf.recv().await.is_some() {
@@ -267,22 +268,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listeners_are_bounded_and_leave_room_for_others() {
+    async fn listeners_beyond_the_limit_are_refused() {
         let (channel, made) = channel(PushLimits { period: PATIENCE, ..QUICK });
         let mut all: Vec<_> = (0..QUICK.listeners).map(|_| channel.listen().unwrap()).collect();
         for _ in 0..1000 {
             assert!(channel.listen().is_err());
         }
-        assert_eq!(channel.counts().refused, 1000); // exact: they are counted at once
-        // exact: the code of an answer
+        assert_eq!(channel.counts().refused, 1000); // exact: each refusal is counted at once
+        // exact: the status code of a refusal
         assert_eq!(channel.answer().status(), StatusCode::SERVICE_UNAVAILABLE);
         all.pop();
-        // Thousands of listeners that come and leave at once cause no snapshot and no task of their own.
+        // Thousands of listeners that connect and disconnect at once cause no extra snapshot and no extra task.
         for _ in 0..1000 {
             drop(channel.listen().unwrap());
         }
         assert!(all[0].recv().await.is_some());
-        // exact: who leaves is no listener any more, and the next snapshot is far
+        // exact: a dropped receiver no longer counts as a listener, and no other snapshot is due yet
         assert_eq!((made.load(Ordering::Relaxed), channel.counts().listeners), (1, 2));
         assert!(channel.state.lock().listeners.len() <= QUICK.listeners);
     }

@@ -1,4 +1,4 @@
-//! The secret that all programs of a user share. Its file may not be readable for other users.
+//! The secret that all programs of a user share. Its file must not be readable by other users.
 
 use std::{
     convert::Infallible,
@@ -19,10 +19,10 @@ const DIGITS: usize = 64;
 const LEAST: usize = 32;
 const MOST: usize = 1024;
 
-/// The place of the token.
+/// The location of the token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TokenFile {
-    /// One file for all programs of this user.
+    /// The default file, which all programs of this user share.
     #[default]
     Default,
     /// The file at this path.
@@ -56,7 +56,7 @@ impl TokenFile {
         }
     }
 
-    /// Returns the token for a server: the one in the file, or a new one.
+    /// Returns the token for a server: the token in the file, or a new token, which is written to the file.
     ///
     /// # Errors
     /// Fails if there is no token and none can be written, or if other users may read it.
@@ -70,7 +70,8 @@ impl TokenFile {
         }
     }
 
-    /// Returns the token for a client; `None` if the default file does not exist, because no server needs one.
+    /// Returns the token for a client. It is `None` if the default file does not exist, because then no server requires
+    /// a token.
     ///
     /// # Errors
     /// Fails if a file that was named cannot be read.
@@ -83,10 +84,10 @@ impl TokenFile {
     }
 }
 
-/// Returns the directory of the default file: the one that a service manager has made for this service, that of the
-/// system, or that of the user.
+/// Returns the directory of the default file. It is the runtime directory that the service manager made for this
+/// service, or else that of the system (for root), or that of the user.
 fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    // systemd separates several directories by colons.
+    // systemd separates several directories in this variable by colons.
     let service = env("RUNTIME_DIRECTORY").and_then(|paths| {
         let text = paths.to_str()?;
         text.split(':').find(|path| path.ends_with("/millrace")).map(PathBuf::from)
@@ -99,7 +100,7 @@ fn directory(root: bool, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBu
     })
 }
 
-/// The reason why there is no token.
+/// The reason why no token is available.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -115,7 +116,7 @@ pub enum Error {
     Malformed(PathBuf),
 }
 
-/// A token. Its text is shown only to the clients that may use it.
+/// A token. Its text is shown only to clients that are allowed to use it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpToken {
     text: String,
@@ -137,13 +138,13 @@ impl HttpToken {
         if about.mode() & 0o007 != 0 {
             return Err(Error::Public(path.to_owned()));
         }
-        // A file of another user would let that user choose the token.
+        // If another user owned the file, that user would choose the token.
         let own = nix::unistd::geteuid();
         if about.uid() != 0 && about.uid() != own.as_raw() && !own.is_root() {
             return Err(Error::Foreign { path: path.to_owned(), owner: about.uid() });
         }
         let mut text = String::new();
-        // The two extra bytes leave room for a line end, and show a text that is too long.
+        // Two bytes more than a token are read: one for a line end, and one that reveals a text that is too long.
         file.take(MOST as u64 + 2).read_to_string(&mut text).map_err(failed)?;
         let text = text.trim_end().to_owned();
         let is_token = (LEAST..=MOST).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_graphic());
@@ -154,7 +155,7 @@ impl HttpToken {
         }
     }
 
-    /// Creates a token. If two processes do this at once, both use the first one.
+    /// Creates a token file. If two processes do this at once, both use the token that was written first.
     fn make(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let directory = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -162,7 +163,7 @@ impl HttpToken {
         let mut random = [0; DIGITS / 2];
         SystemRandom::new().fill(&mut random).map_err(|_| failed(io::Error::other("no randomness")))?;
         let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        // The file has mode 0600 from the beginning.
+        // The file is created with mode 0600, so it is never readable by others.
         let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         writeln!(file, "{text}").map_err(failed)?;
         match file.persist_noclobber(path) {
@@ -177,8 +178,8 @@ impl HttpToken {
         is_same(&self.text, other)
     }
 
-    /// Derives the cookie for a server on this port. It is valid for nothing else, and the token cannot be computed
-    /// from it.
+    /// Derives the cookie for a server on this port. The cookie is valid for this port only, and the token cannot be
+    /// computed from it.
     pub fn cookie(&self, port: u16) -> DerivedSecret {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
         let tag = hmac::sign(&key, format!("cookie of port {port}").as_bytes());
@@ -220,7 +221,7 @@ impl fmt::Debug for DerivedSecret {
 
 /// Compares two texts in constant time.
 fn is_same(one: &str, other: &str) -> bool {
-    // The time that it takes to compare digests tells nothing about the texts.
+    // The comparison uses digests, so its duration reveals nothing about the texts.
     let of = |text: &str| digest::digest(&digest::SHA256, text.as_bytes());
     of(one).as_ref() == of(other).as_ref()
 }
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn token_is_created_once_and_for_its_owner_only() {
+    fn token_file_is_created_once_and_readable_by_its_owner_only() {
         let directory = tempfile::tempdir().unwrap();
         let file = TokenFile::At(directory.path().join("a/token"));
         assert!(matches!(file.read(), Err(Error::File { .. })));
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn token_that_others_can_read_is_refused() {
+    fn token_file_readable_by_others_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
         let file = TokenFile::At(path.clone());

@@ -1,5 +1,5 @@
-//! Formats events as lines. A peer chooses names, reasons and parts of errors. None of that may end a line, imitate a
-//! field, or reach a terminal as a control character.
+//! Formats events as lines. A peer chooses names, close reasons and parts of error texts. No such text may end a log
+//! line, imitate a field, or reach a terminal as a control character.
 
 use std::fmt::{self, Debug, Write};
 
@@ -16,8 +16,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// A formatter for the fields of a line of text. Strings are quoted, and so is a value that is not a single word.
-/// Characters that cannot be printed are escaped.
+/// A formatter for the fields of a plain text line. It quotes strings, and other values that are not a single word. It
+/// escapes characters that cannot be printed.
 pub(super) struct TextFields;
 
 impl<'w> FormatFields<'w> for TextFields {
@@ -55,14 +55,14 @@ impl Visit for TextVisitor<'_> {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Events of the crate `log` have these in the line already.
+        // Events from the crate `log` have these fields in the line already.
         if !field.name().starts_with("log.") {
             self.result = self.result.and_then(|()| self.put(field, &format!("{value:?}"), false));
         }
     }
 }
 
-/// A formatter that makes lines of JSON. Characters that cannot be printed are escaped, beyond what JSON requires.
+/// A formatter for lines of JSON. In addition to what JSON requires, it escapes all characters that cannot be printed.
 pub(super) struct JsonLogLines(pub(super) Format<Json>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> FormatEvent<S, JsonFields> for JsonLogLines {
@@ -87,13 +87,13 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> FormatEvent<S, JsonFields> for Json
     }
 }
 
-/// Returns `text` for a terminal, with control characters escaped, except the ends of lines.
+/// Returns `text` for a terminal, with all control characters escaped except line ends.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for one in text.chars() {
         match one {
             '\n' => out.push('\n'),
-            one => put_escaped(&mut out, one).unwrap_or_default(), // a string takes everything
+            one => put_escaped(&mut out, one).unwrap_or_default(), // writing to a String cannot fail
         }
     }
     out
@@ -106,7 +106,7 @@ fn put_escaped(out: &mut impl Write, one: char) -> fmt::Result {
     }
 }
 
-/// Reports whether a value can stand in a line unquoted, so that it ends at the next space.
+/// Reports whether a value can be logged without quotes, because it contains no space or other delimiter.
 fn is_word(value: &str) -> bool {
     !value.is_empty()
         && value
@@ -114,8 +114,8 @@ fn is_word(value: &str) -> bool {
             .all(|one| is_printable(one) && !one.is_whitespace() && !matches!(one, '"' | '=' | '\\'))
 }
 
-/// Reports whether a terminal shows the character itself: it is no control character, and does not change the direction
-/// of text.
+/// Reports whether a character can be printed on a terminal: it is no control character, and does not change the
+/// direction of text.
 fn is_printable(one: char) -> bool {
     matches!(one, '"' | '\'' | '\\') || one.escape_debug().len() == 1
 }
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// Returns the output of events that `say` logs.
+    /// Returns the log output of the events that `say` emits.
     fn logged(format: Wanted, ansi: bool, say: impl FnOnce()) -> String {
         let log = TestLog::default();
         let filter = tracing_subscriber::EnvFilter::new("info");
@@ -160,12 +160,12 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// Text that a peer may put into a reason, a name or a header: a line of its own, terminal sequences in both
-    /// encodings, and text that runs backwards.
+    /// Text that a hostile peer may put into a reason, a name or a header. It has a line break, terminal escape
+    /// sequences in both encodings, and a right-to-left override.
     const FORGED: &str = "x\r\n2026-11-27T00:00:00Z  INFO millrace: session established\x1b[2J\u{9b}2J\x07\u{202e}\u{2028} a=\"b\"";
 
     #[test]
-    fn text_of_a_peer_is_one_line_without_controls() {
+    fn peer_text_is_logged_on_one_line_without_control_characters() {
         let kinds: [(&str, fn()); 5] = [
             ("displayed", || tracing::info!(error = %FORGED, "a connection failed")),
             ("a string", || tracing::info!(error = FORGED, "a connection failed")),
@@ -185,7 +185,7 @@ mod tests {
                     serde_json::from_str::<serde_json::Value>(text).unwrap();
                 }
             }
-            // Only the formatter's own sequences reach a terminal. None of them moves the cursor.
+            // Only the formatter's own escape sequences reach a terminal. None of them moves the cursor.
             let coloured = logged(Wanted::Text, true, say);
             assert_eq!(coloured.matches('\n').count(), 1, "{kind}: {coloured:?}");
             let is_colour = |sequence: &str| {
@@ -196,9 +196,9 @@ mod tests {
         }
     }
 
-    /// Escapes keep a value unambiguous, and no peer can add a field.
+    /// Escapes keep a logged value unambiguous, so no peer can forge another field.
     #[test]
-    fn values_are_words_or_quoted() {
+    fn logged_value_that_is_not_one_word_is_quoted() {
         let line = logged(Wanted::Text, false, || {
             let remote = "192.0.2.1:443";
             tracing::info!(%remote, reason = %"gone session=1", name = "plain", sessions = 3_u64, "a connection was closed");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_on_a_terminal_keep_their_lines_only() {
+    fn error_on_a_terminal_keeps_line_breaks_but_no_control_characters() {
         assert_eq!(printable("two\nlines\x1b[2J, \"quoted\""), "two\nlines\\u{1b}[2J, \"quoted\"");
     }
 }

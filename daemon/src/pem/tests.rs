@@ -1,4 +1,4 @@
-//! Files as operators have them: made by OpenSSL, swapped, in the wrong order, of the wrong kind.
+//! Tests with files as operators have them: made by OpenSSL, swapped, in the wrong order, or of the wrong kind.
 
 use super::*;
 
@@ -16,7 +16,7 @@ impl PemFiles {
         path
     }
 
-    /// Returns the error for this certificate and this key.
+    /// Returns the error for this certificate file and this key file.
     fn refused(&self, cert: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> String {
         let cert = self.put("cert.pem", cert);
         let key = self.put("key.pem", key);
@@ -24,7 +24,7 @@ impl PemFiles {
     }
 }
 
-/// Returns a certificate and its key in PEM. `change` sets its fields.
+/// Returns a certificate and its key in PEM. `change` sets fields of the certificate.
 fn made(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (String, String) {
     let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
     change(&mut params);
@@ -32,7 +32,7 @@ fn made(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (String, String) 
     (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
 }
 
-/// Returns a leaf's certificate and key, and the certificates of those that signed it, the nearest first.
+/// Returns a leaf certificate and its key, and the chain of its issuers, the direct issuer first.
 fn chain() -> (String, String, [String; 2]) {
     let authority = |name: &str| {
         let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
@@ -58,9 +58,9 @@ fn der(pem: &str) -> Vec<u8> {
     base64::engine::general_purpose::STANDARD.decode(lines).unwrap()
 }
 
-/// Each error names the file at fault, the fault and what to do.
+/// Each error names the file at fault, what is wrong and what to do.
 #[test]
-fn each_fault_of_a_pair_is_named_with_its_file() {
+fn error_about_a_certificate_and_key_names_the_file_at_fault() {
     let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     let (_, other) = made(|_| {});
@@ -117,10 +117,10 @@ fn each_fault_of_a_pair_is_named_with_its_file() {
     assert!(error.contains("missing.pem") && error.contains("No such file"), "{error}");
 }
 
-/// Unreadable fields of a certificate are a fault of its file, not of the key. Certificates after the first are left
-/// to clients.
+/// A certificate whose fields cannot be parsed is a fault of the certificate file, not of the key. Certificates after
+/// the first are not checked: clients check them.
 #[test]
-fn damaged_certificate_is_named() {
+fn error_names_the_damaged_certificate() {
     let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
@@ -132,7 +132,7 @@ fn damaged_certificate_is_named() {
 }
 
 #[test]
-fn leaf_after_its_issuers_is_named_by_its_position() {
+fn error_names_the_position_of_a_leaf_after_its_issuers() {
     let files = PemFiles::new();
     let (leaf, key, [intermediate, root]) = chain();
     let cert = files.put("cert.pem", format!("{leaf}{intermediate}{root}"));
@@ -144,7 +144,7 @@ fn leaf_after_its_issuers_is_named_by_its_position() {
         let told = format!("is number {number} in this file, and has to be the first");
         assert!(refused.contains(&told) && refused.contains("cert.pem"), "{refused}");
     }
-    // The leaf is the first, but the others do not follow each other.
+    // The leaf comes first, but each further certificate is not the issuer of the one before it.
     let cert = files.put("cert.pem", format!("{leaf}{root}{intermediate}"));
     let mixed = complaints(&pair(&cert, &files.put("key.pem", &key)).unwrap()).join("; ");
     assert!(mixed.contains("certificate 2 in the file did not sign the one in front of it"), "{mixed}");
@@ -152,7 +152,7 @@ fn leaf_after_its_issuers_is_named_by_its_position() {
 
 /// Files that OpenSSL, certbot and mkcert write are accepted.
 #[test]
-fn good_files_of_all_forms_are_accepted() {
+fn valid_files_of_all_formats_are_accepted() {
     let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     let both = format!("{key}{cert}");
@@ -191,7 +191,7 @@ fn certificate_that_clients_refuse_is_reported() {
 }
 
 #[test]
-fn roots_are_refused_with_their_fault() {
+fn error_about_root_certificates_names_the_fault() {
     let files = PemFiles::new();
     let (cert, key) = made(|_| {});
     assert_eq!(roots(&files.put("roots.pem", &cert)).unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! Pauses between a client's attempts to connect, and its session after a GOAWAY.
+//! The pauses between a client's attempts to connect, and the choice of the next session after a GOAWAY.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::session::{Error, Remote, Session, SessionConnectError, parse_url};
 /// Shortest and longest pause between two attempts.
 const SHORTEST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(5);
-/// Duration after which a session counts as good: the pause before the next attempt is the shortest.
+/// Duration after which a session counts as stable. The pause before the next attempt is then the shortest again.
 const GOOD: Duration = Duration::from_secs(10);
-/// Duration after which a session that the peer has forgotten is followed by another at once.
+/// Shortest duration of a session after which a stateless reset by the peer leads to a new attempt without a pause.
 const BRIEF: Duration = Duration::from_secs(1);
 
-/// The growing pause before the next attempt.
+/// The pause before the next attempt, which grows with each attempt.
 pub(crate) struct Pause {
     next: Duration,
     since: Instant,
@@ -60,9 +60,10 @@ impl Pause {
     }
 }
 
-/// Returns the session to continue with, and its peer, once `remote`, the peer of `session`, has sent GOAWAY. The new
-/// session is at the GOAWAY's URI. Without a URI it is at the same one, where another server may be by then (draft-22,
-/// "GOAWAY"). `session` stays open until this returns, which may be never.
+/// Returns the session to continue with, and its peer, once `remote`, the peer of `session`, has sent GOAWAY. The
+/// client connects to the GOAWAY's URI. If the URI is empty, it connects to the same URI again, where another server
+/// may answer (draft-22, "GOAWAY"). `session` stays open until this function returns. It never returns if the new
+/// session cannot be established.
 pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Session>, Remote) {
     let mut goaway = session.goaway();
     let uri = goaway.wait_for(Option::is_some).await.ok().and_then(|uri| uri.clone());
@@ -71,7 +72,7 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
     let next = Remote { url, ..remote.clone() };
     let mut pause = Pause::new();
     loop {
-        // The first attempt waits too. Otherwise two peers that redirect clients to each other would keep them busy.
+        // The first attempt waits too, so that two peers that redirect a client to each other do not keep it busy.
         pause.wait().await;
         match Session::connect(&next).await {
             Ok(session) => return (session, next),
@@ -91,7 +92,7 @@ pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Sessio
 }
 
 impl SessionConnectError {
-    /// Reports whether the error may go away by itself.
+    /// Reports whether another attempt may succeed without a change of settings.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Dial(error) => error.may_pass(),
@@ -107,7 +108,7 @@ impl Error {
         matches!(self, Self::Closed(quinn::ConnectionError::Reset))
     }
 
-    /// Reports whether another session may work. It may unless the peer closed this one for a fault of ours.
+    /// Reports whether a new session may succeed. It is false if the peer closed this one because of an error of ours.
     pub fn may_pass(&self) -> bool {
         let Self::Closed(error) = self else { return false };
         match error {

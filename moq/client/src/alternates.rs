@@ -9,24 +9,25 @@ use millrace_moq::{Namespace, Parameters, TrackName, msf};
 use crate::receive::{EstablishedSubscription, ObjectReceiver, ObjectSink};
 use crate::session::Error;
 
-/// The weight of each switching set of a session.
+/// The weight of each switching set: all sets of a session have the same.
 const WEIGHT: u64 = 1;
 
-/// The alternates of a track, the least demanding first.
+/// The alternates of a track, the lowest bit rate first.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Alternates {
-    /// Each alternate with the throughput that it needs, in kbit/s.
+    /// Each alternate with the throughput above which the relay selects it, in kbit/s.
     tracks: Vec<(TrackName, u64)>,
-    /// The number of the switching set in its session.
+    /// The ID of the switching set, unique in its session.
     set: u64,
 }
 
 impl Alternates {
-    /// Returns the alternates of `name` in a catalog of `namespace`, if there are any.
+    /// Returns the alternates of the track `name` in a catalog of `namespace`, or `None` if the track has none.
     pub fn from_catalog(catalog: &msf::MsfCatalog, namespace: &Namespace, name: &str) -> Option<Self> {
         let ladder = Ladder::from_catalog(catalog, namespace, name)?;
         let needs = |(at, rung): (usize, &Rung)| {
-            // The least demanding alternate needs nothing, so that something is always sent.
+            // The alternate with the lowest bit rate has a threshold of 0, so that the relay always sends at least that
+            // one.
             let bitrate = if at == 0 { 0 } else { rung.bitrate };
             (rung.track.clone(), bitrate.div_ceil(1000))
         };
@@ -44,7 +45,8 @@ impl Alternates {
             activate: self.tracks.len() as u64,
             rank: 0,
         };
-        // Only the least demanding rendition is forwarded at first, as it fits any path.
+        // At first only the alternate with the lowest bit rate is forwarded, because any path has enough capacity for
+        // it.
         Parameters { forward: Some(place == 0), assignment: Some(assignment), ..parameters.clone() }
     }
 }
@@ -53,7 +55,7 @@ impl Alternates {
 pub(crate) struct SubscribedAlternates(Vec<EstablishedSubscription>);
 
 impl SubscribedAlternates {
-    /// Returns the subscription to the only track, or to the least demanding alternate.
+    /// Returns the subscription to the only track, or to the alternate with the lowest bit rate.
     pub fn first(&mut self) -> Option<&mut EstablishedSubscription> {
         self.0.first_mut()
     }
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn rendition_with_the_lowest_bitrate_needs_no_capacity() {
+    fn alternate_with_the_lowest_bitrate_has_threshold_zero() {
         let catalog = msf::MsfCatalog::new(vec![
             track("sound", Some(128_000), None),
             track("high", Some(5_000_001), Some(1)),

@@ -11,10 +11,10 @@ use millrace_moq::{GroupOrder, Location, Namespace, Properties, SubgroupId, Trac
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-/// Limits of the part of a track that is kept for subscribers that lag or join late, and for FETCH.
+/// Limits on the objects of a track that are kept for subscribers that lag or join late, and for FETCH.
 #[derive(Clone, Copy, Debug)]
 pub struct History {
-    /// Age at which items are dropped.
+    /// Age at which subgroups and datagrams are dropped.
     pub max_age: Duration,
     /// Largest number of payload bytes that are kept.
     pub max_bytes: usize,
@@ -26,8 +26,8 @@ impl Default for History {
     }
 }
 
-/// The tracks of one namespace. A publisher [creates](Self::create) tracks and writes to them; servers on any number
-/// of sessions [listen](BroadcastTrack::listen) to them. It ends once, with [`Broadcast::end`].
+/// The tracks of one namespace. A publisher [creates](Self::create) tracks and writes to them; servers on any number of
+/// sessions [listen](BroadcastTrack::listen) to them. [`Broadcast::end`] ends the broadcast for good.
 ///
 /// ```
 /// use millrace_client::broadcast::{Broadcast, History};
@@ -46,10 +46,10 @@ impl Default for History {
 pub struct Broadcast {
     namespace: Namespace,
     history: History,
-    /// The group ID on the wire that stands for group 0 of every track.
+    /// The group ID on the wire for the group that publishers call 0, in every track.
     first_group: Arc<AtomicU64>,
     tracks: Mutex<BTreeMap<Bytes, Arc<BroadcastTrack>>>,
-    /// Whether the broadcast has ended. Also sent when a track is added.
+    /// Whether the broadcast has ended. The channel is also notified, without a change, when a track is added.
     ended: watch::Sender<bool>,
 }
 
@@ -75,8 +75,8 @@ impl Broadcast {
         self.first_group.store(first, Ordering::Relaxed);
     }
 
-    /// Returns the ID on the wire of the group that [`BroadcastTrack::open`] calls 0. Code that names a group
-    /// elsewhere, such as in a timeline, adds this ID to the group's number.
+    /// Returns the ID on the wire of the group that [`BroadcastTrack::open`] calls 0. Code that writes a group number
+    /// into a payload, such as a timeline, has to add this ID.
     pub fn first_group(&self) -> u64 {
         self.first_group.load(Ordering::Relaxed)
     }
@@ -92,7 +92,7 @@ impl Broadcast {
             state: Mutex::new(BroadcastState::default()),
         });
         self.tracks.lock().insert(name.name().clone(), track.clone());
-        // The unchanged value wakes the receivers of `ended`, which also look for new tracks.
+        // Sending the unchanged value wakes the receivers of `ended`, so that they look for new tracks.
         self.ended.send_modify(|_| {});
         Ok(track)
     }
@@ -100,7 +100,7 @@ impl Broadcast {
     /// Ends a track and removes it, so that it can no longer be found.
     pub fn remove(&self, track: &Arc<BroadcastTrack>) {
         let mut tracks = self.tracks.lock();
-        // Another track may have its name now.
+        // Another track may have replaced this one under the same name.
         if tracks.get(track.name.name()).is_some_and(|known| Arc::ptr_eq(known, track)) {
             tracks.remove(track.name.name());
         }
@@ -119,7 +119,7 @@ impl Broadcast {
         self.tracks.lock().values().cloned().collect()
     }
 
-    /// Returns a receiver that tells whether the broadcast has ended. It also changes whenever a track is made.
+    /// Returns a receiver that says whether the broadcast has ended. It is also notified when a track is added.
     pub fn ended(&self) -> watch::Receiver<bool> {
         self.ended.subscribe()
     }
@@ -131,16 +131,17 @@ impl Broadcast {
     }
 }
 
-/// Returns the group ID for a broadcast that begins now: milliseconds since 1970. If the clock has gone back, the ID
-/// is above `largest`, the last group of the broadcast that a relay still has. A publisher that is restarted
-/// therefore never reuses group IDs, and JavaScript holds such numbers exactly.
+/// Returns the group ID for a broadcast that begins now: milliseconds since 1970. If the clock has been set back, the
+/// ID is one above `largest`, the last group of this broadcast that a relay has. A publisher that is restarted
+/// therefore never reuses group IDs, and JavaScript's 53-bit numbers represent the IDs exactly.
 pub fn group_of_now(largest: Option<u64>) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let millis = u64::try_from(now.as_millis()).unwrap_or(u64::MAX).min(LAST_FIRST_GROUP);
     largest.filter(|largest| *largest < LAST_FIRST_GROUP).map_or(millis, |largest| millis.max(largest + 1))
 }
 
-/// The largest group ID to begin with. It leaves half of the integers that JavaScript holds exactly to later groups.
+/// The largest ID that a first group may have. It leaves half of JavaScript's exact integers (below 2^53) to later
+/// groups.
 const LAST_FIRST_GROUP: u64 = 1 << 52;
 
 /// An object that is sent as a datagram.
@@ -154,8 +155,8 @@ pub struct DatagramObject {
     pub payload: Bytes,
 }
 
-/// An event of a track, sent to each listener at once. References are weak: items that history has dropped are not
-/// kept alive by listeners that lag.
+/// An event of a track. The references are weak, so a slow listener does not keep objects alive that the history has
+/// dropped.
 #[derive(Clone)]
 pub enum BroadcastEvent {
     /// A subgroup has begun.
@@ -177,7 +178,7 @@ struct HeldItem {
 }
 
 impl HeldItem {
-    /// Returns the time since which nothing was added to the item.
+    /// Returns the time when something was last added to the item.
     fn since(&self) -> Instant {
         match &self.item {
             BroadcastItem::Subgroup(subgroup) => subgroup.objects.lock().last_at.unwrap_or(self.since),
@@ -185,7 +186,8 @@ impl HeldItem {
         }
     }
 
-    /// Marks the item as dropped from history. Returns the number of bytes that history no longer counts.
+    /// Marks the item as dropped from the history. Returns its payload length in bytes, so that the history's total can
+    /// be reduced.
     fn let_go(&self) -> usize {
         match &self.item {
             BroadcastItem::Subgroup(subgroup) => {
@@ -222,21 +224,21 @@ struct BroadcastState {
     listeners: Vec<mpsc::UnboundedSender<BroadcastEvent>>,
 }
 
-/// One track: it has one writer's side and any number of listeners.
+/// One track, with one writer and any number of listeners.
 pub struct BroadcastTrack {
     name: TrackName,
     properties: Properties,
     history: History,
-    /// Group 0 of the broadcast, shared with it.
+    /// The group ID on the wire for group 0, shared with the broadcast.
     first_group: Arc<AtomicU64>,
     state: Mutex<BroadcastState>,
 }
 
-/// A listener's place in a track. It receives every event once.
+/// A listener of a track. It receives every event once.
 pub struct BroadcastListener {
-    /// The kept items of the groups from `first_group` on, then new events.
+    /// The kept subgroups and datagrams of the groups from `first_group` on, then new events.
     pub events: mpsc::UnboundedReceiver<BroadcastEvent>,
-    /// The largest location when listening began (the joining location).
+    /// The track's largest location at the time of [`BroadcastTrack::listen`] (the joining location).
     pub largest: Option<Location>,
 }
 
@@ -245,7 +247,7 @@ pub struct BroadcastListener {
 pub struct StoredObject {
     /// The object's location.
     pub location: Location,
-    /// The subgroup; `None` for a datagram.
+    /// The subgroup ID; `None` if the object was sent as a datagram.
     pub subgroup: Option<u64>,
     /// The publisher's priority; a lower value is sent first.
     pub priority: u8,
@@ -264,7 +266,7 @@ impl BroadcastTrack {
         &self.properties
     }
 
-    /// Returns the largest location so far.
+    /// Returns the location of the largest object that was published so far.
     pub fn largest(&self) -> Option<Location> {
         self.state.lock().largest
     }
@@ -274,7 +276,7 @@ impl BroadcastTrack {
         self.state.lock().ended
     }
 
-    /// Begins a subgroup. Listeners receive at once what is written to it. `group` counts from
+    /// Begins a subgroup. Listeners receive each of its objects as soon as it is written. `group` counts from
     /// [`Broadcast::first_group`].
     pub fn open(self: &Arc<Self>, group: u64, id: SubgroupId, priority: u8) -> SubgroupWriter {
         let group = self.wire_group(group);
@@ -330,12 +332,13 @@ impl BroadcastTrack {
         let mut state = self.state.lock();
         state.ended = true;
         for listener in std::mem::take(&mut state.listeners) {
-            // The receiver may have been dropped, so there is no one to notify.
+            // The send fails if the listener was dropped, which needs no notification.
             let _ = listener.send(BroadcastEvent::End);
         }
     }
 
-    /// Makes a listener. It first gets the kept items from group `first_group` on, or else from the newest group on.
+    /// Makes a listener. It first gets the kept subgroups and datagrams from group `first_group` on. `None` means the
+    /// newest group.
     pub fn listen(&self, first_group: Option<u64>) -> BroadcastListener {
         let (sender, events) = mpsc::unbounded_channel();
         let mut state = self.state.lock();
@@ -352,7 +355,7 @@ impl BroadcastTrack {
         BroadcastListener { events, largest: state.largest }
     }
 
-    /// Returns the oldest group with kept objects.
+    /// Returns the ID of the oldest group of which objects are kept.
     pub fn oldest_group(&self) -> Option<u64> {
         self.state.lock().held.iter().map(HeldItem::group).min()
     }
@@ -382,7 +385,8 @@ impl BroadcastTrack {
 }
 
 impl BroadcastState {
-    /// Drops the oldest items while they are too old or history has too many bytes, but never the newest item.
+    /// Drops the oldest subgroups and datagrams while they exceed the history's age or bytes. It never drops the newest
+    /// one.
     fn evict(&mut self, history: History) {
         while self.held.len() > 1 {
             let Some(oldest) = self.held.front() else { return };
@@ -399,14 +403,14 @@ impl BroadcastState {
 struct HeldObjects {
     list: Vec<(u64, Bytes)>,
     bytes: usize,
-    /// Whether the track's history counts this subgroup.
+    /// Whether the history still keeps this subgroup, so that its bytes count.
     is_held: bool,
-    /// Time when the last object was added, or the subgroup ended.
+    /// Time when the last object was added, or when the subgroup ended.
     last_at: Option<Instant>,
     ended: bool,
 }
 
-/// The objects of a subgroup so far; more may follow until it ends.
+/// The objects that a subgroup has so far. More may follow until it ends.
 pub struct Subgroup {
     /// The group ID on the wire.
     pub group: u64,
@@ -424,7 +428,7 @@ impl Subgroup {
         self.changed.subscribe()
     }
 
-    /// Returns the objects from the `index`-th on, and whether they are the last.
+    /// Returns the objects of the subgroup from index `index` on, and whether the subgroup has ended with them.
     pub fn from(&self, index: usize) -> (Vec<(u64, Bytes)>, bool) {
         let objects = self.objects.lock();
         (objects.list.get(index..).unwrap_or_default().to_vec(), objects.ended)
@@ -460,7 +464,7 @@ impl SubgroupWriter {
         self.subgroup.group
     }
 
-    /// Adds an object. IDs must ascend.
+    /// Adds an object. Object IDs have to ascend.
     pub fn write(&mut self, id: u64, payload: Bytes) {
         self.track.add(&self.subgroup, id, payload);
         self.subgroup.changed.send_replace(());
@@ -527,18 +531,18 @@ mod tests {
     }
 
     #[test]
-    fn first_group_is_the_time_and_above_the_relays_largest() {
+    fn first_group_id_is_the_time_or_above_the_relays_largest() {
         let now = group_of_now(None);
-        // The ID is a time from 2020 to 100,000 years later.
+        // The test accepts any ID from the year 2020 to 100,000 years later.
         assert!((1_577_836_800_000..LAST_FIRST_GROUP).contains(&now), "{now}");
         assert!(group_of_now(Some(17)) >= now);
         assert_eq!(group_of_now(Some(now + 86_400_000)), now + 86_400_001, "the clock went back by a day");
-        // A group ID that none of our publishers has reached is no clock, so it is ignored.
+        // A largest group ID beyond [`LAST_FIRST_GROUP`] cannot be a time of our publishers, so it is ignored.
         assert!(group_of_now(Some(u64::MAX)) < LAST_FIRST_GROUP);
     }
 
     #[test]
-    fn history_is_bounded_in_spite_of_lagging_listeners() {
+    fn history_is_bounded_although_listeners_lag() {
         let track = track(History { max_bytes: 25, ..History::default() });
         let mut listener = track.listen(None);
         let mut kept_open = track.open(0, SubgroupId::Zero, 0);
@@ -546,14 +550,14 @@ mod tests {
             track.open(group, SubgroupId::Zero, 0).write(0, Bytes::from(vec![0; 10]));
             kept_open.write(group, Bytes::from(vec![0; 10]));
         }
-        // Eviction happens when an item is added, before it is written to.
+        // Old subgroups are dropped when a new one is added, before anything is written to the new one.
         assert_eq!(track.oldest_group(), Some(3));
         assert_eq!(track.state.lock().bytes, 30);
         drop(kept_open);
         assert_eq!(groups(&mut listener), [3, 4, 5]);
     }
 
-    /// The end of a group is still to be sent when the next group begins.
+    /// A subscriber may still have to receive the end of a group after the next group has begun.
     #[test]
     fn long_group_is_kept_by_the_age_of_its_last_object() {
         let track = track(History { max_age: Duration::from_secs(10), ..History::default() });

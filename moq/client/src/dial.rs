@@ -1,4 +1,4 @@
-//! QUIC connections to one of a host's addresses, with the ICMP errors that arrive during the handshake.
+//! Establishes a QUIC connection to one of a host's addresses, and uses ICMP errors that arrive during the handshake.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,10 +22,10 @@ use url::Url;
 
 use crate::tls::{self, CertificateRefusal, CertificateTrust, LastRefusal};
 
-/// Size of the receive buffer that is requested, in bytes. Linux' default holds less than 100 packets: 5 ms of 200
-/// Mbit/s.
+/// Requested size of the socket's receive buffer, in bytes. The default of Linux holds less than 100 packets, which
+/// arrive in 5 ms at 200 Mbit/s.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Time without an answer after which a likely reason is logged.
+/// Time without an answer after which a hint about the likely reason is logged.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The reason why no connection was established.
@@ -40,12 +40,12 @@ pub enum Error {
     Resolve { host: String, source: io::Error },
     #[error("the host {0} has no address")]
     NoAddress(String),
-    /// The last address of the host that was tried.
+    /// Connecting failed. The address is the last one of the host that was tried.
     #[error("cannot connect to {address}: {source}")]
     Refused { address: SocketAddr, source: DialError },
 }
 
-/// The reason why one address could not be connected to.
+/// The reason why connecting to one address failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum DialError {
@@ -63,7 +63,7 @@ pub enum DialError {
     Handshake(#[from] quinn::ConnectionError),
 }
 
-/// Describes for users why a handshake failed.
+/// Describes for users why a TLS or QUIC handshake failed.
 fn describe(error: &quinn::ConnectionError) -> String {
     const NO_APPLICATION_PROTOCOL: u8 = 120;
     let alert = quinn_proto::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL);
@@ -85,7 +85,7 @@ fn describe(error: &quinn::ConnectionError) -> String {
 }
 
 impl Error {
-    /// Reports whether the error may go away by itself.
+    /// Reports whether another attempt may succeed without a change of settings.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Refused { source: DialError::Certificate(_) | DialError::Start(_), .. } => false,
@@ -95,7 +95,7 @@ impl Error {
     }
 }
 
-/// Connects to the first of the host's addresses that works.
+/// Connects to the host's addresses one after the other, until one succeeds.
 pub(crate) async fn connect(
     url: &Url,
     trust: &CertificateTrust,
@@ -121,7 +121,8 @@ pub(crate) async fn connect(
         tracing::info!(%address, "connecting to the relay");
         match connect_to(address, host, endpoint.clone(), config.clone(), &verdict).await {
             Ok(connected) => return Ok(connected),
-            // An answer from one address says more than a closed port at another.
+            // If one address refused with an answer and at another nothing listens, the answer is the more useful
+            // error.
             Err(DialError::NobodyListens) if matches!(failure, Error::Refused { .. }) => {}
             Err(source) => failure = Error::Refused { address, source },
         }
@@ -141,11 +142,11 @@ async fn connect_to(
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(local)?;
-    // If there is no route, connect() fails at once; a failed send would only be logged.
+    // connect() on a UDP socket fails at once if there is no route, while quinn would only log a failed send.
     if let Err(error) = UdpSocket::bind(local)?.connect(address) {
         return Err(DialError::Unreachable(error.kind()));
     }
-    // The kernel may grant less, and does not report that.
+    // The kernel silently grants less if this exceeds net.core.rmem_max.
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
     let icmp = IcmpListener::open(&socket, address)?;
     let (told, answers) = watch::channel(None);
@@ -179,32 +180,33 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
         .datagram_send_buffer_size(4 << 20)
-        // The window is practically unlimited, but can still be raised: see `Prober`.
+        // The window is practically unlimited. It leaves space to be raised further, which `Prober` does to send a
+        // frame.
         .receive_window(quinn::VarInt::from_u64(RECEIVE_WINDOW).unwrap_or(quinn::VarInt::MAX))
         .congestion_controller_factory(Arc::new(millrace_congestion::BbrFactory::default()));
     transport
 }
 
-/// The connection's receive window, in bytes. Its streams have smaller windows.
+/// The connection's flow control window, in bytes. The windows of its streams are smaller.
 const RECEIVE_WINDOW: u64 = 1 << 40;
-/// Length of a probe in bytes: longer than a stateless reset, which must be shorter than the packet that triggers it
-/// (RFC 9000, section 10.3).
+/// Length of a probe in bytes. A stateless reset has to be shorter than the packet that triggers it (RFC 9000, section
+/// 10.3), so the probe is longer than a reset.
 const PROBE_LEN: usize = 48;
 
-/// A prober that finds out whether a silent peer still knows the connection.
+/// A prober that finds out whether a silent peer still has state for the connection.
 pub(crate) struct Prober {
     socket: Arc<ShieldedSocket>,
     nudges: u64,
 }
 
 impl Prober {
-    /// Sends two packets. A living peer acknowledges the first, and learns our address if it has changed. A peer that
-    /// has forgotten the connection answers at least the second with a stateless reset. The second bypasses congestion
-    /// control, which may hold everything back by now. It repeats the start of an earlier packet, so the peer cannot
-    /// authenticate it.
+    /// Sends two packets. The first is a valid QUIC packet: a peer with the connection's state acknowledges it, and
+    /// learns our address if that has changed. The second repeats the first bytes of an earlier packet, so it fails
+    /// authentication. A peer without the connection's state answers it with a stateless reset. The second bypasses
+    /// congestion control, which may block the first.
     pub fn probe(&mut self, connection: &quinn::Connection) {
         self.nudges += 1;
-        // A larger window is new to the peer, so it has to be acknowledged.
+        // A larger MAX_DATA value is new to the peer, so quinn sends it and the peer acknowledges it.
         if let Ok(window) = quinn::VarInt::from_u64(RECEIVE_WINDOW + self.nudges) {
             connection.set_receive_window(window);
         }
@@ -212,12 +214,12 @@ impl Prober {
         let destination = connection.remote_address();
         let probe =
             Transmit { destination, ecn: None, contents: &contents, segment_size: None, src_ip: None };
-        // The network may be down, or the socket's buffer full. There are more probes.
+        // The send may fail because the network is down or the socket's buffer full. More probes follow.
         let _ = self.socket.socket.try_send(&probe);
     }
 }
 
-/// Waits until the handshake is complete, or the network reports that it cannot be.
+/// Waits until the handshake is complete, or ICMP reports that the peer cannot be reached.
 async fn handshake(
     mut connecting: Connecting,
     address: SocketAddr,
@@ -243,11 +245,11 @@ async fn handshake(
     }
 }
 
-/// Returns the network's error as soon as it is reported.
+/// Returns the error of the first ICMP message that arrives.
 async fn answer(answers: &mut watch::Receiver<Option<io::ErrorKind>>) -> io::ErrorKind {
     match answers.wait_for(Option::is_some).await.ok().and_then(|kind| *kind) {
         Some(kind) => kind,
-        // The socket is gone; the handshake ends by itself.
+        // The socket was dropped, so the handshake ends by itself.
         None => std::future::pending().await,
     }
 }
@@ -261,7 +263,8 @@ struct IcmpListener {
 
 impl IcmpListener {
     fn open(socket: &UdpSocket, peer: SocketAddr) -> io::Result<Self> {
-        // The descriptor is cloned, since an error does not wake a task that waits for readability of the same one.
+        // The descriptor is cloned, because Tokio does not wake a task for an error if another task waits for
+        // readability of the same descriptor.
         let socket = socket.try_clone()?;
         socket.set_nonblocking(true)?;
         let socket = tokio::net::UdpSocket::from_std(socket)?;
@@ -277,12 +280,13 @@ impl IcmpListener {
         }
     }
 
-    /// Passes ICMP errors to `socket` until the future is dropped.
+    /// Passes ICMP errors to `socket` until this future is dropped.
     async fn listen(&self, socket: &ShieldedSocket) -> io::Result<Infallible> {
         loop {
             self.socket.ready(Interest::ERROR).await?;
             let told = self.socket.try_io(Interest::ERROR, || {
-                // Another reader may have taken the error. The retransmission will cause it again.
+                // Another reader of the socket's error queue may have taken the error. The next retransmission causes
+                // it again.
                 self.socket.take_error()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
             });
             match told {
@@ -296,27 +300,28 @@ impl IcmpListener {
 
 impl Drop for IcmpListener {
     fn drop(&mut self) {
-        // Switching it off also frees the kernel's queue of errors. It cannot fail where switching it on did not.
+        // Clearing the option also empties the kernel's error queue. It cannot fail, because setting the option
+        // succeeded.
         let _ = self.set(false);
     }
 }
 
-/// A socket that hides ICMP errors from its endpoint, which would end because of them.
+/// A UDP socket that hides ICMP errors from the quinn endpoint, because the endpoint would end on such an error.
 struct ShieldedSocket {
     socket: Arc<dyn AsyncUdpSocket>,
     told: watch::Sender<Option<io::ErrorKind>>,
-    /// The first bytes of the last packet with a short header, which a [`Prober`] repeats.
+    /// The first bytes of the last short-header packet that was sent, which a [`Prober`] repeats.
     sent: Mutex<Option<[u8; PROBE_LEN]>>,
 }
 
 impl ShieldedSocket {
-    /// Records an error that ICMP caused. Other errors are returned.
+    /// Records an error if ICMP caused it. Returns all other errors.
     fn record_error(&self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ECONNREFUSED | Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EHOSTDOWN) => {
                 self.told.send_replace(Some(error.kind()));
             }
-            // The packet was larger than the path's MTU, or the error does not concern us.
+            // EMSGSIZE: the packet was larger than the path MTU. Such errors do not concern the handshake.
             Some(Errno::EMSGSIZE | Errno::EPROTO | Errno::ENOPROTOOPT | Errno::EOPNOTSUPP) => {}
             _ => return Err(error),
         }
@@ -354,7 +359,7 @@ impl AsyncUdpSocket for ShieldedSocket {
         loop {
             match ready!(self.socket.poll_recv(cx, bufs, meta)) {
                 Ok(count) => return Poll::Ready(Ok(count)),
-                // The kernel reports each error once, so this loop ends.
+                // The kernel reports each ICMP error once, so this loop ends.
                 Err(error) => {
                     if let Err(error) = self.record_error(error) {
                         return Poll::Ready(Err(error));

@@ -1,4 +1,4 @@
-//! Objects that are made at a steady rate, for measurements.
+//! Generates objects at a steady rate, for measurements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,21 +17,21 @@ const MAX_LEN: usize = 1 << 26;
 /// The way in which objects are sent: on streams or as datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ObjectShape {
-    /// Each subgroup of a group is one stream.
+    /// One stream per subgroup.
     #[default]
     Groups,
-    /// Each object is one stream.
+    /// One stream per object.
     Objects,
-    /// Each object is one datagram.
+    /// One datagram per object.
     Datagrams,
 }
 
 /// The objects to generate.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Payload of each object in bytes, at least [`MIN_LEN`].
+    /// Payload length of each object in bytes, at least [`MIN_LEN`].
     pub object_bytes: usize,
-    /// Payload lengths that the objects take in turn, in place of `object_bytes`.
+    /// Payload lengths that successive objects cycle through, in place of `object_bytes`.
     pub sizes: Vec<usize>,
     /// Objects per second: 0.1 to 100,000.
     pub rate_hz: f64,
@@ -39,7 +39,7 @@ pub struct Settings {
     pub objects_per_group: u64,
     /// Time to generate objects, in seconds; `None` for no end.
     pub duration: Option<f64>,
-    /// Priorities of the subgroups of a group. Its objects are put into the subgroups in turn.
+    /// Priorities of the subgroups of a group. Successive objects of the group go to its subgroups in turn.
     pub priority_pattern: Vec<u8>,
     /// The way in which objects are sent: on streams or as datagrams.
     pub shape: ObjectShape,
@@ -49,16 +49,16 @@ pub struct Settings {
 #[derive(Debug, thiserror::Error)]
 #[error("{name} {rule}")]
 pub struct Unusable {
-    /// The field of [`Settings`].
+    /// Name of the field of [`Settings`].
     pub name: &'static str,
-    /// The rule that the value breaks.
+    /// The rule that the value violates.
     pub rule: String,
 }
 
 /// A generator of objects, with checked settings.
 #[derive(Clone, Debug)]
 pub struct Generator {
-    /// Payload lengths that the objects take in turn.
+    /// Payload lengths in bytes that successive objects cycle through.
     sizes: Vec<usize>,
     interval: Duration,
     objects_per_group: u64,
@@ -68,7 +68,7 @@ pub struct Generator {
     shape: ObjectShape,
 }
 
-/// Figures of the objects that were made.
+/// Statistics of the generated objects.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Generated {
     /// Number of objects.
@@ -105,7 +105,8 @@ impl Generator {
         })
     }
 
-    /// Makes objects on the calling thread until the end, or until `track` has ended; then ends the track.
+    /// Generates objects on the calling thread until the configured end, or until `track` has ended. Then it ends the
+    /// track.
     pub fn run(&self, track: &Arc<BroadcastTrack>) -> Generated {
         let mut open: Vec<Option<SubgroupWriter>> = self.priorities.iter().map(|_| None).collect();
         let start = payload::now();
@@ -121,8 +122,8 @@ impl Generator {
         Generated { objects, objects_per_second: objects.saturating_sub(1) as f64 / seconds.max(1e-9) }
     }
 
-    /// Returns the time after the start at which an object is due. It is a product and not a sum, which would drift by
-    /// the rounding of each step.
+    /// Returns the time after the start at which an object is due. It is the index times the interval, because a sum
+    /// would accumulate rounding errors.
     fn at(&self, sequence: u64) -> Duration {
         Duration::from_nanos((self.interval.as_nanos() * u128::from(sequence)) as u64)
     }
@@ -162,13 +163,13 @@ fn ensure(holds: bool, name: &'static str, rule: impl FnOnce() -> String) -> Res
     if holds { Ok(()) } else { Err(Unusable { name, rule: rule() }) }
 }
 
-/// Sleeps until a time of [`payload::now`]. The kernel sleeps to shortly before it and the processor spins for the
-/// rest, since a timer wakes some 50 us late.
+/// Sleeps until a time on the clock of [`payload::now`]. A timer wakes about 50 us late, so the thread sleeps until
+/// shortly before and then busy-waits.
 fn sleep_until(deadline: Duration) {
     const SPIN: Duration = Duration::from_micros(80);
     let wake = deadline.saturating_sub(SPIN);
     while payload::now() < wake {
-        // A signal may interrupt the sleep, so the loop reads the clock again.
+        // A signal may interrupt the sleep, so the loop reads the clock again after it.
         let _ = clock_nanosleep(
             ClockId::CLOCK_MONOTONIC,
             ClockNanosleepFlags::TIMER_ABSTIME,
@@ -199,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Returns the location, subgroup and priority of everything that a generator makes.
+    /// Returns the location, subgroup and priority of each generated object.
     fn generated(settings: Settings) -> Vec<(u64, u64, Option<u64>, u8)> {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
         let track = broadcast.create("objects", Properties::default()).unwrap();
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn generator_settings_decide_streams_and_datagrams() {
+    fn object_shape_decides_between_streams_and_datagrams() {
         let objects = generated(Settings { shape: ObjectShape::Objects, ..settings() });
         assert_eq!(objects[6], (1, 1, Some(1), 9));
         let datagrams = generated(Settings { shape: ObjectShape::Datagrams, ..settings() });

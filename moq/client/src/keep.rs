@@ -1,4 +1,4 @@
-//! The sessions of a broadcast, one at a time. The next one begins when a session ends or its relay sends GOAWAY.
+//! Keeps a broadcast published at a relay: opens a new session when a session ends or the relay sends GOAWAY.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::broadcast::{Broadcast, group_of_now};
 use crate::serve::BroadcastServer;
 use crate::session::{self, Remote, Session, SessionConnectError, SessionRequest};
 
-/// The reason why the broadcast has no session with its relay any more.
+/// The reason why the broadcast is no longer published at its relay.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -28,42 +28,44 @@ pub enum Error {
 ///
 /// [`run`](Self::run) has one session at a time, and goes through these states:
 ///
-/// * Connecting: `serve` makes a session, or takes the one that GOAWAY led to, numbers the groups and announces the
-///   broadcast. On failure it waits and tries again, if the error may pass.
-/// * Serving: `current` has the session. It lasts until the session ends or the relay sends GOAWAY.
-/// * Moving: after GOAWAY the old session keeps serving until `serve` has made the new one; then it is dropped.
+/// * Connecting: `serve` establishes a session, or uses the one established after a GOAWAY. It sets the group numbers
+///   and announces the broadcast. If it fails with a temporary error, it waits and tries again.
+/// * Serving: `current` contains the session, until the session ends or the relay sends GOAWAY.
+/// * Moving: after GOAWAY the old session keeps serving until `serve` has set up the new session. Then the old session
+///   is dropped.
 ///
-/// Group numbers are set once, by the first session. Later sessions continue them, so viewers see a gap and no
-/// repetition.
+/// The first session sets the broadcast's group numbers. Later sessions continue them, so viewers see a gap but no
+/// repeated group IDs.
 pub(crate) struct BroadcastKeeper {
     pub remote: Remote,
     pub broadcast: Arc<Broadcast>,
     /// Whether to push the tracks with PUBLISH.
     pub push: bool,
-    /// Whether to connect again when a session ends or none can be established.
+    /// Whether to connect again when a session ends or cannot be established.
     pub reconnect: bool,
-    /// The first group's ID; `None` until the first session has reported which groups the relay already has.
+    /// The ID of the first group. `None` until the first session has asked the relay which groups of the broadcast it
+    /// has.
     pub first_group: Option<u64>,
     /// The session that serves the broadcast now, if there is one.
     pub current: watch::Sender<Option<ServingSession>>,
 }
 
-/// Time that a relay may take to report which groups of a broadcast it has.
+/// Longest time to wait for a relay's report of the groups that it has of a broadcast.
 const LARGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// The session that serves now.
+/// The session that serves the broadcast now.
 #[derive(Clone)]
 pub(crate) struct ServingSession {
     pub server: Arc<BroadcastServer>,
     pub session: Arc<Session>,
-    /// Whether every pushed track is delivered. Without pushing it is true from the start.
+    /// Whether every pushed track was delivered to its end. Without PUBLISH it is true from the start.
     pushed: watch::Receiver<bool>,
 }
 
 impl ServingSession {
-    /// Waits, after the end of the broadcast, until everything is delivered to subscribers.
+    /// Waits until everything is delivered to subscribers. Call it after the end of the broadcast.
     pub async fn delivered(mut self) {
-        // This fails when the session ends, which the keeper notices itself.
+        // The wait fails when the session ends. The keeper itself handles that.
         let _ = self.pushed.wait_for(|pushed| *pushed).await;
         self.server.idle().await;
     }
@@ -88,20 +90,20 @@ impl Drop for LiveSessionGuard {
     }
 }
 
-/// The reason why a session is no longer served.
+/// The reason why a session stopped serving the broadcast.
 enum KeepEnd {
     Over(session::Error),
-    /// Another session exists already, to which the broadcast moves.
+    /// The relay sent GOAWAY, and a new session for the broadcast is already established.
     Moved(Arc<Session>, Remote),
 }
 
 impl BroadcastKeeper {
-    /// Keeps the broadcast available at its relay. Returns the error that makes this impossible.
+    /// Keeps the broadcast published at its relay, until an error makes that impossible. Returns the error.
     pub async fn run(mut self) -> Error {
         let configured = self.remote.url.clone();
         let mut pause = Pause::new();
         let mut was_there = false;
-        // The old session serves until the new one does.
+        // The old session keeps serving until the new one is set up.
         let mut live: Option<LiveSessionGuard> = None;
         let mut moved = None;
         loop {
@@ -139,13 +141,13 @@ impl BroadcastKeeper {
                     tracing::warn!("cannot publish yet: {error}; trying again in {next:?}");
                 }
             }
-            // A relay may redirect us for a time only, so the next attempt uses the configured address.
+            // A relay may redirect us only for a time, so the next attempt uses the configured address again.
             self.remote.url.clone_from(&configured);
             pause.wait_for(next).await;
         }
     }
 
-    /// Reports whether no other session is wanted: reconnecting is off, or the broadcast has ended.
+    /// Reports whether the broadcast needs no further session: reconnecting is off, or the broadcast has ended.
     fn is_over(&self) -> bool {
         !self.reconnect || *self.broadcast.ended().borrow()
     }
@@ -153,13 +155,13 @@ impl BroadcastKeeper {
     fn may_pass(&self, error: &Error, was_there: bool) -> bool {
         match error {
             Error::Connect(error) => error.may_pass(),
-            // The relay may still hold our previous session, if it has not noticed the session's end.
+            // The relay may still have our previous session, because it has not noticed the session's end.
             Error::Announce(session::Error::Refused(_)) => was_there,
             Error::Announce(error) | Error::Ended(error) => error.may_pass(),
         }
     }
 
-    /// Serves the broadcast on an existing session, or on a new one.
+    /// Sets up an existing session, or a new one, to serve the broadcast.
     async fn serve(&mut self, session: Option<Arc<Session>>) -> Result<LiveSessionGuard, Error> {
         let session = match session {
             Some(session) => session,
@@ -181,8 +183,8 @@ impl BroadcastKeeper {
 }
 
 impl BroadcastKeeper {
-    /// Makes group numbers begin above those of the broadcast that the relay still has, before any group is requested.
-    /// Later sessions continue these numbers.
+    /// Makes the group numbers begin above those that the relay has of this broadcast. It runs before any group can be
+    /// requested. Later sessions continue these numbers.
     async fn number_groups(&mut self, server: &BroadcastServer) {
         if self.first_group.is_some() {
             return;
@@ -203,7 +205,8 @@ impl LiveSessionGuard {
     }
 }
 
-/// Pushes every track, including those added later, until the broadcast has ended and is delivered.
+/// Pushes every track with PUBLISH, including tracks that are added later. Ends when the broadcast has ended and all
+/// tracks are delivered.
 async fn push_all(server: Arc<BroadcastServer>, broadcast: Arc<Broadcast>, done: watch::Sender<bool>) {
     let mut ended = broadcast.ended();
     let mut pushes = JoinSet::new();

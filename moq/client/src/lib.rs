@@ -4,8 +4,8 @@
 //! The commands `millrace publish` and `millrace subscribe` are built on them.
 //!
 //! Most programs need one of three functions: [`publish::publish`] sends generated objects or fragmented MP4,
-//! [`subscribe::play`] writes a broadcast's media somewhere, [`subscribe::measure`] counts what arrives and how late.
-//! Both ends of a measurement run on one host, since latency is the difference of two readings of one clock
+//! [`subscribe::play`] writes a broadcast's media to a file or pipe, [`subscribe::measure`] counts what arrives and how
+//! late. Both ends of a measurement run on one host, since latency is the difference of two readings of one clock
 //! ([`payload::now`]).
 //!
 //! ```no_run

@@ -1,15 +1,15 @@
-//! Fragmented MP4 as MoQ tracks, named and described the way moq-pub does, so that moq-sub plays them.
+//! Fragmented MP4 as MoQ tracks, with the track names and the catalog that moq-pub uses, so that moq-sub plays them.
 //!
 //! `.catalog` and `0.mp4` (ftyp and moov) have one object each. `N.m4s` has the fragments of track N: an object is a
-//! fragment's moof and mdat with the boxes in front of them. A group begins with the first picture that a decoder can
-//! start with.
+//! fragment's moof and mdat with the boxes in front of them. A group begins with a picture at which a decoder can
+//! start.
 //!
 //! `catalog` describes the same tracks by MSF, and `catalog.json` by hang, moq-dev's format. If there are several
-//! [renditions](Renditions), the tracks of the others are named `r1-N.m4s` and so on. Tracks after another init
-//! segment are named `i2-N.m4s`.
+//! [renditions](Renditions), the tracks of the second one are named `r1-N.m4s`, and so on. If the input restarts with
+//! another init segment, the new tracks are named `i2-N.m4s`.
 //!
-//! Packaged as [LOC](millrace_moq::loc), an object is a sample and the tracks are `N.loc`; moq-pub's names and
-//! catalog are absent. Tracks that LOC cannot carry stay `N.m4s`.
+//! Packaged as [LOC](millrace_moq::loc), an object is a sample and the tracks are `N.loc`; moq-pub's names and catalog
+//! are absent. Tracks of codecs that LOC cannot carry remain `N.m4s`.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -56,18 +56,19 @@ pub const CATALOG: &str = ".catalog";
 /// Name of the track with the init segment of all tracks.
 pub const INIT: &str = "0.mp4";
 
-/// moq-pub's priority of media; its catalog and init segment have 0.
+/// The priority that moq-pub gives to media. The catalog and the init segment have priority 0.
 const MEDIA_PRIORITY: u8 = 127;
-/// Priority of sound where video has several subgroups. Each subgroup of video has the next lower priority.
+/// Priority of audio in a broadcast whose video has several subgroups. Each subgroup of video has the next lower
+/// priority.
 const SOUND_PRIORITY: u8 = MEDIA_PRIORITY - 3;
 
-/// The contents of an object.
+/// The packaging of media in objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Packaging {
-    /// A fragment: moof and mdat.
+    /// Each object is a fragment: moof and mdat.
     #[default]
     Cmaf,
-    /// A sample, with its time.
+    /// Each object is a sample with its time stamp.
     Loc,
 }
 
@@ -94,8 +95,8 @@ pub enum Cut {
     /// A group is one subgroup.
     #[default]
     Whole,
-    /// One subgroup each for key frames, frames that others need, and frames that none needs, in falling priority.
-    /// Sound goes before all of them.
+    /// One subgroup for key frames, one for frames that others reference, and one for frames that none references, in
+    /// falling priority. Audio has a higher priority than all of them.
     ByNeed,
 }
 

@@ -1,4 +1,4 @@
-//! Whole objects from the bytes of a data stream.
+//! Assembles whole objects from the bytes of a data stream.
 
 use bytes::{Bytes, BytesMut};
 use millrace_moq::data::{FetchItem, FetchParser, ObjectParser};
@@ -61,7 +61,8 @@ pub struct ObjectStream {
     stream: DataStream,
     parser: StreamObjectParser,
     chunk: Bytes,
-    /// The FETCH that this stream answers. Dropping it before the end would cancel the request.
+    /// The request stream of the FETCH that this data stream answers. Dropping it before the end would cancel the
+    /// request.
     _request: Option<SessionRequest>,
 }
 
@@ -77,19 +78,19 @@ impl ObjectStream {
         }
     }
 
-    /// Makes a stream of objects in `order`, the order that the FETCH asked for.
+    /// Makes a stream of the objects of a FETCH response. `order` is the group order that the FETCH asked for.
     pub fn fetch(draft: Draft, order: GroupOrder, stream: DataStream) -> Self {
         let parser = FetchParser::new(draft, order, stream.offset());
         Self { stream, parser: StreamObjectParser::Fetch(parser), chunk: Bytes::new(), _request: None }
     }
 
-    /// Keeps `request` open as long as this stream.
+    /// Keeps the request stream `request` open until this data stream is dropped.
     pub fn answering(self, request: SessionRequest) -> Self {
         Self { _request: Some(request), ..self }
     }
 
-    /// Returns the next object, or `None` at FIN. Marks of the end of a group or track are skipped. A reset gives
-    /// [`Error::Cancelled`].
+    /// Returns the next object, or `None` at FIN. END_OF_GROUP and END_OF_TRACK statuses are skipped. If the peer
+    /// resets the stream, the error is [`Error::Cancelled`].
     pub async fn next(&mut self) -> Result<Option<ReceivedObject>, Error> {
         loop {
             let mut rest = &self.chunk[..];
@@ -108,7 +109,7 @@ impl ObjectStream {
         }
     }
 
-    /// Returns the next `length` bytes. If they are all in one chunk, they share its memory.
+    /// Returns the next `length` bytes of the stream. If they arrived in one chunk, they are not copied.
     async fn payload(&mut self, length: u64) -> Result<Bytes, Error> {
         if length > MAX_PAYLOAD {
             self.stream.stop(code::Reset::EXCESSIVE_LOAD);

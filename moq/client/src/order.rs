@@ -1,4 +1,4 @@
-//! Puts the objects of a track's streams into the order of the track.
+//! Sorts the objects that arrive on a track's streams by group and object ID.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,48 +8,49 @@ use millrace_moq::Location;
 use crate::object::ReceivedObject;
 use crate::receive::TrackEvent;
 
-/// A queue that puts objects in the order of their locations.
+/// A queue that returns objects in the order of their locations.
 ///
-/// Groups come out one after the other. Within a group, an object comes out when no open stream can still carry an
-/// earlier one. Objects that arrive too late are dropped and counted. [`push`](Self::push) every event of the
-/// receiver's queue, and [`pop`](Self::pop) until it returns `None`. If [`is_waiting`](Self::is_waiting) lasts too
+/// Groups are returned one after the other. Within a group, an object is returned when no open stream can still carry
+/// an earlier one. Objects that arrive too late are dropped and counted. [`push`](Self::push) every event of the
+/// receiver's queue, and call [`pop`](Self::pop) until it returns `None`. If [`is_waiting`](Self::is_waiting) lasts too
 /// long, call `pop` with `now`, which skips the missing objects.
 #[derive(Debug, Default)]
 pub struct Sequencer {
     waiting: BTreeMap<Location, Bytes>,
-    /// The ID of the last object of each open stream, by group and stream.
+    /// The ID of the last object that arrived on each open stream, by group ID and stream ID.
     open: BTreeMap<(u64, u64), Option<u64>>,
-    /// The location after the last object that came out.
+    /// The location after the last object that was returned.
     next: Option<Location>,
-    /// The location inside a group at which the track may begin, when it was joined there.
+    /// A location within a group at which the track may begin, because the subscription began there.
     inside: Option<Location>,
     late: u64,
-    /// The last groups whose first object came out.
+    /// The latest groups whose first object was returned.
     begun: VecDeque<u64>,
-    /// Objects that may be of a restarted publisher. They are dropped if another object arrives of a newer group whose
-    /// stream is still open.
+    /// Objects with lower locations than those returned, which may come from a restarted publisher. They are dropped if
+    /// an object arrives that continues the old numbering.
     aside: Vec<ReceivedObject>,
 }
 
-/// Number of groups whose beginnings are remembered. A group further behind than this is not merely late.
+/// Number of latest groups that are remembered. An object whose group is further behind than this is not just late: its
+/// publisher has restarted.
 const REMEMBERED: usize = 64;
-/// Step in group IDs above which the groups in between are not waited for.
+/// Step in group IDs above which the queue does not wait for the groups in between.
 const JUMP: u64 = 64;
-/// Largest number of objects that are put aside until a stream has ended.
+/// Largest number of objects that are kept while it is not known whether the publisher has restarted.
 const ASIDE: usize = 256;
 
 impl Sequencer {
-    /// Starts the sequence after `last`: the objects up to it were received in another way.
+    /// Makes the sequence start after `last`. Objects up to `last` were received in another way.
     pub fn skip_to(&mut self, last: Location) {
         self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
     }
 
-    /// Allows the track to begin at `first`, and not only with the first object of a group.
+    /// Allows the track to begin at `first`. Otherwise it begins only with the first object of a group.
     pub fn may_begin_at(&mut self, first: Location) {
         self.inside = Some(first);
     }
 
-    /// Takes an event of the track's queue.
+    /// Adds an event of the track's queue.
     pub fn push(&mut self, step: TrackEvent) {
         match step {
             TrackEvent::Opened { group, stream } => {
@@ -80,7 +81,7 @@ impl Sequencer {
             self.open.retain(|(group, _), _| *group <= object.location.group);
         }
         if self.next.is_none_or(|next| object.location >= next) {
-            // A newer object shows that the objects put aside were merely late.
+            // An object that continues the old numbering shows that the objects in `aside` were merely late.
             self.late += std::mem::take(&mut self.aside).len() as u64;
             self.waiting.insert(object.location, object.payload);
         } else if self.aside.len() < ASIDE && (begins_anew || self.is_aside(object.location)) {
@@ -90,8 +91,9 @@ impl Sequencer {
         }
     }
 
-    /// Reports whether an object may be of a restarted publisher, which numbers from the beginning again. Its group
-    /// begins a second time, or is far behind. The publisher was restarted if no newer object can arrive.
+    /// Reports whether an object may come from a restarted publisher that counts groups from the beginning again. Its
+    /// group has begun before, or is far behind. The restart is certain only if no object with the old numbering can
+    /// arrive any more.
     fn begins_anew(&self, location: Location) -> bool {
         let Some(next) = self.next.filter(|next| location.object == 0 && location.group < next.group) else {
             return false;
@@ -105,7 +107,7 @@ impl Sequencer {
         !self.waiting.is_empty() || self.next.is_some_and(is_open)
     }
 
-    /// Reports whether an object follows those that were put aside.
+    /// Reports whether an object continues the objects in `aside`.
     fn is_aside(&self, location: Location) -> bool {
         self.aside.last().is_some_and(|last| last.location < location)
     }
@@ -115,13 +117,13 @@ impl Sequencer {
         self.late
     }
 
-    /// Reports whether objects wait for earlier ones.
+    /// Reports whether any object waits for one with a lower location.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Returns the next object in order, or `None` if an earlier one may still arrive. With `now`, returns the first
-    /// waiting object and skips those missing before it.
+    /// Returns the next object in order, or `None` if an earlier one may still arrive. With `now`, returns the waiting
+    /// object with the lowest location, and skips the missing ones before it.
     pub fn pop(&mut self, now: bool) -> Option<ReceivedObject> {
         let (location, _) = self.waiting.first_key_value()?;
         let location = *location;
@@ -144,15 +146,15 @@ impl Sequencer {
             streams.all(|(_, last)| last.is_some_and(|last| last >= location.object))
         };
         match self.next {
-            // The first key frame may be on another stream than the frames after it, and arrive later.
+            // A group's first object, a key frame, may be on another stream than the next ones and arrive after them.
             None => (location.object == 0 || self.inside == Some(location)) && nothing_before(location.group),
             Some(next) if next == location => true,
             Some(next) if next.group == location.group => nothing_before(location.group),
-            // The next group begins once no more can arrive of the current one. It begins with its first object,
-            // which may be on a stream that a loss delays.
+            // The next group begins when no stream of the current one is open. It begins with its first object, because
+            // packet loss may delay that object's stream.
             Some(next) => {
                 let is_over = self.open.range((next.group, 0)..=(next.group, u64::MAX)).next().is_none();
-                // A restarted publisher continues far ahead of where it was.
+                // A publisher that is restarted continues with a much larger group ID.
                 let follows =
                     location.group == next.group + 1 || location.group > next.group.saturating_add(JUMP);
                 is_over && location.object == 0 && follows
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn next_group_waits_for_the_one_before() {
+    fn next_group_waits_for_the_end_of_the_previous_group() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 4, stream: 3 });
         sequencer.push(object(4, 0, 3));
@@ -203,7 +205,7 @@ mod tests {
         sequencer.push(object(1, 0, 3));
         sequencer.push(TrackEvent::Closed { group: 1, stream: 3 });
         assert_eq!(drain(&mut sequencer, false), ["1.0", "1.1"]);
-        // The deltas are cut short, and the next key frame does not wait for them.
+        // The stream of the delta frames ends early, and the next key frame does not wait for the missing ones.
         sequencer.push(TrackEvent::Closed { group: 1, stream: 4 });
         sequencer.push(TrackEvent::Opened { group: 2, stream: 5 });
         sequencer.push(object(2, 0, 5));
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn track_begins_with_a_group_or_at_the_allowed_object() {
+    fn track_begins_with_the_first_object_of_a_group_or_at_the_allowed_location() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 3, stream: 7 });
         sequencer.push(object(3, 1, 7));
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn group_far_ahead_is_not_waited_for() {
+    fn groups_before_a_large_step_are_skipped() {
         let mut sequencer = Sequencer::default();
         sequencer.push(TrackEvent::Opened { group: 7, stream: 1 });
         sequencer.push(object(7, 0, 1));
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn renumbering_publisher_is_followed_and_late_group_is_not() {
+    fn restart_of_the_group_numbering_is_told_from_a_late_group() {
         let mut sequencer = Sequencer::default();
         let send = |sequencer: &mut Sequencer, group: u64, stream: u64| {
             sequencer.push(TrackEvent::Opened { group, stream });
@@ -272,9 +274,10 @@ mod tests {
         assert_eq!(send(&mut joined, 0, 2), ["0.0"], "far behind");
     }
 
-    /// The last old stream ends at the same time as the first new one begins, in either order.
+    /// The last stream with the old numbering ends at about the same time as the first one with the new numbering
+    /// begins, in either order.
     #[test]
-    fn renumbering_publisher_is_followed_from_its_first_object() {
+    fn restart_of_the_group_numbering_loses_no_object() {
         let begun = || {
             let mut sequencer = Sequencer::default();
             for group in 0..3 {
@@ -297,7 +300,7 @@ mod tests {
         anew.push(object(0, 2, 7));
         assert_eq!(drain(&mut anew, false), ["0.2"]);
         assert_eq!(anew.late_objects(), 0);
-        // A copy that arrives late starts no new numbering.
+        // A late copy of an earlier group does not count as a restart of the numbering.
         let mut copy = begun();
         copy.push(object(2, 1, 2));
         copy.push(TrackEvent::Closed { group: 2, stream: 2 });
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_group_is_skipped_on_demand() {
+    fn pop_with_now_skips_a_missing_group() {
         let mut sequencer = Sequencer::default();
         sequencer.skip_to(Location::new(0, 9));
         sequencer.push(object(2, 0, 1));
@@ -314,7 +317,7 @@ mod tests {
     }
 
     proptest! {
-        /// There are two subgroups per group, on streams that are interleaved in any way.
+        /// Each group has two subgroups, on streams whose data arrive interleaved in any way.
         #[test]
         fn interleaved_streams_come_out_in_order(choices in prop::collection::vec(any::<prop::sample::Index>(), 60)) {
             let mut streams: Vec<Vec<TrackEvent>> = Vec::new();
@@ -331,7 +334,7 @@ mod tests {
                 }
             }
             let mut sequencer = Sequencer::default();
-            // Every stream opens before the first object arrives, so nothing can be late.
+            // All streams open before the first object arrives, so no object can be late.
             streams.iter_mut().for_each(|steps| steps.pop().into_iter().for_each(|step| sequencer.push(step)));
             let mut out = Vec::new();
             for choice in choices {
@@ -345,7 +348,7 @@ mod tests {
             }
             streams.into_iter().flat_map(|steps| steps.into_iter().rev()).for_each(|step| sequencer.push(step));
             out.extend(drain(&mut sequencer, false));
-            // The first group with an object begins the track; the groups before it are not part of it.
+            // The track begins with the first group that has an object. Empty groups before it do not count.
             let first = expected.iter().position(|text| Some(text) == out.first()).unwrap();
             prop_assert_eq!(&out[..], &expected[first..]);
             prop_assert_eq!(first % 6, 0);

@@ -1,5 +1,4 @@
-//! Latency over all objects that a subscriber should have received. An object that never arrives counts as infinitely
-//! late, so that dropped objects do not improve the figures.
+//! Latency statistics over all objects that a subscriber should have received.
 
 use std::time::Duration;
 
@@ -8,37 +7,38 @@ use serde::Serialize;
 
 use crate::payload::Stamp;
 
-/// Time from the first arrival until objects count. The group that is joined may be as old as it is long.
+/// Time after the first arrival from which sent objects count. A subscription begins with objects of the current group
+/// that were sent long before.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// Latency above which an object is late for live media.
+/// Latency up to which an object is on time for live media.
 const ON_TIME: Duration = Duration::from_secs(1);
 
-/// The objects that one subscriber, or several together, should have received and did receive.
+/// Statistics of the objects that one subscriber, or several together, should have received, and of those received.
 #[derive(Clone, Debug)]
 pub struct Owed {
-    /// Objects count if they were sent from this time on.
+    /// Objects count if they were sent at this time or later.
     since: Option<Duration>,
-    /// Number of the last object before that time that arrived. Objects missing between it and the first that counts
-    /// do count.
+    /// Largest sequence number of an object that was sent before `since` and arrived. Missing objects from the next
+    /// number on do count.
     before: Option<u64>,
-    /// The lowest number of the objects that arrived and count.
+    /// The lowest sequence number of an object that counts and arrived.
     first: Option<u64>,
-    /// Number of objects of the track, or 0 if unknown.
+    /// Number of objects that the track will have, or 0 if unknown.
     total: u64,
-    /// The lowest and the highest number that arrived, each with its time of sending.
+    /// The lowest and the highest sequence number that arrived, each with its sending time.
     ends: Option<[(u64, Duration); 2]>,
-    /// Latency of the objects that count and arrived, in ns.
+    /// Latency in nanoseconds of the objects that count and arrived.
     latency: Histogram<u64>,
 }
 
 impl Owed {
-    /// Makes a record without objects. `latency` is an empty histogram.
+    /// Makes statistics without objects. `latency` is an empty histogram.
     pub fn new(latency: Histogram<u64>) -> Self {
         Self { since: None, before: None, first: None, total: 0, ends: None, latency }
     }
 
-    /// Records the first arrival of an object.
+    /// Records an object that has arrived for the first time.
     pub fn object(&mut self, stamp: Stamp, now: Duration) {
         let since = *self.since.get_or_insert(now + SETTLING);
         self.total = stamp.total;
@@ -49,11 +49,12 @@ impl Owed {
             return;
         }
         self.first = Some(self.first.map_or(stamp.sequence, |first| first.min(stamp.sequence)));
-        // The histogram grows on demand, so it takes any value.
+        // The histogram grows on demand, so it can record any value.
         let _ = self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64);
     }
 
-    /// Reports whether the last object of the track was due by `now`, at the rate of the objects that arrived.
+    /// Reports whether the last object of the track should have been sent by `now`, at the rate of the objects that
+    /// arrived.
     pub fn is_published(&self, now: Duration) -> bool {
         let Some([(low, since), (high, until)]) = self.ends else { return false };
         let came = (high - low) as u32;
@@ -62,21 +63,22 @@ impl Owed {
         came > 0 && self.total > 0 && until + interval.saturating_mul(missing as u32) <= now
     }
 
-    /// Returns the number of objects that should have arrived by the end of the track. Returns `None` if the track's
-    /// length is unknown, or nothing arrived.
+    /// Returns the number of objects that count up to the end of the track, whether they arrived or not. Returns `None`
+    /// if the track's length is unknown, or nothing arrived.
     fn objects(&self) -> Option<u64> {
         let first = self.before.map(|before| before + 1).or(self.first)?;
         self.total.checked_sub(first)
     }
 
-    /// Reports on several subscribers together. Returns `None` if for one of them the number of objects is unknown.
+    /// Returns common statistics of several subscribers. Returns `None` if the number of objects is unknown for one of
+    /// them.
     pub fn report<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<OwedReport> {
         let mut objects = 0;
         let mut latency: Option<Histogram<u64>> = None;
         for one in all {
             objects += one.objects()?;
             match &mut latency {
-                // Both histograms grow on demand, so each fits into the other.
+                // Both histograms grow on demand, so one can always be added to the other.
                 Some(latency) => drop(latency.add(&one.latency)),
                 None => latency = Some(one.latency.clone()),
             }
@@ -89,7 +91,7 @@ impl Owed {
     }
 }
 
-/// Returns the quantile by nearest rank among all objects that count; `None` if the object of that rank never
+/// Returns the quantile by nearest rank among all objects that count. Returns `None` if the object of that rank never
 /// arrived.
 fn at_quantile(latency: &Histogram<u64>, objects: u64, quantile: f64) -> Option<f64> {
     let rank = (quantile * objects as f64).ceil().max(1.0);
@@ -97,16 +99,16 @@ fn at_quantile(latency: &Histogram<u64>, objects: u64, quantile: f64) -> Option<
     (share <= 1.0).then(|| latency.value_at_quantile(share) as f64 / 1e3)
 }
 
-/// The figures of one or more subscribers, for printing.
+/// Statistics of one or more subscribers, in the form that is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OwedReport {
-    /// Number of objects sent from a second after the first arrival to the end of the track.
+    /// Number of objects that were sent from one second after the first arrival to the end of the track.
     pub objects: u64,
-    /// Number of these objects that arrived.
+    /// Number of the objects in `objects` that arrived.
     pub delivered: u64,
-    /// Number of these objects that arrived within a second.
+    /// Number of the objects in `objects` that arrived within a second of being sent.
     pub on_time: u64,
-    /// Latency quantiles over all objects that count.
+    /// Latency quantiles over the objects in `objects`, arrived or not.
     pub latency_us: OwedLatency,
 }
 
@@ -128,7 +130,8 @@ mod tests {
     const TOTAL: u64 = 400;
     const INTERVAL: Duration = Duration::from_millis(10);
 
-    /// Simulates a subscriber. `comes` returns the delay of each object in ms, or `None` if it never arrives.
+    /// Simulates a subscriber. `comes` returns the delay of each object in milliseconds, or `None` if the object never
+    /// arrives.
     fn subscriber(comes: impl Fn(u64) -> Option<u64>) -> Owed {
         let mut owed = Owed::new(Histogram::new(3).unwrap());
         for sequence in 0..TOTAL {
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_last_objects_count() {
+    fn missing_objects_at_the_end_of_the_track_count() {
         let gap = subscriber(|n| (!(95..105).contains(&n)).then_some(0));
         assert_eq!(
             Owed::report([&gap]).map(|report| report.objects),
@@ -180,16 +183,16 @@ mod tests {
     }
 
     #[test]
-    fn object_a_second_late_is_not_on_time() {
+    fn object_later_than_a_second_is_not_on_time() {
         let report = Owed::report([&subscriber(|n| Some(if n < 200 { 10 } else { 1500 }))]).unwrap();
         assert_eq!((report.objects, report.delivered, report.on_time), (299, 299, 99));
     }
 
     #[test]
-    fn track_is_published_once_its_last_object_was_due() {
+    fn track_counts_as_sent_when_its_last_object_was_due() {
         let start = Duration::from_secs(5);
         let end = start + INTERVAL * (TOTAL as u32 - 1);
-        // The arrivals are far behind.
+        // In this case the objects arrive long after they were sent.
         let owed = subscriber(|n| (n < 50).then_some(10_000));
         assert!(!owed.is_published(end - INTERVAL / 2) && owed.is_published(end));
         assert!(!subscriber(|n| (n == 3).then_some(0)).is_published(end * 2), "how fast it is, is not known");
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn subscriber_with_few_objects_misses_the_rest() {
+    fn subscriber_that_receives_few_objects_misses_the_rest() {
         let report = Owed::report([&subscriber(|n| (n == 3).then_some(0))]).unwrap();
         assert_eq!((report.objects, report.delivered, report.latency_us.p50), (396, 0, None));
         assert_eq!(Owed::report([&subscriber(|_| None)]), None);

@@ -10,8 +10,8 @@ const MAGIC: [u8; 8] = *b"millrace";
 /// The shortest payload, in bytes: magic, sequence number, time, total.
 pub const MIN_LEN: usize = 32;
 
-/// Returns the time of `CLOCK_MONOTONIC`. All processes of a host share it, in any network namespace, so a
-/// publisher's stamps can be compared with a subscriber's clock.
+/// Returns the time of `CLOCK_MONOTONIC`. All processes of a host share it, in any network namespace, so a subscriber
+/// can compute the latency of an object from the sending time in it.
 pub fn now() -> Duration {
     // This clock always exists on Linux.
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
@@ -28,9 +28,9 @@ pub struct Stamp {
     pub total: u64,
 }
 
-/// Returns a word of the pattern after the stamp. It depends on the sequence number and the word's place.
+/// Returns a 64-bit word of the pattern that follows the stamp. It depends on the sequence number and the word's index.
 fn word(sequence: u64, index: u64) -> [u8; 8] {
-    // The factor is 2^64 divided by the golden ratio, which spreads successive numbers over all bits.
+    // The factor is 2^64 divided by the golden ratio. Multiplication by it spreads successive numbers over all bits.
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     (sequence.wrapping_mul(ODD) ^ index).wrapping_mul(ODD).to_le_bytes()
 }
@@ -52,7 +52,7 @@ pub fn build(stamp: Stamp, length: usize) -> Bytes {
     out.into()
 }
 
-/// The fault of a payload.
+/// The reason why a payload is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadFault {
     /// The payload has no stamp.
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_of_the_pattern_is_found() {
+    fn change_of_any_byte_of_the_pattern_is_detected() {
         let stamp = Stamp { sequence: 7, sent: Duration::ZERO, total: 0 };
         let payload = build(stamp, 100);
         for at in MIN_LEN..100 {

@@ -63,12 +63,12 @@ pub struct PublishOptions {
     pub input: Input,
     /// Whether to push the tracks with PUBLISH, instead of announcing the namespace and waiting for subscriptions.
     pub push: bool,
-    /// The ID of the first group of all tracks; `None` for the time in milliseconds since 1970. Publishers that stand
-    /// in for each other need the same ID.
+    /// The ID of the first group of all tracks; `None` for the time in milliseconds since 1970. Redundant publishers of
+    /// the same broadcast need the same ID.
     pub first_group: Option<u64>,
-    /// The part of a track that is kept for subscribers that lag or fetch.
+    /// Limits on the objects of a track that are kept for subscribers that lag or join late, and for FETCH.
     pub history: History,
-    /// Whether to begin only once there is a subscriber.
+    /// Whether to wait for the first subscriber before publishing.
     pub wait: bool,
     /// Whether to connect again when the session ends, and to keep trying when none can be established.
     pub reconnect: bool,
@@ -89,7 +89,7 @@ pub enum Input {
         reader: Box<dyn AsyncRead + Unpin>,
         /// Whether to publish at the pace of the time stamps, for input that is not live.
         realtime: bool,
-        /// The contents of an object.
+        /// The packaging of media in objects.
         packaging: Packaging,
         /// The way in which groups are divided into subgroups.
         cut: Cut,
@@ -109,13 +109,13 @@ pub const RUNGS: usize = 3;
 
 /// The output of an encoder.
 pub struct Encoded {
-    /// Fragmented MP4. All renditions have key frames at the same times.
+    /// A stream of fragmented MP4. All renditions must have key frames at the same times.
     pub reader: Box<dyn AsyncRead + Unpin>,
-    /// Bit rate of its video, in bits per second.
+    /// Bit rate of the rendition's video, in bits per second.
     pub bitrate: u64,
 }
 
-/// The reason why a broadcast ended early.
+/// The reason why publishing ended before the input did.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -144,10 +144,10 @@ impl From<Stopped> for Error {
     }
 }
 
-/// Figures of the broadcast and its packets.
+/// Statistics of the broadcast, and of the packets that carried it.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct PublishReport {
-    /// Number and rate of generated objects. An overloaded machine makes fewer than asked for.
+    /// Number and rate of the generated objects. The rate is lower than configured if the machine is overloaded.
     #[serde(flatten)]
     pub generated: Option<Generated>,
     /// Number of packets sent.
@@ -165,8 +165,8 @@ pub struct PublishReport {
 /// Publishes until the input has ended and everything is delivered, or until `stop` completes.
 ///
 /// # Errors
-/// Fails if the relay cannot be reached or refuses the broadcast, the input cannot be read, or the session ends
-/// early. With [`PublishOptions::reconnect`] it fails only if another attempt would not help.
+/// Fails if the relay cannot be reached or refuses the broadcast, the input cannot be read, or the session ends early.
+/// With [`PublishOptions::reconnect`] it fails only on errors that a new session cannot resolve.
 pub async fn publish(
     options: PublishOptions,
     stop: impl Future<Output = ()>,
@@ -174,7 +174,7 @@ pub async fn publish(
     let PublishOptions { remote, namespace, input, push, first_group, history, wait, reconnect } = options;
     let broadcast = Broadcast::new(namespace, history);
     first_group.into_iter().for_each(|first| broadcast.number_groups_from(first));
-    // The tracks must exist before a subscriber can ask for them.
+    // The tracks must exist before the broadcast is announced, because subscribers may request them at once.
     let source = TrackSource::new(input, &broadcast)?;
     let (current, sessions) = watch::channel(None);
     let keeper =
@@ -189,7 +189,7 @@ pub async fn publish(
         return Ok(PublishReport::default());
     };
     let path = session.connection().stats().path;
-    // The keeper is gone, which closes the session.
+    // `keeper.run()` was dropped above, which closes the session. This waits until the peer has received the close.
     session.closed().await;
     Ok(PublishReport {
         generated,
@@ -201,7 +201,7 @@ pub async fn publish(
     })
 }
 
-/// Runs the source until it has ended and everything is delivered.
+/// Publishes the input to its end, and waits until everything is delivered.
 async fn work(
     source: TrackSource,
     broadcast: &Broadcast,
@@ -212,7 +212,7 @@ async fn work(
         let current = sessions.wait_for(Option::is_some).await.ok().and_then(|current| current.clone());
         match current {
             Some(current) => current,
-            // The keeper has ended, and `publish` returns its error.
+            // `keeper.run()` has ended with an error, which `publish` returns.
             None => std::future::pending().await,
         }
     };
@@ -226,7 +226,7 @@ async fn work(
     Ok(generated)
 }
 
-/// An [`Input`] with the tracks that it goes to.
+/// An [`Input`], with the tracks on which it is published.
 enum TrackSource {
     Generated(Generator, Arc<BroadcastTrack>),
     Media { media: Box<MediaPublisher>, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },
@@ -275,10 +275,10 @@ impl TrackSource {
 }
 
 async fn generate(generator: Generator, track: Arc<BroadcastTrack>) -> Result<Generated, Error> {
-    // The generator needs a thread of its own: it spins for up to 80 us before each object.
+    // The generator busy-waits for up to 80 us before each object, so it must not run in a thread of the async runtime.
     let (done, ended) = tokio::sync::oneshot::channel();
     let generate = move || {
-        // The receiver is gone if the session has ended.
+        // The send fails if the session has ended, which drops the receiver.
         let _ = done.send(generator.run(&track));
     };
     std::thread::Builder::new().name("generate".into()).spawn(generate).map_err(Error::Thread)?;

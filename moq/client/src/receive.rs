@@ -1,4 +1,5 @@
-//! The subscriber's side of a session: routes data streams and datagrams to the requests that they answer.
+//! The subscriber's side of a session. It passes each data stream and datagram to the subscription or FETCH that it
+//! belongs to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ use crate::object::{ObjectStream, ReceivedObject};
 use crate::session::{DataStream, Error, Handler, Session, SessionRequest, reset_of, violation};
 use crate::stats::{ObjectFigures, StreamOrder};
 
-/// Time that a stream waits for the answer that names its track alias.
+/// Longest time that a data stream waits for the response (SUBSCRIBE_OK) that defines its track alias.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
-/// Time that the stream of a fill may take to begin.
+/// Longest time to wait for the data stream of a fill: the objects from before the subscription.
 const FILL_WAIT: Duration = Duration::from_secs(10);
 
-/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived: they were reset before their
-/// header, or are still on the way.
+/// Time to wait for streams that PUBLISH_DONE counts but that have not arrived. They were reset before their header
+/// arrived, or are delayed.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
 /// An event in a track's queue.
@@ -53,12 +54,12 @@ pub enum TrackEvent {
     Datagram(ReceivedObject),
 }
 
-/// The destination of a track's objects.
+/// Where the objects of a track go.
 #[derive(Clone)]
 pub enum ObjectSink {
-    /// Counts objects as they arrive.
+    /// Statistics: objects are counted as they arrive.
     Figures(Arc<Mutex<ObjectFigures>>),
-    /// Passes objects on. The queue is bounded: a slow reader blocks the track's streams.
+    /// A bounded queue. If its reader is slow, flow control blocks the track's streams.
     Queue(mpsc::Sender<TrackEvent>),
 }
 
@@ -68,7 +69,7 @@ struct SinkEntry {
     streams: watch::Sender<SubscriptionStreams>,
 }
 
-/// Number of a subscription's data streams that have begun, and that have ended.
+/// Number of a subscription's data streams that have begun, and number of those that have ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct SubscriptionStreams {
     begun: u64,
@@ -103,9 +104,9 @@ type Fetches = HashMap<u64, (GroupOrder, oneshot::Sender<ObjectStream>)>;
 /// ```
 pub struct ObjectReceiver {
     session: Arc<Session>,
-    /// Sinks of tracks, by track alias.
+    /// The sink of each track, by track alias.
     tracks: watch::Sender<HashMap<u64, SinkEntry>>,
-    /// Waiting fetches, by request ID.
+    /// FETCHes whose data stream has not arrived, by request ID.
     fetches: Mutex<Fetches>,
 }
 
@@ -117,14 +118,15 @@ pub struct EstablishedSubscription {
     pub ok: SubscribeOk,
     request: SessionRequest,
     streams: watch::Receiver<SubscriptionStreams>,
-    /// The stream of earlier objects, if the subscription asked for them and there were some.
+    /// The data stream of the fill (objects from before the subscription), if the subscription asked for it and such
+    /// objects exist.
     fill: Option<oneshot::Receiver<ObjectStream>>,
-    /// Number of the subscription's streams that are not subgroups: 1 with a fill.
+    /// Number of the subscription's data streams that are not subgroups: 1 if there is a fill.
     others: u64,
 }
 
 impl EstablishedSubscription {
-    /// Waits for the end of the subscription (PUBLISH_DONE) and of its streams.
+    /// Waits for PUBLISH_DONE, and for the end of all data streams of the subscription.
     pub async fn done(&mut self) -> Result<PublishDone, Error> {
         let done = loop {
             match self.request.next().await? {
@@ -140,7 +142,7 @@ impl EstablishedSubscription {
                 break;
             }
             let changed = self.streams.changed();
-            // A stream that has begun may take its time; one that has not begun may never arrive.
+            // A stream that has begun may take any time to end, but a stream that has not begun may never arrive.
             let is_quiet = match streams.begun > streams.ended {
                 true => changed.await.is_err(),
                 false => !matches!(tokio::time::timeout(STRAGGLERS, changed).await, Ok(Ok(()))),
@@ -152,14 +154,14 @@ impl EstablishedSubscription {
         Ok(done)
     }
 
-    /// Ends the subscription.
+    /// Cancels the subscription.
     pub fn cancel(&mut self) {
         self.request.cancel();
     }
 }
 
 impl ObjectReceiver {
-    /// Makes a receiver; pass it to [`Session::run`].
+    /// Makes a receiver. It has to be passed to [`Session::run`].
     pub fn new(session: Arc<Session>) -> Arc<Self> {
         let tracks = watch::Sender::new(HashMap::new());
         Arc::new(Self { session, tracks, fetches: Mutex::new(Fetches::new()) })
@@ -170,7 +172,7 @@ impl ObjectReceiver {
         &self.session
     }
 
-    /// Subscribes to `track` and waits for the answer. Its objects go to `sink`.
+    /// Subscribes to `track` and waits for the response. The track's objects go to `sink`.
     pub async fn subscribe(
         &self,
         track: TrackName,
@@ -180,7 +182,8 @@ impl ObjectReceiver {
         let request_id = self.session.next_request_id();
         let fill = parameters.fill.as_ref().map(|fill| {
             let (sender, stream) = oneshot::channel();
-            // The stream may arrive before the answer.
+            // The fill's data stream may arrive before the response to SUBSCRIBE, so the stream is expected from here
+            // on.
             self.fetches.lock().insert(request_id, (fill.group_order.unwrap_or_default(), sender));
             stream
         });
@@ -192,7 +195,7 @@ impl ObjectReceiver {
             }
         };
         let (mut request, ok) = asked.await.inspect_err(|_| drop(self.fetches.lock().remove(&request_id)))?;
-        // A fill has no stream if the track has no objects yet.
+        // If the track has no objects yet, the publisher opens no data stream for the fill.
         let fill = fill.filter(|_| ok.parameters.largest_object.is_some());
         if TrackProperties::parse(&ok.properties)?.unsupported.is_some() {
             request.cancel();
@@ -206,18 +209,18 @@ impl ObjectReceiver {
         Ok(EstablishedSubscription { request_id, ok, request, streams, fill, others })
     }
 
-    /// Removes a subscription that has ended; its sink receives nothing more.
+    /// Removes a subscription that has ended. Its sink receives no more objects.
     pub fn forget(&self, subscription: EstablishedSubscription) {
         self.tracks.send_modify(|tracks| {
             tracks.remove(&subscription.ok.track_alias);
         });
     }
 
-    /// Sends a FETCH and returns the stream of its objects.
+    /// Sends a FETCH and returns the data stream of its objects.
     pub async fn fetch(&self, kind: FetchKind, order: GroupOrder) -> Result<ObjectStream, Error> {
         let request_id = self.session.next_request_id();
         let (sender, stream) = oneshot::channel();
-        // The stream may arrive before the answer.
+        // The data stream may arrive before FETCH_OK, so it is expected from here on.
         self.fetches.lock().insert(request_id, (order, sender));
         let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
         let mut request = self.session.request(FetchRequest { request_id, kind, parameters }).await?;
@@ -234,8 +237,9 @@ impl ObjectReceiver {
         }
     }
 
-    /// Returns `parameters` for a subscription to new objects. In drafts with fills, they also ask for the objects from
-    /// `groups_back` groups before the current one on, which [`ObjectReceiver::join`] returns.
+    /// Returns `parameters` changed so that the subscription gets new objects only. In drafts that support fills, they
+    /// also request the earlier objects from `groups_back` groups before the current one on. [`ObjectReceiver::join`]
+    /// returns those.
     pub fn joining(&self, groups_back: u64, parameters: Parameters) -> Parameters {
         let fill = Parameters {
             filter: Some(Filter::Relative(groups_back.saturating_add(1))),
@@ -246,8 +250,8 @@ impl ObjectReceiver {
         Parameters { filter: parameters.filter.or(Some(Filter::NextObject)), fill, ..parameters }
     }
 
-    /// Returns the earlier objects of a subscription that was made with [`ObjectReceiver::joining`], from `groups_back`
-    /// groups before the current one on. Returns `None` if there were none: the subscription has everything.
+    /// Returns the stream of objects from before the subscription, which was made with [`ObjectReceiver::joining`].
+    /// They begin `groups_back` groups before the current one. Returns `None` if no such objects exist.
     pub async fn join(
         &self,
         subscription: &mut EstablishedSubscription,
@@ -300,7 +304,7 @@ impl Handler for ObjectReceiver {
             StreamHeader::Fetch { request_id } => {
                 let fetch = self.fetches.lock().remove(&request_id);
                 match fetch {
-                    // The waiting task may have given up meanwhile.
+                    // The task that sent the FETCH may have been dropped meanwhile.
                     Some((order, waiting)) => {
                         let objects = ObjectStream::fetch(self.session.draft(), order, stream);
                         drop(waiting.send(objects));
@@ -315,7 +319,7 @@ impl Handler for ObjectReceiver {
 
     fn datagram(&self, datagram: ObjectDatagram) {
         let tracks = self.tracks.borrow();
-        // A datagram that arrives before its alias is known may be dropped (draft-22, "Datagrams").
+        // A datagram that arrives before its track alias is known may be dropped (draft-22, "Datagrams").
         match tracks.get(&datagram.alias).map(|entry| &entry.sink) {
             Some(ObjectSink::Figures(figures)) if datagram.status.is_none() => {
                 figures.lock().object(&datagram.payload, &mut StreamOrder::default());
@@ -323,7 +327,7 @@ impl Handler for ObjectReceiver {
             Some(ObjectSink::Queue(queue)) if datagram.status.is_none() => {
                 let location = Location::new(datagram.group, datagram.object);
                 let object = ReceivedObject { location, payload: datagram.payload };
-                // A full queue drops the object, like a full socket buffer.
+                // If the queue is full, the object is dropped, as a full socket buffer drops datagrams.
                 let _ = queue.try_send(TrackEvent::Datagram(object));
             }
             _ => {}
@@ -354,7 +358,7 @@ async fn pass_on(
     stream: u64,
     objects: &mut ObjectStream,
 ) -> Result<(), Error> {
-    // A send fails when the track's reader is gone; the rest is not needed then.
+    // The send fails if the reader of the track's queue was dropped. The rest of the stream is not needed then.
     if queue.send(TrackEvent::Opened { group, stream }).await.is_err() {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! The publisher's side of a session: answers a relay's or a subscriber's requests for a broadcast.
+//! The publisher's side of a session. It answers the peer's requests for a broadcast and sends its objects.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use tokio::task::JoinSet;
 use crate::broadcast::{Broadcast, BroadcastEvent, BroadcastTrack, DatagramObject, Subgroup};
 use crate::session::{Error, Handler, Session, SessionRequest, reset, violation};
 
-/// Time that the end of a subscription waits for acknowledgements.
+/// Longest time that the end of a subscription waits until the peer has acknowledged all streams.
 const DRAIN: Duration = Duration::from_secs(10);
 /// Time that a joining FETCH waits for the subscription that it names, which may arrive later.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
-/// The object ID that stands for the end of a group: the largest that every peer can hold.
+/// The object ID that means the end of a group. It is the largest one that every peer can represent.
 const LAST_OBJECT: u64 = (1 << 62) - 1;
 
 /// A server of one broadcast on one session.
@@ -62,13 +62,13 @@ struct Joinable {
 }
 
 impl BroadcastServer {
-    /// Makes a server; pass it to [`Session::run`].
+    /// Makes a server. It has to be passed to [`Session::run`].
     pub fn new(session: Arc<Session>, broadcast: Arc<Broadcast>) -> Arc<Self> {
         let joinable = watch::Sender::new(HashMap::new());
         Arc::new(Self { session, broadcast, next_alias: AtomicU64::new(0), joinable })
     }
 
-    /// Announces the namespace. It stays announced until the returned request is dropped.
+    /// Announces the namespace with PUBLISH_NAMESPACE. It stays announced until the returned request is dropped.
     pub async fn announce(&self) -> Result<SessionRequest, Error> {
         let message = PublishNamespace {
             request_id: self.session.next_request_id(),
@@ -83,7 +83,7 @@ impl BroadcastServer {
         Ok(request)
     }
 
-    /// Pushes `track` to the peer with PUBLISH, and serves it to its end.
+    /// Pushes `track` to the peer with PUBLISH, and serves it until the track ends.
     pub async fn publish(self: Arc<Self>, track: Arc<BroadcastTrack>) -> Result<(), Error> {
         let request_id = self.session.next_request_id();
         let track_alias = self.next_alias.fetch_add(1, Ordering::Relaxed);
@@ -109,15 +109,15 @@ impl BroadcastServer {
         subscription.run(request, None).await
     }
 
-    /// Returns the largest group of the broadcast's tracks that the relay still has, if it is a relay of this project.
-    /// Other relays are not asked, since not all of them support TRACK_STATUS.
+    /// Returns the largest group ID that the relay has of any track of the broadcast. Only Millrace relays are asked,
+    /// because not all other relays support TRACK_STATUS.
     pub async fn largest_group(&self) -> Option<u64> {
         if !self.session.is_with_millrace().await {
             return None;
         }
         let mut largest = None;
         for track in self.broadcast.tracks() {
-            // The relay refuses a request for a track that it does not know.
+            // The relay answers with REQUEST_ERROR if it does not have the track.
             let known = self.ask_largest(&track).await.ok().flatten();
             largest = largest.max(known.map(|known| known.group));
         }
@@ -140,7 +140,7 @@ impl BroadcastServer {
         let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
     }
 
-    /// Waits until there is no subscription. A subscription that has ended counts until its objects are delivered.
+    /// Waits until there is no subscription. A subscription counts until its last objects are acknowledged.
     pub async fn idle(&self) {
         // The wait cannot fail: the sender is in `self`.
         let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
@@ -201,7 +201,7 @@ impl BroadcastServer {
         past.write(&track, self.session.draft(), &mut stream).await
     }
 
-    /// Returns the track and the range of a FETCH, both ends inclusive, or the code and reason to refuse it with.
+    /// Returns the track and the inclusive range of a FETCH, or the error code and reason with which to refuse it.
     async fn fetch_range(
         &self,
         kind: FetchKind,
@@ -246,7 +246,7 @@ fn properties_for(track: &BroadcastTrack, parameters: &Parameters) -> Properties
     }
 }
 
-/// Reports whether a message has range filters. A peer may not send any, since we send no MAX_FILTER_RANGES.
+/// Reports whether a message has range filters. A peer must not send any, because we do not send MAX_FILTER_RANGES.
 fn has_range_filters(message: &Message) -> bool {
     let parameters = match message {
         Message::Subscribe(message) => &message.parameters,
@@ -272,7 +272,7 @@ impl Handler for BroadcastServer {
     }
 }
 
-/// Existing objects, sent on one stream: a FETCH response, or a fill.
+/// Objects that exist already, sent on one stream: a FETCH response, or a fill (objects from before a subscription).
 #[derive(Clone, Copy)]
 struct PastObjects {
     request_id: u64,
@@ -282,7 +282,8 @@ struct PastObjects {
 }
 
 impl PastObjects {
-    /// Writes the kept objects of the range. Objects that history has dropped are reported as unknown, not as absent.
+    /// Writes the kept objects of the range. Ranges that the history has dropped are reported as unknown, not as
+    /// nonexistent.
     async fn write(self, track: &BroadcastTrack, draft: Draft, stream: &mut SendStream) -> Result<(), Error> {
         let Self { request_id, order, start, last } = self;
         let objects = track.range(start, last, order);
@@ -291,7 +292,8 @@ impl PastObjects {
         let mut out = Vec::new();
         encode_fetch_header(request_id, &mut out);
         let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
-        // The groups that history dropped come first in ascending order, and last in descending order.
+        // Groups that the history has dropped are older than the kept ones. They come first in ascending order, and
+        // last in descending order.
         if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
             encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
         }
@@ -317,11 +319,11 @@ impl PastObjects {
     }
 }
 
-/// The range of objects that a subscription lets through. REQUEST_UPDATE changes it.
+/// The range of objects that a subscription forwards. REQUEST_UPDATE changes it.
 #[derive(Clone, Copy, Debug)]
 struct ObjectWindow {
     start: Location,
-    /// The last location, inclusive. The largest object ID stands for all of its group.
+    /// The last location, inclusive. The largest object ID means the whole group.
     end: Option<Location>,
     forward: bool,
 }
@@ -342,7 +344,8 @@ impl ObjectWindow {
 
 /// One subscription to a track, requested by either side.
 ///
-/// `run` owns the request stream and starts one `SubgroupSender` task for each subgroup. It ends in one of two ways:
+/// `run` owns the request stream and starts one `SubgroupSender` task for each subgroup. A subscription ends in one of
+/// two ways:
 ///
 /// * The track or the filter ends: `end` waits until all streams are finished, sends PUBLISH_DONE with their number,
 ///   and waits for acknowledgements.
@@ -356,17 +359,17 @@ struct ServedSubscription {
     alias: u64,
     track: Arc<BroadcastTrack>,
     window: ObjectWindow,
-    /// The filter that the window was made from.
+    /// The location filter from which `window` was computed.
     filter: Option<Filter>,
-    /// The largest location when delivery began (the joining location).
+    /// The track's largest location when forwarding began (the joining location).
     joining: Option<Location>,
 }
 
-/// Numbers of a subscription's data streams.
+/// Counts of a subscription's data streams.
 struct SentStreams {
-    /// Number of streams ever opened, for PUBLISH_DONE.
+    /// Number of streams opened so far, which PUBLISH_DONE reports.
     opened: AtomicU64,
-    /// Number of streams that have not finished.
+    /// Number of streams that have not ended.
     open: watch::Sender<usize>,
 }
 
@@ -401,7 +404,7 @@ impl ServedSubscription {
         subscription
     }
 
-    /// Makes the subscription's present state available to joining FETCHes.
+    /// Publishes the subscription's current state, so that joining FETCHes find it.
     fn register(&self) {
         let joinable =
             Joinable { track: self.track.clone(), joining: self.joining, forward: self.window.forward };
@@ -410,8 +413,8 @@ impl ServedSubscription {
         });
     }
 
-    /// Serves the subscription until it ends. `fill` is the request ID and parameters of a fill, if earlier objects
-    /// are asked for.
+    /// Serves the subscription until it ends. `fill` has the request ID and parameters for objects from before the
+    /// subscription, if they are requested.
     async fn run(
         mut self,
         mut request: SessionRequest,
@@ -438,15 +441,15 @@ impl ServedSubscription {
         match self.pump(request, &streams, &mut writers, &mut stop).await {
             Ok(code) => self.end(request, code, &streams, &mut writers).await,
             Err(error) => {
-                // If the tasks were aborted, their streams would end as if they were complete. Dropping `stop` resets
-                // them instead.
+                // Aborting the writers would drop their streams, which quinn finishes as if they were complete.
+                // Dropping `stop` makes the writers reset the streams instead.
                 writers.detach_all();
                 Err(error)
             }
         }
     }
 
-    /// Starts a writer for each new subgroup, until the subscription ends.
+    /// Starts a writer for each new subgroup until the subscription ends. Returns the status code for PUBLISH_DONE.
     async fn pump(
         &mut self,
         request: &mut SessionRequest,
@@ -489,7 +492,7 @@ impl ServedSubscription {
                         let fill = update.parameters.fill.clone().map(|fill| (update.request_id, fill));
                         let largest = self.track.largest();
                         if self.update(update, request).await? {
-                            // Dropping the old sender resets the streams of its writers.
+                            // Dropping the old `stop` makes the writers that use it reset their streams.
                             *stop = watch::Sender::new(());
                             listener = self.track.listen(Some(self.window.start.group));
                         }
@@ -517,7 +520,8 @@ impl ServedSubscription {
         }
     }
 
-    /// Returns a future that writes the objects up to `largest`, if there are any and the subscription forwards.
+    /// Returns a future that writes the objects up to `largest`. It does nothing if there are none, or if the
+    /// subscription does not forward.
     fn fill(
         &self,
         request_id: u64,
@@ -541,7 +545,7 @@ impl ServedSubscription {
         let track = Arc::clone(&self.track);
         let streams = Arc::clone(streams);
         let mut stop = stop.subscribe();
-        // The stream counts from now on, so that PUBLISH_DONE waits for it.
+        // The stream is counted before it is opened, so that PUBLISH_DONE waits for it.
         streams.open.send_modify(|open| *open += usize::from(past.is_some()));
         async move {
             let Some(past) = past else { return };
@@ -560,7 +564,7 @@ impl ServedSubscription {
         }
     }
 
-    /// Applies an update and answers it. Returns whether forwarding was switched on or off.
+    /// Applies a REQUEST_UPDATE and answers it. Returns whether forwarding was paused or resumed.
     async fn update(&mut self, update: RequestUpdate, request: &mut SessionRequest) -> Result<bool, Error> {
         update.parameters.check(self.server.session.draft(), Scope::UPDATE_SUBSCRIPTION)?;
         let largest = self.track.largest();
@@ -572,7 +576,8 @@ impl ServedSubscription {
             self.filter = Some(filter);
         }
         if switched && forward {
-            // The missed objects are left to FETCH: the subscription continues after the joining location.
+            // The subscription continues after the joining location. Objects from the pause can be requested with
+            // FETCH.
             self.window.start = self.window.start.max(Filter::NextObject.start(largest));
             self.joining = largest;
         }
@@ -586,8 +591,8 @@ impl ServedSubscription {
         Ok(switched)
     }
 
-    /// Logs which objects the relay asked for. A Millrace relay asks for none while another session publishes the
-    /// track with other groups.
+    /// Logs whether the relay requests the track's objects. A Millrace relay pauses a subscription while another
+    /// session publishes the same track.
     fn log_forwarding(&self) {
         let track = self.track.name().typed();
         match self.window.forward {
@@ -619,14 +624,14 @@ impl ServedSubscription {
         };
         let mut out = Vec::with_capacity(datagram.payload.len() + 32);
         datagram.encode(&mut out);
-        // Sending fails if the datagram is too large for the path, or the session is over. The draft allows to drop it
-        // without notice.
+        // Sending fails if the datagram is too large for the path, or the session has ended. The draft allows dropping
+        // such an object silently.
         if let Err(error) = self.server.session.streams().send_datagram(out.into()) {
             tracing::debug!(location = ?object.location, "dropped a datagram with an object: {error}");
         }
     }
 
-    /// Sends PUBLISH_DONE once all streams are closed, and waits for their delivery.
+    /// Sends PUBLISH_DONE once all streams are finished, and waits until the peer has acknowledged them.
     async fn end(
         &self,
         request: &mut SessionRequest,
@@ -667,7 +672,7 @@ struct SubgroupSender {
 }
 
 impl SubgroupSender {
-    /// Writes the subgroup. Returns once the stream is acknowledged or reset.
+    /// Writes the subgroup to a stream. Returns once the peer has acknowledged the stream, or the stream is reset.
     async fn run(mut self, subgroup: Arc<Subgroup>) {
         let mut stream = None;
         let mut stop = self.stop.clone();
@@ -699,14 +704,14 @@ impl SubgroupSender {
         stream: &mut Option<SendStream>,
     ) -> Result<(), code::Reset> {
         let mut changed = subgroup.changed();
-        // Waiting with a weak reference lets history drop the subgroup.
+        // While it waits, the writer has only a weak reference, so that the history can drop the subgroup.
         let weak = Arc::downgrade(&subgroup);
         drop(subgroup);
         let mut next = 0;
         let mut previous = None;
         loop {
             changed.borrow_and_update();
-            // History has dropped a subgroup that the peer does not take in time.
+            // The history has dropped the subgroup, because the peer reads too slowly.
             let subgroup = weak.upgrade().ok_or(code::Reset::TOO_FAR_BEHIND)?;
             let (objects, ended) = subgroup.from(next);
             next += objects.len();
@@ -735,14 +740,15 @@ impl SubgroupSender {
             if ended {
                 return Ok(());
             }
-            // An error means that the subgroup was dropped, which the next turn of the loop finds.
+            // An error means that the subgroup was dropped. The next iteration of the loop detects that.
             let _ = changed.changed().await;
         }
     }
 
     fn header(&self, subgroup: &Subgroup, first_id: u64, is_first: bool) -> Bytes {
         let id = match subgroup.id {
-            // The first object on this stream is not the one whose ID is the subgroup's.
+            // The subgroup's ID is that of its first object. This stream begins with a later object, so the header has
+            // to state the ID.
             SubgroupId::FirstObject if !is_first => {
                 let (objects, _) = subgroup.from(0);
                 SubgroupId::Explicit(objects.first().map_or(first_id, |(id, _)| *id))
@@ -766,7 +772,8 @@ impl SubgroupSender {
     async fn open(&self, priority: u8) -> Result<SendStream, code::Reset> {
         let stream = self.session.streams().open_uni().await.map_err(|_| code::Reset::SESSION_CLOSED)?;
         self.streams.opened.fetch_add(1, Ordering::Relaxed);
-        // quinn sends higher priorities first; control streams have 0.
+        // quinn sends streams with higher priority numbers first. Control streams have priority 0, so data streams get
+        // negative ones.
         let _ = stream.set_priority(-1 - i32::from(priority));
         Ok(stream)
     }

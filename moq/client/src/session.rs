@@ -22,7 +22,7 @@ use url::{Position, Url};
 use crate::dial::{self, Prober};
 use crate::tls::CertificateTrust;
 
-/// Time that the close of a session may take to reach the peer.
+/// Longest time to wait until the peer has received the close of a session.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A peer to connect to, usually a relay.
@@ -40,15 +40,15 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Remote {
     /// The URL, as returned by [`parse_url`].
     pub url: Url,
-    /// The certificates that are accepted.
+    /// The server certificates that are accepted.
     pub trust: CertificateTrust,
     /// Drafts to offer, the preferred one first. The peer chooses one.
     pub drafts: Vec<Draft>,
     /// Whether to announce in SETUP that switching sets are supported (draft-wilaw-moq-moqt-ssts). Its code points
     /// are provisional.
     pub switching_sets: bool,
-    /// The identity to give in paths of announcements (draft-lcurley-moq-cluster). A relay of a cluster requires
-    /// HOP_PATH with every announcement of a peer that gives one.
+    /// The identity (HOP_ID) that this endpoint states in SETUP (draft-lcurley-moq-cluster). A relay of a cluster then
+    /// requires HOP_PATH in every announcement of this endpoint.
     pub hop: Option<HopId>,
 }
 
@@ -73,7 +73,7 @@ pub enum UrlError {
     User,
 }
 
-/// Reads `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport. The default port is 443.
+/// Parses `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport. The default port is 443.
 ///
 /// # Errors
 /// Fails if the text is another kind of URL, or none.
@@ -89,7 +89,7 @@ pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     }
 }
 
-/// Returns the path and query of a URL, as they are sent to a peer.
+/// Returns the path and query of a URL, as SETUP or CONNECT carries them.
 pub fn path_of(url: &Url) -> &str {
     &url[Position::BeforePath..Position::AfterQuery]
 }
@@ -153,7 +153,7 @@ pub(crate) const fn violation(reason: &'static str) -> Error {
     Error::Decode(DecodeError { code: code::Session::PROTOCOL_VIOLATION, reason })
 }
 
-/// Converts the error of a stream that the peer cancelled into success: the reader has not failed.
+/// Turns [`Error::Cancelled`] into success: if the peer cancels a stream, the task that reads it has not failed.
 pub(crate) fn reset_of(error: Error) -> Result<(), Error> {
     match error {
         Error::Cancelled => Ok(()),
@@ -161,7 +161,7 @@ pub(crate) fn reset_of(error: Error) -> Result<(), Error> {
     }
 }
 
-/// Converts an error code. All codes of the draft fit; a peer's own may not.
+/// Converts an error code to a QUIC varint. All codes of the draft fit, but a code that a peer has sent may not.
 fn varint(code: u64) -> VarInt {
     VarInt::from_u64(code).unwrap_or(VarInt::MAX)
 }
@@ -171,7 +171,7 @@ pub(crate) fn reset(stream: &mut SendStream, code: code::Reset) {
     let _ = stream.reset(varint(code.0));
 }
 
-/// A handler of the requests, streams and datagrams that the peer starts.
+/// A handler of the requests, data streams and datagrams that the peer sends.
 pub trait Handler: Send + Sync + 'static {
     /// Handles a request. The default refuses it.
     fn request(
@@ -182,7 +182,7 @@ pub trait Handler: Send + Sync + 'static {
         async move { request.refuse(code::Request::NOT_SUPPORTED, "this client does not take requests").await }
     }
 
-    /// Handles a data stream. The default stops it.
+    /// Handles a data stream. The default sends STOP_SENDING.
     fn stream(
         self: Arc<Self>,
         _header: StreamHeader,
@@ -208,10 +208,10 @@ struct PeerSetup {
 
 /// One MoQ session over QUIC, or over WebTransport.
 ///
-/// [`connect`](Self::connect) establishes the connection and sends SETUP. [`run`](Self::run) must then run in a task
-/// of its own: it receives the peer's SETUP and everything that the peer starts, and returns why the session ended.
+/// [`connect`](Self::connect) establishes the connection and sends SETUP. [`run`](Self::run) must then run in a task of
+/// its own: it receives the peer's SETUP, requests, streams and datagrams, and returns why the session ended.
 /// [`request`](Self::request) and [`streams`](Self::streams) may be used before the peer's SETUP has arrived.
-/// [`close`](Self::close) ends the session; [`closed`](Self::closed) waits until the peer knows.
+/// [`close`](Self::close) ends the session. [`closed`](Self::closed) waits until the peer has received the close.
 pub struct Session {
     endpoint: quinn::Endpoint,
     connection: quinn::Connection,
@@ -222,9 +222,9 @@ pub struct Session {
     goaway: watch::Sender<Option<String>>,
     /// The fields of the peer's SETUP, once it has arrived.
     peer: watch::Sender<Option<PeerSetup>>,
-    /// The prober, which [`Session::run`] takes.
+    /// The prober of the connection, which [`Session::run`] takes out of here.
     prober: Mutex<Option<Prober>>,
-    /// Our control stream, kept open: its end would be a protocol violation.
+    /// Our control stream. It is kept open, because closing it would be a protocol violation.
     _control: SendStream,
 }
 
@@ -237,7 +237,7 @@ impl Session {
         Self::connect_from(remote, quinn::EndpointConfig::default()).await
     }
 
-    /// Connects like [`Session::connect`], from an endpoint with this configuration.
+    /// Does the same as [`Session::connect`], with this endpoint configuration.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Session::connect`].
@@ -254,12 +254,12 @@ impl Session {
         }
         let protocols: Vec<_> = remote.drafts.iter().map(|draft| draft.protocol()).collect();
         let tunnel = webtransport::connect(&connection, remote.url.clone(), &protocols).await?;
-        // The CONNECT request carries path and authority.
+        // Over WebTransport the CONNECT request carries path and authority, so SETUP must not.
         let setup = message::SetupOptions { path: None, authority: None, ..setup };
         Ok(Self::start(endpoint, connection, prober, Some(tunnel), setup, 0).await?)
     }
 
-    /// Begins a session on a connection, as the client if `first_request` is 0 and as the server if it is 1.
+    /// Begins a session on a connection. `first_request` is 0 for a client and 1 for a server.
     pub(crate) async fn start(
         endpoint: quinn::Endpoint,
         connection: quinn::Connection,
@@ -307,12 +307,12 @@ impl Session {
         SessionStreams { connection: &self.connection, binding, foreign: &self.foreign }
     }
 
-    /// Returns the connection's endpoint, which can move to another socket.
+    /// Returns the connection's endpoint, which can be rebound to another socket.
     pub fn endpoint(&self) -> &quinn::Endpoint {
         &self.endpoint
     }
 
-    /// Returns a receiver of the peer's GOAWAY: the URI to continue at, which is empty for the present one.
+    /// Returns a receiver of the URI in the peer's GOAWAY. An empty URI means the current one.
     pub fn goaway(&self) -> watch::Receiver<Option<String>> {
         self.goaway.subscribe()
     }
@@ -345,7 +345,7 @@ impl Session {
         Ok(request)
     }
 
-    /// Handles everything that the peer starts until the session ends. Returns the reason.
+    /// Handles all requests, streams and datagrams of the peer until the session ends. Returns the reason for its end.
     pub async fn run<H: Handler>(self: Arc<Self>, handler: Arc<H>) -> Error {
         let mut closed = pin!(self.tunnel_closed());
         let mut silent = pin!(self.probe_when_silent());
@@ -383,8 +383,8 @@ impl Session {
         }
     }
 
-    /// Probes the peer whenever media stop arriving. A relay that was restarted then answers that it does not know
-    /// the connection, which would otherwise show only by the idle time-out.
+    /// Probes the peer when no packets arrive any more. A restarted relay answers with a stateless reset, because it
+    /// has no state for the connection. Without a probe, only the idle timeout would reveal the restart.
     async fn probe_when_silent(&self) -> Infallible {
         let Some(mut prober) = self.prober.lock().take() else { return std::future::pending().await };
         let mut looks = tokio::time::interval(silence::LOOKS);
@@ -401,7 +401,7 @@ impl Session {
         }
     }
 
-    /// Waits until the peer closes the WebTransport session inside the connection.
+    /// Waits until the peer closes the WebTransport session that this connection carries.
     async fn tunnel_closed(&self) -> quinn::ApplicationClose {
         let Some(tunnel) = &self.tunnel else { return std::future::pending().await };
         let (code, reason) = match tunnel.closed().await {
@@ -470,7 +470,7 @@ impl Session {
         }
     }
 
-    /// Closes the session if `result` is a protocol violation. Other errors concern only their stream.
+    /// Closes the session if `result` is a protocol violation. Other errors affect only one stream, and are logged.
     fn note(&self, result: Result<(), Error>) {
         match result {
             Err(Error::Decode(error)) => {
@@ -490,7 +490,7 @@ impl Session {
         }
     }
 
-    /// Waits until the peer was told that the session is closed, as far as it can be reached.
+    /// Waits until the peer has received the close of the session, but not longer than a fixed time.
     pub async fn closed(&self) {
         let _ = tokio::time::timeout(LAST_WORDS, self.endpoint.wait_idle()).await;
     }
@@ -528,7 +528,7 @@ fn setup_of(Remote { url, switching_sets, hop, .. }: &Remote) -> message::SetupO
     }
 }
 
-/// A request stream: the request in one direction, answers and updates in both.
+/// A request stream. It carries the request in one direction, and responses and updates in both.
 pub struct SessionRequest {
     draft: Draft,
     send: SendStream,
@@ -544,7 +544,8 @@ impl SessionRequest {
         Ok(self.send.write_all(&out).await?)
     }
 
-    /// Returns the next message, or `None` at the end of the peer's side. No message is lost if the future is dropped.
+    /// Returns the next message, or `None` at the end of the peer's side. It is cancel safe: no message is lost if the
+    /// future is dropped.
     pub async fn next(&mut self) -> Result<Option<Message>, Error> {
         loop {
             if let Some(message) = Message::decode(self.draft, &mut self.buffer)? {
@@ -558,7 +559,7 @@ impl SessionRequest {
         }
     }
 
-    /// Returns the first answer. REQUEST_ERROR gives [`Error::Refused`].
+    /// Returns the first response to the request. A REQUEST_ERROR becomes [`Error::Refused`].
     pub async fn answer(&mut self) -> Result<Message, Error> {
         match self.next().await? {
             Some(Message::RequestError(error)) => Err(Error::Refused(error)),
@@ -574,7 +575,8 @@ impl SessionRequest {
         Ok(())
     }
 
-    /// Resolves when the peer wants no more messages, or has all of them after [`SessionRequest::finish`].
+    /// Waits until the peer has stopped our side of the stream, or has acknowledged all of it after
+    /// [`SessionRequest::finish`].
     pub fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
         let stopped = self.send.stopped();
         async move {
@@ -595,10 +597,10 @@ impl SessionRequest {
     }
 }
 
-/// A unidirectional stream after its header.
+/// A unidirectional stream whose header was read.
 pub struct DataStream {
     stream: RecvStream,
-    /// Bytes after the header that were read together with it.
+    /// Bytes that were read together with the header, but follow it.
     ahead: Bytes,
     offset: u64,
 }
@@ -640,7 +642,7 @@ impl DataStream {
         Ok(chunk)
     }
 
-    /// Stops the stream: the rest of it is not needed.
+    /// Sends STOP_SENDING, because the rest of the stream is not needed.
     pub fn stop(&mut self, code: code::Reset) {
         // This fails only when the stream has already ended.
         let _ = self.stream.stop(varint(code.0));

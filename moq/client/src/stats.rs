@@ -1,4 +1,4 @@
-//! Figures about arriving objects: loss, order, damage, rate, latency.
+//! Statistics of arriving objects: loss, order, damage, rate, latency.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,30 +9,32 @@ use serde::Serialize;
 use crate::owed::{self, Owed};
 use crate::payload::{self, PayloadFault, Stamp};
 
-/// Size of the window of sequence numbers that may still arrive late, in words of 64 bits. Missing numbers before the
-/// window count as lost.
+/// Size of the window of sequence numbers that may still arrive, in words of 64 bits. Missing numbers below the window
+/// count as lost.
 const WINDOW_WORDS: usize = 1 << 14;
-/// Smallest step back in the sequence numbers of newly sent objects that shows a restarted publisher.
+/// An object that was sent later than all others and has a sequence number lower by at least this much comes from a
+/// restarted publisher.
 const BEHIND: u64 = 32;
 
-/// The set of sequence numbers that have arrived, in words of 64 bits.
+/// A set of the sequence numbers that have arrived. Bits for numbers in the window are kept in words of 64 bits.
 #[derive(Clone, Debug, Default)]
 struct SequenceSet {
-    /// The first number of the window; a multiple of 64.
+    /// The first sequence number of the window, a multiple of 64.
     base: u64,
     window: VecDeque<u64>,
     first: Option<u64>,
-    /// The number after the largest one that arrived.
+    /// The largest sequence number that arrived, plus 1.
     end: u64,
     count: u64,
     gaps: Gaps,
 }
 
-/// Runs of missing numbers before the window.
+/// Number of gaps (runs of missing sequence numbers) that are below the window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gaps {
     count: u64,
-    /// Whether the last number was missing, so that its run continues.
+    /// Whether the last number that left the window was missing. If the next number is missing, too, it belongs to the
+    /// same gap.
     is_open: bool,
 }
 
@@ -44,7 +46,7 @@ impl Gaps {
 }
 
 impl SequenceSet {
-    /// Records `sequence`. Returns whether it is new.
+    /// Records that a sequence number has arrived. Returns false if it arrived before.
     fn insert(&mut self, sequence: u64) -> bool {
         if self.first.is_none() {
             self.base = sequence & !63;
@@ -75,8 +77,8 @@ impl SequenceSet {
         true
     }
 
-    /// Records a number before the window. It is new only if nothing has left the window yet and the window can be
-    /// extended that far back.
+    /// Records a sequence number below the window. It counts as new only if no number has left the window yet, and the
+    /// window can be extended down to it.
     fn insert_before(&mut self, sequence: u64) -> bool {
         let words = (self.base - (sequence & !63)) / 64;
         let has_left = self.first.is_some_and(|first| first < self.base);
@@ -99,19 +101,19 @@ impl SequenceSet {
         self.base += 64;
     }
 
-    /// Moves the window to a number far ahead.
+    /// Moves the window to a sequence number far above it.
     fn jump(&mut self, sequence: u64) {
         while !self.window.is_empty() {
             self.leave_word();
         }
-        // The numbers in between are one run of missing numbers.
+        // The numbers between the old and the new window are one gap.
         if self.base < sequence & !63 {
             self.gaps.pass(false);
         }
         self.base = sequence & !63;
     }
 
-    /// Returns how many numbers are missing up to `end`, and in how many runs.
+    /// Returns how many sequence numbers below `end` are missing, and how many gaps they form.
     fn missing(&self, end: u64) -> (u64, u64) {
         let Some(first) = self.first else { return (end, u64::from(end > 0)) };
         let mut gaps = self.gaps;
@@ -128,13 +130,13 @@ impl SequenceSet {
     }
 }
 
-/// Figures of one subscriber's objects.
+/// Statistics of the objects of one subscriber.
 #[derive(Clone, Debug)]
 pub struct ObjectFigures {
     seen: SequenceSet,
-    /// Number of objects of the publisher's earlier runs. A restarted publisher counts from 0 again.
+    /// Number of objects before the publisher's last restart. A restarted publisher numbers its objects from 0 again.
     before: u64,
-    /// Time of sending of the newest object.
+    /// Sending time of the newest object.
     newest: Duration,
     /// Number of objects of the track according to the payloads; 0 if unknown.
     total: u64,
@@ -147,9 +149,9 @@ pub struct ObjectFigures {
     resets: u64,
     latency: Histogram<u64>,
     owed: Owed,
-    /// The arrivals of all objects, if they should be remembered.
+    /// The arrivals of all objects, if the caller asked to keep them.
     series: Option<Vec<ObjectArrival>>,
-    /// Times, by [`payload::now`], of the request, the first object and the last one.
+    /// Times of the request, the first object and the last object, on the clock of [`payload::now`].
     started: Duration,
     first: Option<Duration>,
     last: Duration,
@@ -160,7 +162,7 @@ pub struct ObjectFigures {
 pub struct ObjectArrival {
     /// The object's sequence number.
     pub sequence: u64,
-    /// Time of sending, by [`payload::now`].
+    /// Sending time, on the clock of [`payload::now`].
     pub sent: Duration,
     /// Time from sending to arrival.
     pub latency: Duration,
@@ -171,9 +173,9 @@ pub struct ObjectArrival {
 pub struct StreamOrder(Option<u64>);
 
 impl ObjectFigures {
-    /// Makes empty figures. Call it when the track is requested.
+    /// Makes empty statistics. Call it when the track is requested, because times are measured from here.
     pub fn new() -> Self {
-        // The histogram records three digits from 1 ns up. It grows on demand, so it cannot refuse a value.
+        // The histogram has a precision of three digits from 1 ns up. It grows on demand, so it can record any value.
         let latency = Histogram::new(3).unwrap_or_else(|_| unreachable!("3 digits are legal"));
         Self {
             seen: SequenceSet::default(),
@@ -196,17 +198,17 @@ impl ObjectFigures {
         }
     }
 
-    /// Makes the figures remember each object.
+    /// Makes the statistics keep each object's arrival.
     pub fn with_series(self) -> Self {
         Self { series: Some(Vec::new()), ..self }
     }
 
-    /// Returns the remembered objects in order of arrival.
+    /// Returns the kept arrivals, in order of arrival.
     pub fn series(&self) -> &[ObjectArrival] {
         self.series.as_deref().unwrap_or_default()
     }
 
-    /// Counts an object that has just arrived.
+    /// Records an object that has just arrived.
     pub fn object(&mut self, payload: &[u8], order: &mut StreamOrder) {
         let now = payload::now();
         self.first.get_or_insert(now);
@@ -230,7 +232,7 @@ impl ObjectFigures {
         order.0 = Some(stamp.sequence);
         match self.seen.insert(stamp.sequence) {
             true => {
-                // The histogram grows on demand, so it takes any value.
+                // The histogram grows on demand, so it can record any value.
                 let latency = now.saturating_sub(stamp.sent);
                 let _ = self.latency.record(latency.as_nanos() as u64);
                 if let Some(series) = &mut self.series {
@@ -242,9 +244,9 @@ impl ObjectFigures {
         }
     }
 
-    /// Renumbers the objects of a restarted publisher to follow the earlier ones. One publisher numbers its objects in
-    /// the order of sending. Therefore an object that was sent last but has a far lower number is of a restarted
-    /// publisher.
+    /// Renumbers the objects of a restarted publisher so that they follow the earlier ones. A publisher numbers objects
+    /// in the order of sending. An object that was sent later than all others but has a far lower number therefore
+    /// comes from a restarted publisher.
     fn follow(&mut self, stamp: Stamp) -> Stamp {
         let is_behind = stamp.sequence.saturating_add(self.before).saturating_add(BEHIND) < self.seen.end;
         if stamp.sent > self.newest && is_behind {
@@ -255,7 +257,7 @@ impl ObjectFigures {
         Stamp { sequence: stamp.sequence.saturating_add(self.before), total, ..stamp }
     }
 
-    /// Counts a data stream that has ended.
+    /// Records that a data stream has ended.
     pub fn stream(&mut self, was_reset: bool) {
         self.streams += 1;
         self.resets += u64::from(was_reset);
@@ -266,12 +268,12 @@ impl ObjectFigures {
         self.seen.count + self.unstamped
     }
 
-    /// Reports whether the whole track has been sent, however much of it has arrived.
+    /// Reports whether the publisher has sent the whole track, even if not all of it has arrived.
     pub fn is_published(&self) -> bool {
         self.owed.is_published(payload::now())
     }
 
-    /// Returns the present figures. With `is_end`, objects missing after the last one count as lost.
+    /// Returns the statistics so far. With `is_end`, objects that are missing at the end of the track count as lost.
     pub fn report(&self, is_end: bool) -> StatsReport {
         let end = if is_end { self.total } else { 0 };
         let (lost, gaps) = match self.seen.first {
@@ -298,14 +300,14 @@ impl ObjectFigures {
         }
     }
 
-    /// Returns totals over subscribers. Rates add up, and the time to the first object is that of the slowest
-    /// subscriber.
+    /// Returns the statistics of several subscribers together. Rates are summed, and the time to the first object is
+    /// that of the slowest subscriber.
     pub fn total(all: &[Self], is_end: bool) -> StatsReport {
         let mut latency = ObjectFigures::new().latency;
         let mut total = StatsReport::default();
         for figures in all {
             let report = figures.report(is_end);
-            // Both histograms grow on demand, so each fits into the other.
+            // Both histograms grow on demand, so one can always be added to the other.
             let _ = latency.add(&figures.latency);
             total.delivered += report.delivered;
             total.lost += report.lost;
@@ -335,20 +337,20 @@ impl Default for ObjectFigures {
     }
 }
 
-/// The figures of one or more subscribers, for printing.
+/// Statistics of one or more subscribers, in the form that is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StatsReport {
     /// Number of distinct objects.
     pub delivered: u64,
-    /// Number of objects missing between the first that arrived and the last, or the end of the track.
+    /// Number of objects that are missing between the first one that arrived and the last one, or the end of the track.
     pub lost: u64,
-    /// Number of objects that arrived more than once, counting each further time.
+    /// Number of objects that arrived more than once. Each repetition counts.
     pub duplicates: u64,
-    /// Number of objects whose bytes were changed on the way.
+    /// Number of objects whose payload does not have the expected pattern, because bytes were changed on the way.
     pub corrupted: u64,
     /// Number of objects that arrived after a later one of the same stream.
     pub disordered: u64,
-    /// Number of runs of lost objects.
+    /// Number of gaps: runs of lost objects.
     pub gaps: u64,
     /// Number of payload bytes, including duplicates.
     pub bytes: u64,
@@ -356,20 +358,21 @@ pub struct StatsReport {
     pub rate_hz: f64,
     /// Payload bits per second between the first and the last object.
     pub bits_per_second: f64,
-    /// Latency of the objects that arrived.
+    /// Latency quantiles of the objects that arrived.
     pub latency_us: LatencyFigures,
     /// Milliseconds from the request to the first object.
     pub first_object_ms: Option<f64>,
     /// Number of data streams that have ended.
     pub streams: u64,
-    /// Number of these streams that were reset.
+    /// Number of data streams that were reset.
     pub resets: u64,
-    /// Figures over all objects of the track, if the track's length is known and it has ended.
+    /// Statistics over all objects that should have arrived. Present only if the track's length is known and the track
+    /// has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owed: Option<owed::OwedReport>,
 }
 
-/// One-way latency in microseconds, from the publisher's application to the subscriber's on one host.
+/// One-way latency in microseconds, from the publishing to the subscribing application. Both have to run on one host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LatencyFigures {
     /// The median.
@@ -421,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn restarted_publisher_continues_the_count() {
+    fn objects_of_a_restarted_publisher_continue_the_count() {
         let mut figures = ObjectFigures::new();
         for sequence in 0..100 {
             figures.object(&object(sequence), &mut StreamOrder::default());
@@ -439,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_left_the_window_stay_counted() {
+    fn sequence_numbers_below_the_window_stay_counted() {
         let mut seen = SequenceSet::default();
         let end = 64 * WINDOW_WORDS as u64 * 3;
         for sequence in (0..end).filter(|sequence| sequence % 1000 != 999) {
@@ -451,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn far_jump_is_one_gap() {
+    fn large_jump_of_the_sequence_number_is_one_gap() {
         let mut seen = SequenceSet::default();
         assert!(seen.insert(10) && seen.insert(1 << 40) && seen.insert((1 << 40) + 1));
         assert_eq!(seen.missing(0), ((1 << 40) - 11, 1));
@@ -459,7 +462,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn received_numbers_behave_like_a_set(numbers in prop::collection::vec(0..400u64, 1..200)) {
+        fn sequence_set_counts_like_a_reference_set(numbers in prop::collection::vec(0..400u64, 1..200)) {
             let mut seen = SequenceSet::default();
             let mut model = BTreeSet::new();
             for number in &numbers {

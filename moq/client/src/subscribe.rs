@@ -24,24 +24,24 @@ use crate::receive::{ObjectReceiver, ObjectSink, TrackEvent};
 use crate::session::{self, Remote, Session, SessionConnectError};
 use crate::stats::{ObjectArrival, ObjectFigures, StatsReport};
 
-/// Largest number of objects in a player's queue for one track.
+/// Largest number of objects that wait in a player's queue for one track.
 const QUEUE: usize = 256;
-/// Time that a player waits for a missing group.
+/// Longest time that a player waits for a missing group.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time that a player waits after a longer silence. A group that is still missing then was published during the
-/// silence.
+/// Time that a player waits for a missing group if nothing was received for long before. The group was then most likely
+/// published during the silence.
 const PATIENCE_AFTER_SILENCE: Duration = Duration::from_millis(200);
-/// Time that closing a session may take when the subscriber leaves.
+/// Longest time for closing the session after the subscriber was told to stop.
 const LEAVING: Duration = Duration::from_secs(3);
-/// Time that a track may be missing after a GOAWAY redirected its subscriber: the publisher was redirected too, and
-/// may arrive later.
+/// Time after a redirection by GOAWAY for which a track may be missing at the new relay. Its publisher is redirected as
+/// well, and may arrive later.
 const ARRIVAL: Duration = Duration::from_secs(10);
-/// Time to wait for the catalog, whose track names are added to an error.
+/// Longest time to wait for the catalog, from which track names are added to an error message.
 const CATALOG_WAIT: Duration = Duration::from_secs(2);
-/// The track that is measured if none is named.
+/// The track that is measured if the user specifies none.
 const MEASURED_TRACK: &str = "objects";
 
-/// The tracks to ask for, and the relay.
+/// What to subscribe to, and at which relay.
 ///
 /// ```
 /// use millrace_client::session::{Remote, parse_url};
@@ -61,28 +61,28 @@ pub struct SubscribeOptions {
     pub remote: Remote,
     /// The broadcast's name.
     pub namespace: Namespace,
-    /// The only track to ask for.
+    /// The only track to subscribe to. `None`: the tracks are selected by the other options.
     pub track: Option<String>,
     /// Whether to take the names of the tracks from the catalog.
     pub catalog: bool,
-    /// The tracks to play.
+    /// The user's selection of tracks to play.
     pub choice: TrackChoice,
-    /// Whether to subscribe to all of a track's alternates in the catalog. The relay then sends each group of the one
-    /// that the path has room for (draft-wilaw-moq-moqt-ssts).
+    /// Whether to subscribe to all of a track's alternates in the catalog. The relay then sends each group from the
+    /// best alternate for which the path has enough capacity (draft-wilaw-moq-moqt-ssts).
     pub adaptive: bool,
-    /// Number of groups before the current one to begin with.
+    /// Number of groups before the current one from which to start. `None`: start with new objects.
     pub join_groups: Option<u64>,
-    /// Range to fetch instead of subscribing. The largest object ID stands for all of its group.
+    /// The range to fetch, instead of subscribing. The largest object ID means the whole group.
     pub fetch: Option<(Location, Location)>,
     /// The filter of the objects to subscribe to.
     pub filter: Option<Filter>,
     /// Priority of the subscription; a lower value is sent first.
     pub priority: Option<u8>,
-    /// The order of groups.
+    /// The order in which groups are sent.
     pub group_order: Option<GroupOrder>,
-    /// Number of objects after which each subscriber ends.
+    /// Number of objects after which each subscriber stops.
     pub count: Option<u64>,
-    /// Whether to remember each object, in [`Measured::series`].
+    /// Whether to keep each object's arrival, in [`Measured::series`].
     pub series: bool,
     /// Whether to connect again when the session ends, and to keep trying when none can be established or the track
     /// does not exist.
@@ -90,7 +90,7 @@ pub struct SubscribeOptions {
 }
 
 impl SubscribeOptions {
-    /// Makes options for a whole broadcast, from its current group on.
+    /// Makes options for subscribing to a whole broadcast, from its current group on.
     pub fn new(remote: Remote, namespace: Namespace) -> Self {
         Self {
             remote,
@@ -110,14 +110,14 @@ impl SubscribeOptions {
         }
     }
 
-    /// Returns the options for a session that follows another one: new objects in whole groups, so that a decoder can
-    /// continue.
+    /// Returns the options for a session that follows an earlier one. They request new objects in whole groups, so that
+    /// a decoder can continue.
     fn to_go_on(&self) -> Self {
         let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
     }
 
-    /// Returns the existing session `moved`, or a new one.
+    /// Returns `moved`, the session that was established after a GOAWAY, or a new session.
     async fn session(&self, moved: Option<Arc<Session>>) -> Result<Arc<Session>, SessionConnectError> {
         match moved {
             Some(session) => Ok(session),
@@ -165,9 +165,9 @@ pub enum Error {
     NoTrack {
         name: String,
         source: session::Error,
-        /// Names of the broadcast's tracks, as far as they are known.
+        /// Names of the broadcast's tracks, as far as the catalog is known.
         others: Vec<String>,
-        /// Whether the track was named by the user.
+        /// Whether the user has specified the track.
         is_named: bool,
     },
     #[error("track {name} ended early: {reason}")]
@@ -199,7 +199,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Reports whether a track has ended early.
+    /// Reports whether the error is that a track ended early.
     fn is_early(&self) -> bool {
         match self {
             Self::Early { .. } => true,
@@ -208,7 +208,7 @@ impl Error {
         }
     }
 
-    /// Returns the error of the session, if that is the cause.
+    /// Returns the session's error, if a session error is the cause of this one.
     fn session(&self) -> Option<&session::Error> {
         match self {
             Self::Ended(error) | Self::Request(error) => Some(error),
@@ -220,12 +220,12 @@ impl Error {
         }
     }
 
-    /// Reports whether the track has no publisher at present.
+    /// Reports whether the error is that the track has no publisher at present.
     fn is_without_publisher(&self) -> bool {
         matches!(self, Self::NoTrack { source, .. } if is_absent(source))
     }
 
-    /// Reports whether another session may work.
+    /// Reports whether a new session may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect(error) => error.may_pass(),
@@ -245,7 +245,7 @@ fn is_absent(error: &session::Error) -> bool {
     matches!(error, session::Error::Refused(refused) if refused.code == code::Request::DOES_NOT_EXIST)
 }
 
-/// Returns a suggestion for the user: which track to name instead.
+/// Returns a hint for the user about which track to specify instead.
 fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     match others {
         _ if !is_absent(source) => String::new(),
@@ -264,28 +264,29 @@ fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     }
 }
 
-/// Figures of all subscribers together, and of each.
+/// Statistics of all subscribers together, and of each one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// Figures of all subscribers together.
+    /// Statistics of all subscribers together.
     #[serde(flatten)]
     pub total: StatsReport,
-    /// Figures of each subscriber.
+    /// Statistics of each subscriber.
     pub subscribers: Vec<StatsReport>,
-    /// The objects of each subscriber, with [`SubscribeOptions::series`].
+    /// The arrivals of each subscriber's objects, if [`SubscribeOptions::series`] is set.
     #[serde(skip)]
     pub series: Vec<Vec<ObjectArrival>>,
 }
 
-/// A callback that gets the totals so far, each second once there is a subscription. Its error ends the measurement.
+/// A callback that is called each second with the statistics so far, once there is a subscription. If it returns an
+/// error, the measurement ends.
 pub type OnSecond<'a> = &'a mut dyn FnMut(&StatsReport) -> io::Result<()>;
 
-/// Runs `subscribers` subscribers, each with its own connection, until their tracks end, they have enough objects, or
-/// `stop` completes.
+/// Runs `subscribers` subscribers, each with its own connection, until their tracks end, they have received the
+/// configured number of objects, or `stop` completes.
 ///
 /// # Errors
 /// Fails if a subscriber cannot connect or subscribe, or its session ends. With [`SubscribeOptions::reconnect`] it
-/// fails only if another attempt would not help.
+/// fails only on errors that a new session cannot resolve.
 pub async fn measure(
     options: &SubscribeOptions,
     subscribers: usize,
@@ -340,13 +341,13 @@ pub async fn measure(
 
 /// The reason why a session ended without an error.
 enum SubscriberEnd {
-    /// The session is complete, or the subscriber was told to leave.
+    /// All requested objects have arrived, or the subscriber was told to stop.
     Over,
-    /// The relay sent GOAWAY; this is the session to continue with.
+    /// The relay sent GOAWAY. The session has to be continued with this new one.
     Moved(Arc<Session>, Remote),
 }
 
-/// Runs sessions one after the other until one is complete. `left` becomes true when the subscriber is to leave.
+/// Runs sessions one after the other until one completes. `left` becomes true when the subscriber has to stop.
 async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     options: &SubscribeOptions,
     mut left: watch::Receiver<bool>,
@@ -359,8 +360,8 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
     loop {
         let result = tokio::select! {
             result = once(now.clone(), moved.take()) => result,
-            // This covers the time of connecting. An established session watches `left` itself, and closes before this
-            // ends.
+            // This timeout covers connecting. An established session watches `left` itself, and closes before the
+            // timeout.
             () = async {
                 let _ = left.wait_for(|left| *left).await;
                 tokio::time::sleep(LEAVING).await;
@@ -385,13 +386,13 @@ async fn retry_session<F: Future<Output = Result<SubscriberEnd, Error>>>(
                 );
                 next
             }
-            // The result covers the part before the early end.
+            // Without reconnecting, an early end is no error: the result covers what was received before it.
             Err(error) if !options.reconnect && error.is_early() => {
                 tracing::warn!("the subscription ended early: {error}");
                 return Ok(());
             }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
-            // The next attempt goes to the first relay: the address of a redirect may not work for ever.
+            // The next attempt goes to the configured relay, because the address of a redirect may be temporary.
             Err(error) => {
                 let next = pause.after_error(error.session());
                 match next.is_zero() {
@@ -449,7 +450,8 @@ async fn count(
     receive_during(session, &options.remote, receiver.clone(), work, left).await
 }
 
-/// Returns an error if a track ended early, by a fault or an overload of its publisher or the relay.
+/// Returns an error if PUBLISH_DONE says that a track ended early, because its publisher or the relay failed or was
+/// overloaded.
 fn early_end_error(name: &str, done: Option<PublishDone>) -> Option<Error> {
     tracing::debug!(last = ?done, "a subscribed track has ended");
     let may_go_on = [
@@ -462,7 +464,8 @@ fn early_end_error(name: &str, done: Option<PublishDone>) -> Option<Error> {
     Some(Error::Early { name: name.to_owned(), reason })
 }
 
-/// Returns the track to measure: the named one, the first of the catalog, or that of generated objects.
+/// Returns the track to measure: the one that the user specified, the first one in the catalog, or the track of
+/// generated objects.
 async fn measured(receiver: &ObjectReceiver, options: &SubscribeOptions) -> Result<String, Error> {
     if let Some(name) = &options.track {
         return Ok(name.clone());
@@ -479,14 +482,14 @@ async fn measured(receiver: &ObjectReceiver, options: &SubscribeOptions) -> Resu
 
 async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<ObjectFigures>) -> Result<(), Error> {
     while let Some(object) = objects.next().await? {
-        // Subgroups are interleaved here, so order within one cannot be judged.
+        // A FETCH response interleaves the subgroups, so the order within a subgroup cannot be checked.
         figures.lock().object(&object.payload, &mut Default::default());
     }
     figures.lock().stream(false);
     Ok(())
 }
 
-/// Waits until `count` objects have arrived, or forever without a count.
+/// Waits until `count` objects have arrived. Without a count, it never returns.
 async fn wait_for_count(figures: &Mutex<ObjectFigures>, count: Option<u64>) {
     let Some(count) = count else { return std::future::pending().await };
     let mut tick = tokio::time::interval(Duration::from_millis(10));
@@ -499,7 +502,7 @@ async fn wait_for_count(figures: &Mutex<ObjectFigures>, count: Option<u64>) {
 ///
 /// # Errors
 /// Fails if the broadcast cannot be received, understood or written. With [`SubscribeOptions::reconnect`] it fails only
-/// if another attempt would not help.
+/// on errors that a new session cannot resolve.
 pub async fn play(
     options: &SubscribeOptions,
     out: impl AsyncWrite + Send + Unpin + 'static,
@@ -534,7 +537,8 @@ pub async fn play(
     playing.await
 }
 
-/// Runs `receiver` on the session until `work` completes, or it is time to leave; then closes the session.
+/// Runs `receiver` on the session until `work` completes, the session ends or moves, or `left` becomes true. Then it
+/// closes the session.
 async fn receive_during(
     session: Arc<Session>,
     remote: &Remote,
@@ -543,7 +547,8 @@ async fn receive_during(
     mut left: watch::Receiver<bool>,
 ) -> Result<SubscriberEnd, Error> {
     let serving = tokio::spawn(session.clone().run(receiver));
-    // A publisher may leave a relay that sent GOAWAY before we do; its broadcast continues elsewhere.
+    // A publisher may close its session at a relay that sent GOAWAY before we do. The broadcast then continues at
+    // another relay, so this early end is ignored.
     let work = async {
         match work.await {
             Err(error) if error.is_early() && session.goaway().borrow().is_some() => {
@@ -590,8 +595,8 @@ async fn subscribe(
     }
 }
 
-/// Makes the error for a track that could not be received because of `source`. It includes the names of existing
-/// tracks, if they can be found out.
+/// Makes the error for a track that could not be received because of `source`. It lists the existing tracks if the
+/// catalog can be read.
 async fn no_track(
     receiver: &ObjectReceiver,
     options: &SubscribeOptions,
@@ -617,7 +622,7 @@ async fn read_msf(receiver: &ObjectReceiver, options: &SubscribeOptions) -> Resu
     msf::MsfCatalog::parse(&catalog).map_err(Error::Catalog)
 }
 
-/// Returns the object of a track that has only one.
+/// Returns the payload of the only object of a track.
 async fn first_object(
     receiver: &ObjectReceiver,
     options: &SubscribeOptions,
@@ -628,7 +633,7 @@ async fn first_object(
     let subscribed = receiver.subscribe(track, Parameters::default(), ObjectSink::Queue(queue));
     let mut subscription = match subscribed.await {
         Ok(subscription) => subscription,
-        // The call is boxed because it may ask for the catalog, and so call itself.
+        // The future is boxed, because `no_track` may read the catalog, which calls this function again.
         Err(source) => return Err(Box::pin(no_track(receiver, options, name, source)).await),
     };
     let mut over = std::pin::pin!(subscription.done());
@@ -655,7 +660,7 @@ struct TrackPlayer<O> {
     options: SubscribeOptions,
     receiver: Arc<ObjectReceiver>,
     out: Arc<tokio::sync::Mutex<O>>,
-    /// The init segment that was written, by this session or an earlier one.
+    /// The init segment that was written to the output, by this session or an earlier one.
     written: Arc<Mutex<Option<Bytes>>>,
 }
 
@@ -689,8 +694,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         Ok(())
     }
 
-    /// Returns what to play once all tracks have ended: the new tracks in the catalog, if the publisher's input has
-    /// restarted with other ones.
+    /// Returns what to play after all tracks have ended. If the publisher's input has restarted with other tracks, the
+    /// catalog lists them.
     async fn successor(&self, before: &[String]) -> Option<Playlist> {
         if self.options.fetch.is_some() || self.options.count.is_some() {
             return None;
@@ -702,8 +707,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         (!playlist.tracks.iter().any(is_known)).then_some(playlist)
     }
 
-    /// Returns the tracks to play, by moq-pub's track names or its catalog. If a broadcast has neither, or the user has
-    /// chosen tracks, the MSF catalog decides.
+    /// Returns the tracks to play. They are found by moq-pub's track names or moq-pub's catalog. If the broadcast has
+    /// neither, or the user has selected tracks, they are found by the MSF catalog.
     async fn playlist(&self) -> Result<Playlist, Error> {
         if !self.options.choice.is_default() {
             let catalog = read_msf(&self.receiver, &self.options).await?;
@@ -741,7 +746,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         Ok(Playlist { init, tracks: tracks.into_iter().map(name).collect() })
     }
 
-    /// Writes an object unchanged, or as a fragment of MP4.
+    /// Writes an object unchanged, or converted from LOC to an MP4 fragment.
     async fn write_object(&self, wrap: &mut Option<Wrap>, object: &ReceivedObject) -> Result<(), Error> {
         match wrap {
             Some(wrap) => self.write(&wrap.fragment(object.location.object == 0, &object.payload)?).await,
@@ -755,7 +760,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         out.flush().await.map_err(Error::Write)
     }
 
-    /// Writes one track to its end.
+    /// Writes one track to the output until it ends.
     async fn track(self, PlayedTrack { name, mut wrap }: PlayedTrack) -> Result<(), Error> {
         let track = self.options.track(&name)?;
         if let Some(kind) = self.options.fetch_kind(track.clone()) {
@@ -768,7 +773,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
             subscribe(&self.receiver, &self.options, &name, ObjectSink::Queue(queue)).await?;
         let mut sequencer = Sequencer::default();
         if let Some(first) = subscription.first() {
-            // Some relays continue after the largest object if there is no filter, others begin with its group.
+            // Without a filter, some relays begin with the object after the largest one, and others with the beginning
+            // of its group.
             let filter = self.options.filter.unwrap_or(Filter::NextObject);
             sequencer.may_begin_at(filter.start(first.ok.parameters.largest_object));
         }
@@ -784,7 +790,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         followed.map_err(|source| Error::Play { name, source: Box::new(source) })
     }
 
-    /// Writes the objects of a FETCH.
+    /// Writes the objects of a FETCH response.
     async fn write_all(&self, wrap: &mut Option<Wrap>, mut objects: ObjectStream) -> Result<(), Error> {
         while let Some(object) = objects.next().await? {
             self.write_object(wrap, &object).await?;
@@ -801,7 +807,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
         mut sequencer: Sequencer,
     ) -> Result<(), Error> {
         let mut written = 0;
-        // The time at which missing objects are skipped.
+        // The time at which missing objects are skipped, if any object waits for a missing one.
         let mut patience = None;
         let mut last_out = Instant::now();
         let mut over = std::pin::pin!(subscription.done());
@@ -822,7 +828,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> TrackPlayer<O> {
                 },
                 done = &mut over, if !is_over => {
                     (is_over, last) = (true, done?);
-                    // Queued objects are still written.
+                    // Closing the queue keeps the objects in it, which are still written.
                     steps.close();
                 }
                 () = wait_until(patience) => force = true,

@@ -1,4 +1,4 @@
-//! Tests of the publisher's side against the subscriber's, in one process and without a relay.
+//! Tests of the publisher against the subscriber, in one process and without a relay.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn text(group: u64, object: u64) -> Bytes {
     format!("{group}.{object}").into()
 }
 
-/// Writes whole groups of three objects.
+/// Writes groups with these IDs, each with three objects.
 fn write_groups(track: &Arc<BroadcastTrack>, groups: std::ops::Range<u64>) {
     for group in groups {
         let mut writer = track.open(group, SubgroupId::Zero, 0);
@@ -94,7 +94,7 @@ fn write_groups(track: &Arc<BroadcastTrack>, groups: std::ops::Range<u64>) {
     }
 }
 
-/// Collects all objects in the order of the track.
+/// Returns all objects, in the order of their locations.
 async fn collect(mut steps: mpsc::Receiver<TrackEvent>) -> Vec<String> {
     let mut sequencer = Sequencer::default();
     while let Some(step) = steps.recv().await {
@@ -139,7 +139,7 @@ async fn subscriber_gets_current_group_and_later_ones() {
     .await;
 }
 
-/// Later drafts end a subscription only on the subscriber's request or at the end of the track.
+/// From draft-20 on, a subscription ends only if the subscriber cancels it or the track ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn end_of_a_filter_ends_its_subscription_up_to_draft_19() {
     within(async {
@@ -188,9 +188,9 @@ async fn filter_may_end_within_a_group() {
     .await;
 }
 
-/// The earlier objects arrive by a joining FETCH, or by a fill.
+/// Depending on the draft, the earlier objects arrive in response to a joining FETCH, or as a fill.
 #[tokio::test(flavor = "multi_thread")]
-async fn earlier_objects_and_subscription_are_contiguous() {
+async fn no_object_is_missing_between_earlier_objects_and_subscription() {
     within(async {
         for draft in Draft::ALL {
             let pair = ConnectedPair::with_draft(draft).await;
@@ -239,7 +239,7 @@ async fn join_of_a_track_without_objects_returns_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fetch_works_in_both_orders_and_fails_outside_the_track() {
+async fn fetch_returns_both_group_orders_and_fails_outside_the_track() {
     within(async {
         for draft in Draft::ALL {
             let pair = ConnectedPair::with_draft(draft).await;
@@ -280,7 +280,7 @@ async fn fetch_works_in_both_orders_and_fails_outside_the_track() {
     .await;
 }
 
-/// Only later drafts can express these ranges.
+/// Only draft-20 and later can express such ranges in a FETCH.
 #[tokio::test(flavor = "multi_thread")]
 async fn fetch_may_be_relative_to_the_largest_object() {
     within(async {
@@ -305,7 +305,7 @@ async fn fetch_may_be_relative_to_the_largest_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn range_filters_are_refused_and_properties_can_be_declined() {
+async fn range_filter_is_refused_and_track_properties_can_be_omitted() {
     within(async {
         let pair = ConnectedPair::new().await;
         let priority = TrackProperties { publisher_priority: Some(9), ..TrackProperties::default() };
@@ -328,7 +328,7 @@ async fn range_filters_are_refused_and_properties_can_be_declined() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn generated_objects_arrive_whole_and_are_counted() {
+async fn generated_objects_arrive_undamaged_and_are_counted() {
     within(async {
         for shape in [ObjectShape::Groups, ObjectShape::Objects] {
             let pair = ConnectedPair::new().await;

@@ -17,7 +17,7 @@ use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureSc
 /// Path of the system's trusted certificates on Debian and its derivatives.
 const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// The certificates that are accepted.
+/// The rule that decides which server certificates are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CertificateTrust {
     /// The system's trusted certificates.
@@ -25,9 +25,9 @@ pub enum CertificateTrust {
     System,
     /// The certificates in this PEM file.
     Roots(PathBuf),
-    /// The one certificate with this fingerprint, whatever it contains.
+    /// Only the certificate with this fingerprint. Its names, dates and issuer are not checked.
     Fingerprint(Fingerprint),
-    /// Whatever certificate the server has. This is for tests on trusted networks.
+    /// Any certificate, without verification. This is for tests on trusted networks only.
     Anyone,
 }
 
@@ -77,7 +77,7 @@ impl Fingerprint {
     }
 }
 
-/// The reason why a certificate is not trusted, and what to do about it.
+/// The reason why a certificate was refused, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CertificateRefusal(String);
@@ -107,11 +107,11 @@ impl CertificateRefusal {
     }
 }
 
-/// Advice for the relay's operator about the certificate that `openssl req -x509` makes.
+/// Advice for a relay's operator whose certificate was made by `openssl req -x509`, which marks it as a CA.
 const AUTHORITY_SHOWN: &str = "its certificate is that of an authority (CA:TRUE), which a server must not present; make another \
                                with openssl req -x509 ... -addext basicConstraints=critical,CA:FALSE";
 
-/// The reason why the last certificate was refused.
+/// Stores the reason why the last certificate was refused.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastRefusal(Arc<Mutex<Option<CertificateRefusal>>>);
 
@@ -121,7 +121,7 @@ impl LastRefusal {
     }
 }
 
-/// The reason why no TLS configuration could be made.
+/// The reason why a TLS configuration could not be made.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages describe the variants")]
 pub enum Error {
@@ -138,7 +138,7 @@ pub enum Error {
 }
 
 impl CertificateTrust {
-    /// Returns a TLS configuration that offers `alpn`, the preferred one first.
+    /// Returns a TLS configuration that offers the protocols `alpn`, the preferred one first.
     ///
     /// # Errors
     /// Fails if the trusted certificates cannot be read.
@@ -146,7 +146,8 @@ impl CertificateTrust {
         self.explaining_config(alpn).map(|(config, _)| config)
     }
 
-    /// Returns the same as [`Self::client_config`], and a record of why a certificate was refused.
+    /// Returns the same as [`Self::client_config`], and in addition a store of the reason why a certificate was
+    /// refused.
     pub(crate) fn explaining_config(
         &self,
         alpn: &[&[u8]],
@@ -176,12 +177,12 @@ impl CertificateTrust {
     }
 }
 
-/// The treatment of a certificate that rustls does not accept.
+/// What to do with a trusted root certificate that rustls cannot use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OnBad {
-    /// Skip it: a system's bundle may contain some.
+    /// Skip the certificate, because a system's CA bundle may contain such certificates.
     Skip,
-    /// Fail: a file that the user named must be good.
+    /// Fail, because the user has specified the file.
     Fail,
 }
 
@@ -204,13 +205,14 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Verifies the server's certificate, and records why it was refused, since QUIC's error has no room for advice. The
-/// server must prove in any case that it holds the certificate's key.
+/// Verifies the server's certificate, and stores the reason if it is refused, because QUIC's error cannot carry advice.
+/// In all cases the server has to prove that it has the certificate's private key.
 #[derive(Debug)]
 struct ExplainingVerifier {
-    /// Verifies that a trusted authority has signed the certificate.
+    /// The verifier that checks whether a trusted CA has signed the certificate.
     chain: Option<Arc<WebPkiServerVerifier>>,
-    /// The certificate that is accepted without a chain. With neither, every certificate is.
+    /// The only certificate that is accepted, without a chain. If `chain` and this field are `None`, every certificate
+    /// is accepted.
     fingerprint: Option<Fingerprint>,
     algorithms: WebPkiSupportedAlgorithms,
     verdict: LastRefusal,
@@ -247,7 +249,8 @@ impl ServerCertVerifier for ExplainingVerifier {
         _cert: &CertificateDer<'_>,
         _dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not supported".to_owned())) // QUIC has TLS 1.3 (RFC 9001, section 4.2)
+        // QUIC requires TLS 1.3 (RFC 9001, section 4.2), so rustls never calls this.
+        Err(rustls::Error::General("TLS 1.2 is not supported".to_owned()))
     }
 
     fn verify_tls13_signature(

@@ -47,7 +47,7 @@ pub struct ObjectDatagram {
     pub object: u64,
     /// The publisher's priority; `None` means the track's default.
     pub priority: Option<u8>,
-    /// Whether this is the last object of its group. Never set together with a status.
+    /// Whether this is the last object of its group. It is never set together with `status`.
     pub end_of_group: bool,
     /// The block of properties without its length, empty if there is none.
     pub properties: Bytes,
@@ -66,8 +66,8 @@ impl ObjectDatagram {
             return Ok(None);
         }
         let set = |bit: u64| kind & bit != 0;
-        // The draft forbids a status together with the end-of-group flag: a status already tells whether the group
-        // ends.
+        // The draft forbids the end-of-group flag together with a status, because the status itself says whether the
+        // group ends.
         if kind & !KNOWN != 0 || (set(STATUS) && set(END_OF_GROUP)) {
             return Err(DecodeError::violation("unknown datagram type"));
         }
@@ -95,12 +95,12 @@ impl ObjectDatagram {
         Ok(Some(Self { alias, group, object, priority, end_of_group, properties, status, payload }))
     }
 
-    /// Reports whether the object is the last one of its group.
+    /// Reports whether the object is the last one of its group, by flag or status.
     pub fn ends_group(&self) -> bool {
         self.end_of_group || self.status == Some(Status::EndOfGroup)
     }
 
-    /// Appends the datagram without its payload.
+    /// Appends the datagram without the payload.
     pub fn encode_header(&self, out: &mut Vec<u8>) {
         debug_assert!(self.status.is_none() || (self.payload.is_empty() && !self.end_of_group));
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };

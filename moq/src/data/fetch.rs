@@ -16,7 +16,7 @@ const PROPERTIES: u64 = 0x20;
 const DATAGRAM: u64 = 0x40;
 const END_NON_EXISTENT: u64 = 0x8c;
 const END_UNKNOWN: u64 = 0x10c;
-/// End of a range whose objects timed out; draft-20 and later.
+/// The marker for the end of a range whose objects timed out. It exists in draft-20 and later.
 const END_TIMED_OUT: u64 = 0x20c;
 
 /// The header of an object in a FETCH response; `payload_len` bytes of payload follow it.
@@ -69,7 +69,7 @@ impl FetchItem {
     }
 }
 
-/// Fields of the previous items, which stand in for the fields that an item leaves out.
+/// Fields of the previous items. An item may omit fields that are equal to them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
     /// Location of the last item, object or range.
@@ -113,7 +113,8 @@ impl FetchDecoder {
         Self { draft, order, prior: Prior::default() }
     }
 
-    /// Takes one item off the front of `input`. If the item is incomplete, returns `None` and leaves `input` unchanged.
+    /// Removes one item from the front of `input` and returns it. If the item is incomplete, returns `None` and leaves
+    /// `input` unchanged.
     pub fn decode(&mut self, input: &mut &[u8]) -> Result<Option<FetchItem>, DecodeError> {
         let mut fields = ScannedFields::new(input);
         match self.read(&mut fields) {
@@ -129,7 +130,8 @@ impl FetchDecoder {
 
     fn read(&self, fields: &mut ScannedFields<'_>) -> Result<FetchItem, ScanStop> {
         let range = |fields: &mut ScannedFields<'_>, end| {
-            // The location of a range is absolute, unlike an object's (draft-18, "End of Range").
+            // The location of a range is encoded in full, while an object's is relative to the previous one (draft-18,
+            // "End of Range").
             let last = Location { group: fields.vi64()?, object: fields.vi64()? };
             Ok(FetchItem::Range { last, end })
         };
@@ -146,7 +148,7 @@ impl FetchDecoder {
         let set = |bit: u64| flags & bit != 0;
         let group = self.read_group(set(GROUP), fields)?;
         let subgroup = match flags & SUBGROUP_MODE {
-            // An object that was sent as a datagram has no subgroup, whatever its subgroup mode says.
+            // For an object that was sent as a datagram, the subgroup mode bits have no meaning.
             _ if set(DATAGRAM) => None,
             SUBGROUP_PRIOR => Some(self.prior.subgroup().ok_or(NO_PRIOR)?),
             SUBGROUP_NEXT => Some(self.prior.subgroup().ok_or(NO_PRIOR)?.checked_add(1).ok_or(ID_RANGE)?),
@@ -182,8 +184,8 @@ impl FetchDecoder {
         }
     }
 
-    /// Reads an object ID. The ID is absolute in a new group and relative within a group. An absent ID means the
-    /// previous ID plus one, even in a new group.
+    /// Reads an object ID. It is encoded in full if the group is new, and relative to the previous ID otherwise. An
+    /// omitted ID means the previous ID plus one, even in a new group.
     fn read_object_id(
         &self,
         new_group: bool,
@@ -269,7 +271,7 @@ impl FetchEncoder {
 
     fn object_field(&self, location: Location) -> Option<u64> {
         match self.prior.location {
-            // The ID may be left out even in a new group, where its absence still means the previous ID plus one.
+            // The ID may be omitted even in a new group, where that also means the previous ID plus one.
             Some(prior) if prior.object.checked_add(1) == Some(location.object) => None,
             Some(prior) if prior.group == location.group => {
                 debug_assert!(prior.object < location.object, "object IDs ascend in a group");
@@ -291,7 +293,7 @@ impl FetchEncoder {
     }
 }
 
-/// An item and its place in the stream of the response.
+/// An item and its stream offsets in the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchStart {
     /// The item.
@@ -338,7 +340,7 @@ impl FetchParser {
         self.scanner.offset()
     }
 
-    /// Returns the number of bytes held of an incomplete item header. Payloads are never held.
+    /// Returns the number of bytes that the parser stores of an incomplete item header. It never stores payloads.
     pub fn incomplete(&self) -> usize {
         self.scanner.incomplete()
     }

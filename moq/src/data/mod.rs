@@ -20,7 +20,7 @@ use super::{DecodeError, vi64};
 /// The draft sets no limit. This one bounds the memory that a peer can make a receiver hold for one object.
 pub const MAX_PROPERTIES: u64 = 1 << 16;
 
-/// The status that an object without payload carries about the objects after it.
+/// The status of an object, which says what follows it in its group or track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// The object exists, with a payload or an empty one.
@@ -54,7 +54,7 @@ const FETCH: u64 = 0x05;
 const SETUP: u64 = 0x2f00;
 const PADDING: u64 = 0x132b_3e28;
 
-/// The first bytes of a unidirectional stream, which tell what the stream carries.
+/// The first bytes of a unidirectional stream, which say what the stream carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamHeader {
     /// A control stream. Decoding consumes no bytes, since the stream type is also the type of the SETUP message.
@@ -71,11 +71,11 @@ pub enum StreamHeader {
 }
 
 impl StreamHeader {
-    /// The number of bytes of the longest header.
+    /// Length of the longest stream header, in bytes.
     pub const MAX_LEN: usize = 4 * vi64::MAX_LEN + 1;
 
-    /// Takes the header off the front of a stream. If the header is incomplete, returns `None` and leaves `input`
-    /// unchanged.
+    /// Removes the stream header from the front of `input` and returns it. If the header is incomplete, returns `None`
+    /// and leaves `input` unchanged.
     pub fn decode(input: &mut &[u8]) -> Result<Option<Self>, DecodeError> {
         let mut rest = *input;
         let Some(kind) = vi64::decode(&mut rest) else { return Ok(None) };
@@ -98,14 +98,14 @@ pub fn encode_fetch_header(request_id: u64, out: &mut Vec<u8>) {
     vi64::encode(request_id, out);
 }
 
-/// The way in which a SUBGROUP_HEADER gives the subgroup's ID.
+/// The way in which a SUBGROUP_HEADER encodes the subgroup's ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubgroupId {
-    /// The ID is 0.
+    /// The subgroup ID is 0.
     Zero,
-    /// The ID of the first object on the stream.
+    /// The subgroup ID is the ID of the first object on the stream.
     FirstObject,
-    /// The ID is in the header.
+    /// The subgroup ID is a field of the header.
     Explicit(u64),
 }
 
@@ -124,7 +124,7 @@ pub struct SubgroupHeader {
     pub properties: bool,
     /// Whether the last object before FIN is the last one of the group.
     pub end_of_group: bool,
-    /// Whether the first object on the stream is the first that was ever published in the subgroup.
+    /// Whether the first object on the stream is the first one published in the subgroup.
     pub first_object: bool,
 }
 
@@ -138,7 +138,7 @@ impl SubgroupHeader {
     const DEFAULT_PRIORITY: u64 = 0x20;
     const FIRST_OBJECT: u64 = 0x40;
 
-    /// Returns the stream type. Its bits tell which fields are present.
+    /// Returns the stream type, whose bits say which fields are present.
     fn kind(&self) -> u64 {
         let flag = |set: bool, bit: u64| if set { bit } else { 0 };
         Self::SUBGROUP
@@ -158,7 +158,7 @@ impl SubgroupHeader {
         self.encode_padded(0, out);
     }
 
-    /// Appends the header in exactly `len` bytes if a longer encoding of the alias makes that possible, else in the
+    /// Appends the header in exactly `len` bytes if a longer encoding of the alias makes that possible, or else in the
     /// fewest bytes.
     ///
     /// A relay that changes the alias uses this to keep the stream offsets of everything after the header.
@@ -185,7 +185,7 @@ impl SubgroupHeader {
         out.extend(self.priority);
     }
 
-    /// Reads the fields after the stream type `kind`. Returns `None` when they are not complete.
+    /// Reads the fields that follow the stream type `kind`. Returns `None` if they are incomplete.
     fn decode_fields(kind: u64, input: &mut &[u8]) -> Result<Option<Self>, DecodeError> {
         let set = |bit: u64| kind & bit != 0;
         if kind > 0x7f || !set(Self::SUBGROUP) {

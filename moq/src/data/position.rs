@@ -17,7 +17,7 @@ pub enum Field {
     SubgroupId,
     /// The publisher's priority.
     Priority,
-    /// The object's ID, encoded as the difference to the previous ID less 1.
+    /// The object's ID, encoded as the difference to the previous ID minus 1.
     Object,
     /// Length of the object's properties.
     PropertiesLength,
@@ -29,11 +29,14 @@ pub enum Field {
     Status,
     /// The object's payload.
     Payload,
-    /// A byte of a stream without framing. Such a byte has any value, and the stream may end anywhere.
+    /// A byte of a stream whose structure is not parsed. Such bytes have any value, and the stream may end after any of
+    /// them.
     Opaque,
 }
 
-/// A place in a subgroup stream, with everything that another parser needs to continue there.
+/// A position in a subgroup stream, with all the state that another parser needs to continue there. Fields that have no
+/// meaning at a position are 0. Two parsers that have read the same bytes are therefore at equal positions, however
+/// those bytes were divided.
 ///
 /// Fields that do not matter at a place are 0. Two parsers are therefore at equal positions after the same bytes,
 /// however those bytes were divided.
@@ -45,7 +48,7 @@ pub struct Position {
     pub field: Field,
     /// The bits read so far of the integer that is being read.
     pub value: u64,
-    /// Number of bytes of that integer still to be read; 0 if none of it has been read.
+    /// Number of bytes of the current integer that are still to be read. 0 if none of its bytes was read.
     pub missing: u8,
     /// Number of bytes of properties or payload still to be read.
     pub left: u64,
@@ -60,13 +63,13 @@ pub struct Position {
 }
 
 impl Position {
-    /// Makes a position in a stream whose bytes have no framing.
+    /// Makes a position in a stream whose structure is not parsed.
     pub fn opaque(offset: u64) -> Self {
         Self { offset, field: Field::Opaque, ..Self::default() }
     }
 
-    /// Moves the position into an object's incomplete header, whose bytes are well-formed so far. The offset stays, as
-    /// it counts these bytes already.
+    /// Moves the position to the end of an object's incomplete header, whose bytes are well-formed so far. `offset`
+    /// stays the same, because it already includes these bytes.
     pub(super) fn inside_header(mut self, mut partial: &[u8]) -> Self {
         while !partial.is_empty() {
             if self.field == Field::Properties {
@@ -90,7 +93,7 @@ impl Position {
         match self.field {
             Field::Object => {
                 self.previous = Some(self.previous.map_or(value, |previous| {
-                    previous.wrapping_add(value).wrapping_add(1) // The parser has checked that this does not overflow.
+                    previous.wrapping_add(value).wrapping_add(1) // The parser has checked that this sum fits.
                 }));
                 let properties = self.kind & super::SubgroupHeader::PROPERTIES as u8 != 0;
                 self.field = if properties { Field::PropertiesLength } else { Field::Length };
@@ -99,14 +102,14 @@ impl Position {
                 (self.left, self.with_properties) = (value, value > 0);
                 self.field = if value > 0 { Field::Properties } else { Field::Length };
             }
-            // Only a payload length of 0 leaves the header incomplete: a status follows it.
+            // After a payload length, a header is incomplete only if the length is 0, because then a status follows.
             _ => self.field = Field::Status,
         }
     }
 
     fn inside_integer(self, bytes: &[u8]) -> Self {
         let width = bytes.first().map_or(0, |first| vi64::encoded_len(*first));
-        // The first byte of an integer begins with its length in unary, which is not part of the value.
+        // The first byte of an integer begins with the length in unary, which is masked out here.
         let top = bytes.first().map_or(0, |first| first & 0xffu8.checked_shr(width as u32).unwrap_or(0));
         let value = bytes.iter().skip(1).fold(u64::from(top), |value, byte| value << 8 | u64::from(*byte));
         Self { value, missing: (width - bytes.len()) as u8, ..self }

@@ -1,17 +1,17 @@
-//! Finds headers in a stream of headers and payloads that arrives in arbitrary pieces.
+//! Finds the headers in a stream of headers and payloads, whose bytes arrive in arbitrary pieces.
 
 use super::super::{DecodeError, vi64};
 use super::MAX_PROPERTIES;
 
-/// A reader of fields at the front of a piece of a stream. Where bytes are missing, it reports the smallest number
-/// needed, so that the scanner takes no byte after the header.
+/// A reader of the fields at the start of a piece of a stream. If bytes are missing, it reports the smallest number
+/// needed. The scanner then never consumes bytes beyond the header.
 pub(super) struct ScannedFields<'a> {
     rest: &'a [u8],
 }
 
-/// The reason why a header was not read.
+/// The reason why a header could not be read.
 pub(super) enum ScanStop {
-    /// The header needs at least this many more bytes: 1 or more.
+    /// The header is incomplete: it needs at least this many more bytes, 1 or more.
     Need(usize),
     Bad(DecodeError),
 }
@@ -45,7 +45,7 @@ impl<'a> ScannedFields<'a> {
         self.rest.split_off_first().copied().ok_or(ScanStop::Need(1))
     }
 
-    /// Reads a length of at most [`MAX_PROPERTIES`] and that many bytes.
+    /// Reads a length, which is at most [`MAX_PROPERTIES`], and that many bytes.
     pub(super) fn properties(&mut self) -> Result<&'a [u8], ScanStop> {
         let len = self.vi64()?;
         if len > MAX_PROPERTIES {
@@ -70,16 +70,16 @@ pub(super) struct FoundHeader<T> {
 
 /// The largest payload of an object, in bytes: a QUIC stream cannot carry more (RFC 9000, section 19.8).
 const MAX_PAYLOAD: u64 = (1 << 62) - 1;
-/// Capacity of the header buffer that is kept between headers, in bytes. A larger buffer shrinks to it.
+/// Capacity in bytes that the header buffer keeps between headers. A larger buffer is shrunk to this size.
 const KEPT: usize = 256;
 
-/// A scanner of a stream of `header payload header payload ...`. It holds at most one incomplete header and skips
+/// A scanner of a stream of `header payload header payload ...`. It stores at most one incomplete header, and skips
 /// payloads.
 #[derive(Clone, Debug)]
 pub(super) struct Scanner {
     /// Stream offset of the next byte that the scanner expects.
     offset: u64,
-    /// The bytes received so far of an incomplete header.
+    /// The bytes of an incomplete header that were received so far.
     partial: Vec<u8>,
     payload_left: u64,
 }
@@ -93,7 +93,7 @@ impl Scanner {
         self.offset
     }
 
-    /// Returns the bytes received so far of an incomplete header.
+    /// Returns the bytes of an incomplete header that were received so far.
     pub(super) fn partial(&self) -> &[u8] {
         &self.partial
     }
@@ -137,7 +137,7 @@ impl Scanner {
             let mut fields = ScannedFields::new(&self.partial);
             match read(&mut fields) {
                 Ok((header, payload_len)) => {
-                    // The scanner takes only bytes that the header needs, so nothing follows the header.
+                    // The scanner consumes no bytes beyond the header, so the buffer ends with the header.
                     let length = self.partial.len();
                     self.partial.clear();
                     self.partial.shrink_to(KEPT);
@@ -145,7 +145,7 @@ impl Scanner {
                 }
                 Err(ScanStop::Bad(error)) => return Err(error),
                 Err(ScanStop::Need(needed)) => {
-                    // An empty chunk cannot be split after 1 byte, so the scanner then returns and waits for more.
+                    // If the chunk is empty, `split_at_checked` returns `None`, and the scanner waits for more bytes.
                     let taken = needed.clamp(1, chunk.len().max(1));
                     let Some((head, rest)) = chunk.split_at_checked(taken) else { return Ok(None) };
                     self.partial.extend_from_slice(head);
@@ -156,7 +156,7 @@ impl Scanner {
         }
     }
 
-    /// Records a header of `length` bytes. The offset does not count the last `new` of them yet.
+    /// Records that a header of `length` bytes is complete. `offset` does not include the last `new` bytes of it yet.
     fn found_header<T>(
         &mut self,
         header: T,

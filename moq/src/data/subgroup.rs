@@ -6,7 +6,7 @@ use super::super::{DecodeError, vi64};
 use super::scan::{ScanStop, ScannedFields, Scanner};
 use super::{Field, Position, Status, SubgroupHeader};
 
-/// An object whose header is complete; its payload may still be on the way.
+/// An object whose header has arrived completely. Its payload may arrive later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectStart {
     /// The object ID.
@@ -91,17 +91,17 @@ impl ObjectParser {
         }
     }
 
-    /// Returns the number of bytes held of an incomplete object header.
+    /// Returns the number of bytes that the parser stores of an incomplete object header.
     pub fn incomplete(&self) -> usize {
         self.scanner.incomplete()
     }
 
-    /// Reports whether the stream may end here: every object read so far is complete.
+    /// Reports whether every object read so far is complete, so that the stream may end here.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()
     }
 
-    /// Checks that the stream may end with FIN here.
+    /// Checks that a FIN at this position is valid.
     ///
     /// # Errors
     /// Fails if the stream ends inside an object.
@@ -139,9 +139,9 @@ fn read_object(
 
 /// Appends the header of an object of a subgroup stream.
 ///
-/// `previous` is the ID of the previous object on the same stream, if any, and is less than `id`. `properties` is
-/// `Some`, perhaps empty, exactly if the stream's header says that objects have properties. `status` is used only if
-/// `payload_len` is 0.
+/// `previous` is the ID of the previous object on the same stream, if any, and is less than `id`. `properties` must be
+/// `Some`, with an empty block if there are none, exactly if the stream's header says that objects have properties.
+/// `status` is encoded only if `payload_len` is 0.
 pub fn encode_object_header(
     previous: Option<u64>,
     id: u64,

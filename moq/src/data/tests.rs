@@ -11,8 +11,8 @@ fn header(bytes: &[u8]) -> Result<Option<StreamHeader>, DecodeError> {
     StreamHeader::decode(&mut &bytes[..])
 }
 
-/// Parses `stream` in pieces of the given sizes, then the rest at once. Returns the objects, and whether the parser
-/// stopped between objects.
+/// Parses `stream` in pieces of the given sizes, then the rest at once. Returns the objects, and whether the stream may
+/// end where the parser stopped.
 fn objects(
     header: &SubgroupHeader,
     stream: &[u8],
@@ -80,7 +80,7 @@ fn group_example_of_the_draft_with_properties_is_encoded_and_decoded() {
 }
 
 #[test]
-fn every_stream_type_is_known_or_refused() {
+fn undefined_stream_type_is_refused() {
     for kind in 0..=0xffu64 {
         let mut bytes = Vec::new();
         vi64::encode(kind, &mut bytes);
@@ -255,7 +255,7 @@ fn fetch_without_prior_object_is_a_violation() {
 }
 
 #[test]
-fn group_ids_of_a_fetch_stay_in_range() {
+fn group_id_out_of_range_in_a_fetch_is_refused() {
     let first = [0x1c, 3, 0, 0, 0];
     let mut descending = FetchDecoder::new(Draft::NEWEST, GroupOrder::Descending);
     descending.decode(&mut &first[..]).unwrap();
@@ -288,7 +288,7 @@ fn a_header() -> impl Strategy<Value = SubgroupHeader> {
     )
 }
 
-/// An object to write: the number of IDs skipped before it, its properties and its payload.
+/// An object to encode: the number of IDs skipped before it, its properties and its payload.
 type WrittenObject = (u64, Vec<u8>, Vec<u8>);
 
 fn stream_of(header: &SubgroupHeader, written: &[WrittenObject]) -> (Vec<u8>, Vec<ObjectStart>) {
@@ -329,7 +329,8 @@ fn a_datagram() -> impl Strategy<Value = ObjectDatagram> {
         })
 }
 
-/// Returns items in `order`. Each step is (groups forward, objects forward, object, reason of a range without objects).
+/// Returns the items of a FETCH response in `order`. Each step is (groups skipped, objects skipped, object, reason of a
+/// range without objects).
 fn items(order: GroupOrder, steps: Vec<(u64, u64, FetchObject, Option<RangeEnd>)>) -> Vec<FetchItem> {
     let mut at = match order {
         GroupOrder::Ascending => Location::new(0, 0),
@@ -383,7 +384,7 @@ proptest! {
     }
 
     #[test]
-    fn objects_parse_equally_in_any_pieces(
+    fn objects_are_parsed_alike_however_the_stream_is_divided(
         header in a_header(),
         written in vec((0..300u64, vec(any::<u8>(), 0..200), vec(any::<u8>(), 0..200)), 0..6),
         pieces in vec(1..40usize, 0..60),
@@ -395,7 +396,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_stream_parses_equally_in_any_pieces(
+    fn arbitrary_stream_is_parsed_alike_however_it_is_divided(
         header in a_header(),
         stream in vec(prop_oneof![3 => 0..4u8, 1 => any::<u8>()], 0..60),
         pieces in vec(1..5usize, 0..60),
@@ -420,7 +421,7 @@ proptest! {
     }
 
     #[test]
-    fn fetches_round_trip_in_any_pieces(
+    fn fetch_response_round_trips_however_it_is_divided(
         draft in prop::sample::select(&Draft::ALL[..]),
         descending: bool,
         steps in vec(a_step(), 0..12),
@@ -454,7 +455,7 @@ proptest! {
     }
 }
 
-/// Returns `item` as a receiver reads it in `draft`. Drafts before 20 report a timeout as unknown.
+/// Returns `item` as a receiver decodes it in `draft`. Drafts before 20 encode a range that timed out as unknown.
 fn as_said(draft: Draft, item: FetchItem) -> FetchItem {
     match item {
         FetchItem::Range { last, end: RangeEnd::TimedOut } if draft < Draft::D20 => {
@@ -465,7 +466,7 @@ fn as_said(draft: Draft, item: FetchItem) -> FetchItem {
 }
 
 #[test]
-fn ranges_time_out_from_draft_20_on() {
+fn range_that_timed_out_is_encoded_from_draft_20_on() {
     let range = FetchItem::Range { last: Location::new(1, 1), end: RangeEnd::TimedOut };
     for draft in Draft::ALL {
         let mut out = Vec::new();

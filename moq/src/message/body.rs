@@ -14,7 +14,7 @@ fn read_reason(input: &mut WireReader) -> Result<String, DecodeError> {
     input.text(MAX_REASON, "a reason phrase is longer than 1024 bytes")
 }
 
-/// Writes `reason`, cut to the longest allowed length.
+/// Writes `reason`, truncated to the longest allowed length.
 fn put_reason(reason: &str, out: &mut WireWriter<'_>) {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
@@ -31,13 +31,13 @@ fn read_properties(input: &mut WireReader) -> Result<Properties, DecodeError> {
     Properties::new(input.rest())
 }
 
-/// GOAWAY: on the control stream, the sender intends to close the session. On a request's stream, the sender wants that
-/// request to move to another session.
+/// GOAWAY. On the control stream, it announces that the sender will close the session. On a request's stream, it asks
+/// the peer to move that request to another session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoAway {
     /// The URI to connect to instead; empty for the current URI. A client must send it empty.
     pub uri: String,
-    /// Milliseconds until the sender closes; 0 for no particular time.
+    /// Milliseconds until the sender closes the session; 0 if it sets no time.
     pub timeout: u64,
     /// The smallest request ID that was not processed. It is present only on the control stream of draft-18.
     pub request_id: Option<u64>,
@@ -64,7 +64,7 @@ impl MessageBody for GoAway {
     }
 }
 
-/// REQUEST_OK: the answer to every request but SUBSCRIBE and FETCH.
+/// REQUEST_OK: the successful answer to all requests other than SUBSCRIBE and FETCH.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestOk {
     /// Parameters of the answer.
@@ -101,7 +101,7 @@ impl MessageBody for RequestOk {
 pub struct Redirect {
     /// The URI of the session; empty for the current one. A client must send it empty.
     pub uri: String,
-    /// The track to ask for. An empty namespace and name stand for the track of the failed request.
+    /// The track to request. An empty namespace and name mean the track of the failed request.
     pub track: TrackName,
 }
 
@@ -110,16 +110,16 @@ pub struct Redirect {
 pub struct RequestError {
     /// The error code.
     pub code: code::Request,
-    /// Milliseconds before a retry, plus 1; 0 for never.
+    /// Milliseconds to wait before a retry, plus 1. 0 means that no retry will succeed.
     pub retry_interval: u64,
-    /// The reason phrase. It is cut to 1024 bytes when sent.
+    /// The reason phrase. It is truncated to 1024 bytes when it is sent.
     pub reason: String,
     /// The session and track with which to retry. Present exactly when the code is REDIRECT.
     pub redirect: Option<Redirect>,
 }
 
 impl RequestError {
-    /// Makes a final failure, which a retry would not change.
+    /// Makes an error that says that a retry would fail as well.
     pub fn new(code: code::Request, reason: impl Into<String>) -> Self {
         Self { code, retry_interval: 0, reason: reason.into(), redirect: None }
     }
@@ -151,7 +151,7 @@ impl MessageBody for RequestError {
     }
 }
 
-/// SUBSCRIBE: asks for the objects of a track from now on.
+/// SUBSCRIBE: requests the future objects of a track.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subscribe {
     /// The request ID.
@@ -178,7 +178,7 @@ impl MessageBody for Subscribe {
     }
 }
 
-/// SUBSCRIBE_OK: accepts a SUBSCRIBE. The objects are sent under `track_alias`.
+/// SUBSCRIBE_OK: accepts a SUBSCRIBE. Objects of the track will be sent under `track_alias`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeOk {
     /// The alias of the track in data streams and datagrams.
@@ -226,7 +226,7 @@ impl MessageBody for RequestUpdate {
     }
 }
 
-/// PUBLISH: a subscription that the publisher starts.
+/// PUBLISH: starts a subscription from the publisher's side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publish {
     /// The request ID.
@@ -264,11 +264,11 @@ impl MessageBody for Publish {
 /// PUBLISH_DONE: the last message of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishDone {
-    /// The reason of the end.
+    /// The reason why the subscription ended.
     pub code: code::Done,
     /// Number of data streams that were opened for the subscription, or [`PublishDone::UNKNOWN_COUNT`].
     pub stream_count: u64,
-    /// The reason phrase. It is cut to 1024 bytes when sent.
+    /// The reason phrase. It is truncated to 1024 bytes when it is sent.
     pub reason: String,
 }
 
@@ -302,7 +302,7 @@ impl MessageBody for PublishDone {
 /// The track and range that a FETCH asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchKind {
-    /// The existing objects that `range` lets through. In drafts 18 and 19 the range needs an end.
+    /// The existing objects that `range` includes. In drafts 18 and 19 the range must have an end.
     Standalone {
         /// The track.
         track: TrackName,
@@ -312,21 +312,21 @@ pub enum FetchKind {
     /// The objects from `groups_back` groups before a subscription's joining location up to that location. Drafts 18
     /// and 19.
     RelativeJoining {
-        /// Request ID of the subscription.
+        /// Request ID of the subscription that this FETCH joins.
         subscription: u64,
-        /// Number of groups before the joining location's.
+        /// Number of groups before the group of the joining location.
         groups_back: u64,
     },
     /// The objects from the start of `first_group` up to a subscription's joining location. Drafts 18 and 19.
     AbsoluteJoining {
-        /// Request ID of the subscription.
+        /// Request ID of the subscription that this FETCH joins.
         subscription: u64,
-        /// The first group.
+        /// The first group to return.
         first_group: u64,
     },
 }
 
-/// FETCH: asks for existing objects, on one stream.
+/// FETCH: requests existing objects, which are sent on one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchRequest {
     /// The request ID.
@@ -390,10 +390,10 @@ impl MessageBody for FetchRequest {
     }
 }
 
-/// FETCH_OK: accepts a FETCH and tells where the response ends.
+/// FETCH_OK: accepts a FETCH and states where the response ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchOk {
-    /// Whether `last` is the last object that the track will ever have.
+    /// Whether the track has ended and `last` is its last object.
     pub end_of_track: bool,
     /// The last object that the response may contain. The largest object ID stands for all of the group.
     pub last: Location,
@@ -429,12 +429,12 @@ impl MessageBody for FetchOk {
     }
 }
 
-/// TRACK_STATUS: asks for the answer that a SUBSCRIBE would get.
+/// TRACK_STATUS: requests the answer that a SUBSCRIBE would get, without subscribing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrackStatus {
     /// The request ID.
     pub request_id: u64,
-    /// The track to ask about.
+    /// The track whose status is requested.
     pub track: TrackName,
     /// Parameters of the request.
     pub parameters: Parameters,
@@ -488,22 +488,22 @@ macro_rules! namespace_request {
 }
 
 namespace_request! {
-    /// PUBLISH_NAMESPACE: the sender has tracks in this namespace.
+    /// PUBLISH_NAMESPACE: announces that the sender publishes tracks in this namespace.
     PublishNamespace, namespace, PUBLISH_NAMESPACE
 }
 namespace_request! {
-    /// SUBSCRIBE_NAMESPACE: asks for all present and future namespaces that begin with `prefix`.
+    /// SUBSCRIBE_NAMESPACE: requests announcements of all present and future namespaces that begin with `prefix`.
     SubscribeNamespace, prefix, SUBSCRIBE_NAMESPACE
 }
 namespace_request! {
-    /// SUBSCRIBE_TRACKS: asks for a PUBLISH of each present and future track whose namespace begins with `prefix`.
+    /// SUBSCRIBE_TRACKS: requests a PUBLISH of each present and future track whose namespace begins with `prefix`.
     SubscribeTracks, prefix, SUBSCRIBE_TRACKS
 }
 
-/// NAMESPACE: a namespace that matches a SUBSCRIBE_NAMESPACE, without its prefix.
+/// NAMESPACE: announces a namespace that matches a SUBSCRIBE_NAMESPACE. The subscribed prefix is omitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceFound {
-    /// The namespace without the prefix.
+    /// The namespace without the subscribed prefix.
     pub suffix: Namespace,
     /// The path and its cost. They are present only between endpoints that negotiated draft-lcurley-moq-cluster. MoQ
     /// Transport's own message has no parameters, not even their count.
@@ -528,10 +528,10 @@ impl MessageBody for NamespaceFound {
     }
 }
 
-/// NAMESPACE_DONE: a namespace that was announced with NAMESPACE has ended.
+/// NAMESPACE_DONE: withdraws a namespace that was announced with NAMESPACE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceDone {
-    /// The namespace without the prefix.
+    /// The namespace without the subscribed prefix.
     pub suffix: Namespace,
 }
 
@@ -572,7 +572,8 @@ pub struct Unsubscribe;
 
 impl MessageBody for Unsubscribe {
     fn decode(input: &mut WireReader) -> Result<Self, DecodeError> {
-        // Older drafts put the request ID here. It is skipped, since the stream itself tells which subscription ends.
+        // Older drafts have a request ID here. It is skipped, because the request stream itself identifies the
+        // subscription.
         input.rest();
         Ok(Self)
     }
@@ -583,7 +584,7 @@ impl MessageBody for Unsubscribe {
 /// PUBLISH_SKIPPED, in draft-18 PUBLISH_BLOCKED: a track that matches a SUBSCRIBE_TRACKS but is not published for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishSkipped {
-    /// The track; its namespace is without the prefix.
+    /// The track. The subscribed prefix is omitted from its namespace.
     pub suffix: TrackName,
 }
 

@@ -18,7 +18,7 @@ pub use setup::SetupOptions;
 use super::wire::{WireReader, WireWriter};
 use super::{DecodeError, Draft, EncodeError, vi64};
 
-/// The fields of a message after its length.
+/// The encoding of a message's body: the fields after its type and length.
 trait MessageBody: Sized {
     fn decode(input: &mut WireReader) -> Result<Self, DecodeError>;
     fn encode(&self, out: &mut WireWriter<'_>);
@@ -109,8 +109,8 @@ messages! {
     PublishNamespace(PublishNamespace) = 0x06, "PUBLISH_NAMESPACE";
     RequestOk(RequestOk) = 0x07, "REQUEST_OK";
     Namespace(NamespaceFound) = 0x08, "NAMESPACE";
-    // The crate moq-transport 0.17 still ends draft-18 subscriptions with UNSUBSCRIBE, although draft-18 does not
-    // define it.
+    // The crate moq-transport 0.17 ends draft-18 subscriptions with UNSUBSCRIBE, although draft-18 does not define that
+    // message.
     Unsubscribe(Unsubscribe) = 0x0a, "UNSUBSCRIBE";
     PublishDone(PublishDone) = 0x0b, "PUBLISH_DONE";
     TrackStatus(TrackStatus) = 0x0d, "TRACK_STATUS";
@@ -129,7 +129,7 @@ messages! {
 const UNKNOWN: DecodeError = DecodeError::violation("unknown message type");
 
 impl Message {
-    /// Takes one message off the front of `input`. Returns `None` when the message is not complete.
+    /// Removes one message from the front of `input` and returns it. Returns `None` if the message is not complete.
     ///
     /// An unknown type fails as soon as it is read, so `input` never grows past one message of 64 KiB.
     pub fn decode(draft: Draft, input: &mut BytesMut) -> Result<Option<Self>, DecodeError> {
@@ -160,7 +160,8 @@ impl Message {
     fn encode_framed(&self, draft: Draft, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         vi64::encode(self.kind(), out);
         let body = out.len() + 2;
-        // The length goes before the body but is known only after it, so the two bytes are filled in at the end.
+        // The length precedes the body but is known only after the body is written, so its two bytes are filled in at
+        // the end.
         out.extend_from_slice(&[0; 2]);
         let mut writer = WireWriter::new(draft, out);
         self.encode_body(&mut writer);
@@ -171,8 +172,8 @@ impl Message {
         Ok(())
     }
 
-    /// Returns the request ID that the message uses up. Answers have none: their stream tells which request they
-    /// answer.
+    /// Returns the request ID of a message that starts or updates a request. Answers have none, because their stream
+    /// identifies the request.
     pub const fn request_id(&self) -> Option<u64> {
         match self {
             Self::RequestUpdate(RequestUpdate { request_id, .. })

@@ -14,16 +14,16 @@ const MAX_AUTH_TOKEN_CACHE_SIZE: u64 = 0x04;
 const AUTHORITY: u64 = 0x05;
 const IMPLEMENTATION: u64 = 0x07;
 const MAX_REQUEST_UPDATES: u64 = 0x08;
-/// SSTS_ALGORITHMS. Its number is provisional, like that of SWITCHING_SET_ASSIGNMENT.
+/// SSTS_ALGORITHMS. The number of this option is provisional, like that of SWITCHING_SET_ASSIGNMENT.
 const SWITCHING_ALGORITHMS: u64 = 0x09;
-/// HOP_ID and RELAY_COST come from draft-lcurley-moq-cluster-01. Its draft -00 had HOP_ID at 0x40b55, with a length.
+/// HOP_ID and RELAY_COST come from draft-lcurley-moq-cluster-01. In draft -00, HOP_ID was 0x40b55 and had a length.
 const HOP_ID: u64 = 0x40b54;
 const RELAY_COST: u64 = 0x40b56;
 
-/// Largest number of switching-set algorithms that are kept of a peer's list.
+/// Largest number of switching-set algorithms that are stored from a peer's list.
 const MAX_ALGORITHMS: usize = 16;
 
-/// The options of one side. Unknown options are ignored.
+/// The SETUP options of one endpoint. Unknown options are ignored.
 ///
 /// Only a client sends `path` and `authority`, and only over QUIC without WebTransport. An endpoint that receives
 /// them otherwise closes the session with INVALID_PATH or INVALID_AUTHORITY.
@@ -33,21 +33,21 @@ pub struct SetupOptions {
     pub path: Option<String>,
     /// Authorization tokens of the sender.
     pub authorization_tokens: Vec<AuthToken>,
-    /// Number of bytes of registered tokens that the sender is willing to keep; `None` means 0.
+    /// Number of bytes of registered tokens that the sender is willing to store; `None` means 0.
     pub max_auth_token_cache_size: Option<u64>,
     /// The URI's authority.
     pub authority: Option<String>,
     /// Name and version of the sender's implementation.
     pub implementation: Option<String>,
-    /// Largest number of unanswered updates of a request; absent and 0 mean any number. Draft-19 and later.
+    /// Largest number of unanswered updates of a request; `None` and 0 mean no limit. Draft-19 and later.
     pub max_request_updates: Option<u64>,
     /// SSTS_ALGORITHMS (draft-wilaw-moq-moqt-ssts): the switching-set algorithms that the sender supports; empty if
     /// none.
     pub switching_algorithms: Vec<u64>,
-    /// HOP_ID: the sender's identity in paths. If both endpoints send it, announcements of namespaces have paths and
-    /// costs.
+    /// HOP_ID: the sender's identity in paths of announcements. If both endpoints send it, announcements of namespaces
+    /// carry paths and costs.
     pub hop_id: Option<HopId>,
-    /// RELAY_COST: the cost of receiving from the sender.
+    /// RELAY_COST: the cost that the sender states for receiving from it, which is added to the cost of announcements.
     pub relay_cost: Option<u64>,
 }
 
@@ -136,8 +136,8 @@ impl MessageBody for SetupOptions {
     }
 }
 
-/// Reads a list of algorithms. Bytes that are not such a list belong to another proposal's option of the same number,
-/// so they count as an empty list.
+/// Reads a list of algorithms. If the bytes are not such a list, another proposal has used the same option number, so
+/// the result is empty.
 fn read_algorithms(bytes: &[u8]) -> Vec<u64> {
     let mut input = WireReader::new(Draft::NEWEST, Bytes::copy_from_slice(bytes));
     let mut algorithms = Vec::new();
@@ -150,7 +150,7 @@ fn read_algorithms(bytes: &[u8]) -> Vec<u64> {
     algorithms
 }
 
-/// Reports whether all of `text` may appear in a URI (RFC 3986, appendix A).
+/// Reports whether `text` has only characters that may appear in a URI (RFC 3986, appendix A).
 fn is_uri(text: &[u8]) -> bool {
     text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~:/?#[]@!$&'()*+,;=%".contains(byte))
 }

@@ -35,7 +35,7 @@ fn track() -> TrackName {
     TrackName::new(namespace(), "t").unwrap()
 }
 
-/// Frames as an independent draft-18 implementation (moq-rs) puts them on the wire.
+/// Messages as an independent draft-18 implementation (moq-rs) encodes them.
 #[test]
 fn message_bytes_of_other_implementations_are_decoded() {
     let none = Parameters::default;
@@ -119,7 +119,7 @@ fn message_bytes_of_other_implementations_are_decoded() {
 }
 
 #[test]
-fn publish_ok_of_older_drafts_is_a_request_ok() {
+fn publish_ok_of_older_drafts_is_decoded_as_request_ok() {
     assert_eq!(decode(&[0x1e, 0, 1, 0]), Ok(Some(RequestOk::default().into())));
 }
 
@@ -145,7 +145,7 @@ fn goaway_names_a_request_in_draft_18_only() {
     }
 }
 
-/// FETCH and SUBSCRIBE are the same message in draft-20 and later, and ends are inclusive.
+/// In draft-20 and later, FETCH is encoded like SUBSCRIBE, and the end of its range is inclusive.
 #[test]
 fn fetch_messages_are_encoded_for_each_draft() {
     let start = Location::new(3, 1);
@@ -177,7 +177,7 @@ fn fetch_messages_are_encoded_for_each_draft() {
         assert_eq!(encode_in(draft, ok.clone()).as_deref(), Ok(&bytes[..]), "{draft}");
         assert_eq!(decode_in(draft, &bytes), Ok(Some(ok.into())), "{draft}");
     }
-    // A whole group is an object ID of 0 in old drafts.
+    // In drafts 18 and 19 an end with object ID 0 means the whole group.
     let whole = [0x18, 0, 4, 0, 5, 0, 0];
     for (draft, object) in [(Draft::D19, u64::MAX), (Draft::D20, 0)] {
         let Ok(Some(Message::FetchOk(ok))) = decode_in(draft, &whole) else { panic!("not decoded") };
@@ -185,7 +185,7 @@ fn fetch_messages_are_encoded_for_each_draft() {
     }
 }
 
-/// Each row has a message of one draft, and the message that it becomes in a draft that cannot express it.
+/// Each row has a message, the part of it that some drafts cannot express, and the drafts that can express it.
 #[test]
 fn message_that_draft_cannot_express_is_an_error() {
     let of = |filter| Parameters { filter: Some(filter), ..Parameters::default() };
@@ -224,7 +224,7 @@ fn message_that_draft_cannot_express_is_an_error() {
 }
 
 #[test]
-fn message_types_are_known_for_each_draft() {
+fn message_type_of_another_draft_is_refused() {
     for draft in Draft::ALL {
         let is_known = |kind| decode_in(draft, &[kind]).is_ok();
         assert_eq!(is_known(0x22), draft >= Draft::D20, "PUBLISH_STATE_NOTIFY in {draft}");
@@ -234,10 +234,9 @@ fn message_types_are_known_for_each_draft() {
     }
 }
 
-/// A code that a draft does not define is sent as an internal error, unless the draft has a code of nearly the same
-/// meaning.
+/// A code that a draft does not define is sent as an internal error, unless the draft has a similar code.
 #[test]
-fn error_codes_are_known_for_each_draft() {
+fn error_code_of_another_draft_is_sent_as_internal_error() {
     use code::{Done, Request};
     let table = [
         (Request::DUPLICATE_SUBSCRIPTION, 18..=18),
@@ -277,7 +276,7 @@ fn error_codes_are_known_for_each_draft() {
 
 #[test]
 fn updates_are_limited_from_draft_19_on() {
-    // MAX_FILTER_RANGES 0, MAX_REQUEST_UPDATES 5.
+    // The options are MAX_FILTER_RANGES 0 and MAX_REQUEST_UPDATES 5.
     let bytes = [0xaf, 0x00, 0, 4, 6, 0, 2, 5];
     for draft in Draft::ALL {
         let Ok(Some(Message::Setup(setup))) = decode_in(draft, &bytes) else { panic!("not decoded") };
@@ -290,7 +289,7 @@ fn updates_are_limited_from_draft_19_on() {
 
 #[test]
 fn setup_ignores_unknown_options() {
-    // Path "/a"; unknown 0x9d, twice; the type is 0x2f00.
+    // The bytes are the path "/a", and the unknown option 0x9d twice. The message type is 0x2f00.
     let bytes = [0xaf, 0x00, 0, 11, 1, 2, b'/', b'a', 0x80, 0x9c, 1, 0, 0, 1, 0];
     let expected = SetupOptions { path: Some("/a".into()), ..SetupOptions::default() };
     assert_eq!(decode(&bytes), Ok(Some(expected.into())));
@@ -347,7 +346,7 @@ fn request_ok_is_checked_against_its_request() {
 }
 
 #[test]
-fn long_reason_phrases_are_cut_between_characters() {
+fn long_reason_phrase_is_truncated_between_characters() {
     let reason = "é".repeat(600) + "x";
     let done = PublishDone { code: code::Done::EXPIRED, stream_count: 0, reason: reason.clone() };
     let Ok(Some(Message::PublishDone(decoded))) = decode(&encode(done)) else { panic!("not decoded") };
@@ -384,7 +383,7 @@ fn a_draft() -> impl Strategy<Value = Draft> {
     prop::sample::select(&Draft::ALL[..])
 }
 
-/// Generates filters that decode to the same value in `draft`.
+/// Generates location filters whose encoding in `draft` decodes to the same filter.
 fn a_filter(draft: Draft) -> BoxedStrategy<Filter> {
     let ranges =
         (a_location(), any::<u64>(), option::of(any::<u64>())).prop_map(move |(start, more, end_object)| {
@@ -394,7 +393,7 @@ fn a_filter(draft: Draft) -> BoxedStrategy<Filter> {
                 end_object: end_object.filter(|_| draft.has_relative_filters()),
             }
         });
-    // The next object would be encoded the same way.
+    // This filter is excluded, because the next object would have the same encoding.
     let starts = a_location().prop_filter("has another name", |start| *start != Location::default());
     let all = prop_oneof![
         Just(Filter::NEXT_GROUP),
@@ -417,7 +416,7 @@ fn tokens() -> impl Strategy<Value = Vec<AuthToken>> {
     vec(vec(any::<u8>(), 0..20).prop_map(|token| AuthToken(token.into())), 0..3)
 }
 
-/// Generates the parameters of `draft` that the previous draft does not have.
+/// Generates the parameters that `draft` has but the draft before it does not.
 fn later_parameters(draft: Draft) -> impl Strategy<Value = Parameters> {
     let fill = (option::of(a_filter(draft)), option::of(any::<u8>()), option::of(any::<u64>())).prop_map(
         |(filter, subscriber_priority, fill_timeout)| {
@@ -599,7 +598,7 @@ fn requests(draft: Draft) -> BoxedStrategy<Message> {
     .boxed()
 }
 
-/// Generates a code that every draft has.
+/// Generates an error code that every draft defines.
 fn a_code() -> impl Strategy<Value = u64> {
     any::<u64>().prop_filter("not in every draft", |code| !matches!(code, 0x3 | 0x19 | 0x32 | 0x35 | 0x36))
 }
@@ -681,14 +680,14 @@ fn a_message() -> impl Strategy<Value = (Draft, Message)> {
     a_draft().prop_flat_map(|draft| (Just(draft), prop_oneof![requests(draft), answers(draft)]))
 }
 
-/// Generates a draft and some of its messages.
+/// Generates a draft and several of its messages.
 fn messages() -> impl Strategy<Value = (Draft, Vec<Message>)> {
     a_draft().prop_flat_map(|draft| (Just(draft), vec(prop_oneof![requests(draft), answers(draft)], 1..4)))
 }
 
 proptest! {
     #[test]
-    fn messages_round_trip_in_any_pieces((draft, messages) in messages(), split: prop::sample::Index) {
+    fn messages_round_trip_however_the_stream_is_divided((draft, messages) in messages(), split: prop::sample::Index) {
         let bytes: Vec<u8> =
             messages.iter().flat_map(|message| encode_in(draft, message.clone()).unwrap()).collect();
         let (first, second) = bytes.split_at(split.index(bytes.len()));
@@ -710,7 +709,8 @@ proptest! {
         let _ = decode_in(draft, &bytes);
     }
 
-    /// Damaged messages reach fields that random bytes never reach. A damaged message that is accepted can be encoded.
+    /// Damaged messages reach fields that random bytes never reach. If a damaged message is accepted, it must be
+    /// possible to encode it.
     #[test]
     fn damaged_messages_never_panic((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, message).unwrap();
@@ -722,7 +722,7 @@ proptest! {
         }
     }
 
-    /// Bytes of one draft may have any meaning in another draft, but must not cause a panic.
+    /// Bytes of one draft may have another meaning in another draft, but must not cause a panic.
     #[test]
     fn messages_of_another_draft_never_panic((draft, message) in a_message(), other in a_draft()) {
         let bytes = encode_in(draft, message).unwrap();
@@ -760,7 +760,7 @@ fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
 /// Returns the message without the fields that only one of the two implementations checks or knows.
 fn as_others_know_it(mut message: Message) -> Message {
     let plain = |parameters: &mut Parameters| {
-        parameters.authorization_tokens.clear(); // Here a token may be any bytes.
+        parameters.authorization_tokens.clear(); // This implementation accepts any bytes as a token.
         parameters.assignment = None;
         (parameters.hop_path, parameters.route_cost) = (None, None);
     };
@@ -787,19 +787,19 @@ fn as_others_know_it(mut message: Message) -> Message {
 }
 
 proptest! {
-    /// Both implementations were written from the drafts alone, so they check each other.
+    /// Both implementations were written independently from the drafts, so each is a check of the other.
     #[test]
-    fn moqtap_codec_decodes_the_same((draft, message) in a_message()) {
+    fn moqtap_codec_agrees_on_valid_messages((draft, message) in a_message()) {
         let message = as_others_know_it(message);
         let bytes = encode_in(draft, message.clone()).unwrap();
         prop_assert_eq!(as_others_write_it(draft, &bytes), Ok(bytes), "{} in {}", message.name(), draft);
     }
 
-    /// The other implementation may refuse damaged messages that we accept. Messages that both accept must print the
-    /// same. Integers of properties are printed as numbers, since we keep their original encoded length and the other
-    /// implementation uses the shortest.
+    /// moqtap-codec may refuse damaged messages that this implementation accepts. Messages that both accept must print
+    /// the same. Integers of properties are printed as numbers, because this implementation keeps their encoded length,
+    /// and moqtap-codec uses the shortest.
     #[test]
-    fn moqtap_codec_decodes_damaged_messages_the_same((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
+    fn moqtap_codec_agrees_on_damaged_messages((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
         let mut bytes = encode_in(draft, as_others_know_it(message)).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;

@@ -1,11 +1,11 @@
-//! Accounts of the cache's memory: one per publisher, and one per client or network for all its publishers.
+//! Accounts of cache memory: one per publisher, and one per client or network for all publishers in it.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
-/// The cache memory of one publisher, which counts the groups that it opened.
+/// The cache memory of one publisher: that of all groups that the publisher opened.
 #[derive(Debug)]
 pub struct Account {
     id: u64,
@@ -22,22 +22,22 @@ pub struct CacheShare {
 }
 
 impl CacheShare {
-    /// Makes a share of at most `limit` bytes. Its bytes count for `within`, the share of a wider network, as well.
+    /// Makes a share of at most `limit` bytes. Its bytes are also counted in `within`, the share of a wider network.
     pub fn new(limit: usize, within: Option<Arc<CacheShare>>) -> Self {
         Self { limit, bytes: AtomicUsize::new(0), within }
     }
 
-    /// Returns this share and the wider ones that contain it, the narrowest first.
+    /// Returns this share and those of the wider networks, the narrowest first.
     pub(super) fn levels(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         std::iter::successors(Some(self), |share| share.within.as_ref())
     }
 
-    /// Returns the memory of the groups that these publishers opened, in bytes.
+    /// Returns the memory of the groups that the publishers of this share opened, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
-    /// Reports whether the share is over its limit.
+    /// Reports whether the share exceeds its limit.
     pub(super) fn is_exceeded(&self) -> bool {
         self.bytes() > self.limit
     }
@@ -51,12 +51,12 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Makes the account of one more publisher of the client with this share.
+    /// Makes an account for one more publisher of the client to which the share belongs.
     pub fn from_share(share: Arc<CacheShare>) -> Self {
         Self { share: Some(share), ..Self::default() }
     }
 
-    /// Returns the shares that this account counts for, the narrowest first.
+    /// Returns the shares in which this account is counted, the narrowest first.
     pub(super) fn shares(&self) -> impl Iterator<Item = &Arc<CacheShare>> {
         self.share.iter().flat_map(CacheShare::levels)
     }
@@ -72,7 +72,7 @@ impl Account {
     }
 
     pub(super) fn add(&self, cost: usize) {
-        // Relaxed is enough: the counts bound memory, and no other access depends on their order.
+        // Relaxed ordering is enough: the counters only bound memory, and no other memory access depends on them.
         for bytes in self.counts() {
             bytes.fetch_add(cost, Relaxed);
         }

@@ -1,5 +1,6 @@
-//! Bounds the memory of all tracks. Groups are dropped by age; where there are too many, the publisher with the most
-//! memory loses groups first. A client whose publishers exceed its share loses their groups.
+//! Bounds the memory of all tracks. Groups are dropped when they are too old. If the cache exceeds its limit, the
+//! publisher with the most memory loses groups first. If the publishers of a client exceed the client's share, they
+//! lose groups.
 
 use std::{
     cmp::Reverse,
@@ -21,24 +22,25 @@ use super::{
 /// Limits of the [`TrackCache`].
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLimits {
-    /// Memory for the media of all tracks, including bookkeeping, in bytes.
+    /// Largest memory for the media of all tracks, including bookkeeping, in bytes.
     pub bytes: usize,
-    /// A group is dropped when its last data is this old, unless it is its track's newest.
+    /// Age of a group's last data at which the group is dropped, unless it is its track's newest group.
     pub age: Duration,
 }
 
-/// Divisor of the limit for the room that dropping groups makes. Without that room, each new group would have to evict.
+/// When the limit is exceeded, groups are dropped until a fraction of the limit (1/`SLACK`) is free. Without free
+/// memory, each new group would have to evict another.
 const SLACK: usize = 64;
 
-/// Number of an account's groups that are examined to find one that is not its track's newest.
+/// Number of an account's groups that are examined to find one that is not the newest of its track.
 const LOOKS: usize = 64;
 
-/// The cached groups of all tracks, by the publisher that opened them. The [`Track`]s own the groups.
+/// The cached groups of all tracks, by the publisher that opened each group. The [`Track`]s own the groups.
 ///
 /// A group is *begun* ([`Self::began`]) and *grows* ([`Self::grew`]) while its publisher sends. It is dropped by age
 /// ([`Self::expire`]), with its track ([`Self::forget`]), or because the cache is over a limit. A reader that still
-/// holds one of its subgroups reads nothing more. The sum of bytes is counted with relaxed atomics, since it bounds
-/// memory and orders nothing. It may exceed the limit for a moment.
+/// references one of its subgroups reads no more bytes. The total of bytes is updated with relaxed atomics, because no
+/// other memory access depends on it. It may exceed the limit briefly.
 pub struct TrackCache {
     limits: CacheLimits,
     bytes: AtomicUsize,
@@ -47,10 +49,11 @@ pub struct TrackCache {
     holders: Mutex<HashMap<u64, CacheHolder>>,
 }
 
-/// An account and the cached groups of its publisher.
+/// An account, and the cached groups that its publisher opened.
 struct CacheHolder {
     account: Arc<Account>,
-    /// The groups in order of arrival. Groups that were examined and kept, as their track's newest, go to the back.
+    /// The groups in order of arrival. Groups that were examined and kept, because they are their track's newest, are
+    /// moved to the end.
     groups: VecDeque<CacheEntry>,
 }
 
@@ -60,16 +63,16 @@ struct CacheEntry {
     first_at: Instant,
 }
 
-/// Figures of the [`TrackCache`].
+/// Statistics of the [`TrackCache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheUsage {
     /// Memory of all cached groups, in bytes.
     pub bytes: usize,
     /// Number of cached groups.
     pub groups: usize,
-    /// Number of groups dropped so far.
+    /// Number of groups that were dropped so far.
     pub evicted: u64,
-    /// Number of those that were dropped because their client exceeded its share.
+    /// Number of groups that were dropped because their client exceeded its share.
     pub over_share: u64,
 }
 
@@ -90,7 +93,7 @@ impl TrackCache {
         self.limits
     }
 
-    /// Returns the cache's current figures.
+    /// Returns the cache's current statistics.
     pub fn usage(&self) -> CacheUsage {
         CacheUsage {
             bytes: self.bytes.load(Relaxed),
@@ -100,7 +103,7 @@ impl TrackCache {
         }
     }
 
-    /// Records that a group began in `track`, opened by the owner of `account`.
+    /// Records that a group began in `track`. The publisher with `account` opened it.
     pub fn began(&self, now: Instant, track: &Weak<Track>, group: u64, account: &Arc<Account>) {
         let entry = CacheEntry { track: Weak::clone(track), group, first_at: now };
         let new = || CacheHolder { account: Arc::clone(account), groups: VecDeque::new() };
@@ -109,7 +112,7 @@ impl TrackCache {
         self.hold(account);
     }
 
-    /// Records that the cached groups grew by `cost` bytes; drops groups while the cache is over its limit.
+    /// Records that the cached groups grew by `cost` bytes, and drops groups if the cache exceeds its limit.
     pub fn grew(&self, cost: usize) {
         let bytes = self.bytes.fetch_add(cost, Relaxed) + cost;
         if bytes > self.limits.bytes {
@@ -123,8 +126,8 @@ impl TrackCache {
             let Some(track) = entry.track.upgrade() else { return true };
             let limit = track.max_cache_duration().map_or(self.limits.age, |max| max.min(self.limits.age));
             let is_old = |since: Instant| now.saturating_duration_since(since) > limit;
-            // The end of a long group is as young as any other object: a subscriber that lags slightly still needs
-            // it.
+            // The age is that of the group's last data. The end of a long group is recent, and a subscriber that lags
+            // slightly still needs it.
             is_old(entry.first_at)
                 && !track.is_newest(entry.group)
                 && track.last_at(entry.group).is_none_or(is_old)
@@ -135,8 +138,8 @@ impl TrackCache {
         accounts.iter().for_each(|account| self.hold(account));
     }
 
-    /// Drops groups of the client of `account`, and of its wider networks, until each is within its share. The
-    /// publisher with the most memory loses groups first, and a track's newest group goes last.
+    /// Drops groups until the client of `account`, and each wider network, is within its share. The publisher with the
+    /// most memory loses groups first, and a track's newest group is dropped last.
     fn hold(&self, account: &Account) {
         account.shares().for_each(|share| self.hold_share(share));
     }
@@ -184,7 +187,8 @@ impl TrackCache {
         taken
     }
 
-    /// Drops groups until the cache is within its limit. One pass over the holders can drop any number.
+    /// Drops groups until the cache is within its limit. The accounts are sorted by memory once, and then any number of
+    /// groups can be dropped.
     fn shrink(&self) {
         let mut largest: Vec<(usize, u64)> = {
             let holders = self.holders.lock();
@@ -194,7 +198,7 @@ impl TrackCache {
         while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {
             let Some((at, entry)) = self.victim(&largest) else { return };
             self.drop_group(&entry);
-            // The account that lost the group moves to the place that its remaining memory gives it in the order.
+            // The account that lost the group is inserted again at the index that its remaining memory determines.
             let (_, id) = largest.remove(at);
             let bytes = self.holders.lock().get(&id).map_or(0, |holder| holder.account.bytes());
             let place = largest.partition_point(|(other, _)| *other >= bytes);
@@ -202,9 +206,10 @@ impl TrackCache {
         }
     }
 
-    /// Returns the next group to drop, and its account. The publisher with the most memory loses old groups first. A
-    /// track's newest group is dropped only if no publisher with at least half as much memory has an old one.
-    /// Without this rule, many tracks of one large group each would push out all others' groups.
+    /// Returns the next group to drop, and the index of its account. The publisher with the most memory loses old
+    /// groups first. A track's newest group is dropped only if no publisher with at least half as much memory has an
+    /// older one. Without this rule, a publisher of many tracks with one large group each would evict the groups of all
+    /// others.
     fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, CacheEntry)> {
         let mut holders = self.holders.lock();
         let most = largest.first()?.0;
@@ -227,8 +232,8 @@ impl TrackCache {
     }
 
     fn release(&self, cost: usize) {
-        // Growth is counted in the group first and here second. If the group is dropped in between, its cost exceeds
-        // the amount that was counted here.
+        // Growth is added to the group's cost first and to this total later. If the group is dropped in between, its
+        // cost exceeds what this total includes.
         let _ = self.bytes.fetch_update(Relaxed, Relaxed, |bytes| Some(bytes.saturating_sub(cost)));
     }
 }
@@ -240,7 +245,8 @@ impl CacheEntry {
 }
 
 impl CacheHolder {
-    /// Takes the oldest of the first few groups that is not its track's newest. Newest ones go to the back.
+    /// Removes and returns the oldest group that is not its track's newest. It examines a limited number of groups, and
+    /// moves newest ones to the end.
     fn take_old(&mut self) -> Option<CacheEntry> {
         for _ in 0..self.groups.len().min(LOOKS) {
             let entry = self.groups.pop_front()?;

@@ -1,4 +1,5 @@
-//! A FETCH response as a stream source: its object headers are its own, and its payloads come from the cache.
+//! A FETCH response as a source for the data plane. It stores its object headers itself, and reads payloads from the
+//! cache.
 
 use std::{collections::VecDeque, ops::RangeInclusive, sync::Arc, time::Instant};
 
@@ -15,10 +16,11 @@ use crate::{
     data::{RangeEnd, encode_fetch_header},
 };
 
-/// The bytes of a FETCH response. It grows by items and ends once; acknowledged bytes are dropped from its front.
+/// The bytes of a FETCH response. Items are appended until the response ends, and acknowledged bytes are dropped from
+/// its front.
 pub struct FetchResponse {
     state: RwLock<FetchState>,
-    /// Called when bytes were acknowledged.
+    /// Called when the peer has acknowledged bytes.
     on_acknowledged: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -31,7 +33,7 @@ struct FetchState {
     held: usize,
 }
 
-/// An object header of the response with the payload after it, or a further part of a payload.
+/// An object header of the response and the payload after it, or a later part of a payload.
 struct Segment {
     start: u64,
     header: Vec<u8>,
@@ -43,7 +45,7 @@ impl Segment {
         self.start + self.header.len() as u64 + self.payload.len()
     }
 
-    /// Returns the segment's memory, in bytes. Payloads in the cache count for the cache.
+    /// Returns the segment's memory in bytes. Payloads in the cache are not included, because the cache counts them.
     fn cost(&self) -> usize {
         let owned = match &self.payload {
             PayloadPlace::Owned(bytes) => bytes.len(),
@@ -53,18 +55,18 @@ impl Segment {
     }
 }
 
-/// The place of an object's payload.
+/// Where an object's payload is stored.
 #[derive(Clone)]
 pub enum PayloadPlace {
-    /// Bytes that the response holds itself.
+    /// The response stores the bytes itself.
     Owned(Bytes),
-    /// Bytes of a cached subgroup.
+    /// The bytes are in a cached subgroup.
     Cached {
         /// The subgroup.
         subgroup: Arc<SubgroupStream>,
-        /// Offset of the first byte in the subgroup.
+        /// Offset of the payload's first byte in the subgroup.
         from: u64,
-        /// Number of bytes.
+        /// Length of the payload, in bytes.
         len: u64,
     },
 }
@@ -98,13 +100,14 @@ impl PayloadPlace {
 pub struct FetchEntry {
     /// The object or range.
     pub item: FetchItem,
-    /// The payload; empty for a range.
+    /// The payload. It is empty for a range.
     pub payload: PayloadPlace,
 }
 
 impl FetchResponse {
-    /// Makes an empty response to the FETCH with this request ID. It begins with the prefix of the subscriber's streams
-    /// and FETCH_HEADER. `on_acknowledged` is called when bytes were acknowledged; its caller may hold locks.
+    /// Makes an empty response to the FETCH with this request ID. It begins with `preamble`, which all streams to this
+    /// subscriber have, and FETCH_HEADER. `on_acknowledged` is called when the peer has acknowledged bytes, possibly
+    /// with locks held.
     pub fn new(
         preamble: &[u8],
         request_id: u64,
@@ -121,7 +124,7 @@ impl FetchResponse {
         Self { state: RwLock::new(state), on_acknowledged: Box::new(on_acknowledged) }
     }
 
-    /// Appends an item.
+    /// Appends an item to the response.
     pub fn push(&self, entry: FetchEntry) {
         let state = &mut *self.state.write();
         let mut header = Vec::with_capacity(16);
@@ -129,17 +132,17 @@ impl FetchResponse {
         state.append(header, entry.payload);
     }
 
-    /// Appends more of the payload of the last object.
+    /// Appends more bytes to the payload of the last object.
     pub fn push_payload(&self, bytes: Bytes) {
         self.state.write().append(Vec::new(), PayloadPlace::Owned(bytes));
     }
 
-    /// Returns the memory that the response takes in addition to the cache's, in bytes.
+    /// Returns the memory of the response in bytes, without the payloads in the cache.
     pub fn held(&self) -> usize {
         self.state.read().held
     }
 
-    /// Appends a range without objects, which ends at `last`, and the reason for it.
+    /// Appends a range without objects. `last` is its last location.
     pub fn push_absent(&self, last: Location, end: RangeEnd) {
         let item = FetchItem::Range { last, end };
         self.push(FetchEntry { item, payload: PayloadPlace::Owned(Bytes::new()) });
@@ -150,7 +153,7 @@ impl FetchResponse {
         self.state.write().end = SourceEnd::Fin { at: now };
     }
 
-    /// Aborts the response: its stream is reset with `code`.
+    /// Aborts the response, so that its stream is reset with `code`.
     pub fn abort(&self, code: u64) {
         self.state.write().end = SourceEnd::Reset(code);
     }
@@ -191,7 +194,7 @@ impl Source for FetchResponse {
             let n = segment.payload.read(from, &mut buf[done..done + owed]);
             done += n;
             if n < owed {
-                break; // The subgroup was evicted, so its bytes are gone.
+                break; // The subgroup was evicted, so no more bytes can be read.
             }
         }
         done
@@ -214,19 +217,19 @@ impl Source for FetchResponse {
     }
 }
 
-/// Whether the cache can serve a range of a track.
+/// Whether the cache can serve a range of a track now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// An object of the range is still arriving.
     Unfinished,
-    /// Objects may still arrive: a group is incomplete, and some of its IDs are missing.
+    /// Objects may still arrive: a group has not ended, and some of its object IDs are missing.
     Gaps,
-    /// Every object of the cached part has arrived.
+    /// Every object in the cached part of the range has arrived.
     Ready,
 }
 
-/// Returns whether the part of the range from `first` to `last`, both inclusive, that the cache holds has arrived
-/// whole.
+/// Returns whether all objects between `first` and `last`, inclusive, have arrived, as far as the cache covers this
+/// range.
 pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     let nothing_held = Location { object: last.object.saturating_add(1), ..last };
     let first = track.known_from().map_or(nothing_held, |known| known.max(first));
@@ -247,27 +250,27 @@ pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     if unfinished.is_some() { Readiness::Unfinished } else { readiness }
 }
 
-/// A walk over a range of a track, a few objects at a time.
+/// An iteration over the cached objects of a range, which returns a few objects at a time.
 pub struct FetchWalk {
     first: Location,
     last: Location,
     order: GroupOrder,
-    /// The next group and the object in it; `None` at the end.
+    /// The location from which to continue, or `None` at the end of the range.
     at: Option<Location>,
 }
 
-/// The next step of a [`FetchWalk`].
+/// One step of a [`FetchWalk`].
 pub enum WalkStep {
-    /// Cached objects, in order.
+    /// Cached objects, in the order of the response.
     Objects(Vec<FetchEntry>),
-    /// The cache has no objects from one location to another, both inclusive.
+    /// A range that the cache does not cover, from the first location to the second, inclusive.
     Missing(Location, Location),
-    /// The range is at its end.
+    /// The end of the range was reached.
     Done,
 }
 
 impl FetchWalk {
-    /// Makes a walk from `first` to `last`, both inclusive.
+    /// Makes an iteration from `first` to `last`, inclusive.
     pub fn new(first: Location, last: Location, order: GroupOrder) -> Self {
         let at = match order {
             GroupOrder::Ascending => first,
@@ -314,7 +317,7 @@ impl FetchWalk {
         }
     }
 
-    /// Returns the first location of the group after `group` in the walk's order, or `None` past the range.
+    /// Returns the start of the next group in the iteration's order, or `None` if that group is not in the range.
     fn next_location(&self, group: u64) -> Option<Location> {
         let next = match self.order {
             GroupOrder::Ascending => group.checked_add(1),
@@ -324,7 +327,8 @@ impl FetchWalk {
         next.map(|group| Location { group, object: 0 })
     }
 
-    /// Ends the walk: no more objects are cached. In descending order, uncached locations come last.
+    /// Ends the iteration, because no more objects are cached. In descending order, the locations that the cache does
+    /// not cover come last.
     fn end(&mut self, at: Location, held_from: Location) -> WalkStep {
         self.at = None;
         let to =
@@ -336,7 +340,7 @@ impl FetchWalk {
     }
 }
 
-/// Returns the last location before `location`.
+/// Returns the location before `location`.
 fn previous_location(location: Location) -> Location {
     match location.object.checked_sub(1) {
         Some(object) => Location { object, ..location },
@@ -347,7 +351,7 @@ fn previous_location(location: Location) -> Location {
 struct FetchRange {
     first: Location,
     last: Location,
-    /// Objects that arrived before this time may no longer be served (MAX_CACHE_DURATION).
+    /// Objects that arrived before this time are too old to be served (MAX_CACHE_DURATION).
     oldest: Option<Instant>,
     default_priority: u8,
 }
@@ -360,7 +364,7 @@ impl FetchRange {
         first..=last
     }
 
-    /// Reports whether an object of the range is still arriving. Only the last object of a stream can be.
+    /// Reports whether an object of the range has arrived only partly. Only the last object of a stream can be partial.
     fn is_arriving(&self, id: u64, group: &CachedGroup) -> bool {
         group.subgroups.iter().any(|subgroup| {
             let SourceExtent { len, end } = subgroup.extent();
@@ -370,8 +374,8 @@ impl FetchRange {
         })
     }
 
-    /// Reports whether `group` holds fewer objects than the range has IDs in it. False unless the range ends in this
-    /// group, since otherwise that number is unknown.
+    /// Reports whether the cached group lacks any object ID of the range. It is false if the range covers the group's
+    /// end, because the number of objects is then unknown.
     fn misses_some(&self, id: u64, group: &CachedGroup) -> bool {
         if id != self.last.group {
             return false;
@@ -379,12 +383,12 @@ impl FetchRange {
         let ids = self.ids(id);
         let in_subgroups: usize = group.subgroups.iter().map(|subgroup| subgroup.count(&ids)).sum();
         let found = in_subgroups + group.datagrams.range(ids.clone()).count();
-        // The range has one ID more than this difference.
+        // An inclusive range contains one ID more than the difference of its ends.
         found as u64 <= ids.end().saturating_sub(*ids.start())
     }
 
-    /// Returns at most `max` objects of a group in order of ID from `from` on, and the ID to continue with if there
-    /// are more.
+    /// Returns at most `max` objects of a group, in order of ID, from the ID `from` on. If there are more, the ID to
+    /// continue with is returned, too.
     fn walk_group(
         &self,
         id: u64,
@@ -395,7 +399,7 @@ impl FetchRange {
         let ids = self.ids(id);
         let ids = from.max(*ids.start())..=*ids.end();
         let mut found = Vec::new();
-        // Every object of a subgroup up to this ID is in `found`.
+        // For all subgroups, `found` contains every object up to this ID.
         let mut known_to = u64::MAX;
         for subgroup in &group.subgroups {
             if let Some(last) = self.take_subgroup(id, subgroup, &ids, max, &mut found) {
@@ -427,7 +431,8 @@ impl FetchRange {
         self.oldest.is_none_or(|oldest| received_at >= oldest)
     }
 
-    /// Takes at most `max` objects of a subgroup. Returns the last ID that was examined, if there may be more.
+    /// Adds at most `max` objects of a subgroup to `found`. If there may be more, returns the last ID that was
+    /// examined.
     fn take_subgroup(
         &self,
         group: u64,
@@ -443,7 +448,8 @@ impl FetchRange {
         for object in &objects {
             let start = &object.start;
             let normal = start.status.is_none_or(|status| status == Status::Normal);
-            // An object that is not whole was reset, or has been arriving for longer than a fetch waits.
+            // An object is skipped if only part of it has arrived: its stream was reset, or the FETCH has waited long
+            // enough for it.
             if !normal || !self.is_fresh(object.received_at) || start.end() > len {
                 continue;
             }

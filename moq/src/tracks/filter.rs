@@ -1,13 +1,13 @@
-//! The range of objects that a subscription gets (draft-22, section "Location Filters").
+//! The range of objects that a subscription receives (draft-22, section "Location Filters").
 
 use crate::{Filter, Location};
 
-/// A filter that was resolved to absolute locations when the subscription was established.
+/// A location filter that was converted to absolute locations when the subscription was established.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocationWindow {
     /// The first location.
     pub start: Location,
-    /// The last location, inclusive. The largest object ID stands for the whole group.
+    /// The last location, inclusive. The largest object ID means the whole group.
     pub end: Option<Location>,
 }
 
@@ -15,14 +15,14 @@ pub struct LocationWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the filter ends with group {end_group}, and the track is already at group {largest_group}")]
 pub struct OutOfRange {
-    /// The last group of the filter.
+    /// The last group that the filter includes.
     pub end_group: u64,
     /// The largest group of the track.
     pub largest_group: u64,
 }
 
 impl LocationWindow {
-    /// Resolves `filter` for a track whose largest object is `largest`.
+    /// Converts `filter` to absolute locations, for a track whose largest object is `largest`.
     ///
     /// A subscription without a filter, or with a start in the past, begins with the current group, which the cache
     /// holds. Older groups need a FETCH or a fill.
@@ -68,7 +68,7 @@ impl LocationWindow {
         self.end.filter(|end| end.group == group && end.object != u64::MAX).map(|end| end.object)
     }
 
-    /// Returns the last group that the range covers to its end, or `None` if it covers no group's end.
+    /// Returns the last group that the range includes up to its end, or `None` if there is no such group.
     pub fn last_whole_group(&self) -> Option<u64> {
         match self.end {
             None => Some(u64::MAX),
@@ -91,7 +91,7 @@ mod tests {
         Location { group, object }
     }
 
-    /// Returns the end of a range that includes the whole group.
+    /// Returns the end of a range that includes the whole group `group`.
     const fn whole(group: u64) -> Option<Location> {
         Some(at(group, u64::MAX))
     }

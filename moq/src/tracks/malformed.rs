@@ -1,7 +1,7 @@
 //! Checks that detect malformed tracks (draft-18, "Malformed Tracks").
 //!
-//! The checks see only what a relay reads anyway. A relay skips further copies of a subgroup that it has, so faults in
-//! those copies are not detected.
+//! The checks cover only what a relay parses anyway. A relay skips additional copies of a subgroup that it has, so
+//! faults in those copies are not detected.
 
 use crate::{
     DecodeError,
@@ -19,16 +19,16 @@ impl From<DecodeError> for TrackMalformed {
     }
 }
 
-/// The largest and the final object of a group, as far as they are known.
+/// The largest and the final object ID of a group, as far as they are known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GroupState {
     largest: Option<u64>,
-    /// The final object, once it is known.
+    /// ID of the group's final object, once it is known.
     last: Option<u64>,
 }
 
 impl GroupState {
-    /// Records an object. `ends` marks it as the group's final one.
+    /// Records that an object has arrived. `ends` says that it is the group's final object.
     ///
     /// # Errors
     /// Fails if the object is after the final one, or another object is already final.
@@ -50,7 +50,7 @@ impl GroupState {
 const IMMUTABLE: u64 = 0x0b;
 const PRIOR_GROUP_GAP: u64 = 0x3c;
 const PRIOR_OBJECT_GAP: u64 = 0x3e;
-/// Property types that only tracks may have.
+/// Property types that only tracks may have, and objects may not.
 const MANDATORY: std::ops::RangeInclusive<u64> = 0x4000..=0x7fff;
 
 /// Checks the properties of an object.
@@ -65,7 +65,7 @@ pub fn check_properties(block: &[u8], group: u64, object: u64) -> Result<(), Tra
     KeyValuePairs::new(block).try_for_each(|pair| seen.take(pair?, true))
 }
 
-/// The properties of an object that may occur only once, and whether each was seen already.
+/// The property types that may occur only once in an object, each with whether it has occurred.
 struct SeenProperties {
     group: u64,
     object: u64,

@@ -1,8 +1,8 @@
 //! The state that a relay keeps and serves: tracks, their cache, and the bytes of each subscriber's streams.
 //!
 //! A [`track::Track`] holds its recent groups, and in them each [`subgroup::SubgroupStream`] as the raw bytes that
-//! arrived. The [`cache::TrackCache`] bounds the memory of all tracks. A [`view::SubgroupView`] is a subgroup as one
-//! subscriber gets it, and a [`fetch::FetchResponse`] answers a FETCH. Both are
+//! arrived. The [`cache::TrackCache`] bounds the memory of all tracks. A [`view::SubgroupView`] is a subgroup as it is
+//! sent to one subscriber, and a [`fetch::FetchResponse`] answers a FETCH. Both are
 //! [sources](millrace_quic::plane::source::Source) for the data plane. A [`filter::LocationWindow`] is the range of a
 //! subscription, [`malformed`] detects malformed tracks, and [`adapt`] selects a subscriber's rendition.
 
@@ -20,7 +20,7 @@ use millrace_quic::plane::downstream::ResetCodes;
 
 use crate::code;
 
-/// The reset codes of draft-18 for streams that the data plane resets by itself.
+/// The reset codes of draft-18 with which the data plane itself resets streams.
 pub const RESET_CODES: ResetCodes = ResetCodes {
     late: code::Reset::DELIVERY_TIMEOUT.0,
     behind: code::Reset::TOO_FAR_BEHIND.0,

@@ -1,4 +1,4 @@
-//! One subgroup stream as it arrived: its raw bytes, and the places of its objects.
+//! One subgroup stream as it arrived: its raw bytes, and the positions of its objects in them.
 
 use std::{
     ops::{Range, RangeInclusive},
@@ -16,18 +16,18 @@ use parking_lot::RwLock;
 use super::malformed::TrackMalformed;
 use crate::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code};
 
-/// The bytes of one subgroup stream after its header, shared by all its senders.
+/// The bytes of one subgroup stream after its header. All streams that forward the subgroup share them.
 ///
 /// Offsets count from the first byte after the SUBGROUP_HEADER. One [`SubgroupReceiver`] appends bytes, and
 /// [`SubgroupStream::evict`] frees all of them at once. A subgroup is open until its writer ends it by
 /// [`finish`](SubgroupReceiver::finish), [`reset`](SubgroupReceiver::reset) or drop, or
-/// [`conclude`](SubgroupStream::conclude) ends it early. It never reopens. Readers may hold any number of references in
-/// every state; after `evict` they read nothing.
+/// [`conclude`](SubgroupStream::conclude) ends it early. It never reopens. Readers may keep references to it in every
+/// state, but after `evict` they read no bytes.
 pub struct SubgroupStream {
     serial: u64,
     header: SubgroupHeader,
     header_len: usize,
-    /// Length of the preamble in front of the header on the publisher's stream, in bytes.
+    /// Length in bytes of the preamble that precedes the header on the publisher's stream.
     preamble: usize,
     settled: AtomicBool,
     state: RwLock<SubgroupBytes>,
@@ -46,12 +46,12 @@ struct SubgroupChunk {
     bytes: Bytes,
 }
 
-/// The place of an object in its subgroup's bytes, and the time when its first byte arrived.
+/// The position of an object in its subgroup's bytes, and the time when its first byte arrived.
 #[derive(Clone, Debug)]
 pub struct SubgroupObject {
-    /// The object's header and place.
+    /// The object's header fields and its position.
     pub start: ObjectStart,
-    /// Time when its first byte arrived.
+    /// Time when the object's first byte arrived.
     pub received_at: Instant,
 }
 
@@ -62,8 +62,8 @@ impl SubgroupStream {
         Self::begin_behind(0, header, header_len)
     }
 
-    /// Begins a subgroup like [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes in
-    /// front of the header.
+    /// Does the same as [`begin`](Self::begin), for a publisher's stream with a preamble of `preamble` bytes before the
+    /// header.
     pub fn begin_behind(preamble: usize, header: SubgroupHeader, header_len: usize) -> SubgroupReceiver {
         let parser = ObjectParser::new(&header, 0);
         let state = SubgroupBytes {
@@ -115,13 +115,14 @@ impl SubgroupStream {
         }
     }
 
-    /// Returns the length of the subgroup, and how it ended.
+    /// Returns the number of bytes received so far, and how the subgroup ended if it has.
     pub fn extent(&self) -> SourceExtent {
         let state = self.state.read();
         SourceExtent { len: state.len, end: state.end }
     }
 
-    /// Returns the extent of the objects up to the ID `last`. It is final once a later object begins.
+    /// Returns the extent of the objects with IDs up to `last`. The extent is final once an object with a larger ID
+    /// begins.
     pub fn extent_to(&self, last: u64) -> SourceExtent {
         let state = self.state.read();
         let behind = state.objects.partition_point(|object| object.start.id <= last);
@@ -163,7 +164,7 @@ impl SubgroupStream {
         Some(start..payload.saturating_add(payload_len))
     }
 
-    /// Returns the first object with an ID of at least `id`, and whether it is the stream's first.
+    /// Returns the first object whose ID is at least `id`, and whether that is the first object of the stream.
     pub fn first_object_from(&self, id: u64) -> Option<(SubgroupObject, bool)> {
         let state = self.state.read();
         let index = state.objects.partition_point(|object| object.start.id < id);
@@ -192,7 +193,7 @@ impl SubgroupStream {
         self.state.read().index_range(ids).len()
     }
 
-    /// Returns the time when the stream's FIN arrived, or else the first byte of its last object.
+    /// Returns the time when FIN arrived, or else the time when the first byte of the last object arrived.
     pub fn last_at(&self) -> Option<Instant> {
         let state = self.state.read();
         match state.end {
@@ -216,7 +217,7 @@ impl SubgroupStream {
         self.state.read().objects.len()
     }
 
-    /// Frees the bytes. Readers get none from now on, and further bytes of the writer are dropped.
+    /// Frees the subgroup's bytes. From then on readers get none, and bytes that arrive later are dropped.
     pub fn evict(&self) {
         let mut state = self.state.write();
         state.evicted = true;
@@ -229,9 +230,9 @@ impl SubgroupStream {
         self.state.read().evicted
     }
 
-    /// Ends the subgroup early, when no publisher can send more of it. It is complete if its objects are whole and its
-    /// header does not say that it ends the group. Otherwise it counts as reset. Further bytes of the writer are
-    /// dropped.
+    /// Ends the subgroup early, because no publisher can send more of it. It counts as complete if its last object is
+    /// complete and its header does not say that the stream ends the group. Otherwise it counts as reset. Bytes that
+    /// arrive later are dropped.
     pub fn conclude(&self, now: Instant) {
         let mut state = self.state.write();
         let is_whole = state.objects.last().is_some_and(|last| last.start.end() == state.len);
@@ -241,26 +242,26 @@ impl SubgroupStream {
         });
     }
 
-    /// Records that all subscriptions were told how the subgroup ended.
+    /// Records that all subscriptions have been informed how the subgroup ended.
     pub fn settle(&self) {
         self.settled.store(true, Relaxed);
     }
 
-    /// Reports whether all subscriptions were told how the subgroup ended.
+    /// Reports whether all subscriptions have been informed how the subgroup ended.
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)
     }
 }
 
 impl SubgroupBytes {
-    /// Ends the subgroup, unless it has ended.
+    /// Sets how the subgroup ended, unless that is set already.
     fn end_with(&mut self, end: SourceEnd) {
         if self.end == SourceEnd::Open {
             self.end = end;
         }
     }
 
-    /// Returns the last object that begins at `offset` or before.
+    /// Returns the last object that begins at or before `offset`.
     fn object_at(&self, offset: u64) -> Option<&SubgroupObject> {
         let after = self.objects.partition_point(|object| object.start.start <= offset);
         self.objects.get(after.checked_sub(1)?)
@@ -274,7 +275,7 @@ impl SubgroupBytes {
     }
 
     fn chunk_at(&self, offset: u64) -> usize {
-        // Readers are nearly always at the newest chunk, so it is tried before the search.
+        // Readers nearly always read the newest chunk, so it is checked before the binary search.
         match self.chunks.last() {
             Some(last) if last.start <= offset => self.chunks.len() - 1,
             _ => self.chunks.partition_point(|chunk| chunk.start <= offset).saturating_sub(1),
@@ -287,11 +288,11 @@ impl SubgroupBytes {
 pub struct Pushed {
     /// Number of objects whose headers became complete.
     pub objects: u64,
-    /// Number of payload bytes of these objects, including those that have not arrived yet.
+    /// Total payload length of the objects in `objects`, in bytes. It includes payload that has not arrived yet.
     pub payload_bytes: u64,
-    /// The smallest and the largest ID of these objects.
+    /// The smallest and the largest ID of the objects in `objects`.
     pub ids: Option<(u64, u64)>,
-    /// The END_OF_TRACK or END_OF_GROUP status that was seen, with its object ID.
+    /// The END_OF_TRACK or END_OF_GROUP status in the received bytes, with the ID of its object.
     pub status: Option<(Status, u64)>,
     /// Number of bytes by which the cache has grown.
     pub cost: usize,
@@ -300,10 +301,10 @@ pub struct Pushed {
 /// The reason why received bytes were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
-    /// The session must be closed.
+    /// The bytes violate the protocol, so the session has to be closed.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// The track is malformed, so it must be ended.
+    /// The track is malformed, so its subscriptions have to be ended.
     #[error(transparent)]
     Malformed(#[from] TrackMalformed),
 }
@@ -315,7 +316,7 @@ pub struct SubgroupReceiver {
     parser: ObjectParser,
 }
 
-/// Memory that an object and a chunk cost in addition to their own bytes, in bytes.
+/// Memory in bytes that an object and a chunk need in addition to the received bytes.
 const OBJECT_COST: usize = size_of::<SubgroupObject>() + size_of::<SubgroupChunk>();
 
 impl SubgroupReceiver {
@@ -324,23 +325,22 @@ impl SubgroupReceiver {
         &self.subgroup
     }
 
-    /// Returns the place of the next byte in the publisher's stream and in its framing.
+    /// Returns the parser's position at the next byte, with the offset in the publisher's stream.
     pub fn position(&self) -> Position {
         let position = self.parser.position();
         Position { offset: self.subgroup.body() + position.offset, ..position }
     }
 
-    /// Returns the number of bytes of an incomplete object header. The parser holds a second copy of them, which
-    /// [`Pushed::cost`] does not count.
+    /// Returns the number of received bytes of an incomplete object header. The parser keeps a copy of them, which
+    /// [`Pushed::cost`] does not include.
     pub fn incomplete(&self) -> usize {
         self.parser.incomplete()
     }
 
-    /// Appends bytes that followed the header on the stream, after `judge` has accepted the objects that begin in
-    /// them.
+    /// Appends bytes that follow the header on the stream, if `judge` accepts the objects that begin in them.
     ///
-    /// # Errors
-    /// Fails if the bytes are not objects, or objects that the track cannot have. Nothing of this call is kept then.
+    /// Fails if the bytes cannot be parsed, or contain objects that make the track malformed. In this case none of the
+    /// bytes are stored.
     pub fn push(
         &mut self,
         now: Instant,
@@ -359,20 +359,20 @@ impl SubgroupReceiver {
             let first = pushed.ids.map_or(object.id, |(first, _)| first);
             pushed.ids = Some((first, object.id));
             pushed.payload_bytes += object.payload_len;
-            // Properties are kept next to the bytes that they arrived in.
+            // The parsed properties are a second copy of bytes in the chunk.
             pushed.cost += object.properties.len();
             if let Some(status) = object.status.filter(|status| *status != Status::Normal) {
                 pushed.status = Some((status, object.id));
             }
         }
         let mut state = self.subgroup.state.write();
-        // The subgroup was ended early, so further bytes are dropped.
+        // The subgroup was ended early, so the bytes are dropped.
         if state.end != SourceEnd::Open {
             return Ok(Pushed { cost: 0, ..pushed });
         }
         let start = state.len;
         state.len += bytes.len() as u64;
-        // An evicted subgroup still has a length, but no bytes.
+        // The length of an evicted subgroup still grows, but its bytes are not stored.
         if state.evicted {
             return Ok(Pushed { cost: 0, ..pushed });
         }
@@ -381,17 +381,17 @@ impl SubgroupReceiver {
         Ok(pushed)
     }
 
-    /// Ends the subgroup: the stream ended with FIN.
+    /// Ends the subgroup, because the stream ended with FIN.
     ///
     /// # Errors
-    /// Fails if the stream ended inside an object. The subgroup is incomplete then, and the session must be closed.
+    /// Fails if the stream ended inside an object. The subgroup then counts as reset, and the session has to be closed.
     pub fn finish(self, now: Instant) -> Result<(), DecodeError> {
         self.parser.finish()?;
         self.subgroup.state.write().end_with(SourceEnd::Fin { at: now });
         Ok(())
     }
 
-    /// Ends the subgroup: the publisher reset the stream with `code`.
+    /// Ends the subgroup, because the publisher reset the stream with `code`.
     pub fn reset(self, code: code::Reset) {
         self.subgroup.state.write().end_with(SourceEnd::Reset(code.0));
     }
@@ -399,7 +399,7 @@ impl SubgroupReceiver {
 
 impl Drop for SubgroupReceiver {
     fn drop(&mut self) {
-        // This has no effect after `finish` or `reset`: the first end stays.
+        // After `finish` or `reset` this has no effect, because the first end is kept.
         self.subgroup.state.write().end_with(SourceEnd::Reset(code::Reset::INTERNAL_ERROR.0));
     }
 }

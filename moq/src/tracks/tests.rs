@@ -45,7 +45,7 @@ fn track() -> Arc<Track> {
     Arc::new(Track::new(TrackName::new(namespace, "video").unwrap()))
 }
 
-/// Raw bytes of objects with these IDs; the payload of object N is N mod 256, `len` times.
+/// Returns the encoded objects with these IDs. The payload of object N is the byte N mod 256, `len` times.
 fn objects(ids: impl IntoIterator<Item = u64>, len: usize) -> Vec<u8> {
     let mut out = Vec::new();
     let mut previous = None;
@@ -78,7 +78,7 @@ fn read_all(source: &dyn Source) -> Vec<u8> {
     out
 }
 
-/// Returns a subgroup stream's header, and the ID and payload length of each object.
+/// Reads a whole subgroup stream. Returns its header, and the ID and payload length of each object.
 fn parse_stream(bytes: &[u8]) -> (SubgroupHeader, Vec<(u64, u64)>) {
     let mut rest = bytes;
     let Some(StreamHeader::Subgroup(header)) = StreamHeader::decode(&mut rest).unwrap() else {
@@ -93,7 +93,7 @@ fn parse_stream(bytes: &[u8]) -> (SubgroupHeader, Vec<(u64, u64)>) {
     (header, found)
 }
 
-/// Returns the locations in a FETCH response, after its header.
+/// Returns the locations of the objects and ranges in a FETCH response, without its header.
 fn parse_response(bytes: &[u8], order: GroupOrder) -> Vec<Location> {
     let mut rest = bytes;
     assert_eq!(StreamHeader::decode(&mut rest).unwrap(), Some(StreamHeader::Fetch { request_id: 8 }));
@@ -128,7 +128,7 @@ fn subscriber_view_of_a_subgroup_changes_only_the_alias() {
 }
 
 #[test]
-fn track_alias_takes_as_many_bytes_as_the_publishers() {
+fn subscribers_alias_is_encoded_in_as_many_bytes_as_the_publishers() {
     let header = SubgroupHeader { alias: 300, ..header(1, SubgroupId::Zero) };
     let mut original = Vec::new();
     header.encode(&mut original);
@@ -153,8 +153,8 @@ fn subscriber_that_joins_inside_a_subgroup_gets_its_own_header() {
     assert_eq!(found, [(6, 60), (7, 60), (8, 60)]);
 }
 
-/// The view is read byte by byte. It never reads beyond its last object, and ends when the next object shows that
-/// there is no more.
+/// The view is read byte by byte. It must not return bytes beyond its last object. It ends when the next object begins,
+/// because only then its last object is known.
 #[test]
 fn view_up_to_an_object_ends_where_next_object_begins() {
     let track = track();
@@ -174,7 +174,7 @@ fn view_up_to_an_object_ends_where_next_object_begins() {
     }
     assert_eq!(cut.extent().end, SourceEnd::Fin { at: now });
     assert_eq!(parse_stream(&read_all(&cut)).1, [(0, 20), (2, 20)]);
-    // The view's last object is the subgroup's last, so the view ends with the subgroup.
+    // The view's last object is also the subgroup's last object, so the view ends with the subgroup.
     let all = SubgroupView::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(7));
     assert_eq!(all.extent().end, SourceEnd::Open);
     writer.finish(now).unwrap();
@@ -222,7 +222,7 @@ fn fin_inside_an_object_is_an_error_and_resets_the_subgroup() {
 }
 
 #[test]
-fn incomplete_header_and_its_properties_are_counted() {
+fn memory_of_an_incomplete_object_header_is_counted() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -236,7 +236,7 @@ fn incomplete_header_and_its_properties_are_counted() {
 }
 
 #[test]
-fn arrival_times_are_those_of_the_covering_object() {
+fn arrival_time_of_an_offset_is_that_of_its_object() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -252,7 +252,7 @@ fn arrival_times_are_those_of_the_covering_object() {
 }
 
 #[test]
-fn eviction_empties_every_view() {
+fn views_of_an_evicted_subgroup_return_no_bytes() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 3, SubgroupId::Zero);
@@ -263,12 +263,12 @@ fn eviction_empties_every_view() {
     assert_eq!(view.read(header, &mut [0; 16]), 0);
     assert!(track.group(3).is_none());
     assert_eq!(track.known_from(), Some(Location::new(4, 0)));
-    // The writer may continue, but its bytes are dropped.
+    // The publisher's stream may continue, but its bytes are dropped.
     let pushed = writer.push(now, &objects([9], 10), |_| Ok(())).unwrap();
     assert_eq!(pushed.cost, 0);
 }
 
-/// Returns the last event of a stream over `view` that is first polled `age` after it was opened.
+/// Opens a stream over `view`, polls it for the first time after `age`, and returns the stream's last event.
 fn fate(view: SubgroupView, now: Instant, age: Duration) -> Option<EventKind> {
     let peer =
         PeerLimits { max_data: 1000, max_stream_data_uni: 1000, max_streams_uni: 5, ..PeerLimits::default() };
@@ -329,7 +329,7 @@ fn copy_of_a_subgroup_is_refused_unless_the_first_was_reset() {
 }
 
 #[test]
-fn subgroup_is_concluded_as_complete_only_if_it_may_end_there() {
+fn subgroup_ended_early_counts_as_complete_only_if_it_may_end_there() {
     let track = track();
     let now = Instant::now();
     let whole = objects(0..2, 50);
@@ -349,7 +349,7 @@ fn subgroup_is_concluded_as_complete_only_if_it_may_end_there() {
         subgroup.conclude(now);
         let len = bytes.len() as u64;
         assert_eq!(subgroup.extent(), SourceExtent { len, end }, "{what}");
-        // Bytes and an end that follow the conclusion change nothing.
+        // Bytes or a FIN that arrive after the subgroup was ended early have no effect.
         push(&track, &mut writer, now, &whole[..1]);
         writer.reset(code::Reset::INTERNAL_ERROR);
         assert_eq!(subgroup.extent(), SourceExtent { len, end }, "{what}");
@@ -386,9 +386,10 @@ fn datagram(group: u64, object: u64, now: Instant) -> CachedDatagram {
     CachedDatagram { datagram, received_at: now }
 }
 
-/// The bound on work shows in the running time: a scan of the group for each datagram would take minutes.
+/// The test checks by its running time that the work per datagram is bounded. If each datagram caused a scan of its
+/// group, the test would take minutes.
 #[test]
-fn group_keeps_each_of_many_datagrams_once() {
+fn group_stores_each_of_many_datagrams_once() {
     const COUNT: u64 = 200_000;
     let track = track();
     let now = Instant::now();
@@ -407,7 +408,7 @@ fn group_keeps_each_of_many_datagrams_once() {
     assert_eq!(track.held().objects as u64, COUNT);
 }
 
-/// Walks a range, a few objects at a time. Returns all objects, and the missing ranges.
+/// Iterates over a range, a few objects at a time. Returns all objects, and the ranges that the cache does not cover.
 fn walk(
     track: &Track,
     first: Location,
@@ -466,7 +467,7 @@ fn fetch_merges_subgroups_and_datagrams_by_object() {
 }
 
 #[test]
-fn fetch_response_holds_unacknowledged_objects() {
+fn fetch_response_keeps_objects_until_they_are_acknowledged() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 1, SubgroupId::Zero);
@@ -483,7 +484,7 @@ fn fetch_response_holds_unacknowledged_objects() {
     let mut rest = vec![0; 2 * whole.len()];
     response.acknowledged(half);
     assert!(response.held() < before);
-    // Bytes that are not acknowledged are still there.
+    // Bytes that are not acknowledged can still be read.
     let n = response.read(half, &mut rest);
     assert_eq!(rest[..whole.len() - half as usize], whole[half as usize..]);
     assert_eq!(n as u64, response.extent().len - half);
@@ -492,14 +493,14 @@ fn fetch_response_holds_unacknowledged_objects() {
 }
 
 #[test]
-fn fetch_waits_for_whole_object_and_skips_uncached_ones() {
+fn fetch_waits_for_a_partial_object_and_skips_uncached_ones() {
     let track = track();
     let now = Instant::now();
     let mut writer = begin(&track, now, 5, SubgroupId::Zero);
     let raw = objects(2..4, 30);
     push(&track, &mut writer, now, &raw[..raw.len() - 1]);
     let range = (Location::new(1, 0), Location::new(6, 0));
-    // The first objects of group 5 were missed, so nothing before group 6 is known.
+    // The first objects of group 5 were not received, so the range in which all objects are known starts with group 6.
     assert_eq!(track.known_from(), Some(Location::new(6, 0)));
     let mut six = begin(&track, now, 6, SubgroupId::Zero);
     let raw = objects(0..1, 30);
@@ -538,7 +539,7 @@ fn missing_objects_of_an_open_group_may_still_arrive() {
 }
 
 #[test]
-fn incomplete_group_is_not_served_as_whole() {
+fn group_with_a_reset_subgroup_is_not_served_as_complete() {
     let track = track();
     let now = Instant::now();
     for group in 1..4 {
@@ -584,7 +585,7 @@ fn client_over_its_share_loses_groups() {
         cache.grew(pushed.cost);
         writer.finish(now).unwrap();
     };
-    // One client has two publishers, the second of them with little data; another client has one.
+    // One client has two publishers, of which the second has little data. Another client has one publisher.
     let tracks: Vec<_> = (0..3).map(|_| track()).collect();
     let of = |share: &Arc<CacheShare>| Arc::new(Account::from_share(Arc::clone(share)));
     let accounts = [of(&shares[0]), of(&shares[0]), of(&shares[1])];
@@ -601,7 +602,7 @@ fn client_over_its_share_loses_groups() {
     assert!(shares[0].bytes() <= 5 * BYTES);
     let usage = cache.usage();
     assert_eq!((usage.over_share, usage.evicted), (7, 7));
-    // A group larger than the whole share is dropped as well.
+    // A group that is larger than the client's whole share is dropped as well.
     publish(&tracks[1], &accounts[1], 1, 6 * BYTES);
     cache.expire(now);
     assert!(shares[0].bytes() <= 5 * BYTES);
@@ -616,7 +617,7 @@ fn one_object(track: &Track, group: u64, now: Instant) {
 }
 
 #[test]
-fn stray_object_is_largest_until_track_continues() {
+fn stray_object_counts_as_largest_until_the_track_continues() {
     let track = track();
     let now = Instant::now();
     let largest = || track.largest().unwrap().group;
@@ -630,12 +631,12 @@ fn stray_object_is_largest_until_track_continues() {
         assert_eq!(largest(), expected, "after group {group}");
     }
     assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
-    // Dropping the stray group leaves the other groups.
+    // Dropping the stray group does not affect the other groups.
     track.evict(u64::MAX);
     assert_eq!(track.known_from(), Some(Location::new(7, 0)));
     one_object(&track, 12, now);
     assert_eq!(largest(), 12);
-    // Many objects of one group count as much as two groups.
+    // Many objects of one group count as much as two groups, as evidence that the larger group was a stray one.
     one_object(&track, 1 << 40, now);
     let mut writer = begin(&track, now, 13, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..1, 10));
@@ -655,7 +656,7 @@ fn stray_first_group_does_not_stay_the_largest() {
     }
     assert_eq!(track.largest(), Some(Location::new(5, 0)));
     assert_eq!(track.known_from(), Some(Location::new(4, 0)));
-    // The numbering continues from another number, while late groups arrive.
+    // The publisher continues with higher group IDs, while late groups with lower IDs still arrive.
     for group in [1000, 6, 1001, 7, 1002, 8, 1003] {
         one_object(&track, group, now);
         assert_eq!(track.largest().unwrap().group, if group < 1000 { 994 + group } else { group });
@@ -673,10 +674,10 @@ fn reported_largest_object_counts_until_objects_arrive() {
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(3..5, 10));
     assert_eq!(track.largest(), Some(Location::new(7, 4)));
-    // The end is reported by another publisher, or by the same one later.
+    // Another publisher, or the same one later, reports the largest possible location.
     track.saw_largest(end);
     assert_eq!(track.largest(), Some(Location::new(7, 4)));
-    // We unsubscribed, and have subscribed again.
+    // The subscription ended and was established again, so objects may have been missed.
     track.missed();
     track.saw_largest(Location::new(9, 0));
     assert_eq!(track.largest(), Some(Location::new(9, 0)));
@@ -685,7 +686,7 @@ fn reported_largest_object_counts_until_objects_arrive() {
 }
 
 #[test]
-fn track_properties_of_the_first_publisher_stay() {
+fn track_keeps_the_properties_of_its_first_publisher() {
     let track = track();
     let of = |priority| TrackProperties { publisher_priority: Some(priority), ..Default::default() }.encode();
     track.set_properties(of(9)).unwrap();
@@ -695,7 +696,7 @@ fn track_properties_of_the_first_publisher_stay() {
     assert_eq!(track.set_properties(Properties::default()).unwrap(), None);
 }
 
-/// Adds a group of one subgroup through the cache, as the relay does.
+/// Adds a group with one subgroup to a track and to the cache, as the relay does.
 fn add_group(
     cache: &TrackCache,
     account: &Arc<Account>,
@@ -720,7 +721,7 @@ fn held(track: &Track) -> Vec<u64> {
     track.groups(0, u64::MAX).iter().map(|(id, _)| *id).collect()
 }
 
-/// One publisher has a few groups, and another takes all the memory it can get.
+/// One publisher has a few groups, while another uses as much memory as it can get.
 #[test]
 fn largest_publisher_loses_groups_first() {
     let cache = TrackCache::new(CacheLimits { bytes: 100_000, age: Duration::from_secs(60) });
@@ -732,7 +733,8 @@ fn largest_publisher_loses_groups_first() {
         add_group(&cache, &modest, &victim, now, group, 2_000);
     }
     let before = Account::bytes(&modest);
-    // Old groups of one track compete with many tracks of one group each, which is their newest.
+    // Many old groups of one track must not evict the groups of the first publisher. Neither must many tracks with only
+    // one group each, which is their newest.
     let one = track();
     for group in 0..100 {
         add_group(&cache, &greedy, &one, now, group, 4_000);
@@ -785,8 +787,8 @@ fn cache_drops_oldest_group_of_all_tracks_first() {
     assert_eq!(cache.usage().evicted as usize + cache.usage().groups, 20);
 }
 
-/// Ten seconds of media are one group, and the age limit is ten. A subscriber that lags slightly when the next group
-/// begins still needs the end.
+/// Ten seconds of media form one group, and the age limit is ten seconds. A subscriber that lags slightly when the next
+/// group begins still needs the end of the old group.
 #[test]
 fn long_group_expires_by_the_age_of_its_end() {
     let cache = TrackCache::new(CacheLimits { bytes: 1 << 20, age: Duration::from_secs(10) });
@@ -825,7 +827,7 @@ fn old_group_expires_unless_newest_of_its_track() {
 }
 
 proptest! {
-    /// A view gives the same bytes, however a subgroup's bytes are divided when they arrive and are read.
+    /// A view returns the same bytes, however the subgroup's bytes are divided when they arrive and when they are read.
     #[test]
     fn view_is_the_same_for_any_chunking(
         count in 1u64..20,

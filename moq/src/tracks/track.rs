@@ -1,5 +1,4 @@
-//! A track as the relay knows it: its recent groups, its largest object, and the range that can be served from
-//! memory.
+//! A track as a relay stores it: its recent groups, its largest object, and the range that can be served from memory.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -36,23 +35,23 @@ struct TrackState {
     /// The largest location of the objects that arrived.
     largest: Option<Location>,
     behind: Behind,
-    /// Whether an object has arrived since the track was last established.
+    /// Whether an object has arrived since the subscription to the publisher was last established.
     seen: bool,
-    /// The largest location that publishers reported before an object arrived.
+    /// The largest location that a publisher has reported. It is used until an object arrives.
     claimed: Option<Location>,
-    /// END_OF_TRACK: no object exists at or after this location.
+    /// Location of END_OF_TRACK: no object exists at or after this location.
     end: Option<Location>,
-    /// Start of the range in which every object of the track arrived here or is known not to exist.
+    /// Start of the range in which each object of the track has arrived here or is known not to exist.
     known_from: Option<Location>,
     /// Groups below this ID were dropped from the cache.
     dropped_below: u64,
 }
 
-/// Number of group IDs that a track may skip, and by which objects may be late.
+/// Number of group IDs that a publisher may skip, and by which a late object's group may be behind the largest.
 pub const GROUP_SLACK: u64 = 16;
 
-/// A counter of consecutive objects from far behind the largest one, with none near the largest in between. Once there
-/// are enough of them, the track continues from there, and the former largest object counts as stray.
+/// A counter of consecutive objects that are far behind the largest location. If there are enough of them, the track
+/// continues from there, and the former largest location counts as that of a stray object.
 #[derive(Default)]
 struct Behind {
     group: u64,
@@ -62,9 +61,9 @@ struct Behind {
 impl Behind {
     const ENOUGH: u32 = 16;
 
-    /// Records an object of `group`. Returns whether there are now enough.
+    /// Records an object of `group`. Returns whether enough objects were counted.
     fn record(&mut self, group: u64) -> bool {
-        // A further group weighs more than a further object of the same group.
+        // An object of a new group counts for more than another object of the same group.
         self.weight += if group > self.group { Self::ENOUGH / 2 } else { 1 };
         self.group = group;
         self.weight >= Self::ENOUGH
@@ -78,11 +77,11 @@ pub struct CachedGroup {
     pub subgroups: Vec<Arc<SubgroupStream>>,
     /// Objects that arrived as datagrams, by object ID.
     pub datagrams: BTreeMap<u64, Arc<CachedDatagram>>,
-    /// Time when its first object arrived.
+    /// Time when the group's first object arrived.
     pub first_at: Instant,
-    /// Memory with overhead, in bytes.
+    /// Memory of the group including bookkeeping, in bytes.
     pub cost: usize,
-    /// The account of the publisher that opened it.
+    /// The account of the publisher that opened the group.
     account: Arc<Account>,
     known: GroupState,
 }
@@ -90,14 +89,14 @@ pub struct CachedGroup {
 /// An object that arrived as a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedDatagram {
-    /// The datagram as it arrived, under the publisher's track alias.
+    /// The datagram as it arrived, with the publisher's track alias.
     pub datagram: ObjectDatagram,
-    /// Time when it arrived.
+    /// Time when the datagram arrived.
     pub received_at: Instant,
 }
 
-/// Memory of a datagram's place in its group, in bytes: reference counts, and ID and pointer in a tree that is two
-/// thirds full.
+/// Memory in bytes that a datagram needs in its group's map: reference counts, and ID and pointer in a B-tree whose
+/// nodes are two thirds full.
 const DATAGRAM_PLACE: usize = 2 * size_of::<usize>() + 24;
 
 impl CachedDatagram {
@@ -106,13 +105,13 @@ impl CachedDatagram {
         Location::new(self.datagram.group, self.datagram.object)
     }
 
-    /// Returns the memory that the datagram takes in the cache, in bytes.
+    /// Returns the memory of the datagram in the cache, in bytes.
     pub fn cost(&self) -> usize {
         size_of::<Self>() + DATAGRAM_PLACE + self.datagram.payload.len() + self.datagram.properties.len()
     }
 }
 
-/// The number of groups and bytes of a track that the cache holds.
+/// What the cache holds of a track.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldCache {
     /// Number of groups.
@@ -123,18 +122,18 @@ pub struct HeldCache {
     pub bytes: usize,
 }
 
-/// The reason why a new subgroup stream or datagram is refused.
+/// The reason why a new subgroup stream or datagram is not added to the track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicate {
-    /// The same subgroup has already arrived whole.
+    /// The same subgroup has already arrived completely.
     Subgroup,
     /// The same subgroup is arriving on another stream, which may still fail.
     Arriving,
-    /// The group was dropped from the cache as too old.
+    /// The group was dropped from the cache.
     Expired,
-    /// The same datagram object is already here.
+    /// An object with the same location has already arrived as a datagram.
     Datagram,
-    /// The track cannot have this stream or datagram.
+    /// The stream or datagram makes the track malformed.
     Malformed(TrackMalformed),
 }
 
@@ -144,9 +143,9 @@ impl From<TrackMalformed> for Duplicate {
     }
 }
 
-/// Memory that a group costs in addition to its subgroups and datagrams, in bytes: its record and the pointers to it.
+/// Memory in bytes that a group needs in addition to its subgroups and datagrams: its record and the pointers to it.
 pub(super) const GROUP_COST: usize = size_of::<CachedGroup>() + 128;
-/// Memory that a subgroup costs in addition to its media, in bytes: its record and the pointers to it.
+/// Memory in bytes that a subgroup needs in addition to its media: its record and the pointers to it.
 pub const SUBGROUP_COST: usize = size_of::<SubgroupStream>() + 128;
 
 impl Track {
@@ -160,7 +159,8 @@ impl Track {
         self.state.lock().properties.clone()
     }
 
-    /// Returns the properties for a subscriber with these parameters, which may decline them.
+    /// Returns the track's properties for a subscriber. They are empty if `parameters` say that the subscriber does not
+    /// want properties.
     pub fn properties_for(&self, parameters: &Parameters) -> Properties {
         match parameters.include_properties {
             Some(false) => Properties::default(),
@@ -168,13 +168,13 @@ impl Track {
         }
     }
 
-    /// Returns the properties that matter for delivery.
+    /// Returns the properties that affect delivery.
     pub fn parsed_properties(&self) -> TrackProperties {
         self.state.lock().parsed
     }
 
-    /// Stores the properties from SUBSCRIBE_OK or PUBLISH, unless another publisher's are already here. Returns the
-    /// first mandatory property that is not supported: the track must then not be forwarded.
+    /// Stores the properties in SUBSCRIBE_OK or PUBLISH, unless the track has properties already. If a mandatory
+    /// property is not supported, returns its type. The track must then not be forwarded.
     ///
     /// # Errors
     /// Fails if the properties are malformed. The session must then be closed.
@@ -188,14 +188,15 @@ impl Track {
         Ok(parsed.unsupported)
     }
 
-    /// Forgets everything about the track, because another publisher starts it again. Evict its groups first.
+    /// Resets the track to its initial state, because another publisher restarts it. Evict the track's groups first.
     pub fn restart(&self) {
         let old = std::mem::take(&mut *self.state.lock());
-        // Groups that were not evicted return their memory to their accounts.
+        // The memory of groups that were not evicted is subtracted from their accounts.
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// Forgets all groups, because the publisher starts its numbering again. Evict the groups first.
+    /// Removes all groups, because the publisher restarts its group numbering. The properties are kept. Evict the
+    /// groups first.
     pub fn renumber(&self) {
         let mut state = self.state.lock();
         let properties = std::mem::take(&mut state.properties);
@@ -205,26 +206,26 @@ impl Track {
         old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
-    /// Records that objects may be missed until the next one arrives.
+    /// Records that objects may be missing between those that have arrived and the next one, because the subscription
+    /// was interrupted.
     pub fn missed(&self) {
         let mut state = self.state.lock();
         state.known_from = None;
         state.seen = false;
     }
 
-    /// Returns the largest location. Before an object has arrived, publishers' reports count as well; after that, they
-    /// do not raise it.
+    /// Returns the largest location. Locations that publishers reported count only until an object arrives.
     pub fn largest(&self) -> Option<Location> {
         let state = self.state.lock();
         if state.seen { state.largest } else { state.largest.max(state.claimed) }
     }
 
-    /// Returns the largest location of the objects that arrived, whatever publishers reported.
+    /// Returns the largest location of the objects that arrived. Locations that publishers reported do not count.
     pub fn last_seen(&self) -> Option<Location> {
         self.state.lock().largest
     }
 
-    /// Records the largest location that the publisher reported (SUBSCRIBE_OK, PUBLISH).
+    /// Records the largest location that a publisher reported in SUBSCRIBE_OK or PUBLISH.
     pub fn saw_largest(&self, location: Location) {
         let mut state = self.state.lock();
         if !state.seen {
@@ -232,17 +233,17 @@ impl Track {
         }
     }
 
-    /// Records that END_OF_TRACK was received at `location`.
+    /// Records that an END_OF_TRACK status arrived at `location`.
     pub fn ended_at(&self, location: Location) {
         self.state.lock().end.get_or_insert(location);
     }
 
-    /// Returns the location at or after which no object exists, if END_OF_TRACK was received.
+    /// Returns the location of END_OF_TRACK, if it has arrived. No object exists at or after it.
     pub fn end(&self) -> Option<Location> {
         self.state.lock().end
     }
 
-    /// Returns the publisher priority of subgroups and datagrams that do not set one.
+    /// Returns the publisher priority for subgroups and datagrams that do not state one.
     pub fn default_priority(&self) -> u8 {
         self.state.lock().parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY)
     }
@@ -252,8 +253,9 @@ impl Track {
         self.state.lock().parsed.max_cache_duration.map(Duration::from_millis)
     }
 
-    /// Adds a subgroup stream whose header just arrived, unless the subgroup is already here. The cache has to count
-    /// [`SUBGROUP_COST`] for it. If the stream opens a group, the group counts for `account`.
+    /// Adds a subgroup stream whose header has just arrived, unless the track has the subgroup already. The caller has
+    /// to add [`SUBGROUP_COST`] to the cache's total. If the stream opens a group, the group's memory is counted in
+    /// `account`.
     ///
     /// Returns whether the stream opened a new group.
     pub fn add_subgroup(
@@ -277,7 +279,7 @@ impl Track {
         Ok(fresh)
     }
 
-    /// Adds an object that arrived as a datagram. Returns the kept object, and whether it opened a new group.
+    /// Adds an object that arrived as a datagram. Returns the stored object, and whether it opened a new group.
     pub fn add_datagram(
         &self,
         object: CachedDatagram,
@@ -301,15 +303,16 @@ impl Track {
         Ok((object, fresh))
     }
 
-    /// Checks whether the track can have these `objects` of a subgroup stream, in order. Call it before they are kept.
+    /// Checks whether these objects of a subgroup stream are consistent with the track. Call it before the objects are
+    /// stored.
     ///
     /// # Errors
-    /// Fails if the track cannot have them, which makes it malformed.
+    /// Fails if the objects make the track malformed.
     pub fn judge(&self, group_id: u64, objects: &[ObjectStart]) -> Result<(), TrackMalformed> {
         let Some(last) = objects.last() else { return Ok(()) };
         objects.iter().try_for_each(|object| check_properties(&object.properties, group_id, object.id))?;
         let mut state = self.state.lock();
-        // IDs ascend on a stream, so the last object stands for all.
+        // IDs ascend on a stream, so it is enough to check the last object.
         state.judge_end(Location::new(group_id, last.id), last.status)?;
         let Some(group) = state.groups.get_mut(&group_id) else { return Ok(()) };
         if !group.datagrams.is_empty()
@@ -328,8 +331,8 @@ impl Track {
         self.state.lock().groups.get_mut(&group).map_or(Ok(()), |group| group.known.take(last, true))
     }
 
-    /// Records that a subgroup of this group grew. Returns whether the group is still cached; the cache then has to
-    /// count the cost.
+    /// Records that a subgroup of this group grew. Returns whether the group is still cached. If it is, the caller has
+    /// to add the cost to the cache's total.
     pub fn grew(&self, group_id: u64, pushed: &Pushed) -> bool {
         let mut state = self.state.lock();
         if let Some((first, largest)) = pushed.ids {
@@ -341,11 +344,11 @@ impl Track {
         true
     }
 
-    /// Drops a group and returns its memory in bytes. Streams that still read from it will be reset.
+    /// Drops a group and returns its memory in bytes. Streams to subscribers that still read it will be reset.
     pub fn evict(&self, group_id: u64) -> usize {
         let mut state = self.state.lock();
         let Some(group) = state.groups.remove(&group_id) else { return 0 };
-        // Dropping a stray group above the largest location says nothing about the groups below it.
+        // If a stray group above the largest location is dropped, the groups below it are still cached.
         if state.largest.is_some_and(|largest| group_id <= largest.group) {
             let next = group_id.saturating_add(1);
             state.known_from = state.known_from.max(Some(Location { group: next, object: 0 }));
@@ -357,15 +360,14 @@ impl Track {
         group.cost
     }
 
-    /// Reports whether `group` is the newest cached group up to the largest location. Stray groups above it do not
-    /// count.
+    /// Reports whether `group` is the newest cached group, without stray groups above the largest location.
     pub fn is_newest(&self, group: u64) -> bool {
         let state = self.state.lock();
         let last = state.largest.map_or(u64::MAX, |largest| largest.group);
         state.groups.range(..=last).next_back().is_some_and(|(newest, _)| *newest == group)
     }
 
-    /// Returns the time when the last data of a cached group arrived: an object, or the end of a stream.
+    /// Returns the time when the last data of a cached group arrived, which is an object or a FIN.
     pub fn last_at(&self, group: u64) -> Option<Instant> {
         let state = self.state.lock();
         let group = state.groups.get(&group)?;
@@ -387,8 +389,8 @@ impl Track {
         self.state.lock().groups.range(first..=last).map(|(id, group)| (*id, group.clone())).collect()
     }
 
-    /// Calls `look` with the cached groups from `first` to `last`, inclusive, in `order`, until it returns something.
-    /// The track is locked meanwhile.
+    /// Calls `look` with the cached groups from `first` to `last`, inclusive, in `order`, until it returns a value. The
+    /// track is locked during all calls.
     pub(super) fn visit<R>(
         &self,
         first: u64,
@@ -437,7 +439,7 @@ impl CachedGroup {
         self.account.add(cost);
     }
 
-    /// Checks whether the group can have an object that arrived as a datagram.
+    /// Checks whether a datagram object is consistent with the objects that the group has.
     fn judge_datagram(&self, object: &CachedDatagram) -> Result<(), Duplicate> {
         let id = object.datagram.object;
         let datagram = &object.datagram;
@@ -461,7 +463,7 @@ impl CachedGroup {
         self.datagrams.len() + self.subgroups.iter().map(|subgroup| subgroup.object_count()).sum::<usize>()
     }
 
-    /// Reports whether a subgroup is still arriving.
+    /// Reports whether any subgroup of the group has not ended.
     pub fn is_open(&self) -> bool {
         self.subgroups.iter().any(|subgroup| subgroup.extent().end == SourceEnd::Open)
     }
@@ -472,27 +474,27 @@ impl CachedGroup {
 }
 
 impl TrackState {
-    /// Reports whether `group` is not cached. Fails if it was dropped before.
+    /// Reports whether `group` is not in the cache. Fails if the group was dropped before.
     fn group_is_new(&self, group: u64) -> Result<bool, Duplicate> {
         if self.groups.contains_key(&group) {
             return Ok(false);
         }
-        // A group older than all cached ones was evicted, or arrives far too late.
+        // A group that is older than all cached ones was dropped, or arrives far too late.
         match self.groups.first_key_value() {
             Some((oldest, _)) if group < *oldest && group < self.dropped_below => Err(Duplicate::Expired),
             _ => Ok(true),
         }
     }
 
-    /// Returns why a second copy of a subgroup is refused, if the first is open or complete. A copy that was reset
-    /// does not count.
+    /// Returns why a second copy of a subgroup is refused: the first copy is still arriving, or complete. If the first
+    /// copy was reset, the second one is accepted.
     fn twin_of(&self, subgroup: &SubgroupStream) -> Option<Duplicate> {
         let header = subgroup.header();
         let id = match header.subgroup {
             SubgroupId::Zero => 0,
             SubgroupId::Explicit(id) => id,
-            // The ID is known only with the first object, so the stream is accepted. Duplicates show by their object
-            // IDs.
+            // The subgroup's ID is known only when its first object arrives, so the stream is accepted. Duplicates are
+            // then detected by object ID.
             SubgroupId::FirstObject => return None,
         };
         let twins = self.groups.get(&header.group)?.subgroups.iter().filter(|other| other.id() == Some(id));
@@ -522,7 +524,7 @@ impl TrackState {
         })
     }
 
-    /// Checks whether an object with this status can exist at `location`.
+    /// Checks whether an object with this status may exist at `location`, given the end of the track.
     fn judge_end(&self, location: Location, status: Option<Status>) -> Result<(), TrackMalformed> {
         if self.end.is_some_and(|end| location > end) {
             return Err(TrackMalformed("an object after the last of the track"));
@@ -534,7 +536,7 @@ impl TrackState {
         Ok(())
     }
 
-    /// Checks that all streams of one subgroup have the same priority.
+    /// Checks that a new stream has the same priority as the other streams of its subgroup.
     fn check_priority(&self, subgroup: &SubgroupStream) -> Result<(), TrackMalformed> {
         let header = subgroup.header();
         let default = self.parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY);
@@ -561,7 +563,7 @@ impl TrackState {
         match astray {
             true => {
                 self.largest = Some(location);
-                // A known range that begins above this location began with a stray group.
+                // If the known range begins above this location, it began with the stray group, so it is discarded.
                 self.known_from.take_if(|known| known.group > location.group);
                 self.behind = Behind::default();
             }
@@ -569,8 +571,8 @@ impl TrackState {
         }
         self.seen = true;
         self.claimed = None;
-        // A subscription that began inside a group does not have the beginning of that group, so the next group is the
-        // first.
+        // A subscription that began inside a group lacks the beginning of that group, so the known range starts with
+        // the next group.
         self.known_from.get_or_insert(match location.object {
             0 => location,
             _ => Location { group: location.group.saturating_add(1), object: 0 },

@@ -1,4 +1,4 @@
-//! A subgroup as one subscriber gets it: with a header of its own, followed by the subgroup's bytes.
+//! A subgroup as it is sent to one subscriber: a header for that subscriber, followed by the subgroup's bytes.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -9,21 +9,21 @@ use crate::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 
 /// A subgroup stream for one subscriber, from any object of the subgroup on.
 ///
-/// It begins with a prefix: the preamble of the subscriber's streams, its own SUBGROUP_HEADER and, when it joins
-/// inside the subgroup, the first object's header with an absolute ID. The subgroup's bytes follow unchanged, and
-/// their offsets differ by a constant.
+/// It begins with a prefix: the preamble of the subscriber's streams and a SUBGROUP_HEADER for the subscriber. If the
+/// view starts inside the subgroup, the prefix also contains the first object's header, with an absolute ID. The
+/// subgroup's bytes follow unchanged, at offsets that differ by a constant.
 pub struct SubgroupView {
     subgroup: Arc<SubgroupStream>,
     prefix: Vec<u8>,
-    /// The offset in the subgroup at which the view continues after its prefix.
+    /// The offset in the subgroup's bytes from which the view continues after its prefix.
     from: u64,
-    /// The largest object ID of the view, if it should end before the subgroup does.
+    /// The largest object ID in the view, if the view may end before the subgroup does.
     last: Option<u64>,
 }
 
 impl SubgroupView {
-    /// Makes a view of the whole subgroup under another track alias. The alias is encoded in the same number of bytes
-    /// as the publisher's where it fits, so that offsets stay the same.
+    /// Makes a view of the whole subgroup with another track alias. If possible, the alias is encoded in as many bytes
+    /// as the publisher's alias, so that stream offsets stay the same.
     pub fn whole(subgroup: Arc<SubgroupStream>, alias: u64) -> Self {
         let header = SubgroupHeader { alias, ..*subgroup.header() };
         let mut prefix = Vec::with_capacity(32);
@@ -31,9 +31,9 @@ impl SubgroupView {
         Self { subgroup, prefix, from: 0, last: None }
     }
 
-    /// Makes a view of the subgroup from `object` on, which is not the subgroup's first object.
+    /// Makes a view of the subgroup from `object` on. `object` must not be the first object of the subgroup.
     pub fn from_object(subgroup: Arc<SubgroupStream>, alias: u64, object: &SubgroupObject) -> Self {
-        // The view's first object is not the subgroup's first, so it cannot give the subgroup its ID.
+        // The view does not contain the subgroup's first object, so its header has to state the subgroup's ID.
         let id = match subgroup.header().subgroup {
             SubgroupId::FirstObject => SubgroupId::Explicit(subgroup.id().unwrap_or_default()),
             other => other,
@@ -44,24 +44,24 @@ impl SubgroupView {
         let start = &object.start;
         let properties = header.properties.then_some(&start.properties[..]);
         let status = start.status.unwrap_or(Status::Normal);
-        // No object precedes this one on the subscriber's stream, so its ID is absolute.
+        // `object` is the first one on the subscriber's stream, so its ID is encoded in full.
         encode_object_header(None, start.id, properties, start.payload_len, status, &mut prefix);
         Self { subgroup, prefix, from: start.payload, last: None }
     }
 
-    /// Puts `preamble` in front of the view.
+    /// Inserts `preamble` at the start of the view.
     pub fn with_preamble(mut self, preamble: &[u8]) -> Self {
         self.prefix.splice(0..0, preamble.iter().copied());
         self
     }
 
-    /// Ends the view with the object `last`, if there is one. The end is known only when the next object begins, so the
-    /// kernel must not forward the view's bytes.
+    /// Ends the view after the object `last`, unless that is `None`. The end is known only when the next object begins.
+    /// The kernel would forward bytes beyond the end, so it must not forward this view.
     pub fn up_to(self, last: Option<u64>) -> Self {
         Self { last, ..self }
     }
 
-    /// Reports whether the view may end before the subgroup does.
+    /// Reports whether the view may end before the subgroup does, because it has a last object.
     pub fn is_cut(&self) -> bool {
         self.last.is_some()
     }
@@ -76,8 +76,8 @@ impl SubgroupView {
         self.prefix.len() as i64 - self.from as i64 - self.subgroup.body() as i64
     }
 
-    /// Returns the offset in the publisher's stream up to which bytes have arrived or are not part of the view. After
-    /// it, offsets differ by [`Self::shift`].
+    /// Returns the offset in the publisher's stream up to which bytes have arrived or are skipped by the view. From
+    /// there on, [`Self::shift`] converts offsets.
     pub fn received(&self) -> u64 {
         self.subgroup.body() + self.subgroup.extent().len.max(self.from)
     }
@@ -114,8 +114,8 @@ impl Source for SubgroupView {
     fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let prefix = self.prefix.len() as u64;
         let object = self.subgroup.object_at(offset.saturating_sub(prefix) + self.from)?;
-        // The prefix belongs to the first object. If the view joins inside the subgroup, the prefix contains that
-        // object's header.
+        // The prefix counts as part of the first object. If the view starts inside the subgroup, the prefix contains
+        // that object's header.
         let start = object.start.checked_sub(self.from).filter(|start| *start > 0);
         Some(start.map_or(0, |start| start + prefix)..object.end.checked_sub(self.from)? + prefix)
     }

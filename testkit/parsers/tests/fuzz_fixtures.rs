@@ -1,4 +1,4 @@
-//! Replays inputs that once made a fuzz target fail, and a few that reach rare code.
+//! Runs the fuzz targets on inputs that once made them fail, and on a few inputs that reach rarely executed code.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 mod checks;
 
 #[test]
-fn every_fixture_passes() {
+fn fuzz_targets_pass_on_every_fixture() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures");
     for (name, check) in checks::ALL {
         let dir = fixtures.join(name);
@@ -19,10 +19,10 @@ fn every_fixture_passes() {
     }
 }
 
-/// Runs the fuzz targets' checks on random bytes. It replaces no fuzzer, but fails early if a check and the code
-/// disagree.
+/// Runs the fuzz targets on random bytes. This is no substitute for fuzzing, but it fails early if a fuzz target no
+/// longer matches the code.
 #[test]
-fn random_bytes_pass() {
+fn fuzz_targets_pass_on_random_bytes() {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = || {
         state ^= state << 13;

@@ -1,6 +1,6 @@
 //! Compares the parsers of the BPF programs, compiled natively, with those in Rust on the same bytes. The inputs are
-//! those that once made a fuzz target fail, a few that reach rare code, and random bytes. A table shows what each
-//! parser accepts.
+//! those that once made a fuzz target fail, a few that reach rarely executed code, and random bytes. A table lists what
+//! each parser accepts.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use millrace_quic::webtransport::Binding;
 mod checks;
 
 #[test]
-fn every_fixture_passes() {
+fn parsers_agree_on_every_fixture() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures");
     for (name, check) in checks::ALL {
         let dir = fixtures.join(name);
@@ -32,9 +32,9 @@ fn every_fixture_passes() {
     }
 }
 
-/// Compares on random bytes. It replaces no fuzzer, but fails early if the parsers disagree.
+/// Compares the parsers on random bytes. This is no substitute for fuzzing, but it fails early if the parsers disagree.
 #[test]
-fn random_bytes_pass() {
+fn parsers_agree_on_random_bytes() {
     let mut rng = fastrand::Rng::with_seed(1);
     for (_, check) in checks::ALL {
         for _ in 0..20_000 {
@@ -44,9 +44,9 @@ fn random_bytes_pass() {
     }
 }
 
-/// Compares on nearly valid frames, because random bytes are seldom frames of protocol 253.
+/// Compares the parsers on nearly valid frames of IP protocol 253, because random bytes are seldom such frames.
 #[test]
-fn random_frames_of_protocol_253_pass() {
+fn parsers_agree_on_random_frames_of_protocol_253() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fixtures/kernel_udp");
     let mut rng = fastrand::Rng::with_seed(4);
     for name in ["ipv4_253", "ipv6_extensions_253"] {
@@ -65,9 +65,9 @@ fn random_frames_of_protocol_253_pass() {
     }
 }
 
-/// Compares on nearly valid subgroups, because random bytes seldom begin with a valid stream header.
+/// Compares the parsers on nearly valid subgroup streams, because random bytes seldom begin with a valid stream header.
 #[test]
-fn random_subgroups_pass() {
+fn parsers_agree_on_random_subgroups() {
     let mut rng = fastrand::Rng::with_seed(2);
     for _ in 0..50_000 {
         let mut data = vec![rng.u8(..), rng.u8(..), rng.u8(..)];
@@ -80,9 +80,10 @@ fn random_subgroups_pass() {
     }
 }
 
-/// Compares on nearly valid frames: most begin near the stream's offset, or where another frame began.
+/// Compares the parsers on nearly valid STREAM frames. Most begin near the stream's current offset, or where another
+/// frame began.
 #[test]
-fn random_overlaps_pass() {
+fn parsers_agree_on_random_overlapping_frames() {
     const READS: u8 = 0xe0;
     const SAME_PACKET: u8 = 0x20;
     let mut rng = fastrand::Rng::with_seed(5);
@@ -113,9 +114,9 @@ fn random_overlaps_pass() {
     }
 }
 
-/// Compares on nearly valid WebTransport prefixes, because random bytes seldom contain the session's ID.
+/// Compares the parsers on nearly valid WebTransport prefixes, because random bytes seldom contain the session's ID.
 #[test]
-fn random_sessions_pass() {
+fn parsers_agree_on_random_webtransport_prefixes() {
     let mut rng = fastrand::Rng::with_seed(3);
     for _ in 0..50_000 {
         let bits = rng.u32(..63);
@@ -165,7 +166,7 @@ fn ethernet(tags: usize, protocol: u16, rest: &[u8]) -> Vec<u8> {
     [&[2; 12], tags.as_slice(), &protocol.to_be_bytes(), rest].concat()
 }
 
-/// Returns an IPv4 packet. `fragment` is the field with fragment flags and offset.
+/// Returns an IPv4 packet. `fragment` is the header field with the fragmentation flags and offset.
 fn ipv4(options: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     let [high, low] = (20 + u16::from(options) * 4 + rest.len() as u16).to_be_bytes();
     let [flags, offset] = fragment.to_be_bytes();
@@ -173,8 +174,8 @@ fn ipv4(options: u8, fragment: u16, rest: &[u8]) -> Vec<u8> {
     [&header, vec![1; usize::from(options) * 4].as_slice(), rest].concat()
 }
 
-/// Returns an IPv6 packet. `headers` has the numbers of extension headers of 8 bytes. `offset` is the field with the
-/// offset of a fragment header.
+/// Returns an IPv6 packet. `headers` lists the protocol numbers of extension headers, each 8 bytes long. `offset` is
+/// the offset field of a fragment header.
 fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     let nexts = headers.iter().skip(1).chain(&[17]);
     let field = offset.to_be_bytes();
@@ -188,11 +189,11 @@ fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     [[0x60, 0, 0, 0, high, low, first, 64].as_slice(), &[0xfd; 32], &payload].concat()
 }
 
-/// A description, a frame, the result of the parser for TC, the result of the gate's parser, and the faults that the
-/// latter notes.
+/// A row of the table: description, frame, result of the TC parser, result of the gate's parser, and the anomalies that
+/// the gate's parser notes.
 type ParserCase = (&'static str, Vec<u8>, &'static str, &'static str, &'static [&'static str]);
 
-/// Checks which headers are accepted at TC and by the gate. Both use the same functions (`net.h`).
+/// Checks which headers the TC parser and the gate's parser accept. Both are built from the same functions (`net.h`).
 #[test]
 fn parsers_of_tc_and_gate_accept_different_headers() {
     let udp = [&[1, 2, 3, 4, 0, 48, 0, 0], [0x40; 40].as_slice()].concat();
@@ -243,7 +244,7 @@ fn parsers_of_tc_and_gate_accept_different_headers() {
     }
 }
 
-/// `struct bucket_rate`, in ticks of 1/64 ns.
+/// A copy of C's `struct bucket_rate`, in ticks of 1/64 ns.
 #[repr(C)]
 struct BucketRateCopy {
     cost: u64,
@@ -256,7 +257,7 @@ unsafe extern "C" {
     fn gate_native_most(of_client: u64, times: u32, all: u64) -> u64;
 }
 
-/// Returns how many packets a bucket lets pass at the time `now_ns`.
+/// Returns how many packets a token bucket lets pass at the time `now_ns`.
 fn taken(full_at: &mut u64, rate: &BucketRateCopy, now_ns: u64) -> usize {
     taken_of_network(full_at, rate, 1, now_ns)
 }
@@ -266,14 +267,14 @@ fn taken_of_network(full_at: &mut u64, rate: &BucketRateCopy, times: u64, now_ns
     (0..1000).take_while(|_| unsafe { gate_native_take(full_at, rate, times, now_ns) } == 0).count()
 }
 
-/// `struct gate_levels`.
+/// A copy of C's `struct gate_levels`.
 #[repr(C)]
 struct Levels {
     v4: [GateLevelCopy; 3],
     v6: [GateLevelCopy; 3],
 }
 
-/// `struct gate_level`.
+/// A copy of C's `struct gate_level`.
 #[repr(C)]
 struct GateLevelCopy {
     mask: [u8; 16],
@@ -289,7 +290,8 @@ fn levels_of_gate() -> Levels {
     }
 }
 
-/// Checks that the gate's program and the daemons assign an address to the same networks, with the same limits.
+/// Checks that the gate's BPF program and the daemons assign an address to the same networks, and compute the same
+/// limits for them.
 #[test]
 fn client_networks_in_c_equal_those_in_rust() {
     let gate = levels_of_gate();
@@ -328,9 +330,9 @@ fn client_networks_in_c_equal_those_in_rust() {
     }
 }
 
-/// Checks that the bucket of a network holds a multiple of a client's, and fills in the same time.
+/// Checks that a network's token bucket holds a multiple of a client's tokens, and fills in the same time.
 #[test]
-fn buckets_of_networks_hold_multiples() {
+fn networks_bucket_holds_a_multiple_of_a_clients_tokens() {
     const SECOND: u64 = 1_000_000_000;
     let rate = BucketRateCopy { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
     let now = 1000 * SECOND;
@@ -348,16 +350,17 @@ fn mapped(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Checks that a bucket holds the right amount at any time, also when ticks no longer fit into 63 or 64 bits.
+/// Checks that a token bucket holds the right number of tokens at any time, even if the time in ticks no longer fits
+/// into 63 or 64 bits.
 #[test]
-fn rate_buckets_hold_as_much_after_years() {
+fn token_bucket_holds_as_many_tokens_after_years() {
     const SECOND: u64 = 1_000_000_000;
     const YEAR: u64 = 365 * 24 * 3600 * SECOND;
     let rate = BucketRateCopy { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
     let wraps = u64::MAX / 64;
     let times = [0, 1, 4, 5, 9, 10, 20, 100].map(|years| years * YEAR);
     for now in times.into_iter().chain([wraps / 2, wraps - SECOND / 4, wraps]) {
-        // One bucket is empty at first, and one is new and gets its first packet at this time.
+        // The first bucket is new and gets its first packet at this time. The second one has been in use before.
         let mut bucket = 0;
         if now % (wraps + 1) < wraps - 2 * SECOND {
             assert_eq!(taken(&mut bucket, &rate, now), 5, "a new one at {now}");
@@ -374,9 +377,10 @@ fn rate_buckets_hold_as_much_after_years() {
     }
 }
 
-/// Compares on nearly valid TCP options of grafts: each byte of an offer is changed to every value, at every length.
+/// Compares the parsers on nearly valid TCP options of grafts. Each byte of an offer is changed to every value, at
+/// every length of the option.
 #[test]
-fn options_of_grafts_pass() {
+fn parsers_agree_on_damaged_tcp_options_of_grafts() {
     let offer = *b"\xfd\x0cMRg1\x01\x01abcdefgh";
     for length in 0..=offer.len() {
         for at in 0..length {
@@ -389,8 +393,8 @@ fn options_of_grafts_pass() {
     }
 }
 
-/// Checks congestion control (RFC 5681) step by step: slow start, halving, additive increase, a time-out, and a window
-/// that is not used.
+/// Checks congestion control (RFC 5681) step by step: slow start, halving, additive increase, a timeout, and an unused
+/// window.
 #[test]
 fn congestion_window_follows_acknowledgements() {
     for start in [0, u32::MAX - 100] {
@@ -401,17 +405,18 @@ fn congestion_window_follows_acknowledgements() {
         assert_eq!(path.look(80, 80, 1), 40, "half");
         assert_eq!(path.look(100, 40, 0), 41, "a packet more in a round trip");
         assert_eq!(path.look(120, 41, 0), 42);
-        // The wait is longer than the time-out of 200 ms. Each further time-out counts from the previous one.
+        // The sender waits longer than the retransmission timeout of 200 ms. Each further timeout counts from the
+        // previous one.
         assert_eq!(path.look(319, 0, 0), 42);
         assert_eq!(path.look(321, 0, 0), 1);
-        // The window grows quickly up to half of its old size, then slowly.
+        // The window grows exponentially up to half of its old size (slow start), and then linearly.
         assert_eq!(path.look(340, 1, 0), 2);
         assert_eq!(path.look(360, 100, 0), 21);
         assert_eq!(path.look(380, 21, 0), 22);
-        // Losses never reduce the window below two.
+        // Losses never reduce the window below two packets.
         let least = (0..9).map(|step| path.look(400 + step, 1, 1)).min();
         assert_eq!(least, Some(2));
-        // An unused window does not grow, and no time-out happens if nothing is in flight.
+        // An unused window does not grow, and if nothing is in flight no timeout occurs.
         let mut idle = checks::Controlled::new(start);
         (0..5).for_each(|step| assert_eq!(idle.look_idle(step * 1000, 2), 10));
     }

@@ -1,5 +1,5 @@
-//! Sample auxiliary information: the data that decryption needs for each sample (ISO/IEC 23001-7, 7; ISO/IEC
-//! 14496-12, 8.7.8).
+//! Sample auxiliary information: the data that is needed to decrypt each sample (ISO/IEC 23001-7, 7; ISO/IEC 14496-12,
+//! 8.7.8).
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use bytes::Bytes;
 
 use super::boxes::{Child, HEADER, NumberReader, full};
 
-/// The UUID of PIFF's box with the same body as senc.
+/// The UUID of the box in PIFF that has the same body as senc.
 const PIFF: [u8; 16] =
     [0xa2, 0x39, 0x4f, 0x52, 0x5a, 0x9b, 0x4f, 0x14, 0xa2, 0x44, 0x6c, 0x42, 0x7c, 0x64, 0x8d, 0xf4];
-/// The flag of senc for subsamples.
+/// The flag in a senc box that says that its entries list subsamples.
 const SUBSAMPLES: u32 = 2;
 
 /// The boxes of a traf that locate or contain sample auxiliary information.
@@ -19,20 +19,20 @@ pub(super) struct Aux {
     senc: Option<Bytes>,
     saiz: Option<Bytes>,
     saio: Option<Bytes>,
-    /// The base of saio's offsets, in bytes of the input.
+    /// The base that saio's offsets are relative to, as a byte offset in the input.
     base: u64,
     /// The index of the first sample of each trun.
     runs: Vec<usize>,
 }
 
-/// The auxiliary information of a fragment, by sample.
+/// The auxiliary information of each sample of a fragment.
 #[derive(Clone, Debug)]
 pub(super) struct SampleAuxInfo {
     samples: Vec<Bytes>,
     has_subsamples: bool,
 }
 
-/// The auxiliary information of a fragment that is being written.
+/// The auxiliary information of some samples, as it goes into a new fragment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WrittenAuxInfo {
     sizes: Vec<u8>,
@@ -41,7 +41,7 @@ pub(super) struct WrittenAuxInfo {
 }
 
 impl Aux {
-    /// Takes a box of a traf, if it describes auxiliary information.
+    /// Stores a box of a traf if it belongs to auxiliary information. Returns whether it does.
     pub fn take(&mut self, part: &Child<'_>, base: u64) -> bool {
         self.base = base;
         let slot = match &part.kind {
@@ -58,14 +58,14 @@ impl Aux {
         true
     }
 
-    /// Records that a trun box begins with this sample.
+    /// Records that a trun box begins with the sample of this index.
     pub fn begins_run(&mut self, sample: usize) {
         self.runs.push(sample);
     }
 
-    /// Finds the information of each of `count` samples. It is located by sizes and offsets (saiz, saio) into the
-    /// input, which `bytes` reads. Otherwise it is read from senc, with vectors of `iv_size` bytes. Returns `None` if
-    /// there is none.
+    /// Finds the auxiliary information of each of `count` samples. saiz and saio give its sizes and its offsets in the
+    /// input, which `bytes` reads. Without them, it is read from senc, with initialization vectors of `iv_size` bytes.
+    /// Returns `None` if the samples have no auxiliary information.
     pub fn find(
         &self,
         count: usize,
@@ -75,7 +75,7 @@ impl Aux {
         let flags = self.senc.as_deref().and_then(|senc| NumberReader(senc).u32());
         let by_offset = self.sizes(count).and_then(|sizes| self.read_by_offset(&sizes, bytes));
         let samples = by_offset.or_else(|| self.read_senc(count, iv_size))?;
-        // Without flags, more data than a vector shows that a sample has subsamples.
+        // Without senc's flags, an entry that is longer than the initialization vector must contain subsamples.
         let longer = |sample: &Bytes| sample.len() > usize::from(iv_size) && iv_size > 0;
         let has_subsamples =
             flags.map_or_else(|| samples.iter().any(longer), |flags| flags & SUBSAMPLES != 0);
@@ -84,14 +84,14 @@ impl Aux {
 
     fn sizes(&self, count: usize) -> Option<Vec<u8>> {
         let mut saiz = NumberReader(self.saiz.as_deref()?);
-        // With flag 1, a type and its parameter come first, of four bytes each.
+        // With flag 1, aux_info_type and aux_info_type_parameter come first, four bytes each.
         if saiz.u32()? & 1 == 1 {
             saiz.take(8)?;
         }
         let default = saiz.u8()?;
         let said = saiz.u32()? as usize;
         let mut sizes = match default {
-            // A default size of 0 means that each sample has a size of its own.
+            // If the default size is 0, the box lists a size for each sample.
             0 => saiz.take(said.min(count))?.to_vec(),
             size => vec![size; said.min(count)],
         };
@@ -110,7 +110,7 @@ impl Aux {
             saio.take(8)?;
         }
         let count = saio.u32()? as usize;
-        // saio has one offset for the whole fragment, or one for each trun.
+        // saio has one offset for the whole fragment, or one for each trun box.
         if count != 1 && count != self.runs.len() {
             return None;
         }
@@ -148,11 +148,11 @@ impl Aux {
 }
 
 impl SampleAuxInfo {
-    /// Copies the information of some samples, to be written.
+    /// Copies the auxiliary information of the samples in `part`.
     pub fn write(&self, part: Range<usize>) -> WrittenAuxInfo {
         let samples = self.samples.get(part).unwrap_or_default();
         WrittenAuxInfo {
-            // A size has eight bits in saiz, where these sizes were read.
+            // The sizes were read from saiz, where each has eight bits.
             sizes: samples.iter().map(|sample| u8::try_from(sample.len()).unwrap_or(u8::MAX)).collect(),
             data: samples.concat(),
             has_subsamples: self.has_subsamples,
@@ -165,22 +165,22 @@ impl WrittenAuxInfo {
         self.data.is_empty()
     }
 
-    /// Returns the length of [`Self::boxes`] in bytes.
+    /// Returns the length in bytes of what [`Self::boxes`] returns.
     pub fn length(&self) -> usize {
         self.boxes(0).len()
     }
 
-    /// Returns the boxes for a traf. They begin `before` bytes after the beginning of the moof.
+    /// Returns the saiz, saio and senc boxes for a traf. They begin `before` bytes after the start of the moof.
     pub fn boxes(&self, before: usize) -> Vec<u8> {
         if self.is_none() {
             return Vec::new();
         }
-        // There are as many sizes as a fragment has samples, which fits.
+        // There is one size for each sample, and a fragment's number of samples fits into 32 bits.
         let count = u32::try_from(self.sizes.len()).unwrap_or(u32::MAX).to_be_bytes();
         let saiz = full(b"saiz", 0, 0, &[&[0][..], &count, &self.sizes].concat());
         let saio =
             |at: usize| full(b"saio", 0, 0, &[1_u32.to_be_bytes(), (at as u32).to_be_bytes()].concat());
-        // saio points behind senc's header, flags and count.
+        // saio points at the first entry in senc, which follows senc's header, flags and count.
         let data = before + saiz.len() + saio(0).len() + HEADER + 8;
         let flags = if self.has_subsamples { SUBSAMPLES } else { 0 };
         let senc = full(b"senc", 0, flags, &[&count[..], &self.data].concat());
@@ -193,7 +193,8 @@ mod tests {
     use super::super::boxes::{child, children};
     use super::*;
 
-    /// Returns the information of two samples, with initialization vectors of eight bytes and one subsample each.
+    /// Returns the auxiliary information of two samples, with initialization vectors of eight bytes and one subsample
+    /// each.
     fn information() -> Vec<u8> {
         (0..2_u8).flat_map(|sample| [&[sample; 8][..], &[0, 1, 0, 5, 0, 0, 0, 9]].concat()).collect()
     }

@@ -1,15 +1,15 @@
-//! MP4 boxes: cut out of a stream, walked through, and written.
+//! Splits a stream into MP4 boxes, reads nested boxes, and writes boxes.
 
 use bytes::{Buf, Bytes, BytesMut};
 use mp4_atom::{Decode, FourCC, Header};
 
 use super::Error;
 
-/// The largest box that is taken into memory, in bytes.
+/// The largest box that is read into memory, in bytes.
 pub(super) const MAX_BOX: usize = 256 << 20;
-/// Length of a box's size and type.
+/// Length of a box header (size and type), in bytes.
 pub(super) const HEADER: usize = 8;
-/// Length of the header of a box whose size has 64 bits.
+/// Length of a box header with a 64-bit size, in bytes.
 const LONG_HEADER: usize = 16;
 
 /// Types of boxes that files and streams begin with.
@@ -18,13 +18,13 @@ const FIRST: [&[u8; 4]; 17] = [
     b"prft", b"pdin", b"uuid", b"meta", b"mfra", b"junk",
 ];
 
-/// A splitter that cuts bytes into MP4 boxes.
+/// A splitter that divides a byte stream into MP4 boxes.
 #[derive(Debug, Default)]
 pub struct Boxes {
     buffer: BytesMut,
-    /// Number of bytes in the boxes that were taken out.
+    /// Number of bytes in the boxes that were returned so far.
     taken: u64,
-    /// Whether the first box is one that media may begin with.
+    /// Whether the type of the first box is one with which an MP4 input may begin.
     is_mp4: bool,
 }
 
@@ -34,17 +34,17 @@ impl Boxes {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Returns the offset of the next box in the input, in bytes.
+    /// Returns the byte offset of the next box in the input.
     pub fn position(&self) -> u64 {
         self.taken
     }
 
-    /// Returns the next whole box with its header, or `None` when it is not complete.
+    /// Returns the next whole box with its header, or `None` if the box has not arrived completely.
     ///
     /// # Errors
-    /// Fails if the input is not MP4, or a box is too large to be taken into memory.
+    /// Fails if the input is not MP4, or a box is too large to be read into memory.
     pub fn pop(&mut self) -> Result<Option<(FourCC, Bytes)>, Error> {
-        // A header has 8 bytes, or 16 when the first four are 1.
+        // A box header has 8 bytes, or 16 if its 32-bit size is 1, which announces a 64-bit size.
         let needed = if self.buffer.starts_with(&[0, 0, 0, 1]) { LONG_HEADER } else { HEADER };
         if self.buffer.len() < HEADER {
             return Ok(None);
@@ -59,7 +59,7 @@ impl Boxes {
         let mut front = &self.buffer[..];
         let header =
             Header::decode(&mut front).map_err(|source| Error::NotABox { at: self.taken, source })?;
-        // A box without a size extends to the end of the input.
+        // A box with size 0 extends to the end of the input.
         let body = header.size.unwrap_or_else(|| front.remaining());
         if body > MAX_BOX {
             return Err(Error::TooLarge { kind: header.kind, size: body });
@@ -72,7 +72,7 @@ impl Boxes {
         Ok(Some((header.kind, self.split(whole))))
     }
 
-    /// Returns the last box at the end of the input, if it has no size, so that only the end of the input ends it.
+    /// Returns the last box of the input if it has size 0, because only the end of the input ends such a box.
     ///
     /// # Errors
     /// Fails if the input ends within a box, or is not MP4.
@@ -102,10 +102,10 @@ impl Boxes {
     }
 }
 
-/// Names the well-known format of an input that is not MP4, by its first bytes.
+/// Returns the name of the format of an input that is not MP4, as recognized by its first bytes.
 fn foreign(front: &[u8]) -> Option<&'static str> {
     match front {
-        // M2TS has a time stamp of four bytes before each packet.
+        // M2TS has a time stamp of four bytes before each transport stream packet.
         [0x47, ..] | [_, _, _, _, 0x47, ..] => Some("MPEG-TS"),
         [0x1a, 0x45, 0xdf, 0xa3, ..] => Some("Matroska or WebM"),
         [b'F', b'L', b'V', ..] => Some("FLV"),
@@ -119,17 +119,17 @@ fn foreign(front: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// A box inside another box.
+/// A box that is contained in another box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Child<'a> {
     pub kind: [u8; 4],
-    /// The box with its header.
+    /// The box including its header.
     pub whole: &'a [u8],
     pub body: &'a [u8],
 }
 
 impl<'a> Child<'a> {
-    /// Reads the box at the beginning of some bytes; a size of 0 reaches to their end.
+    /// Reads the box at the start of `bytes`. A box of size 0 extends to the end of `bytes`.
     pub fn first(bytes: &'a [u8]) -> Option<Self> {
         let (size, rest) = bytes.split_first_chunk::<4>()?;
         let (kind, rest) = rest.split_first_chunk::<4>()?;
@@ -142,14 +142,14 @@ impl<'a> Child<'a> {
         Some(Self { kind: *kind, whole, body: whole.get(header..)? })
     }
 
-    /// Returns the version and flags of a box that has them, and the rest of its body.
+    /// Returns version and flags of a full box, and the rest of its body.
     pub fn full(&self) -> Option<(u8, u32, &'a [u8])> {
         let (head, rest) = self.body.split_first_chunk::<4>()?;
         Some((head[0], u32::from_be_bytes(*head) & 0x00ff_ffff, rest))
     }
 }
 
-/// Returns the boxes in the body of another one. A rest that is shorter than a header is padding.
+/// Returns the boxes in the body of another box. Remaining bytes that are fewer than a header are padding.
 ///
 /// # Errors
 /// Fails if a box goes beyond the end of the box that contains it.
@@ -164,12 +164,12 @@ pub(super) fn children(mut body: &[u8]) -> Result<Vec<Child<'_>>, Error> {
     Ok(children)
 }
 
-/// Returns the first box of a kind in the body of another one.
+/// Returns the first box of a type in the body of another box.
 pub(super) fn child<'a>(body: &'a [u8], kind: &[u8; 4]) -> Option<Child<'a>> {
     children(body).ok()?.into_iter().find(|child| child.kind == *kind)
 }
 
-/// Returns the box at the end of a path of box types.
+/// Returns the nested box that a path of box types leads to.
 pub(super) fn descendant<'a>(body: &'a [u8], path: &[&[u8; 4]]) -> Option<Child<'a>> {
     let (first, rest) = path.split_first()?;
     let found = child(body, first)?;
@@ -180,26 +180,26 @@ pub(super) fn descendant<'a>(body: &'a [u8], path: &[&[u8; 4]]) -> Option<Child<
 pub(super) fn boxed(kind: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let size = HEADER + body.len();
     let mut whole = Vec::with_capacity(size);
-    // The contents were read from boxes that are smaller than [`MAX_BOX`].
+    // The size fits: the contents were read from boxes that are smaller than [`MAX_BOX`].
     whole.extend_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
     whole.extend_from_slice(kind);
     whole.extend_from_slice(body);
     whole
 }
 
-/// Writes a box with version and flags.
+/// Writes a full box, which has a version and flags.
 pub(super) fn full(kind: &[u8; 4], version: u8, flags: u32, body: &[u8]) -> Vec<u8> {
     let head = (u32::from(version) << 24 | flags & 0x00ff_ffff).to_be_bytes();
     boxed(kind, &[&head, body].concat())
 }
 
-/// Runs `read` without logging. Warnings about unknown parts of a decoder's record would mislead, since those parts are
-/// passed on unchanged.
+/// Runs `read` without logging. `mp4-atom` warns about unknown parts of a decoder configuration, which would mislead,
+/// because those parts are passed on unchanged.
 pub(super) fn quietly<T>(read: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), read)
 }
 
-/// A reader of numbers from the front of some bytes.
+/// A reader of big-endian numbers from the start of a byte slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NumberReader<'a>(pub &'a [u8]);
 
@@ -226,7 +226,7 @@ impl<'a> NumberReader<'a> {
         Some(u64::from_be_bytes(*self.take(8)?.first_chunk()?))
     }
 
-    /// Reads a number of 64 bits where `is_long`, and of 32 otherwise.
+    /// Reads a number of 64 bits if `is_long`, or else of 32 bits.
     pub fn word(&mut self, is_long: bool) -> Option<u64> {
         if is_long { self.u64() } else { self.u32().map(u64::from) }
     }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_of_every_kind_of_size_are_cut_out() {
+    fn boxes_with_all_forms_of_size_are_split() {
         let long = [&[0, 0, 0, 1][..], b"moov", &19_u64.to_be_bytes(), b"abc"].concat();
         let open = b"\0\0\0\0mdatto the end";
         let found = cut(&[&boxed(b"emsg", b"x")[..], &long, &boxed(b"zzzz", b""), open].concat()).unwrap();

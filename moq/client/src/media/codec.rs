@@ -11,7 +11,7 @@ use super::boxes::{NumberReader, quietly};
 use super::entry::SampleEntry;
 use super::picture::Bits;
 
-/// Object type and stream type of AAC (ISO/IEC 14496-1, 7.2.6.6).
+/// ObjectTypeIndication and stream type of AAC (ISO/IEC 14496-1, 7.2.6.6).
 const MPEG4_AUDIO: u8 = 0x40;
 const AUDIO_STREAM: u8 = 0x05;
 /// Object types of AAC with spectral band replication, and with parametric stereo in addition (ISO/IEC 14496-3,
@@ -19,7 +19,7 @@ const AUDIO_STREAM: u8 = 0x05;
 const SBR: u32 = 5;
 const PS: u32 = 29;
 
-/// Returns a codec's name as players and browsers write it, or `None` if it has none.
+/// Returns a codec's name as players and browsers write it (RFC 6381), or `None` if the codec has no such name.
 pub(super) fn name(entry: &SampleEntry) -> Option<String> {
     Some(match &entry.codec {
         Codec::Avc1(avc1) => avc("avc1", &avc1.avcc),
@@ -33,7 +33,8 @@ pub(super) fn name(entry: &SampleEntry) -> Option<String> {
             let config = &mp4a.esds.es_desc.dec_config;
             match config.object_type_indication {
                 MPEG4_AUDIO => format!("mp4a.40.{}", aac(config.dec_specific.as_ref()).kind),
-                // The object type says everything, so RFC 6381 adds nothing to it. Browsers compare it in capitals.
+                // The object type alone identifies the codec, so the name has no suffix. Browsers compare the
+                // hexadecimal digits in upper case.
                 other => format!("mp4a.{other:02X}"),
             }
         }
@@ -42,7 +43,7 @@ pub(super) fn name(entry: &SampleEntry) -> Option<String> {
         Codec::Flac(_) => "flac".to_owned(),
         _ if entry.kind == *b"mp4v" => mp4v(entry)?,
         _ if entry.kind == *b"fLaC" => "flac".to_owned(),
-        // The name is the type of the sample entry where RFC 6381 does not define a suffix (section 3.3).
+        // For a codec without a suffix in RFC 6381, the name is the type of its sample entry (section 3.3).
         _ => {
             let kind = std::str::from_utf8(&entry.kind).ok()?.trim_end();
             kind.bytes()
@@ -53,8 +54,7 @@ pub(super) fn name(entry: &SampleEntry) -> Option<String> {
     })
 }
 
-/// Returns the name of MPEG-4 video, or of another codec in an `mp4v` entry: its object type, and for MPEG-4 its
-/// profile and level.
+/// Returns the codec name for an `mp4v` sample entry: its object type, and for MPEG-4 video also profile and level.
 fn mp4v(entry: &SampleEntry) -> Option<String> {
     const MPEG4_VIDEO: u8 = 0x20;
     let mut body = entry.part(b"esds")?;
@@ -62,7 +62,8 @@ fn mp4v(entry: &SampleEntry) -> Option<String> {
     let config = &esds.es_desc.dec_config;
     let object_type = config.object_type_indication;
     let specific = config.dec_specific.as_ref().map_or(&[][..], |specific| &specific.raw);
-    // This is visual_object_sequence_start_code (ISO/IEC 14496-2, 6.2.2), and the profile and level after it.
+    // 00 00 01 b0 is visual_object_sequence_start_code (ISO/IEC 14496-2, 6.2.2). The byte after it is the profile and
+    // level.
     let start = specific.windows(4).position(|window| window == [0, 0, 1, 0xb0]);
     let profile = start.and_then(|at| specific.get(at + 4)).filter(|_| object_type == MPEG4_VIDEO);
     Some(match profile {
@@ -75,7 +76,7 @@ fn mp4v(entry: &SampleEntry) -> Option<String> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Aac {
     kind: u32,
-    /// Samples per second in the decoder's output.
+    /// Sampling rate of the decoder's output, in Hz.
     rate: Option<u32>,
     channels: Option<u16>,
 }
@@ -95,7 +96,8 @@ fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
     if matches!(kind, SBR | PS) {
         rate = frequency(bits)?;
     } else if kind == 2 && configuration != 0 {
-        // GASpecificConfig: frame length, and whether it depends on a core coder, with its delay; then an extension.
+        // GASpecificConfig: the frame length flag, the core coder flag with an optional delay of 14 bits, and an
+        // extension flag.
         let depends = bits.take(2)? & 1 == 1;
         bits.take(if depends { 14 } else { 0 })?;
         bits.take(1)?;
@@ -104,7 +106,7 @@ fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
             stereo = kind == PS;
         }
     }
-    // Channel configuration 0 gives no number. Parametric stereo makes two channels of one.
+    // Channel configuration 0 does not state a number of channels. Parametric stereo decodes one channel to two.
     let channels = match configuration {
         0 => None,
         1 if stereo => Some(2),
@@ -116,9 +118,10 @@ fn read_aac(bits: &mut Bits<'_>) -> Option<Aac> {
     Some(Aac { kind, rate: (rate > 0).then_some(rate), channels })
 }
 
-/// Reads the extension by which a plain configuration announces spectral band replication. Returns its kind and rate.
+/// Reads the backward compatible extension that signals spectral band replication. Returns its object type and sampling
+/// rate.
 fn sync_extension(bits: &mut Bits<'_>) -> Option<(u32, Option<u32>)> {
-    // ISO/IEC 14496-3 marks spectral band replication with 0x2b7, and parametric stereo with 0x548.
+    // ISO/IEC 14496-3 marks spectral band replication with the sync word 0x2b7, and parametric stereo with 0x548.
     if bits.left() < 16 || bits.take(11)? != 0x2b7 || object_type(bits)? != SBR || bits.take(1)? == 0 {
         return None;
     }
@@ -143,7 +146,7 @@ fn frequency(bits: &mut Bits<'_>) -> Option<u32> {
     }
 }
 
-/// Returns the channels and samples per second of a decoder's output.
+/// Returns the number of channels and the sampling rate (in Hz) of the decoder's output.
 pub(super) fn sound(entry: &SampleEntry) -> Option<(u16, u32)> {
     let (channels, rate) = entry.sound()?;
     let from_aac = match &entry.codec {
@@ -157,14 +160,14 @@ pub(super) fn sound(entry: &SampleEntry) -> Option<(u16, u32)> {
     Some((from_aac.channels.unwrap_or(channels), from_aac.rate.or(flac).or(alac).unwrap_or(rate)))
 }
 
-/// Returns the rate of FLAC. The sample entry has only 16 bits for it; STREAMINFO has 20, after ten bytes (RFC 9639,
-/// 8.2).
+/// Returns the sampling rate of FLAC, in Hz. The sample entry has only 16 bits for the rate. STREAMINFO has 20, after
+/// ten bytes (RFC 9639, 8.2).
 fn flac_rate(body: &[u8]) -> Option<u32> {
     Bits { bytes: body.get(4 + 4 + 10..)?, at: 0 }.take(20).filter(|rate| *rate > 0)
 }
 
-/// Returns the decoder's configuration, for codecs that need one: the body of `avcC`, `hvcC` or `av1C`, AAC's
-/// AudioSpecificConfig, or the head of a FLAC file.
+/// Returns the decoder configuration for codecs that need one: the body of `avcC`, `hvcC` or `av1C`, the
+/// AudioSpecificConfig of AAC, or the head of a FLAC file.
 pub(super) fn configuration(entry: &SampleEntry) -> Option<Vec<u8>> {
     match &entry.codec {
         Codec::Avc1(_) | Codec::Avc3(_) => entry.part(b"avcC").map(<[u8]>::to_vec),
@@ -176,7 +179,8 @@ pub(super) fn configuration(entry: &SampleEntry) -> Option<Vec<u8>> {
     }
 }
 
-/// Reports whether LOC can carry everything that a decoder needs: [`name`] and [`configuration`].
+/// Reports whether LOC can carry a track with this sample entry, because a decoder needs no more than [`name`] and
+/// [`configuration`].
 pub(super) fn is_described(entry: &SampleEntry) -> bool {
     if entry.protection.is_some() {
         return false;
@@ -194,8 +198,8 @@ pub(super) fn is_described(entry: &SampleEntry) -> bool {
     }
 }
 
-/// Makes the sample entry of a track in a catalog, with its decoder's configuration. Returns `None` if the codec is
-/// unknown, or a needed field is missing.
+/// Makes a sample entry from a track in a catalog and its decoder configuration. Returns `None` if the codec is
+/// unknown, or the catalog lacks a required field.
 ///
 /// # Errors
 /// Fails if the configuration cannot be read.
@@ -241,7 +245,7 @@ fn visual_of(track: &msf::MsfTrack) -> Option<Visual> {
 }
 
 fn audio_of(track: &msf::MsfTrack) -> Option<Audio> {
-    // A rate that does not fit here is in the configuration.
+    // If a sampling rate does not fit into this field, the decoder reads it from its configuration.
     let sample_rate = FixedPoint::from(track.samplerate?.try_into().unwrap_or(0));
     let channel_count = track.channel_config.as_deref()?.parse().ok()?;
     Some(Audio { data_reference_index: 1, channel_count, sample_size: 16, sample_rate })
@@ -310,7 +314,7 @@ fn avc(kind: &str, avcc: &Avcc) -> String {
 /// Writes the name of H.265 (ISO/IEC 14496-15, E.3).
 fn hevc(kind: &str, hvcc: &Hvcc) -> String {
     let space = ["", "A", "B", "C"][usize::from(hvcc.general_profile_space & 3)];
-    // The first flag is the least significant bit.
+    // In the name, the first compatibility flag is the least significant bit.
     let compatible = u32::from_be_bytes(hvcc.general_profile_compatibility_flags).reverse_bits();
     let tier = if hvcc.general_tier_flag { 'H' } else { 'L' };
     let constraints = &hvcc.general_constraint_indicator_flags;
@@ -363,13 +367,13 @@ mod tests {
     }
 
     #[test]
-    fn aac_is_described_by_its_decoder_output() {
+    fn aac_channels_and_rate_are_those_of_the_decoder_output() {
         for (raw, kind, rate, channels) in [
             (&[0x12, 0x10][..], 2, 44_100, 2),
-            // This announces spectral band replication directly: 24 kHz, one channel, 48 kHz.
+            // This configuration signals spectral band replication explicitly: 24 kHz, one channel, 48 kHz output.
             (&[0x2b, 0x09, 0x88, 0x00], 5, 48_000, 1),
-            // These announce spectral band replication in the extension that older decoders skip, the second one also
-            // parametric stereo.
+            // These configurations signal spectral band replication in the extension that older decoders skip. The
+            // second one also signals parametric stereo.
             (&[0x13, 0x08, 0x56, 0xe5, 0x98], 5, 48_000, 1),
             (&[0x13, 0x08, 0x56, 0xe5, 0x9d, 0x48, 0x80], 29, 48_000, 2),
             (&[0xeb, 0x09, 0x88, 0x00], 29, 48_000, 2),

@@ -1,4 +1,4 @@
-//! The description of a track in catalogs.
+//! Describes tracks in the form that catalogs need.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use millrace_moq::msf;
 use super::init::{InitTrack, Presentation, System, single_track_init};
 use super::{Error, Packaging, codec};
 
-/// The number of the alternate group that a ladder's renditions form. Alternate groups of an input are numbered after
-/// it.
+/// The number of the alternate group that the renditions of a broadcast form. Alternate groups that an input declares
+/// get higher numbers.
 const LADDER: u32 = 1;
-/// The key system that every player with a key supports: W3C's common one, which ClearKey uses.
+/// The content protection system that every player with a key supports: W3C's common system, which ClearKey uses.
 const COMMON_SYSTEM: [u8; 16] =
     [0x10, 0x77, 0xef, 0xec, 0xc0, 0xb2, 0x4d, 0x02, 0xac, 0xe3, 0x3c, 0x1e, 0x52, 0xe2, 0xfb, 0x4b];
 
-/// The rendition that tracks belong to, and how it is published.
+/// The rendition that tracks belong to, and how its tracks are published.
 pub(super) struct TrackPlacement {
-    /// The rank of the rendition; the best is 0.
+    /// The index of the rendition. 0 is the best.
     pub place: usize,
-    /// Bit rate of its video, in bits per second.
+    /// Bit rate of the rendition's video, in bits per second.
     pub bitrate: Option<u64>,
     pub has_alternates: bool,
     pub packaging: Packaging,
 }
 
 impl TrackPlacement {
-    /// Returns the name of a track. The best rendition has moq-pub's names until the input restarts with another init
-    /// segment. The attributes of a name are fixed (MSF, 5.2), so tracks of another init segment have other names.
+    /// Returns the name of a track. The tracks of the best rendition have moq-pub's names. The attributes of a track
+    /// name must not change (MSF, 5.2), so the tracks of a further init segment get other names.
     pub fn name(&self, incarnation: u32, of_best: &str) -> String {
         let again = if incarnation > 1 { format!("i{incarnation}-") } else { String::new() };
         match self.place {
@@ -38,11 +38,11 @@ impl TrackPlacement {
     }
 }
 
-/// A track in the form that catalogs need.
+/// A track as catalogs describe it.
 #[derive(Clone)]
 pub(super) struct Described {
     pub track: msf::MsfTrack,
-    /// The decoder's configuration.
+    /// The decoder configuration, in bytes.
     pub configuration: Option<Vec<u8>>,
     protection: Option<Protected>,
 }
@@ -78,7 +78,7 @@ impl Described {
         let packaging = packaging(rendition.packaging, track);
         let configuration = entry.and_then(codec::configuration);
         let begins = match packaging {
-            // A track's init segment has that track alone, because players expect that.
+            // A player expects a track's init segment to contain only that track.
             Packaging::Cmaf => Some(single_track_init(&presentation.init, track.id)?.to_vec()),
             Packaging::Loc => configuration.clone(),
         };
@@ -127,8 +127,7 @@ impl Described {
     }
 }
 
-/// Returns the packaging of a track for which `wanted` was chosen: CMAF if LOC cannot carry everything that its
-/// decoder needs.
+/// Returns the packaging of a track. It is `wanted`, or CMAF if LOC cannot carry all that the track's decoder needs.
 pub(super) fn packaging(wanted: Packaging, track: &InitTrack) -> Packaging {
     let is_medium = track.is_video() || track.is_sound();
     match track.entries.first().is_some_and(codec::is_described) && track.entries.len() == 1 && is_medium {
@@ -137,9 +136,9 @@ pub(super) fn packaging(wanted: Packaging, track: &InitTrack) -> Packaging {
     }
 }
 
-/// Returns the number of the group of alternates that a track belongs to: that of the ladder, or the one that the
-/// input declares for its video. Groups of alternates must begin at the same times, which is not known of other
-/// tracks.
+/// Returns the number of the alternate group that a track belongs to: that of the renditions, or the one that the input
+/// declares for its video. The groups of alternates must begin at the same times. Other tracks do not guarantee that,
+/// so they are in no alternate group.
 fn alternates(rendition: &TrackPlacement, presentation: &Presentation, track: &InitTrack) -> Option<u32> {
     if !track.is_video() {
         return None;
@@ -152,7 +151,7 @@ fn alternates(rendition: &TrackPlacement, presentation: &Presentation, track: &I
     (track.alternate != 0 && count > 1).then(|| LADDER + u32::from(track.alternate))
 }
 
-/// Returns a track's role: one of those that MSF reserves (5.1.14), or one of our own where MSF has none.
+/// Returns a track's role: a role that MSF reserves (5.1.14), or a custom one if MSF has none.
 fn role(track: &InitTrack) -> &'static str {
     let is_kind = |kind: &str| track.kinds.iter().any(|it| it == kind);
     let entry = track.entry().map(|entry| entry.kind);
@@ -171,7 +170,8 @@ fn role(track: &InitTrack) -> &'static str {
     }
 }
 
-/// Returns the content protections by track name. Tracks with the same scheme, system and keys share one.
+/// Returns the content protections, and which tracks each applies to. Tracks with the same scheme, systems and key
+/// share one.
 pub(super) fn protections(all: &[&Described]) -> BTreeMap<String, Vec<msf::ContentProtection>> {
     let mut found: Vec<msf::ContentProtection> = Vec::new();
     let mut of_tracks = BTreeMap::<String, Vec<msf::ContentProtection>>::new();

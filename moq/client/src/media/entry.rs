@@ -1,26 +1,26 @@
-//! Sample entries: the decoder configuration of samples, encrypted or not.
+//! Sample entries: the codec and decoder configuration of a track's samples, which may be encrypted.
 
 use bytes::Bytes;
 use mp4_atom::{Codec, Decode, FourCC};
 
 use super::boxes::{Child, HEADER, NumberReader, child, children, quietly};
 
-/// The encryption of samples (ISO/IEC 23001-7).
+/// The encryption parameters of samples (ISO/IEC 23001-7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Protection {
-    /// The scheme: `cenc`, `cbcs` ...
+    /// The protection scheme, such as `cenc` or `cbcs`.
     pub scheme: String,
     pub key: Option<[u8; 16]>,
-    /// Length in bytes of an initialisation vector in a sample's auxiliary information.
+    /// Length of an initialization vector in a sample's auxiliary information, in bytes.
     pub iv_size: u8,
 }
 
 /// A sample entry (ISO/IEC 14496-12, 8.5.2).
 #[derive(Clone, Debug)]
 pub(super) struct SampleEntry {
-    /// The type of the entry; for an encrypted entry the type of the original.
+    /// The type of the entry. For an encrypted entry, the type of the unencrypted original.
     pub kind: [u8; 4],
-    /// The entry as `mp4-atom` reads it; `Unknown` where it cannot.
+    /// The entry as `mp4-atom` parses it, or `Unknown` if it cannot.
     pub codec: Codec,
     pub protection: Option<Protection>,
     raw: Bytes,
@@ -28,7 +28,7 @@ pub(super) struct SampleEntry {
 }
 
 impl SampleEntry {
-    /// Reads the entries of an stsd box whose track has this handler.
+    /// Reads all sample entries of an stsd box. `handler` is the handler type of its track.
     pub fn all(stsd: &Child<'_>, handler: [u8; 4]) -> Vec<Self> {
         let entries = stsd.full().and_then(|(_, _, rest)| rest.get(4..)).unwrap_or_default();
         children(entries).unwrap_or_default().iter().map(|entry| Self::read(entry, handler)).collect()
@@ -40,8 +40,8 @@ impl SampleEntry {
         let mut kind = entry.kind;
         let mut protection = None;
         if let Some(sinf) = child(skip_fields(entry.body, handler), b"sinf") {
-            // An encrypted entry has the original's type in frma. With that type it decodes as if it were not
-            // encrypted.
+            // The frma box of an encrypted entry has the original type. With that type in its header, the entry decodes
+            // like an unencrypted one.
             if let Some(original) =
                 child(sinf.body, b"frma").and_then(|frma| frma.body.first_chunk::<4>().copied())
             {
@@ -55,26 +55,27 @@ impl SampleEntry {
         Self { kind, codec, protection, raw: raw.into(), is_visual }
     }
 
-    /// Returns the body of a box in the entry.
+    /// Returns the body of a box that is contained in the entry.
     pub fn part(&self, kind: &[u8; 4]) -> Option<&[u8]> {
         let handler = if self.is_visual { *b"vide" } else { *b"soun" };
         let entry = Child::first(&self.raw)?;
         child(skip_fields(entry.body, handler), kind).map(|part| part.body)
     }
 
-    /// Returns width and height of a picture.
+    /// Returns width and height in pixels, or `None` if the track is not video.
     pub fn size(&self) -> Option<(u16, u16)> {
         let mut numbers = NumberReader(self.raw.get(HEADER + 24..)?);
         Some((numbers.u16()?, numbers.u16()?)).filter(|_| self.is_visual)
     }
 
-    /// Returns channels and samples per second of sound, as the entry itself gives them.
+    /// Returns the number of channels and the sampling rate (in Hz) that the entry itself states.
     pub fn sound(&self) -> Option<(u16, u32)> {
         let body = self.raw.get(HEADER..)?;
         let mut numbers = NumberReader(body.get(8..)?);
         let version = numbers.u16()?;
         if version == 2 {
-            // QuickTime's second version has the rate as a floating-point number, and channels with 32 bits.
+            // Version 2 of QuickTime's sound description has the sampling rate as a 64-bit float and the number of
+            // channels as a 32-bit integer.
             let mut numbers = NumberReader(body.get(32..)?);
             let rate = f64::from_bits(numbers.u64()?);
             return Some((numbers.u32()?.try_into().ok()?, rate as u32));
@@ -94,7 +95,7 @@ impl Protection {
         let tenc =
             child(sinf.body, b"schi").and_then(|schi| Some(child(schi.body, b"tenc")?.full()?.2.to_vec()));
         let mut numbers = NumberReader(tenc.as_deref().unwrap_or_default());
-        // A reserved byte, the pattern, and whether samples are protected are skipped.
+        // The skipped bytes are a reserved byte, the encryption pattern, and the flag for protected samples.
         numbers.take(3);
         let iv_size = numbers.u8().unwrap_or(0);
         let key = numbers.take(16).and_then(|key| key.try_into().ok());
@@ -102,7 +103,7 @@ impl Protection {
     }
 }
 
-/// Returns the boxes of a sample entry. They follow fields whose length depends on the kind of track.
+/// Returns the boxes that a sample entry contains. They follow fixed fields, whose length depends on the kind of track.
 fn skip_fields(body: &[u8], handler: [u8; 4]) -> &[u8] {
     const PLAIN: usize = 8;
     const VISUAL: usize = 78;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use millrace_moq::{loc, name::NameError};
 use mp4_atom::FourCC;
 
-/// The flags with which ffmpeg makes fragments.
+/// The flags with which ffmpeg writes fragmented MP4.
 pub const MOVFLAGS: &str = "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame";
-/// Advice on making media that can be published.
+/// Advice for users on how to make media that can be published.
 pub const HOW: &str = "have ffmpeg make fragments: ffmpeg -i INPUT -c copy -f mp4 \
                    -movflags cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame - | millrace publish ...";
 
@@ -40,7 +40,7 @@ pub enum Error {
          count offsets from the moof (default-base-is-moof; ffmpeg: -movflags +default_base_moof)"
     )]
     Outside { at: u64, track: u32 },
-    /// The boxes do not fit together.
+    /// The input's boxes contradict each other, or a required box is missing.
     #[error("the input has {0}; {HOW}")]
     Malformed(&'static str),
     #[error("group {group} begins at {one:?} in one rendition and at {other:?} in another")]

@@ -1,4 +1,4 @@
-//! Boxes in front of fragments: prft (the wall-clock time of a picture) and emsg (events, such as SCTE-35).
+//! Boxes that precede fragments: prft (the wall-clock time of a picture) and emsg (events, such as SCTE-35).
 //!
 //! CMAF objects keep them in front of their fragment. In addition (and for LOC instead), events become an event
 //! timeline of MSF, and times a media timeline.
@@ -17,20 +17,20 @@ use serde_json::{Value, json};
 use super::boxes::quietly;
 use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Names of the timeline tracks.
+/// Names of the tracks that contain the timelines.
 pub(super) const EVENTS: &str = "events";
 pub(super) const TIMELINE: &str = "timeline";
-/// The type of our event timeline's data: the fields of an emsg box.
+/// The event type that our event timeline declares. Its data are the fields of an emsg box.
 const EVENT_TYPE: &str = "org.mpeg.dash.emsg";
-/// Number of a timeline's records that its newest object repeats.
+/// Number of past records that each object of a timeline repeats.
 const KEPT: usize = 64;
-/// Largest number of boxes, and of their bytes, that wait for a fragment.
+/// Largest number of boxes that wait for the next fragment, and their largest total length in bytes.
 const WAITING: usize = 64;
 const WAITING_BYTES: usize = 1 << 20;
-/// Seconds from 1900, where NTP's time begins, to 1970.
+/// Seconds from 1900, the epoch of NTP, to 1970.
 const NTP_TO_UNIX: i64 = 2_208_988_800;
 
-/// A box that waits for the fragment after it.
+/// A box that waits for the fragment that follows it in the input.
 #[derive(Clone, Debug)]
 pub(super) struct WaitingBox {
     pub raw: Bytes,
@@ -45,7 +45,7 @@ enum Meaning {
     Unknown,
 }
 
-/// A timeline's record about an object.
+/// A record in a timeline that refers to an object.
 #[derive(Clone, Debug)]
 pub(super) enum TimelineRecord {
     /// The wall-clock time of the object's first sample, in milliseconds since 1970.
@@ -54,7 +54,7 @@ pub(super) enum TimelineRecord {
 }
 
 impl WaitingBox {
-    /// Reads a box, if its type belongs in front of fragments.
+    /// Reads a box if it is of a type that precedes fragments. Returns `None` for other types.
     pub fn read(kind: FourCC, raw: &Bytes) -> Option<Self> {
         let meaning = match kind.as_ref() {
             b"prft" => quietly(|| Prft::decode(&mut &raw[..])).map_or(Meaning::Unknown, Meaning::Clock),
@@ -64,7 +64,7 @@ impl WaitingBox {
         Some(Self { raw: raw.clone(), meaning })
     }
 
-    /// Returns the track that the box belongs to, which alone gets it, or `None` for all tracks.
+    /// Returns the ID of the only track that the box applies to, or `None` if it applies to all tracks.
     pub fn track(&self) -> Option<u32> {
         match &self.meaning {
             Meaning::Clock(prft) => Some(prft.reference_track_id),
@@ -72,8 +72,8 @@ impl WaitingBox {
         }
     }
 
-    /// Returns the timeline record for a fragment whose first sample is presented at `presented`, in `timescale`
-    /// units per second. `later` is added to the media's own times, in seconds.
+    /// Returns the timeline record for a fragment whose first sample is presented at `presented`, in units of
+    /// 1/`timescale` second. `later` is an offset in seconds that is added to times in the media.
     pub fn mark(&self, presented: i128, timescale: u32, later: f64) -> Option<TimelineRecord> {
         match &self.meaning {
             Meaning::Clock(prft) => {
@@ -111,12 +111,12 @@ fn millis(seconds: f64) -> i64 {
 
 fn ntp_to_millis(ntp: u64) -> i64 {
     let seconds = (ntp >> 32) as i64 - NTP_TO_UNIX;
-    // The lower 32 bits are a fraction of a second, which is rounded to milliseconds.
+    // The lower 32 bits of an NTP time are a fraction of a second, which is rounded to milliseconds.
     let fraction = ((ntp & 0xffff_ffff) * 1000 + (1 << 31)) >> 32;
     seconds * 1000 + fraction as i64
 }
 
-/// Adds a box to the waiting ones. The oldest are dropped where there are too many.
+/// Adds a box to those that wait for the next fragment. If too many wait, the oldest are dropped.
 pub(super) fn wait(waiting: &mut Vec<WaitingBox>, front: WaitingBox) {
     waiting.push(front);
     while waiting.len() > WAITING
@@ -130,7 +130,7 @@ pub(super) fn wait(waiting: &mut Vec<WaitingBox>, front: WaitingBox) {
     }
 }
 
-/// A track of records. Its newest object repeats the last records.
+/// A timeline track. Each object contains the latest records, including those of earlier objects.
 struct Timeline {
     track: Arc<BroadcastTrack>,
     records: VecDeque<Value>,
@@ -150,7 +150,7 @@ impl Timeline {
     }
 }
 
-/// The timelines of a broadcast. A timeline's track is made with its first record.
+/// The timelines of a broadcast. A timeline's track is created when its first record is added.
 #[derive(Default)]
 pub(super) struct Timelines {
     events: Option<Timeline>,
@@ -158,8 +158,9 @@ pub(super) struct Timelines {
 }
 
 impl Timelines {
-    /// Adds a record about an object. `seconds` is the time when the object's first sample is presented, `place` its
-    /// location. Returns the catalog's description of the timeline if the record is its first.
+    /// Adds a record about an object. `seconds` is the presentation time of the object's first sample, and `place` is
+    /// the object's group and object ID. For the first record of a timeline, it returns the timeline's description for
+    /// the catalog.
     pub fn add(
         &mut self,
         broadcast: &Broadcast,
@@ -168,7 +169,7 @@ impl Timelines {
         place: (u64, u64),
     ) -> Result<Option<msf::MsfTrack>, NameError> {
         let (slot, name, record) = match mark {
-            // Media timelines contain only places where a decoder can start.
+            // Media timelines contain only objects with which a decoder can start, which begin groups.
             TimelineRecord::Clock(_) if place.1 != 0 => return Ok(None),
             TimelineRecord::Clock(wall) => {
                 let group = broadcast.first_group().saturating_add(place.0);
@@ -209,12 +210,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_of_ntp_is_counted_from_1970() {
+    fn ntp_time_is_converted_to_milliseconds_since_1970() {
         // 2026-11-28 00:00:00.5 UTC.
         let ntp = ((1_795_824_000 + 2_208_988_800_u64) << 32) | 1 << 31;
         assert_eq!(ntp_to_millis(ntp), 1_795_824_000_500);
         assert_eq!(ntp_to_millis(0), -2_208_988_800_000);
-        // The frame is half a second after the time that the box refers to.
+        // The fragment begins half a second after the time that the prft box refers to.
         let prft = Prft { ntp_timestamp: ntp, media_time: 100, ..Prft::default() };
         let front = WaitingBox { raw: Bytes::new(), meaning: Meaning::Clock(prft) };
         let Some(TimelineRecord::Clock(wall)) = front.mark(150, 100, 0.0) else { panic!() };
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_boxes_are_bounded() {
+    fn boxes_waiting_for_a_fragment_are_bounded() {
         let mut waiting = Vec::new();
         for _ in 0..100 {
             wait(

@@ -1,4 +1,4 @@
-//! Publishes an input as it arrives, or at the pace of its own clock.
+//! Publishes an input as fast as it arrives, or at the pace of its own time stamps.
 
 use std::io;
 use std::sync::OnceLock;
@@ -10,12 +10,14 @@ use tokio::time::Instant;
 
 use super::{Boxes, Error, MediaPublisher};
 
-/// The time when the first fragment was published, and that fragment's time in the media.
+/// The time when the first fragment was published, and that fragment's media time.
 pub(crate) type FirstFragment = OnceLock<(Instant, Duration)>;
 
-/// Length of media that is logged if it is published at once, since that may be a mistake.
+/// Length of media above which publishing much faster than real time is logged, because the user may have forgotten
+/// `--realtime`.
 const NOTICED: Duration = Duration::from_secs(2);
-/// Step of an input's clock that counts as a jump to another clock: publishing does not wait for it.
+/// Step in the media time above which the input is assumed to have switched to another clock. The publisher does not
+/// wait for the step to elapse.
 const JUMP: Duration = Duration::from_secs(10);
 
 /// The reason why an input was not published to its end.
@@ -27,16 +29,17 @@ pub(crate) enum Stopped {
     Read(#[from] io::Error),
 }
 
-/// The clock of an input: paces the input, and measures how fast it was published.
+/// The clock of an input. It says when media are due, and measures how fast they were published.
 struct FeedClock<'a> {
-    /// The pace that is shared with other inputs, if there is one.
+    /// The start time that all paced inputs of a broadcast share. `None`: the input is not paced.
     pace: Option<&'a FirstFragment>,
-    /// Time when the input's own pace began, and the media's time then. A jump of the media's time begins a new pace.
+    /// The start of the current pacing interval as wall-clock time and media time. A jump of the media time starts a
+    /// new interval.
     own: (Instant, Duration),
     last: Duration,
     length: Duration,
     began: Instant,
-    /// Number of init segments so far.
+    /// Number of init segments (moov boxes) so far.
     inits: u32,
 }
 
@@ -47,8 +50,8 @@ impl<'a> FeedClock<'a> {
         Self { pace, own, last: first, length: Duration::ZERO, began: now, inits }
     }
 
-    /// Returns when media with this time should be published, or `None` for at once. With each init segment an
-    /// encoder may restart its clock.
+    /// Returns when media with this time should be published, or `None` for immediately. After an init segment the
+    /// media time may restart, because the encoder may have restarted its clock.
     fn due_time(&mut self, time: Duration, inits: u32) -> Option<Instant> {
         let step = time.abs_diff(self.last);
         let is_anew = std::mem::replace(&mut self.inits, inits) != inits && time < self.last;
@@ -83,8 +86,8 @@ impl<'a> FeedClock<'a> {
     }
 }
 
-/// Publishes an input to its end. With a `pace`, which renditions share, it is published at the pace of its own
-/// clock.
+/// Publishes an input to its end. With `pace`, which the renditions of a broadcast share, it waits until the time
+/// stamps of the input are due.
 pub(crate) async fn play(
     mut media: MediaPublisher,
     mut reader: Box<dyn AsyncRead + Unpin>,
@@ -127,14 +130,14 @@ async fn publish<'a>(
     Ok(())
 }
 
-/// Passes the box that was just cut out of the input to `media`.
+/// Passes a box to `media`. The box must be the one that `boxes` has just returned.
 fn take(media: &mut MediaPublisher, boxes: &Boxes, kind: FourCC, bytes: bytes::Bytes) -> Result<(), Error> {
     let at = boxes.position() - bytes.len() as u64;
     media.take(kind, at, bytes)
 }
 
-/// Returns the last box, which the end of the input ends. If the input is cut off within a box, that is logged, and the
-/// rest stays published.
+/// Returns the last box of the input if only the end of the input ends it. If the input is cut off within a box, this
+/// logs a warning, and what was published before stays.
 fn last(boxes: &mut Boxes) -> Result<Option<(FourCC, bytes::Bytes)>, Error> {
     match boxes.finish() {
         Err(error @ Error::Truncated { .. }) => {
@@ -145,7 +148,7 @@ fn last(boxes: &mut Boxes) -> Result<Option<(FourCC, bytes::Bytes)>, Error> {
     }
 }
 
-/// Publishes a complete input at once.
+/// Publishes a complete input without waiting.
 ///
 /// # Errors
 /// Fails if the input cannot be read as media.
@@ -171,20 +174,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_jump_is_not_waited_for() {
+    fn jump_of_the_media_time_causes_no_wait() {
         let pace = FirstFragment::new();
         let seconds = Duration::from_secs;
         let mut clock = FeedClock::new(Some(&pace), seconds(5), 1);
         let first = clock.due_time(seconds(5), 1).unwrap();
         assert_eq!(clock.due_time(seconds(7), 1), Some(first + seconds(2)));
-        // The times of different tracks need not ascend together.
+        // The media times of different tracks are interleaved, so the time may go back without a restart.
         assert_eq!(clock.due_time(seconds(6), 1), Some(first + seconds(1)));
         let hour = clock.due_time(seconds(3607), 1).unwrap();
         assert!(hour < first + seconds(60), "an hour is not waited for");
         assert_eq!(clock.due_time(seconds(3608), 1), Some(hour + seconds(1)));
         let back = clock.due_time(seconds(0), 1).unwrap();
         assert_eq!(clock.due_time(seconds(3), 1), Some(back + seconds(3)));
-        // A step back of a second with another init segment is a restarted clock.
+        // If the time goes back by a second after a new init segment, the encoder has restarted its clock.
         let anew = clock.due_time(seconds(2), 2).unwrap();
         assert_eq!(clock.due_time(seconds(4), 2), Some(anew + seconds(2)));
         assert_eq!(clock.length, seconds(2 + 1 + 3 + 2));

@@ -1,8 +1,8 @@
-//! Movie fragments: reads the samples of a moof, finds their data, and writes new fragments.
+//! Movie fragments: reads the samples of a moof, locates their data, and writes new fragments.
 //!
-//! A fragment is passed on unchanged if its boxes mean the same anywhere: one track, with its time, whose samples are
-//! listed once and located relative to the moof. Any other fragment is rewritten, as a moof and an mdat for each
-//! track and for each group.
+//! A fragment is passed on unchanged if its meaning does not depend on other parts of the file. It then has one track
+//! with a decode time, whose samples are listed in one trun at offsets relative to the moof. Any other fragment is
+//! rewritten, as a moof and an mdat for each track and each group.
 
 use std::ops::Range;
 
@@ -13,13 +13,14 @@ use super::Error;
 use super::aux::{Aux, SampleAuxInfo};
 use super::boxes::{Child, HEADER, NumberReader, boxed, child, children, full};
 
-/// Largest number of samples of a fragment. A fragment can declare more in few bytes; no live stream has that many.
+/// Largest number of samples of a fragment. A few bytes can declare far more samples, but no live stream has that many
+/// in one fragment.
 const MAX_SAMPLES: usize = 1 << 20;
-/// The UUID of Smooth Streaming's box that replaces tfdt.
+/// The UUID of the Smooth Streaming box (tfxd) that takes the place of tfdt.
 const TFXD: [u8; 16] =
     [0x6d, 0x1d, 0x9b, 0x05, 0x42, 0xd5, 0x44, 0xe6, 0x80, 0xe2, 0x14, 0x1d, 0xaf, 0xf7, 0x57, 0xb2];
 
-/// A sample. Samples are kept in decoding order.
+/// One sample. Lists of samples are in decoding order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MediaSample {
     /// Sample flags (ISO/IEC 14496-12, 8.8.3.1).
@@ -27,44 +28,44 @@ pub(super) struct MediaSample {
     /// Decode time and duration, in units of the track's timescale.
     pub decoded: u64,
     pub duration: u32,
-    /// Presentation time less decode time.
+    /// Presentation time minus decode time, in units of the track's timescale.
     pub offset: i64,
     /// The byte range of the sample's data in the input.
     pub at: Range<u64>,
 }
 
 impl MediaSample {
-    /// Returns the presentation time, before edits.
+    /// Returns the presentation time without the track's edit list, in units of the track's timescale.
     pub fn presented(&self) -> i128 {
         i128::from(self.decoded) + i128::from(self.offset)
     }
 }
 
-/// The samples of one track in a fragment.
+/// The samples that one traf box describes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SampleRun {
     pub track: u32,
-    /// Index of the sample entry that they need, from 1 on.
+    /// Index of the samples' sample entry, from 1 on.
     pub description: u32,
     pub samples: Vec<MediaSample>,
-    /// Whether the run's boxes mean the same in any file, if the fragment has no other run.
+    /// Whether the fragment can be passed on unchanged if it has no other run of samples.
     pub is_plain: bool,
     pub aux: Aux,
-    /// Boxes with groups of samples (sgpd), and with their members (sbgp).
+    /// Boxes that define sample groups (sgpd), and boxes that assign samples to them (sbgp).
     groups: Vec<Bytes>,
     members: Vec<Bytes>,
-    /// Boxes of unknown meaning.
+    /// Boxes whose type is not known here.
     others: Vec<Bytes>,
 }
 
-/// A track's state before one of its fragments is read.
+/// The state of a track after its previous fragment.
 pub(super) struct TrackFragmentState<'a> {
     pub defaults: &'a Trex,
-    /// Time when the last fragment ended.
+    /// Decode time at which the previous fragment ended, in units of the timescale.
     pub next: u64,
 }
 
-/// A moof box.
+/// The contents of a moof box.
 #[derive(Clone, Debug)]
 pub(super) struct Moof {
     pub sequence: u32,
@@ -72,10 +73,11 @@ pub(super) struct Moof {
 }
 
 impl Moof {
-    /// Reads the box, which begins at `at` in the input. Fragments of tracks that are not `known` are skipped.
+    /// Reads a moof box, which begins at byte `at` of the input. Fragments of tracks that `known` does not return are
+    /// skipped.
     ///
     /// # Errors
-    /// Fails if a box in it cannot be read, or it has too many samples.
+    /// Fails if a contained box cannot be read, or the moof has too many samples.
     pub fn read<'a>(
         moof: &Bytes,
         at: u64,
@@ -85,7 +87,8 @@ impl Moof {
         let sequence =
             child(whole.body, b"mfhd").and_then(|mfhd| NumberReader(mfhd.full()?.2).u32()).unwrap_or(0);
         let mut runs = Vec::new();
-        // The data of the previous traf ended here (ISO/IEC 14496-12, 8.8.7.1).
+        // Input offset at which the data of the previous traf end. Without an explicit base, the next traf's data begin
+        // there (ISO/IEC 14496-12, 8.8.7.1).
         let mut end = at;
         let mut count = 0;
         for traf in children(whole.body)?.into_iter().filter(|child| child.kind == *b"traf") {
@@ -125,7 +128,7 @@ fn read_run<'a>(
     let tfdt = parts.iter().find(|child| child.kind == *b"tfdt").map(decoded::<Tfdt>).transpose()?;
     let time = tfdt.as_ref().map(|tfdt| tfdt.base_media_decode_time);
     let time = time.or_else(|| parts.iter().find_map(smooth_time)).unwrap_or(*next);
-    // Players in browsers read only the first list of samples.
+    // Players in browsers read only the first trun box of a traf.
     let is_listed_once = parts.iter().filter(|child| child.kind == *b"trun").count() == 1;
     let mut run = SampleRun {
         track: tfhd.track_id,
@@ -155,14 +158,14 @@ fn read_run<'a>(
     Ok(track.is_some().then_some(run))
 }
 
-/// Reads the time of a Smooth Streaming fragment.
+/// Returns the decode time in the tfxd box of a Smooth Streaming fragment.
 fn smooth_time(part: &Child<'_>) -> Option<u64> {
     let mut body = NumberReader(part.body.strip_prefix(&TFXD)?);
     let is_long = body.u32()? >> 24 == 1;
     body.word(is_long).filter(|_| part.kind == *b"uuid")
 }
 
-/// The decode time and the place in the input of the next sample to be read.
+/// The decode time and the input offset of the next sample to be read.
 struct FragmentReader {
     decoded: u64,
     at: u64,
@@ -210,17 +213,18 @@ impl SampleRun {
         Ok(())
     }
 
-    /// Returns the time when the samples end.
+    /// Returns the decode time at which the samples end, in units of the timescale.
     pub fn end(&self) -> Option<u64> {
         self.samples.last().map(|last| last.decoded.saturating_add(last.duration.into()))
     }
 
-    /// Returns the size of all samples in bytes.
+    /// Returns the total size of the samples in bytes.
     pub fn bytes(&self) -> u64 {
         self.samples.iter().map(|sample| sample.at.end - sample.at.start).sum()
     }
 
-    /// Places the samples one after the other from `at` on, regardless of their boxes. Returns where they end.
+    /// Sets the input offsets of the samples as if they followed each other from `at` on, whatever the boxes say.
+    /// Returns the offset at which they end.
     pub fn place(&mut self, mut at: u64) -> u64 {
         for sample in &mut self.samples {
             let end = at + (sample.at.end - sample.at.start);
@@ -230,7 +234,7 @@ impl SampleRun {
         at
     }
 
-    /// Writes some of the samples as a fragment of their own, with `later` added to their times.
+    /// Writes the samples in `part` as a new fragment, with `later` added to their decode times.
     ///
     /// # Errors
     /// Fails if the samples are larger than a fragment can be.
@@ -248,20 +252,20 @@ impl SampleRun {
         let is_whole = part.len() == self.samples.len();
         let aux = aux.map(|aux| aux.write(part.clone())).unwrap_or_default();
         let tfhd = [self.track.to_be_bytes(), self.description.to_be_bytes()].concat();
-        // The flags are sample-description-index-present and default-base-is-moof.
+        // The tfhd flags are sample-description-index-present and default-base-is-moof.
         let mut traf = full(b"tfhd", 0, 0x02_0002, &tfhd);
         traf.extend(full(b"tfdt", 1, 0, &begins.to_be_bytes()));
         self.groups.iter().for_each(|group| traf.extend_from_slice(group));
         self.members.iter().for_each(|members| traf.extend(slice_members(members, &part)));
-        // Boxes of unknown meaning may describe each sample, so only a whole fragment keeps them. UUID boxes go to the
-        // first part.
+        // Boxes of unknown types may describe each sample, so they are kept only if the fragment stays whole. If all of
+        // them are uuid boxes, the first part of a divided fragment keeps them.
         if is_whole || part.start == 0 && self.others.iter().all(|other| other[4..HEADER] == *b"uuid") {
             self.others.iter().for_each(|other| traf.extend_from_slice(other));
         }
         let mfhd = full(b"mfhd", 0, 0, &sequence.to_be_bytes());
         let trun_length = HEADER + 4 + 8 + 16 * samples.len();
-        // Sizes and offsets are computed before they are written: the headers of moof and traf, and the boxes in
-        // front.
+        // The trun box needs the offset of the data before the boxes are written. It is the sum of the headers of moof
+        // and traf, and all boxes before the data.
         let before = 2 * HEADER + mfhd.len() + traf.len();
         let size = before + aux.length() + trun_length;
         traf.extend(aux.boxes(before));
@@ -278,10 +282,10 @@ impl SampleRun {
     }
 }
 
-/// Writes a trun box with all per-sample fields.
+/// Writes a trun box that states every field for each sample.
 fn trun(samples: &[MediaSample], data: usize) -> Result<Vec<u8>, Error> {
     const LARGE: Error = Error::Malformed("a sample that is too large for a fragment");
-    // The fields are the data offset, and per sample the duration, size, flags and composition offset.
+    // The flags announce the data offset, and for each sample its duration, size, flags and composition offset.
     const FLAGS: u32 = 0x0f01;
     let is_signed = samples.iter().all(|sample| i32::try_from(sample.offset).is_ok());
     let mut body = Vec::with_capacity(8 + 16 * samples.len());
@@ -302,7 +306,7 @@ fn trun(samples: &[MediaSample], data: usize) -> Result<Vec<u8>, Error> {
     Ok(full(b"trun", u8::from(is_signed), FLAGS, &body))
 }
 
-/// Writes the entries of an sbgp box for some of a fragment's samples. Entries that cannot be read are left out.
+/// Returns an sbgp box with the entries for the samples in `part`. Entries that cannot be read are left out.
 fn slice_members(sbgp: &[u8], part: &Range<usize>) -> Vec<u8> {
     let sliced = || {
         let whole = Child::first(sbgp)?;

@@ -1,5 +1,4 @@
-//! Init segments of MP4: ftyp and moov, read box by box, so that an unknown box does not keep the rest from being
-//! read.
+//! Reads init segments of MP4 (ftyp and moov) box by box, so that an unknown box does not make the others unreadable.
 
 use bytes::Bytes;
 use mp4_atom::{Atom, Elst, Trex};
@@ -9,12 +8,12 @@ use super::entry::SampleEntry;
 use super::fragment::SampleRun;
 use super::{Error, language, table};
 
-/// The ftyp box for a file that has none.
+/// The ftyp box that is added if the input has none.
 const FTYP: &[u8] = b"\0\0\0\x1cftypiso6\0\0\0\0iso6mp41cmfc";
-/// The sample lists of fragmented MP4, which are empty (ISO/IEC 14496-12, 8.6.1.2, 8.7.3.2, 8.7.4, 8.7.5).
+/// The empty sample tables that a moov of fragmented MP4 has (ISO/IEC 14496-12, 8.6.1.2, 8.7.3.2, 8.7.4, 8.7.5).
 const NO_SAMPLES: [(&[u8; 4], usize); 4] = [(b"stts", 4), (b"stsc", 4), (b"stsz", 8), (b"stco", 4)];
 
-/// A pssh box: the data of a content-protection system (ISO/IEC 23001-7, 8.1).
+/// A pssh box: initialization data for a content protection system (ISO/IEC 23001-7, 8.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct System {
     pub id: [u8; 16],
@@ -26,11 +25,11 @@ pub(super) struct System {
 pub(super) struct Presentation {
     pub tracks: Vec<InitTrack>,
     pub systems: Vec<System>,
-    /// Whether there are fragments.
+    /// Whether the moov announces fragments (mvex).
     pub is_fragmented: bool,
-    /// The ftyp and moov boxes, the latter without samples of its own.
+    /// The ftyp and moov boxes. Samples that the moov lists are removed from its tables.
     pub init: Bytes,
-    /// Samples that the moov box itself lists, which come before those of fragments.
+    /// Samples that the tables of the moov list. They precede those of the fragments.
     pub runs: Vec<SampleRun>,
 }
 
@@ -40,21 +39,21 @@ pub(super) struct InitTrack {
     pub id: u32,
     pub handler: [u8; 4],
     pub timescale: u32,
-    /// The language, a tag of RFC 5646.
+    /// Language tag (RFC 5646).
     pub language: Option<String>,
     pub label: Option<String>,
-    /// Roles of DASH's scheme, which muxers write for a track's disposition.
+    /// Roles of the DASH role scheme, which muxers write into kind boxes.
     pub kinds: Vec<String>,
-    /// Tracks with the same number are alternates; 0 declares nothing.
+    /// The alternate group: tracks with the same number are alternates of each other. 0 means none.
     pub alternate: u16,
     pub entries: Vec<SampleEntry>,
     pub defaults: Trex,
-    /// Decode-to-presentation shift: how much earlier than its time a sample is presented, in units of the timescale.
+    /// Time by which the edit list presents samples earlier than their time stamps say, in units of the timescale.
     pub edit: i64,
 }
 
 impl InitTrack {
-    /// Returns the default sample entry.
+    /// Returns the first sample entry of the track.
     pub fn entry(&self) -> Option<&SampleEntry> {
         self.entries.first()
     }
@@ -69,7 +68,7 @@ impl InitTrack {
 }
 
 impl Presentation {
-    /// Reads an init segment. If it has no ftyp box, one is put in front.
+    /// Reads an init segment. If the input has no ftyp box, a default one is added.
     ///
     /// # Errors
     /// Fails if a required box is missing, or extends beyond its end.
@@ -102,14 +101,14 @@ impl Presentation {
     /// Reads a complete init segment.
     ///
     /// # Errors
-    /// Fails if it has no moov box, or one that cannot be read.
+    /// Fails if it has no moov box, or the moov box cannot be read.
     pub fn parse(init: &[u8]) -> Result<Self, Error> {
         let (ftyp, moov) = split(init)?;
         Self::read(ftyp.as_deref(), &moov)
     }
 }
 
-/// Cuts an init segment into ftyp and moov.
+/// Returns the ftyp and moov boxes of an init segment.
 fn split(init: &[u8]) -> Result<(Option<Bytes>, Bytes), Error> {
     let mut boxes = Boxes::default();
     boxes.push(init);
@@ -162,12 +161,12 @@ fn track_header(tkhd: &Child<'_>) -> Option<(u32, u16)> {
     let mut numbers = NumberReader(rest);
     numbers.take(if is_long { 16 } else { 8 })?;
     let id = numbers.u32()?;
-    // A reserved word, the duration, two more reserved words, and the layer.
+    // The skipped fields are a reserved word, the duration, two reserved words, and the layer.
     numbers.take(4 + if is_long { 8 } else { 4 } + 8 + 2)?;
     Some((id, numbers.u16()?))
 }
 
-/// Reads the timescale, and the language as a code of ISO 639-2.
+/// Returns the timescale and the language code (ISO 639-2) of an mdhd box.
 fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     let (version, _, rest) = mdhd.full()?;
     let is_long = version == 1;
@@ -176,13 +175,13 @@ fn media_header(mdhd: &Child<'_>) -> Option<(u32, String)> {
     let timescale = numbers.u32()?.max(1);
     numbers.word(is_long)?;
     let code = numbers.u16()?;
-    // Each letter has five bits, counted from 0x60.
+    // Each letter of the code has five bits, and 1 stands for `a`.
     let letter = |at: u16| char::from((code >> at & 0x1f) as u8 + 0x60);
     Some((timescale, [10, 5, 0].map(letter).iter().collect()))
 }
 
-/// Returns how much earlier than their times an edit list presents samples: the part that it cuts off at the front,
-/// less the part that it inserts there. Live streams have no further edits.
+/// Returns by how much an edit list presents samples earlier than their time stamps say: the media time that it skips
+/// at the start, minus the empty edit that it inserts there. Later edits are ignored, because live streams have none.
 fn shift(elst: &Child<'_>, timescale: u32, movie: u32) -> i64 {
     let Ok(elst) = quietly(|| Elst::decode_body(&mut &elst.body[..])) else { return 0 };
     let mut empty = 0_i64;
@@ -202,11 +201,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
 }
 
-/// Returns a track's title: a labl box (ISO/IEC 14496-12, 8.10.5), or QuickTime's name box.
+/// Returns a track's title, from a labl box (ISO/IEC 14496-12, 8.10.5) or from QuickTime's name box.
 fn label(trak: &Child<'_>) -> Option<String> {
     let udta = child(trak.body, b"udta")?;
     let labelled = child(udta.body, b"labl").and_then(|labl| {
-        // The language is a zero-terminated string after the label's number.
+        // A labl box has a label number, a zero-terminated language tag and the label.
         let rest = labl.full()?.2.get(2..)?;
         let end = rest.iter().position(|byte| *byte == 0)?;
         Some(text(&rest[end + 1..]))
@@ -228,7 +227,7 @@ fn kinds(trak: &Child<'_>) -> Vec<String> {
     kinds.filter_map(value).collect()
 }
 
-/// Copies the boxes of a moov, without the samples that it has itself if `has_samples`.
+/// Copies the boxes of a moov. With `has_samples`, its sample tables are replaced by empty ones.
 fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
     if !has_samples {
         return Ok(body.to_vec());
@@ -240,7 +239,7 @@ fn without_samples(body: &[u8], has_samples: bool) -> Result<Vec<u8>, Error> {
                 out.extend(boxed(&part.kind, &without_samples(part.body, true)?))
             }
             b"stbl" => out.extend(boxed(b"stbl", &empty_table(part.body)?)),
-            // The durations are those of the samples that the moov had, so they are set to 0.
+            // These durations include the samples that were removed, so they are set to 0.
             b"elst" => out.extend(open_ended(&part)),
             b"mvhd" | b"mdhd" => out.extend(without_duration(&part, if is_long(&part) { 24 } else { 16 })),
             b"tkhd" => out.extend(without_duration(&part, if is_long(&part) { 28 } else { 20 })),
@@ -261,7 +260,7 @@ fn is_long(part: &Child<'_>) -> bool {
     part.body.first() == Some(&1)
 }
 
-/// Copies a box and sets the duration at this place of its body to 0.
+/// Copies a box and sets the duration field at this offset of its body to 0.
 fn without_duration(part: &Child<'_>, at: usize) -> Vec<u8> {
     let mut body = part.body.to_vec();
     let length = if is_long(part) { 8 } else { 4 };
@@ -271,7 +270,7 @@ fn without_duration(part: &Child<'_>, at: usize) -> Vec<u8> {
     boxed(&part.kind, &body)
 }
 
-/// Copies an edit list and sets the duration of its last entry to 0.
+/// Copies an edit list, with the duration of its last entry set to 0.
 fn open_ended(part: &Child<'_>) -> Vec<u8> {
     let mut body = part.body.to_vec();
     let (entry, length) = if is_long(part) { (20, 8) } else { (12, 4) };
@@ -282,7 +281,8 @@ fn open_ended(part: &Child<'_>) -> Vec<u8> {
     boxed(&part.kind, &body)
 }
 
-/// Returns the init segment reduced to one of its tracks. The bytes that are kept stay unchanged, whatever they mean.
+/// Returns the init segment with only one of its tracks. The boxes that remain are copied unchanged, even if their
+/// types are unknown.
 pub(super) fn single_track_init(init: &[u8], track: u32) -> Result<Bytes, Error> {
     let (ftyp, moov) = split(init)?;
     let body = Child::first(&moov).map_or(&[][..], |moov| moov.body);
@@ -294,7 +294,7 @@ pub(super) fn single_track_init(init: &[u8], track: u32) -> Result<Bytes, Error>
     Ok([ftyp.as_deref().unwrap_or(FTYP), &boxed(b"moov", &own.collect::<Vec<_>>().concat())].concat().into())
 }
 
-/// Returns an init segment with the tracks of both segments. Returns `None` if they share a track ID.
+/// Returns an init segment with the tracks of `init` and `other`, or `None` if both have a track with the same ID.
 pub(super) fn join(init: &[u8], other: &[u8]) -> Result<Option<Bytes>, Error> {
     let (ftyp, moov) = split(init)?;
     let (_, added) = split(other)?;
@@ -325,7 +325,7 @@ pub(super) fn join(init: &[u8], other: &[u8]) -> Result<Option<Bytes>, Error> {
         out.extend(boxed(b"mvex", &more));
     }
     for kind in [*b"trak", *b"pssh"] {
-        // Both segments may have the same pssh box.
+        // If both segments have the same pssh box, it is copied once.
         of_kind(kind)
             .filter(|part| kind == *b"trak" || !own.contains(part))
             .for_each(|part| out.extend_from_slice(part.whole));
@@ -342,7 +342,7 @@ fn is_of(trak: &Child<'_>, track: u32) -> bool {
     track_id(trak) == Some(track)
 }
 
-/// Copies the entries of an mvex for some tracks.
+/// Copies the entries of an mvex box for the tracks that `wanted` accepts.
 fn extends(mvex: &Child<'_>, wanted: impl Fn(u32) -> bool) -> Vec<u8> {
     let own = children(mvex.body).unwrap_or_default().into_iter().filter(|part| {
         let track = part.full().and_then(|(_, _, rest)| NumberReader(rest).u32());
@@ -351,7 +351,7 @@ fn extends(mvex: &Child<'_>, wanted: impl Fn(u32) -> bool) -> Vec<u8> {
     own.flat_map(|part| part.whole.to_vec()).collect()
 }
 
-/// Reports whether an mdat box has any data.
+/// Reports whether an mdat box is not empty.
 pub(super) fn has_content(mdat: &[u8]) -> bool {
     mdat.len() > HEADER
 }

@@ -1,5 +1,6 @@
-//! Inputs of real muxers, published and played, and judged by ffmpeg. A player that starts at the beginning and one
-//! that joins late both get pictures that can be decoded, at the times of the input.
+//! Tests with inputs of real muxers: each input is published and played, and ffmpeg decodes the player's output. A
+//! player that starts at the beginning and one that joins late both have to produce pictures that ffmpeg can decode, at
+//! the same times as in the input.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,17 +17,18 @@ use super::init::Presentation;
 use super::*;
 use crate::broadcast::{Broadcast, History};
 
-/// Largest difference between times of packets, in seconds: less than a millisecond of rounding in any timescale.
+/// Largest tolerated difference between packet times, in seconds: rounding in both timescales adds up to less than
+/// this.
 const APART: f64 = 0.0015;
 
-/// Inputs of the long test that must be refused, each with a part of the expected error.
+/// Inputs of the long test that the publisher must refuse, each with a part of the expected error.
 const REFUSED: [(&str, &str); 0] = [];
 
-/// ffmpeg's messages about fragments that it has encrypted itself and cannot read. Nothing can judge a player's
-/// output for these.
+/// ffmpeg's messages about encrypted fragments that ffmpeg itself has written but cannot read. Inputs with such a
+/// message are not compared.
 const UNREAD: [&str; 2] = ["Incorrect number of samples in encryption info", "saio atom found without saiz"];
 
-/// A packet that ffmpeg reads: its stream, presentation time and checksum.
+/// A packet as ffmpeg reports it: its stream, presentation time in seconds and checksum.
 #[derive(Clone, Debug, PartialEq)]
 struct FfmpegPacket {
     stream: usize,
@@ -34,13 +36,13 @@ struct FfmpegPacket {
     sum: String,
 }
 
-/// ffmpeg's result for media: its packets of video and sound, and its error messages when it decodes them.
+/// What ffmpeg reports about a file: its packets of video and audio, and the errors of decoding them.
 struct Judged {
     packets: Vec<FfmpegPacket>,
     said: String,
 }
 
-/// Judges pictures and sound, or other streams of an input that has neither.
+/// Runs ffmpeg on the video and audio streams of a file, or on its other streams if it has neither.
 fn judge(file: &Path) -> Judged {
     let streams = |kinds: [&'static str; 2]| kinds.map(|kind| ["-map", kind]).concat();
     let decoded = ["-fps_mode", "passthrough", "-f", "null", "-"];
@@ -100,7 +102,8 @@ fn catalog(broadcast: &Broadcast) -> msf::MsfCatalog {
     msf::MsfCatalog::parse(&objects(broadcast, msf::CATALOG).pop().unwrap().1).unwrap()
 }
 
-/// Returns the output of a player that begins at the start, or in the middle of the groups of each track.
+/// Returns the output of a player. It starts at the beginning, or, with `is_late`, in the middle of each track's
+/// groups.
 fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
     let catalog = catalog(broadcast);
     let tracks = catalog.tracks.iter().filter(|track| matches!(&track.packaging[..], "cmaf" | "loc"));
@@ -124,7 +127,7 @@ fn played(broadcast: &Broadcast, is_late: bool) -> Result<Vec<u8>, Error> {
             }
         }
     }
-    // A player writes fragments in order of time.
+    // A player writes fragments in the order of their decode times.
     let tracks = Presentation::parse(&init)?.tracks;
     fragments.sort_by_cached_key(|fragment| {
         let (track, time) = time_of(fragment);
@@ -142,8 +145,8 @@ fn time_of(fragment: &[u8]) -> (u32, u64) {
     (moof.traf[0].tfhd.track_id, time)
 }
 
-/// Returns, for each video track with negative composition offsets, by how many seconds ffmpeg shows it too late:
-/// ffmpeg shifts decode times instead of presentation times.
+/// Returns for each video track the seconds by which ffmpeg presents it too late. ffmpeg delays a track by its most
+/// negative composition offset.
 fn shown_late(input: &[u8]) -> Vec<f64> {
     let mut least = BTreeMap::<u32, i64>::new();
     let boxes = boxes::children(input).unwrap_or_default();
@@ -161,9 +164,9 @@ fn shown_late(input: &[u8]) -> Vec<f64> {
     video.map(|it| -least.get(&it.id).copied().unwrap_or(0) as f64 / f64::from(it.timescale)).collect()
 }
 
-/// Compares a player's packets with the expected ones: each must be one of those, at its time, and the last ones of
-/// each stream must be there. `late` is how much later each stream may be, plus one common offset. Returns the
-/// difference, if there is one.
+/// Compares a player's packets with the input's. Each of them must equal a packet of the input in content and time, and
+/// the last packets of each stream must be present. `late` is the seconds by which each stream may be late. With
+/// `is_moved`, all streams may have one common offset in addition. Returns the first difference as the error.
 fn differs(
     expected: &Judged,
     player: &Judged,
@@ -197,16 +200,16 @@ fn differs(
     Ok(())
 }
 
-/// Reports whether a complaint of ffmpeg is about no missing picture. A player that joins an open group of pictures
-/// lacks the pictures that ffmpeg says to forget. The times of a decoder's last pictures may be guessed from decode
-/// times, which LOC does not carry; times of packets are compared elsewhere.
+/// Reports whether none of ffmpeg's messages concerns a missing picture. A player that joins within an open group of
+/// pictures lacks pictures that the stream tells ffmpeg to drop. A decoder may guess the times of its last pictures
+/// from decode times, which LOC does not carry. The times of packets are compared elsewhere.
 fn is_tolerated(said: &str) -> bool {
     const HARMLESS: [&str; 3] =
         ["mmco: unref short failure", "non monotonically increasing dts to muxer", "Last message repeated"];
     said.lines().all(|line| HARMLESS.iter().any(|harmless| line.contains(harmless)))
 }
 
-/// Publishes an input and plays it; returns the differences.
+/// Publishes an input, plays it, and returns the first difference.
 fn check(file: &Path, scratch: &Path, packaging: Packaging) -> Result<(), String> {
     let input = fs::read(file).unwrap();
     let broadcast = publish(&input, packaging).map_err(|error| format!("refused: {error}"))?;
@@ -215,7 +218,7 @@ fn check(file: &Path, scratch: &Path, packaging: Packaging) -> Result<(), String
         println!("{} is not read by ffmpeg itself: {}", file.display(), judged.said);
         return Ok(());
     }
-    // ffmpeg shows the first part of the last packet of an input that is cut off.
+    // The last packet of a truncated input is incomplete. ffmpeg reports it nevertheless, but the publisher drops it.
     let missing = usize::from(file.to_string_lossy().contains("truncated"));
     let player = |is_late: bool| {
         let file = scratch.join(format!("{}-{is_late}.mp4", file.file_stem().unwrap().to_string_lossy()));
@@ -273,7 +276,7 @@ fn has_ffmpeg() -> bool {
 }
 
 #[test]
-fn rare_inputs_play_from_the_start_and_late() {
+fn rare_inputs_play_from_the_start_and_from_a_late_join() {
     if !has_ffmpeg() {
         return;
     }
@@ -283,10 +286,10 @@ fn rare_inputs_play_from_the_start_and_late() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// `MILLRACE_INPUTS` is a folder with inputs to check instead.
+/// The variable `MILLRACE_INPUTS` may name a folder whose files are tested instead of the default ones.
 #[test]
 #[ignore = "test-all: makes over a hundred inputs, some minutes of ffmpeg"]
-fn real_inputs_play_from_the_start_and_late() {
+fn real_inputs_play_from_the_start_and_from_a_late_join() {
     if !has_ffmpeg() {
         return;
     }
@@ -312,7 +315,7 @@ fn real_inputs_play_from_the_start_and_late() {
 }
 
 #[test]
-fn clock_and_events_stay_in_front_of_their_fragments_and_are_timelines() {
+fn prft_and_emsg_boxes_precede_their_fragments_and_become_timelines() {
     let event = boxes::full(
         b"emsg",
         1,
@@ -350,7 +353,7 @@ fn clock_and_events_stay_in_front_of_their_fragments_and_are_timelines() {
         let groups: Vec<_> = objects(&broadcast, leader).iter().map(|(at, _)| at.group).collect();
         for record in records.as_array().unwrap() {
             assert!(groups.contains(&record[1][0].as_u64().unwrap()), "{record}");
-            // Milliseconds since 1970, of this century.
+            // The value has to be a time of this century, in milliseconds since 1970.
             assert!(record[2].as_u64().unwrap() > 946_684_800_000, "{record}");
         }
         let events = catalog.tracks.iter().find(|track| track.packaging == "eventtimeline").unwrap();
@@ -364,7 +367,7 @@ fn clock_and_events_stay_in_front_of_their_fragments_and_are_timelines() {
             "{events}"
         );
         assert_eq!((&data["messageData"], &data["duration"]), (&"Y3Vl".into(), &100.into()), "{events}");
-        // The event is half a second later, plus LOC's delay.
+        // The event takes place half a second after the fragment's first sample. LOC adds its own delay.
         assert!((500..600).contains(&events[0]["m"].as_i64().unwrap()), "{events}");
     }
 }

@@ -1,7 +1,7 @@
 //! Languages as catalogs name them (RFC 5646), from the codes that MP4 has (ISO 639-2).
 
-/// Codes of three letters, each with the two-letter code that RFC 5646 requires in its place. Languages with two
-/// codes in ISO 639-2 have both here.
+/// ISO 639-2 codes of three letters, with the two-letter code that RFC 5646 requires instead. If ISO 639-2 has two
+/// codes for a language, both are listed.
 const SHORT: &str = "aar aa abk ab afr af aka ak alb sq amh am ara ar arg an arm hy asm as ava av ave ae aym ay aze az bak ba bam bm \
 baq eu bel be ben bn bih bh bis bi bod bo bos bs bre br bul bg bur my cat ca ces cs cha ch che ce chi zh chu cu chv cv cor kw cos co \
 cre cr cym cy cze cs dan da deu de div dv dut nl dzo dz ell el eng en epo eo est et eus eu ewe ee fao fo fas fa fij fj fin fi fra fr \
@@ -31,8 +31,8 @@ pub(super) fn tag(code: &str) -> Option<String> {
     Some(rest.map_or(language.clone(), |rest| format!("{language}-{rest}")))
 }
 
-/// Reports whether a track in language `found` suits a user of `wanted`: the same language, and the same region if
-/// one is asked for (RFC 4647, basic filtering).
+/// Reports whether a track in language `found` suits a user who wants `wanted`. Language and region have to match, but
+/// `wanted` may omit the region (RFC 4647, basic filtering).
 pub(super) fn matches(found: &str, wanted: &str) -> bool {
     let (Some(found), Some(wanted)) = (tag(found), tag(wanted)) else { return false };
     let found = found.to_ascii_lowercase();

@@ -1,4 +1,5 @@
-//! Media as LOC. ffmpeg judges the output: it must have the same samples at the same times as the input.
+//! Tests of media packaged as LOC. ffmpeg checks the player's output: it must have the same samples at the same times
+//! as the input.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,12 +19,12 @@ use super::*;
 use crate::broadcast::{Broadcast, History};
 
 const EVERY_FRAME: &[&str] = &["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame"];
-/// ffmpeg's arguments for fragments of a second.
+/// ffmpeg's arguments that make fragments of one second.
 const EVERY_SECOND: &[&str] =
     &["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer", "-frag_duration", "1000000"];
 
-/// Returns two seconds of small video, with a key frame every 10 of 50 frames, and sound. Returns `None` without ffmpeg
-/// or these encoders.
+/// Returns two seconds of small video, with a key frame every 10 of 50 frames, and sound. Returns `None` if ffmpeg or
+/// one of these encoders is missing.
 fn encoded(video: &[&str], audio: &[&str], fragments: &[&str]) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=25:duration=2"])
@@ -73,7 +74,7 @@ fn catalog(broadcast: &Broadcast) -> msf::MsfCatalog {
     msf::MsfCatalog::parse(&objects(broadcast, msf::CATALOG).remove(0).1).unwrap()
 }
 
-/// Returns the output of a player.
+/// Returns the MP4 that a player writes.
 fn played(broadcast: &Broadcast) -> Vec<u8> {
     let Playlist { init, tracks } =
         Playlist::from_catalog(&catalog(broadcast), &TrackChoice::default()).unwrap().unwrap();
@@ -87,14 +88,15 @@ fn played(broadcast: &Broadcast) -> Vec<u8> {
     media
 }
 
-/// Reads samples with ffprobe: the stream of each, its presentation time after the first, and a hash of it.
+/// Lists the samples of a file with ffprobe: for each its stream, its presentation time relative to the first sample,
+/// and a hash of its data.
 fn samples_of(media: &[u8]) -> Vec<(usize, i64, String)> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let name = format!("millrace-loc-{}-{}.mp4", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let file = std::env::temp_dir().join(name);
     std::fs::write(&file, media).unwrap();
     let output = Command::new("ffprobe")
-        // Edit lists would hide some of the samples.
+        // ffprobe would otherwise hide the samples that edit lists skip.
         .args(["-v", "error", "-ignore_editlist", "1", "-show_data_hash", "md5"])
         .args(["-show_entries", "packet=stream_index,pts,data_hash", "-of", "csv=p=0"])
         .arg(&file)
@@ -108,7 +110,7 @@ fn samples_of(media: &[u8]) -> Vec<(usize, i64, String)> {
         let [stream, presented, hash, ..] = fields[..] else { panic!("{line}") };
         let stream: usize = stream.parse().unwrap();
         let presented: i64 = presented.parse().unwrap();
-        // ffprobe counts from the earliest time where a file may have negative time stamps.
+        // In files with negative time stamps, ffprobe reports times relative to the earliest one.
         first[stream] = first[stream].min(presented);
         samples.push((stream, presented, hash.to_owned()));
     }
@@ -125,7 +127,7 @@ fn loc_object_is_a_sample_with_its_time() {
     let configuration =
         STANDARD.decode(catalog(&broadcast).init_data(&catalog(&broadcast).tracks[0]).unwrap()).unwrap();
     assert_eq!(video.len(), 50);
-    // The sound begins before time 0, which LOC cannot express, so everything is later by that much.
+    // The audio begins before time 0, which LOC cannot express. All time stamps are therefore shifted by that much.
     let later = loc::LocSample::parse(&video[0].1).unwrap().timestamp;
     assert!(later < 384, "1024 of 44,100 are 298 of 12,800: {later}");
     for (frame, (location, payload)) in (0..).zip(&video) {
@@ -134,7 +136,7 @@ fn loc_object_is_a_sample_with_its_time() {
         assert_eq!((object.timestamp - later) * 25, frame * object.timescale);
         let config = (frame % 10 == 0).then_some(loc::Config::Video(&configuration));
         assert_eq!(object.config, config);
-        // One NAL unit after the other, each behind its length (ISO/IEC 14496-15).
+        // The sample is a sequence of NAL units, each preceded by its length (ISO/IEC 14496-15).
         let mut rest = object.sample;
         while let Some((length, unit)) = rest.split_first_chunk::<4>() {
             rest = &unit[u32::from_be_bytes(*length) as usize..];
@@ -143,7 +145,7 @@ fn loc_object_is_a_sample_with_its_time() {
     }
     let sound = objects(&broadcast, "2.loc");
     let first = loc::LocSample::parse(&sound[0].1).unwrap();
-    // AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel.
+    // These bytes are the AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel.
     let Some(loc::Config::Audio([0x12, 0x08, ..])) = first.config else { panic!("{first:?}") };
     assert_eq!(first.timescale, 44_100);
     assert_eq!(sound.last().unwrap().0.group, 4);
@@ -180,7 +182,7 @@ fn played_samples_equal_published_ones() {
 }
 
 #[test]
-fn groups_begin_at_key_frames_wherever_fragments_do() {
+fn groups_begin_at_key_frames_even_within_a_fragment() {
     let (Some(frames), Some(seconds)) =
         (encoded(H264, &["aac"], EVERY_FRAME), encoded(H264, &["aac"], EVERY_SECOND))
     else {
@@ -219,7 +221,7 @@ fn catalogs_have_the_decoder_configuration() {
 }
 
 #[test]
-fn track_that_loc_cannot_carry_stays_cmaf() {
+fn track_that_loc_cannot_carry_is_published_as_cmaf() {
     let Some(media) = encoded(H264, &["flac", "-strict", "-2"], EVERY_FRAME) else { return };
     let broadcast = publish(&media, Packaging::Loc).unwrap();
     let catalog = catalog(&broadcast);
@@ -231,8 +233,8 @@ fn track_that_loc_cannot_carry_stays_cmaf() {
 
 #[test]
 fn loc_of_other_publishers_is_played() {
-    // The catalog and the objects are like moq-cli's: they have neither timescale nor configuration, and time stamps
-    // are in microseconds.
+    // The catalog and the objects are like those of moq-cli: they state no timescale and no decoder configuration, and
+    // time stamps are in microseconds.
     let catalog = br#"{"version": "draft-01", "tracks": [
         {"name": "audio", "packaging": "loc", "isLive": true, "role": "audio", "codec": "opus", "samplerate": 48000, "channelConfig": "2"},
         {"name": "unknown", "packaging": "loc", "isLive": true, "role": "video", "codec": "vp8", "width": 1, "height": 1}]}"#;
@@ -252,7 +254,7 @@ fn loc_of_other_publishers_is_played() {
             let sample = fragment[at..at + entry.size.unwrap() as usize].to_vec();
             (time, time.saturating_add_signed(entry.cts.unwrap()), sample)
         });
-    // A publisher may restart its clock.
+    // The time stamp goes back, because a publisher may restart its clock.
     assert_eq!(times, [(40, 40, b"a".to_vec()), (1024, 1024, b"b".to_vec()), (20, 20, b"c".to_vec())]);
     assert!(matches!(wrap.fragment(true, b"x"), Err(Error::NotLoc(_))));
     let huge =

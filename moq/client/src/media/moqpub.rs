@@ -58,7 +58,7 @@ struct SelectionParams {
 }
 
 impl MoqPubCatalog {
-    /// Describes tracks, whose names are made from their IDs, and their init segment.
+    /// Describes the tracks and their init segment. Track names are derived from track IDs.
     pub(super) fn new(
         namespace: &Namespace,
         tracks: &[InitTrack],
@@ -70,7 +70,7 @@ impl MoqPubCatalog {
             init_track: Some(init.to_owned()),
             selection_params: SelectionParams::from_track(track),
         };
-        // The path has a slash before every field.
+        // moq-pub writes a slash before every field of the namespace.
         let fields = namespace.fields().iter().map(|field| format!("/{}", String::from_utf8_lossy(field)));
         Self {
             version: 1,
@@ -91,7 +91,7 @@ impl SelectionParams {
     fn from_track(track: &InitTrack) -> Self {
         let entry = track.entry();
         let size = entry.and_then(|entry| entry.size());
-        // moq-pub writes the sample entry's values, which may differ from the decoder's output.
+        // moq-pub writes the channels and rate of the sample entry, which may differ from the decoder's output.
         let sound = entry.filter(|_| track.is_sound()).and_then(|entry| entry.sound());
         Self {
             codec: entry.and_then(codec::name),

@@ -1,4 +1,4 @@
-//! A track that media is published on: its groups, and the samples that begin them.
+//! A track that media is published on: divides samples into groups and writes objects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,26 +13,26 @@ use super::picture::{self, PictureKind, Pictures};
 use super::{Cut, Error, MEDIA_PRIORITY, Packaging, SOUND_PRIORITY, codec};
 use crate::broadcast::{BroadcastTrack, SubgroupWriter};
 
-/// Shortest group of a video that nowhere marks where a decoder can start.
+/// Shortest group of a video in which no sample is marked as a key frame.
 const UNMARKED: Duration = Duration::from_secs(2);
-/// Longest group. Relays keep no longer groups, so a late subscriber would not get their beginning.
+/// Longest group. Relays drop the beginning of longer groups, so that late subscribers would not get it.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Largest time, which stands for any later one: publishing could not wait for it.
+/// The largest media time. Later times count as this one, because they are too large for a timer.
 const LATEST: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// The degree to which other fragments need a fragment. The number is that of the subgroup.
+/// The degree to which other fragments depend on a fragment. The value is also the subgroup's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FragmentNeed {
-    /// A key frame, or sound: decoders can start with it.
+    /// A key frame, or audio: a decoder can start with it.
     Key = 0,
-    /// A frame that others need.
+    /// A frame that other frames depend on.
     Delta = 1,
-    /// A frame that no other needs.
+    /// A frame that no other frame depends on.
     Disposable = 2,
 }
 
 impl FragmentNeed {
-    /// Returns how necessary the samples are for others. `is_key` tells whether the first is a key frame.
+    /// Returns how far other samples depend on these samples. `is_key` is true if the first one is a key frame.
     pub fn classify(is_key: bool, samples: &[MediaSample]) -> Self {
         let is_disposable = !samples.is_empty() && samples.iter().all(|it| picture::is_disposable(it.flags));
         match (is_key, is_disposable) {
@@ -43,31 +43,31 @@ impl FragmentNeed {
     }
 }
 
-/// One media track being published.
+/// One media track that is being published.
 pub(super) struct TrackOutput {
     pub track: Arc<BroadcastTrack>,
     pub packaging: Packaging,
     pub is_video: bool,
-    /// Whether the track has groups of its own. Other tracks use the groups of the leading track.
+    /// Whether the track begins its own groups. Other tracks begin a group when the leading track does.
     pub has_groups: bool,
     pub timescale: u32,
-    /// Default values for fields that fragments omit.
+    /// Default values (trex) for fields that fragments omit.
     pub defaults: Trex,
-    /// The formats of the pictures, by sample entry.
+    /// The picture format of each sample entry.
     pictures: Vec<Option<Pictures>>,
-    /// Length of an initialisation vector, where samples are encrypted.
+    /// Length of an initialization vector in bytes, if samples are encrypted.
     pub iv_size: u8,
-    /// The decoder's configuration.
+    /// The decoder configuration, in bytes.
     configuration: Option<Vec<u8>>,
     /// Time by which a sample is presented earlier than its time stamp says, in units of the timescale.
     pub edit: i64,
     /// Offset that is added to all times, in units of the timescale.
     pub later: u64,
-    /// Time when the last fragment ended.
+    /// Decode time at which the last fragment ended, in units of the timescale.
     pub next: u64,
-    /// Whether any sample has been marked as one that a decoder can start with.
+    /// Whether the input has marked any sample as a key frame.
     is_marked: bool,
-    /// Time when the newest group began.
+    /// Decode time at which the newest group began, in units of the timescale.
     begun: Option<u64>,
     is_warned: bool,
     groups: Groups,
@@ -78,7 +78,7 @@ pub(super) struct TrackOutput {
 struct Groups {
     next: u64,
     open: Option<OutputGroup>,
-    /// Number of samples that arrived before the first group could begin.
+    /// Number of samples that were dropped because they came before the first key frame.
     dropped: u64,
 }
 
@@ -124,7 +124,7 @@ impl TrackOutput {
         }
     }
 
-    /// Makes the groups continue where those of an earlier track of the broadcast ended.
+    /// Sets the ID of the next group, so that it follows the last group of the track that this one replaces.
     pub fn number_groups_from(&mut self, group: u64) {
         self.groups.next = group;
     }
@@ -145,7 +145,7 @@ impl TrackOutput {
         sample.presented() - i128::from(self.edit) + i128::from(self.later)
     }
 
-    /// Decides for each sample of a fragment whether a group can begin with it.
+    /// Returns for each sample of a fragment whether a group begins with it.
     pub fn beginnings(&mut self, run: &SampleRun, data: &[Bytes]) -> Vec<bool> {
         let pictures = self.pictures.get(run.description as usize - 1).copied().flatten();
         let samples = run.samples.iter().zip(data).enumerate();
@@ -166,12 +166,12 @@ impl TrackOutput {
             Some(PictureKind::Needs) => false,
             Some(PictureKind::AsMarked) => is_sync,
             None => {
-                // A track without any mark begins groups by time, at the beginning of a fragment.
+                // If the track has no mark at all, a group begins at the first fragment after a fixed time.
                 self.is_marked |= is_sync;
                 is_sync || !self.is_marked && position == 0 && self.is_due(sample, UNMARKED)
             }
         };
-        // A group that lasts too long ends even where a decoder cannot start.
+        // A group that lasts too long is ended even if a decoder cannot start with the next sample.
         let is_forced = !begins && position == 0 && self.begun.is_some() && self.is_due(sample, LONGEST);
         if self.is_video && !is_sync && (is_forced || begins && verdict.is_none()) && !self.is_warned {
             self.is_warned = true;
@@ -186,30 +186,31 @@ impl TrackOutput {
         begins || is_forced
     }
 
-    /// Reports whether the newest group has lasted for `after`, or there is none yet.
+    /// Reports whether the newest group has lasted for at least `after`. It is true if there is no group yet.
     fn is_due(&self, sample: &MediaSample, after: Duration) -> bool {
         self.begun.is_none_or(|begun| self.time(sample.decoded.abs_diff(begun)) >= after)
     }
 
-    /// Makes a LOC object of a sample, with the decoder's configuration where a decoder may start with it.
+    /// Makes a LOC object of a sample. With `begins`, the object includes the decoder configuration.
     pub fn loc(&self, sample: &MediaSample, begins: bool, bytes: &[u8]) -> Result<Bytes, Error> {
         const TIME: Error = Error::Malformed("a time that LOC cannot express");
         let config = self.configuration.as_deref().filter(|_| begins);
         let config = config.map(if self.is_video { loc::Config::Video } else { loc::Config::Audio });
-        // The part that an edit list cuts off may be before time 0, which LOC cannot express.
+        // Samples that an edit list skips may have presentation times before 0, which LOC cannot express, so they get
+        // time 0.
         let timestamp = u64::try_from(self.presented(sample).max(0)).map_err(|_| TIME)?;
         loc::LocSample { timestamp, timescale: self.timescale.into(), config, sample: bytes }
             .encode()
             .ok_or(TIME)
     }
 
-    /// Ends the group, so that the next object begins another.
+    /// Ends the open group, so that the next object begins a new one.
     pub fn close(&mut self) {
         self.groups.open = None;
     }
 
-    /// Reports whether a group is open, so that an object can be written that begins none. Samples before the first
-    /// group are counted as dropped.
+    /// Reports whether an object can be written without beginning a group. If no group is open yet, `samples` are
+    /// counted as dropped.
     pub fn is_open(&mut self, samples: usize) -> bool {
         let is_open = !self.has_groups || self.groups.open.is_some();
         if !is_open {
@@ -218,12 +219,12 @@ impl TrackOutput {
         is_open
     }
 
-    /// Reports whether the next object is the first of its group.
+    /// Reports whether the next object will be the first of its group.
     pub fn is_new_group(&self) -> bool {
         self.groups.open.as_ref().is_none_or(|group| group.next_object == 0)
     }
 
-    /// Begins a group, and returns its ID.
+    /// Begins a new group, and returns its ID.
     pub fn begin(&mut self) -> u64 {
         if self.groups.dropped > 0 {
             let samples = std::mem::take(&mut self.groups.dropped);
@@ -235,12 +236,13 @@ impl TrackOutput {
         id
     }
 
-    /// Writes an object into the open group, or into group `of_leader` for a track without groups of its own. Returns
-    /// its location.
+    /// Writes an object into the open group. If no group is open, it first opens the group with the ID `of_leader`,
+    /// that of the leading track's group. Returns the object's group and object ID.
     pub fn write(&mut self, cut: Cut, need: FragmentNeed, of_leader: u64, payload: Bytes) -> (u64, u64) {
         let group = self.groups.open.get_or_insert_with(|| OutputGroup::new(of_leader));
         self.groups.next = self.groups.next.max(group.id + 1);
-        // Lower numbers are sent first: sound, then key frames, then frames that others need.
+        // A lower priority number is sent first: audio, then key frames, then frames that others depend on, then the
+        // rest.
         let (subgroup, priority) = match (cut, self.is_video) {
             (Cut::Whole, _) => (0, MEDIA_PRIORITY),
             (Cut::ByNeed, false) => (0, SOUND_PRIORITY),
@@ -252,7 +254,7 @@ impl TrackOutput {
         slot.get_or_insert_with(|| self.track.open(place.0, id, priority)).write(place.1, payload);
         group.next_object += 1;
         if cut == Cut::ByNeed && self.is_video && need == FragmentNeed::Key {
-            *slot = None; // A group has one key frame, so that subgroup is complete.
+            *slot = None; // A group has one key frame, so the subgroup of key frames ends here.
         }
         place
     }

@@ -1,41 +1,42 @@
-//! Finds out from a picture itself whether a decoder can start with it. Muxers mark key frames, but some mark none,
-//! and some mark all.
+//! Inspects a coded picture to find out whether a decoder can start with it. The container's marks are not reliable:
+//! some muxers mark no key frame, and some mark every picture.
 
 use mp4_atom::Codec;
 
 use super::entry::SampleEntry;
 
-/// Flags of a sample that depends on others (sample_depends_on is 1), and of a non-sync sample (ISO/IEC 14496-12,
-/// 8.8.3.1).
+/// Sample flags: the sample depends on others (sample_depends_on is 1), and the sample is not a sync sample (ISO/IEC
+/// 14496-12, 8.8.3.1).
 const DEPENDS: u32 = 0x0100_0000;
 const NON_SYNC: u32 = 0x0001_0000;
 
-/// Reports whether a sample is marked as one that a decoder can start with, as players read the marks: it is not a
-/// non-sync sample, and does not depend on others.
+/// Reports whether players treat a sample as a key frame: its flags say neither that it is a non-sync sample, nor that
+/// it depends on others.
 pub(super) fn is_sync(flags: u32) -> bool {
     flags & (DEPENDS | NON_SYNC) == 0
 }
 
-/// Reports whether a sample is marked as one that no other depends on (sample_is_depended_on is 2).
+/// Reports whether the flags say that no other sample depends on this one (sample_is_depended_on is 2).
 pub(super) fn is_disposable(flags: u32) -> bool {
     flags >> 22 & 0x3 == 2
 }
 
-/// The result of examining a picture.
+/// The result of inspecting a coded picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PictureKind {
     /// A decoder can start with this picture.
     Begins,
-    /// The picture needs no other, but the pictures after it may. The container's mark decides.
+    /// The picture depends on no other, but a picture after it may depend on one before it. The container's mark
+    /// decides.
     AsMarked,
-    /// The picture needs others.
+    /// The picture depends on other pictures.
     Needs,
 }
 
-/// The format of a track's pictures.
+/// The coding format of a track's pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pictures {
-    /// NAL units, each preceded by its length in this many bytes.
+    /// NAL units, each preceded by its length. The number is the size of the length field in bytes.
     H264(usize),
     H265(usize),
     Av1,
@@ -44,7 +45,7 @@ pub(super) enum Pictures {
 }
 
 impl Pictures {
-    /// Returns how to read the pictures of a sample entry, or `None` if they are encrypted or of another kind.
+    /// Returns the coding format for a sample entry. It is `None` if the pictures are encrypted or of another codec.
     pub fn for_entry(entry: &SampleEntry) -> Option<Self> {
         if entry.protection.is_some() {
             return None;
@@ -61,7 +62,7 @@ impl Pictures {
         })
     }
 
-    /// Examines a picture; returns `None` if it cannot be read.
+    /// Inspects a coded picture. Returns `None` if it cannot be parsed.
     pub fn judge(self, sample: &[u8]) -> Option<PictureKind> {
         let verdict = |begins| if begins { PictureKind::Begins } else { PictureKind::Needs };
         match self {
@@ -74,7 +75,7 @@ impl Pictures {
     }
 }
 
-/// Splits a sample into units by the lengths in front of them.
+/// Splits a sample into NAL units by the length field in front of each.
 fn units(mut sample: &[u8], length: usize) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (size, rest) = sample.split_at_checked(length.clamp(1, 4))?;
@@ -91,7 +92,8 @@ fn h264(sample: &[u8], length: usize) -> Option<PictureKind> {
     let mut all_intra = true;
     for unit in units(sample, length) {
         let (head, body) = unit.split_first()?;
-        // NAL unit types (ITU-T H.264, 7.4.1): 5 is an IDR slice, 6 supplemental information, 1 and 2 are other slices.
+        // NAL unit types (ITU-T H.264, 7.4.1): 5 is a slice of an IDR picture, 6 is supplemental enhancement
+        // information, 1 and 2 are slices of other pictures.
         match head & 0x1f {
             5 => return Some(PictureKind::Begins),
             6 => recovers |= has_recovery_point(body),
@@ -110,7 +112,7 @@ fn h264(sample: &[u8], length: usize) -> Option<PictureKind> {
     }
 }
 
-/// Reports whether supplemental information has a recovery point (ITU-T H.264, D.1.8).
+/// Reports whether a supplemental enhancement information unit has a recovery point message (ITU-T H.264, D.1.8).
 fn has_recovery_point(mut body: &[u8]) -> bool {
     const RECOVERY_POINT: usize = 6;
     while body.len() > 2 {
@@ -123,7 +125,7 @@ fn has_recovery_point(mut body: &[u8]) -> bool {
     false
 }
 
-/// Reads a number as a sum of bytes, which continues after each byte of 255.
+/// Reads a number that is coded as a sum of bytes, where 255 means that another byte follows.
 fn ff_coded(bytes: &mut &[u8]) -> Option<usize> {
     let mut sum = 0_usize;
     loop {
@@ -136,7 +138,7 @@ fn ff_coded(bytes: &mut &[u8]) -> Option<usize> {
     }
 }
 
-/// Reports whether a slice belongs to a picture that needs no other: slice_type is I or SI (ITU-T H.264, 7.4.3).
+/// Reports whether a slice is intra coded: slice_type is I or SI (ITU-T H.264, 7.4.3).
 fn is_intra_slice(body: &[u8]) -> bool {
     let mut bits = Bits { bytes: body, at: 0 };
     let Some(_first_macroblock) = bits.golomb() else { return false };
@@ -144,14 +146,14 @@ fn is_intra_slice(body: &[u8]) -> bool {
 }
 
 fn h265(sample: &[u8], length: usize) -> Option<PictureKind> {
-    // Types below 32 are pictures, and a decoder can start with types 16 to 23 (ITU-T H.265, 7.4.2.2).
+    // NAL unit types below 32 are slices of pictures. A decoder can start with types 16 to 23 (ITU-T H.265, 7.4.2.2).
     let pictures =
         units(sample, length).filter_map(|unit| Some(unit.first()? >> 1 & 0x3f)).filter(|kind| *kind < 32);
     let begins = pictures.map(|kind| (16..24).contains(&kind)).reduce(|all, this| all && this)?;
     Some(if begins { PictureKind::Begins } else { PictureKind::Needs })
 }
 
-/// Reads the uncompressed header of VP9 as far as the kind of the frame.
+/// Reads the uncompressed header of a VP9 frame. Returns whether it is a key frame.
 fn vp9(sample: &[u8]) -> Option<bool> {
     let mut bits = Bits { bytes: sample, at: 0 };
     let marker = bits.take(2)?;
@@ -159,12 +161,12 @@ fn vp9(sample: &[u8]) -> Option<bool> {
     if marker != 2 || profile == 3 && bits.take(1)? != 0 {
         return None;
     }
-    // A frame that only shows an earlier one has no picture of its own.
+    // A frame with show_existing_frame only repeats an earlier one, so a decoder cannot start with it.
     let shows_existing = bits.take(1)? == 1;
     Some(!shows_existing && bits.take(1)? == 0)
 }
 
-/// Reads the units of a temporal unit of AV1 as far as the kind of its first frame (AV1, 5.3 and 5.9).
+/// Reads the OBUs of an AV1 temporal unit up to the type of its first frame (AV1, 5.3 and 5.9).
 fn av1(mut sample: &[u8]) -> Option<PictureKind> {
     const SEQUENCE: u8 = 1;
     const FRAME_HEADER: u8 = 3;
@@ -172,16 +174,18 @@ fn av1(mut sample: &[u8]) -> Option<PictureKind> {
     let mut is_still = false;
     loop {
         let (head, rest) = sample.split_first()?;
-        // The flags are obu_extension_flag, which adds a byte, and obu_has_size_field.
+        // The two flags in the OBU header are obu_extension_flag, which announces one more byte, and
+        // obu_has_size_field.
         let rest = if head & 0x04 == 0 { rest } else { rest.get(1..)? };
         let (size, rest) = if head & 0x02 == 0 { (rest.len(), rest) } else { leb128(rest)? };
         let (unit, behind) = rest.split_at_checked(size)?;
         match head >> 3 & 0x0f {
-            // seq_profile has three bits; still_picture and reduced_still_picture_header follow.
+            // In the sequence header, the three bits of seq_profile precede still_picture.
             SEQUENCE => is_still = unit.first()? >> 3 & 1 == 1,
             FRAME_HEADER | FRAME => {
                 let first = unit.first()?;
-                // A frame header begins with show_existing_frame and frame_type, where 0 is a key frame.
+                // A frame header begins with show_existing_frame (one bit) and frame_type (two bits). Frame type 0 is a
+                // key frame.
                 let is_key = is_still || first >> 7 == 0 && first >> 5 & 0x3 == 0;
                 return Some(if is_key { PictureKind::Begins } else { PictureKind::Needs });
             }
@@ -203,10 +207,10 @@ fn leb128(bytes: &[u8]) -> Option<(usize, &[u8])> {
     None
 }
 
-/// Bits of a header, the most significant first.
+/// A reader of a header's bits, the most significant bit of each byte first.
 pub(super) struct Bits<'a> {
     pub bytes: &'a [u8],
-    /// Number of bits that were read.
+    /// Number of bits that were read so far.
     pub at: usize,
 }
 
@@ -266,7 +270,7 @@ mod tests {
     fn picture_type_decides_whether_a_decoder_can_begin() {
         use PictureKind::{AsMarked, Begins, Needs};
         use Pictures::{Av1, H264, H265, Vp8, Vp9};
-        // A slice: first_mb_in_slice 0 is the bit 1, slice_type 7 is 0001000, 5 is 00110.
+        // In these slices first_mb_in_slice is 0, coded as 1. slice_type 7 is coded as 0001000, and 5 as 00110.
         let intra = unit(&[0x61, 0b1000_1000, 0]);
         let predicted = unit(&[0x41, 0b1001_1000, 0]);
         let recovery = unit(&[0x06, 6, 1, 0x80, 0x80]);

@@ -1,4 +1,4 @@
-//! The selection of a broadcast's tracks that a player plays.
+//! Selects the tracks of a broadcast that a player plays.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,38 +9,39 @@ use super::init::{Presentation, join};
 use super::wrap::Wrap;
 use super::{Error, language};
 
-/// A track that is played.
+/// A track that a player plays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlayedTrack {
     /// The track's name.
     pub name: String,
-    /// The converter of the track's objects into MP4 fragments, if they are LOC.
+    /// The converter of the track's objects into MP4 fragments, or `None` if the objects are MP4 already.
     pub wrap: Option<Wrap>,
 }
 
 impl PlayedTrack {
-    /// Makes a track whose objects are played unchanged.
+    /// Makes an entry for a track whose objects are MP4 fragments, and so are played unchanged.
     pub fn plain(name: String) -> Self {
         Self { name, wrap: None }
     }
 }
 
-/// A user's choice of tracks.
+/// A user's selection of tracks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrackChoice {
-    /// The language of sound and subtitles (RFC 5646). `None` selects the first sound and no subtitles.
+    /// The language of audio and subtitles (RFC 5646). `None` selects the first audio track and no subtitles.
     pub language: Option<String>,
-    /// The names of the only tracks to play, if there are any.
+    /// The names of the tracks to play. If empty, tracks are selected by role and language.
     pub tracks: Vec<String>,
 }
 
 impl TrackChoice {
-    /// Reports whether nothing is chosen.
+    /// Reports whether the user has selected nothing.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Returns the tracks of a catalog to play: for each kind its candidates, in order of preference.
+    /// Returns the candidate tracks of a catalog: one list for each kind of track, in order of preference. One track of
+    /// each list is played.
     fn select_tracks<'a>(&self, catalog: &'a msf::MsfCatalog) -> Result<Vec<Vec<&'a msf::MsfTrack>>, Error> {
         if !self.tracks.is_empty() {
             let named = self.tracks.iter().map(|name| {
@@ -65,7 +66,7 @@ impl TrackChoice {
             let there = sound.iter().filter_map(|track| track.lang.clone()).collect();
             return Err(Error::NoSuchLanguage { wanted: wanted.clone(), there });
         }
-        // Only subtitles may be in the wanted language, so sound in other languages stays a candidate.
+        // The wanted language may exist only as subtitles, so audio in other languages stays a candidate.
         sound.sort_by_key(|track| !is_in(track));
         Ok(vec![video, sound, subtitles])
     }
@@ -81,14 +82,15 @@ pub struct Playlist {
 }
 
 impl Playlist {
-    /// Selects tracks by an MSF catalog, among those that are CMAF or LOC. Returns `None` if there are none.
+    /// Selects tracks from an MSF catalog. Only tracks packaged as CMAF or LOC can be played. Returns `None` if there
+    /// is no such track.
     ///
     /// # Errors
     /// Fails if an init segment or a decoder's configuration cannot be read, or a chosen track does not exist.
     pub fn from_catalog(catalog: &msf::MsfCatalog, choice: &TrackChoice) -> Result<Option<Self>, Error> {
         let mut playlist = None;
         for tracks in choice.select_tracks(catalog)? {
-            // Fragments that are made here get track IDs that no input uses.
+            // Fragments that the converter makes from LOC get track IDs from 1001 on, which no input uses.
             let id = 1001 + playlist.as_ref().map_or(0, |playlist: &Self| playlist.tracks.len() as u32);
             let mut found = tracks.iter().filter_map(|track| part_of(catalog, track, id).transpose());
             let Some((part, init)) = found.next().transpose()? else {
@@ -105,7 +107,7 @@ impl Playlist {
         Ok(playlist)
     }
 
-    /// Adds a track, unless its fragments have the track ID of another track.
+    /// Adds a track to the playlist. A track is left out if its track ID is already in use by another track.
     fn and(mut self, part: PlayedTrack, init: &[u8]) -> Result<Self, Error> {
         if init != self.init {
             let Some(joined) = join(&self.init, init)? else {
@@ -122,7 +124,7 @@ impl Playlist {
     }
 }
 
-/// Returns a track with the init segment for its fragments, or `None` if it cannot be played.
+/// Returns a track and the init segment for its fragments, or `None` if its packaging cannot be played.
 fn part_of(
     catalog: &msf::MsfCatalog,
     track: &msf::MsfTrack,
@@ -143,8 +145,8 @@ fn part_of(
     }
 }
 
-/// Returns the tracks of an init segment that a player plays: the first video and the first audio, as positions and
-/// IDs.
+/// Returns the tracks that a player plays: the first video and the first audio track, each as its index in the init
+/// segment and its track ID.
 pub fn playable(init: &[u8]) -> Result<Vec<(usize, u32)>, Error> {
     let tracks = Presentation::parse(init)?.tracks;
     let first = |handler: &[u8; 4]| {

@@ -1,4 +1,4 @@
-//! Turns MP4 boxes into objects.
+//! Converts the MP4 boxes of an input into objects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -20,18 +20,18 @@ use super::renditions::{DescribedRendition, Renditions};
 use super::{CATALOG, Cut, Error, INIT, Packaging, moqpub};
 use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Largest number of fragments that wait for their samples.
+/// Largest number of fragments whose samples have not arrived.
 const WAITING: usize = 64;
 
-/// A fragment that waits for its samples.
+/// A fragment whose samples may not have arrived.
 struct Fragment {
     moof: Bytes,
     at: u64,
     sequence: u32,
     runs: Vec<SampleRun>,
-    /// The boxes in front of the fragment.
+    /// The prft and emsg boxes that precede the fragment.
     front: Vec<WaitingBox>,
-    /// Whether each sample becomes an object of its own, as the samples that the moov lists do.
+    /// Whether each sample becomes an object of its own. This applies to samples that the moov box lists.
     is_table: bool,
 }
 
@@ -41,7 +41,7 @@ struct PublishedObject {
     begins: bool,
     need: FragmentNeed,
     samples: usize,
-    /// Decode time of the object's first sample; below, its presentation time in seconds.
+    /// Decode time of the object's first sample. The next field is its presentation time in seconds.
     time: Duration,
     seconds: f64,
     marks: Vec<TimelineRecord>,
@@ -51,51 +51,52 @@ struct PublishedObject {
 /// The payload of an object.
 enum ObjectPayload {
     Fragment(Bytes),
-    /// A sample that becomes a LOC object once it is known whether it begins a group.
+    /// A sample that will be a LOC object. It is encoded when it is known whether it begins a group, because only then
+    /// it includes the decoder configuration.
     Sample(MediaSample, Bytes),
 }
 
-/// A publisher that turns MP4 boxes into objects of a broadcast.
+/// A publisher that converts MP4 boxes into objects of a broadcast.
 ///
 /// For each box in the order of the input, call [`take`](Self::take), then [`publish`](Self::publish) (or
-/// [`publish_next`](Self::publish_next) at the time that [`next_time`](Self::next_time) says) for the objects that it
-/// has completed. Call [`finish`](Self::finish) at the end. A fragment waits in between until its mdat boxes have
-/// arrived; a new moov box first publishes what is ready, and then replaces the tracks.
+/// [`publish_next`](Self::publish_next) at the time that [`next_time`](Self::next_time) says) for the objects that the
+/// box has completed. Call [`finish`](Self::finish) at the end. A fragment is kept until its mdat boxes have arrived.
+/// When a new moov box arrives, all complete objects are published before the tracks are replaced.
 pub struct MediaPublisher {
     broadcast: Arc<Broadcast>,
     cut: Cut,
     rendition: DescribedRendition,
-    /// The catalog in moq-pub's format, which only the best rendition has.
+    /// The track with the catalog in moq-pub's format. Only the best rendition has one.
     catalog: Option<Arc<BroadcastTrack>>,
     init: Option<Arc<BroadcastTrack>>,
     ftyp: Option<Bytes>,
-    /// The moov box that the outputs belong to.
+    /// The moov box from which the outputs were made.
     moov: Option<Bytes>,
-    /// Number of different moov boxes so far.
+    /// Number of times that the moov box has changed, including the first one.
     incarnation: u32,
     outputs: BTreeMap<u32, TrackOutput>,
-    /// The track whose groups the tracks without groups of their own use.
+    /// The leading track. Tracks that do not begin their own groups begin one when the leading track does.
     leader: Option<u32>,
-    /// The leader's newest group.
+    /// The ID of the leading track's newest group.
     group: u64,
     front: Vec<WaitingBox>,
     waiting: VecDeque<Fragment>,
-    /// The mdat boxes that waiting fragments may need, with their places in the input.
+    /// The mdat boxes that kept fragments may refer to, each with its byte offset in the input.
     data: Vec<(u64, Bytes)>,
     ready: VecDeque<PublishedObject>,
     timelines: Timelines,
-    /// The ID of a track that fragments belong to but the moov box lacks, once it was logged.
+    /// The last track ID that fragments used but the moov box does not have. It is remembered so that each is logged
+    /// once.
     unknown: Option<u32>,
-    /// Number of moov boxes so far.
+    /// Number of moov boxes so far, including repeated ones.
     inits: u32,
 }
 
 impl Renditions {
-    /// Makes a publisher of the rendition at `place`, the best first. `bitrate` is the rate of its video, in bits per
-    /// second.
+    /// Makes a publisher of the rendition with index `place`, where 0 is the best. `bitrate` is the bit rate of its
+    /// video, in bits per second.
     ///
-    /// # Errors
-    /// Fails if a name is longer than names may be.
+    /// Fails if a track name exceeds the length limit of names.
     pub fn media(
         self: &Arc<Self>,
         place: usize,
@@ -117,7 +118,7 @@ impl MediaPublisher {
         cut: Cut,
         rendition: DescribedRendition,
     ) -> Result<Self, NameError> {
-        // moq-pub's catalog can describe CMAF only.
+        // moq-pub's catalog can describe only CMAF.
         let is_cmaf = rendition.packaging() == Packaging::Cmaf;
         let create = |name: &str| broadcast.create(name, Properties::default());
         let catalog = (is_cmaf && rendition.is_best()).then(|| create(CATALOG)).transpose()?;
@@ -144,17 +145,17 @@ impl MediaPublisher {
         })
     }
 
-    /// Takes the next box, which begins at `at` in the input.
+    /// Passes the next box of the input to the publisher. `at` is the box's byte offset in the input.
     ///
     /// # Errors
-    /// Fails if the box cannot be read, or does not fit the boxes before it.
+    /// Fails if the box cannot be read, or contradicts the boxes before it.
     pub fn take(&mut self, kind: FourCC, at: u64, bytes: Bytes) -> Result<(), Error> {
         match kind.as_ref() {
             b"ftyp" => self.ftyp = Some(bytes),
             b"moov" => self.set_up(at, bytes)?,
             b"moof" => self.fragment(at, bytes)?,
             b"mdat" => self.samples(at, bytes)?,
-            // Boxes without a meaning in a live stream, such as indexes, are dropped.
+            // All other boxes, such as indexes, have no meaning in a live stream and are dropped.
             _ => WaitingBox::read(kind, &bytes)
                 .into_iter()
                 .for_each(|front| events::wait(&mut self.front, front)),
@@ -167,12 +168,12 @@ impl MediaPublisher {
         self.inits
     }
 
-    /// Returns the time of the next object that is ready.
+    /// Returns the decode time of the next object that is ready to be published.
     pub fn next_time(&self) -> Option<Duration> {
         self.ready.front().map(|object| object.time)
     }
 
-    /// Publishes everything that is ready.
+    /// Publishes all objects that are ready.
     ///
     /// # Errors
     /// Fails for the same reasons as [`Self::publish_next`].
@@ -186,7 +187,7 @@ impl MediaPublisher {
     /// Publishes the next object.
     ///
     /// # Errors
-    /// Fails if a group of this rendition does not begin at the same time as that of another.
+    /// Fails if a group of this rendition begins at another time than the group with the same ID of another rendition.
     pub fn publish_next(&mut self) -> Result<(), Error> {
         match self.ready.pop_front() {
             Some(object) => self.write(object),
@@ -218,7 +219,7 @@ impl MediaPublisher {
         if presentation.tracks.is_empty() {
             return Err(Error::Malformed("a moov box without tracks"));
         }
-        // The objects that are ready belong to the previous tracks.
+        // Objects that are ready belong to the tracks of the previous moov box, so they are published first.
         self.publish()?;
         self.finish();
         self.incarnation += 1;
@@ -296,7 +297,7 @@ impl MediaPublisher {
             tracing::warn!("fragments of track {track} were dropped: the moov box has no such track");
         }
         self.note_ends(&moof.runs);
-        // A fragment without samples, such as one that only continues a track, becomes no object.
+        // A fragment without samples, for example one that only signals that a track continues, becomes no object.
         let runs: Vec<_> = moof.runs.into_iter().filter(|run| !run.samples.is_empty()).collect();
         if runs.is_empty() {
             return Ok(());
@@ -305,7 +306,8 @@ impl MediaPublisher {
         self.wait(Fragment { moof: bytes, at, sequence: moof.sequence, runs, front, is_table: false })
     }
 
-    /// Records when fragments end, for later ones that do not carry their time.
+    /// Records the decode time at which each track's fragment ends. A later fragment without a decode time begins
+    /// there.
     fn note_ends(&mut self, runs: &[SampleRun]) {
         for run in runs {
             if let (Some(output), Some(end)) = (self.outputs.get_mut(&run.track), run.end()) {
@@ -314,8 +316,8 @@ impl MediaPublisher {
         }
     }
 
-    /// Takes the boxes to put in front of a fragment: those about its tracks, and with the leader's fragment also
-    /// those about no track.
+    /// Takes the prft and emsg boxes that precede a fragment out of the waiting ones: those for the fragment's tracks,
+    /// and for the leading track's fragment also those for no specific track.
     fn take_waiting(&mut self, runs: &[SampleRun]) -> Vec<WaitingBox> {
         let leader = self.leader;
         let is_about = |front: &WaitingBox| {
@@ -330,7 +332,7 @@ impl MediaPublisher {
     }
 
     fn wait(&mut self, fragment: Fragment) -> Result<(), Error> {
-        // So many fragments wait only if their samples are not at the offsets that they state.
+        // Fragments wait in such numbers only if their samples are not at the offsets that they state.
         if let Some(oldest) = self.waiting.front().filter(|_| self.waiting.len() >= WAITING) {
             return Err(oldest.outside());
         }
@@ -345,19 +347,21 @@ impl MediaPublisher {
         let end = at + bytes.len() as u64;
         self.data.push((at, bytes));
         self.resolve(Some(end))?;
-        // Samples may also be in front of their moof, so the last boxes are kept.
+        // The samples of a fragment may also precede its moof, so the last mdat boxes are kept.
         while self.data.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MAX_BOX {
             self.data.remove(0);
         }
         Ok(())
     }
 
-    /// Makes objects of the fragments whose samples have arrived. The input has been taken up to `end`.
+    /// Converts the fragments whose samples have arrived into objects. `end` is the input offset up to which boxes have
+    /// arrived.
     fn resolve(&mut self, end: Option<u64>) -> Result<(), Error> {
         let was_waiting = !self.waiting.is_empty();
         while let Some(mut fragment) = self.waiting.pop_front() {
             if !fragment.is_there(&self.data) {
-                // Once the input is past the places of the samples, or has all their bytes, the places must be wrong.
+                // If the input is past the stated offsets of the samples, or the mdat boxes have as many bytes as the
+                // samples, the stated offsets must be wrong.
                 let is_behind = end.is_some_and(|end| fragment.end() <= end);
                 if !is_behind && !fragment.fills(&self.data) {
                     self.waiting.push_front(fragment);
@@ -373,12 +377,12 @@ impl MediaPublisher {
         Ok(())
     }
 
-    /// Makes objects of a fragment.
+    /// Converts a fragment into objects.
     fn make(&mut self, fragment: Fragment) -> Result<(), Error> {
         self.settle(&fragment);
         let find = |at: Range<u64>| fragment.find(&self.data, at);
         let mut parts = Vec::new();
-        // Tracks that follow the leader are cut where it begins groups.
+        // Tracks that follow the leading track are divided at the times at which its groups begin.
         let mut cuts = Vec::new();
         let mut runs: Vec<_> = fragment.runs.iter().collect();
         runs.sort_by_key(|run| self.leader != Some(run.track));
@@ -413,7 +417,7 @@ impl MediaPublisher {
         Ok(())
     }
 
-    /// Decides, at the first fragment, how much is added to LOC's times, so that no sample is before time 0.
+    /// Chooses at the first fragment an offset for all LOC time stamps, so that no sample is before time 0.
     fn settle(&mut self, fragment: &Fragment) {
         let is_first =
             self.outputs.values().all(|output| output.later == 0 && output.next_group() == self.group);
@@ -447,7 +451,7 @@ impl MediaPublisher {
             .map(|(at, start)| *start..cut.get(at + 1).copied().unwrap_or(run.samples.len()));
         let parts: Vec<_> = match output.packaging {
             Packaging::Cmaf => parts.collect(),
-            // A sample without bytes gives a decoder nothing.
+            // LOC objects of empty samples are left out, because a decoder gets nothing from them.
             Packaging::Loc => {
                 (0..data.len()).filter(|at| !data[*at].is_empty()).map(|at| at..at + 1).collect()
             }
@@ -459,7 +463,7 @@ impl MediaPublisher {
         for part in parts {
             let first = &run.samples[part.start];
             let is_first = part.start == 0;
-            // A decoder can start anywhere in sound, so one group for each fragment is enough.
+            // A decoder can start anywhere in audio, so audio begins a group only at the start of a fragment.
             let begins = output.has_groups && begins[part.start] && (output.is_video || is_first);
             let front = fragment.front.iter().filter(|_| is_first);
             let is_leader = self.leader == Some(run.track);
@@ -527,31 +531,31 @@ impl MediaPublisher {
 }
 
 impl Fragment {
-    /// Returns the end of the last sample, as an offset in the input.
+    /// Returns the byte offset in the input at which the fragment's last sample ends.
     fn end(&self) -> u64 {
         self.runs.iter().flat_map(|run| &run.samples).map(|sample| sample.at.end).max().unwrap_or(0)
     }
 
-    /// Reports whether all samples of the fragment are in boxes that have arrived.
+    /// Reports whether all samples of the fragment have arrived.
     fn is_there(&self, data: &[(u64, Bytes)]) -> bool {
         let mut samples = self.runs.iter().flat_map(|run| &run.samples);
         samples.all(|sample| find(data, sample.at.clone()).is_some())
     }
 
-    /// Returns the input's bytes at a place: from an mdat box, or from the moof itself.
+    /// Returns the bytes at an offset range of the input, from an mdat box or from the moof box itself.
     fn find(&self, data: &[(u64, Bytes)], at: Range<u64>) -> Option<Bytes> {
         let in_moof = || slice(&self.moof, at.start.checked_sub(self.at)?, at.end.checked_sub(self.at)?);
         find(data, at.clone()).or_else(in_moof)
     }
 
-    /// Reports whether the mdat boxes after the fragment have exactly as many bytes as its samples.
+    /// Reports whether the mdat boxes after the fragment have exactly as many bytes as the fragment's samples.
     fn fills(&self, data: &[(u64, Bytes)]) -> bool {
         let wanted: u64 = self.runs.iter().map(SampleRun::bytes).sum();
         let there: usize = self.bodies(data).map(|(_, body)| body).sum();
         !self.is_table && wanted > 0 && there as u64 == wanted
     }
 
-    /// Returns the beginnings and lengths of the bodies of the mdat boxes after the fragment.
+    /// Returns the input offsets and the lengths of the bodies of the mdat boxes after the fragment.
     fn bodies<'a>(&self, data: &'a [(u64, Bytes)]) -> impl Iterator<Item = (u64, usize)> + use<'a> {
         let from = self.at;
         data.iter().filter(move |(at, _)| *at > from).filter_map(|(at, bytes)| {
@@ -560,8 +564,9 @@ impl Fragment {
         })
     }
 
-    /// Corrects the places of samples that are not where the fragment says, if the one mdat after it has exactly as
-    /// many bytes. Such offsets count from the beginning of a file that the input was cut out of.
+    /// Corrects the offsets of samples that are not where the fragment says. That works only if a single mdat follows,
+    /// with exactly as many bytes as the samples. Such wrong offsets count from the start of a file of which the input
+    /// is a part.
     fn place_in(&mut self, data: &[(u64, Bytes)]) -> Result<(), Error> {
         let bodies: Vec<_> = self.bodies(data).filter(|(_, length)| *length > 0).collect();
         let (true, [(begins, _)]) = (self.fills(data), &bodies[..]) else {
@@ -579,24 +584,25 @@ impl Fragment {
         Error::Outside { at: self.at, track: self.runs.first().map_or(0, |run| run.track) }
     }
 
-    /// Returns the fragment and its mdat unchanged, if the mdat follows at once and its body begins with the samples.
+    /// Returns the fragment and its mdat unchanged, if the mdat follows directly and its body begins with the samples.
+    /// Returns `None` if the fragment has to be rewritten.
     fn as_it_is(&self, data: &[(u64, Bytes)]) -> Option<Bytes> {
         let [run] = &self.runs[..] else { return None };
         let behind = self.at + self.moof.len() as u64;
         let (at, mdat) = data.iter().find(|(at, _)| *at == behind)?;
         let end = at + mdat.len() as u64;
-        // Players in browsers expect the samples where the body of the mdat begins, and ignore the offset in the
+        // Players in browsers read the samples from the start of the mdat's body, and ignore the offset in the
         // fragment.
         let begins = run.samples.first().is_some_and(|first| first.at.start == at + HEADER as u64);
         let is_whole = begins && run.samples.iter().all(|sample| sample.at.end <= end);
-        // A box whose size has 64 bits, or that has no size, is rewritten.
+        // A box with a 64-bit size, or with size 0 (to the end of the input), has to be rewritten.
         let is_short = |bytes: &Bytes| bytes.first_chunk().is_some_and(|size| u32::from_be_bytes(*size) > 1);
         (run.is_plain && is_whole && is_short(&self.moof) && is_short(mdat))
             .then(|| [&self.moof[..], mdat].concat().into())
     }
 }
 
-/// Puts boxes in front of a fragment.
+/// Returns a fragment with boxes in front of it.
 fn behind(boxes: &[&[u8]], fragment: Bytes) -> Bytes {
     match boxes {
         [] => fragment,
@@ -604,7 +610,7 @@ fn behind(boxes: &[&[u8]], fragment: Bytes) -> Bytes {
     }
 }
 
-/// Returns the bytes of mdat boxes at a place in the input.
+/// Returns the bytes at an offset range of the input from the mdat boxes.
 fn find(data: &[(u64, Bytes)], at: Range<u64>) -> Option<Bytes> {
     data.iter().find_map(|(begins, bytes)| {
         slice(bytes, at.start.checked_sub(*begins)?, at.end.checked_sub(*begins)?)

@@ -1,4 +1,5 @@
-//! Renditions of the same content, and the catalogs that describe them: MSF's, and hang's for moq-dev's players.
+//! The renditions of a broadcast, and the catalogs that describe them: one in MSF's format, one in hang's for moq-dev's
+//! players.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use super::init::Presentation;
 use super::{Error, Packaging};
 use crate::broadcast::{Broadcast, BroadcastTrack};
 
-/// Largest difference between the beginnings of groups of the same ID in two renditions: less than a frame.
+/// Largest tolerated difference between the times at which groups with the same ID begin in two renditions. It is less
+/// than one frame.
 const APART: Duration = Duration::from_millis(10);
-/// Number of groups whose beginnings are remembered.
+/// Number of latest groups whose start times are remembered for the comparison.
 const REMEMBERED: usize = 64;
 
-/// The state that the renditions of one broadcast share: the catalogs, and when groups begin.
+/// The state that the renditions of one broadcast share: the catalogs, and the start times of groups.
 pub struct Renditions {
     broadcast: Arc<Broadcast>,
     catalog: Arc<BroadcastTrack>,
@@ -30,16 +32,16 @@ pub struct Renditions {
 
 #[derive(Default)]
 struct RenditionState {
-    /// The tracks of each rendition, once they are known.
+    /// The tracks of each rendition, or `None` until its init segment has arrived.
     described: BTreeMap<usize, Vec<Described>>,
     timelines: Vec<msf::MsfTrack>,
-    /// Number of catalogs that were written; each is a group.
+    /// Number of catalogs that were published. Each is the only object of its group.
     written: u64,
     starts: BTreeMap<u64, Duration>,
 }
 
 impl Renditions {
-    /// Makes the shared state of `count` renditions, which all go into the same broadcast.
+    /// Makes the shared state of `count` renditions that are published in one broadcast.
     pub fn new(
         broadcast: Arc<Broadcast>,
         count: usize,
@@ -50,18 +52,20 @@ impl Renditions {
         Ok(Arc::new(Self { broadcast, catalog, hang, count, packaging, state: Mutex::default() }))
     }
 
-    /// Returns the broadcast that the renditions go into.
+    /// Returns the broadcast in which the renditions are published.
     pub(super) fn broadcast(&self) -> Arc<Broadcast> {
         self.broadcast.clone()
     }
 
-    /// Returns the rendition at `place`, the best first. `bitrate` is the rate of its video, in bits per second.
+    /// Returns the rendition with index `place`, where 0 is the best. `bitrate` is the bit rate of its video, in bits
+    /// per second.
     pub(super) fn rendition_at(self: &Arc<Self>, place: usize, bitrate: Option<u64>) -> DescribedRendition {
         let at = TrackPlacement { place, bitrate, has_alternates: self.count > 1, packaging: self.packaging };
         DescribedRendition { at, of: self.clone() }
     }
 
-    /// Writes the catalogs once all renditions are known, and again whenever one changes.
+    /// Publishes the catalogs once the tracks of all renditions are known, and again whenever a rendition's tracks
+    /// change.
     fn describe(&self, place: usize, tracks: Vec<Described>) -> Result<(), Error> {
         let mut state = self.state.lock();
         state.described.insert(place, tracks);
@@ -96,8 +100,7 @@ impl Renditions {
         Ok(())
     }
 
-    /// Records that a group of video begins at this time of the media. Fails if another rendition begins it at another
-    /// time.
+    /// Records the media time at which a video group begins.
     fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
         let mut state = self.state.lock();
         let first = *state.starts.entry(group).or_insert(at);
@@ -111,7 +114,7 @@ impl Renditions {
     }
 }
 
-/// One rendition.
+/// One rendition, which updates its part of the catalogs.
 pub(super) struct DescribedRendition {
     at: TrackPlacement,
     of: Arc<Renditions>,
@@ -131,7 +134,7 @@ impl DescribedRendition {
         self.at.packaging
     }
 
-    /// Records that a group of video begins at this time of the media.
+    /// Records the media time at which a video group of this rendition begins.
     ///
     /// # Errors
     /// Fails if the same group of another rendition begins at another time.
@@ -139,7 +142,7 @@ impl DescribedRendition {
         if self.at.has_alternates { self.of.begins(group, at) } else { Ok(()) }
     }
 
-    /// Updates this rendition's part of the catalogs.
+    /// Updates this rendition's tracks in the catalogs.
     pub fn describe(&self, presentation: &Presentation, incarnation: u32) -> Result<(), Error> {
         let described = Described::all(&self.at, presentation, incarnation)?;
         self.of.describe(self.at.place, described)

@@ -1,5 +1,5 @@
-//! Samples that a moov box itself lists (ISO/IEC 14496-12, 8.6 and 8.7): those before the first fragment, where a
-//! muxer does not write an empty moov.
+//! Samples that the tables of a moov box list (ISO/IEC 14496-12, 8.6 and 8.7). Some muxers put the samples before the
+//! first fragment there instead of writing an empty moov.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::Error;
 use super::boxes::{Child, child, descendant};
 use super::fragment::{MediaSample, SampleRun};
 
-/// Largest number of samples of a track.
+/// Largest number of samples that a track's tables may list.
 const MAX_SAMPLES: u32 = 1 << 20;
 /// Flags of a sample that is a sync sample, and of one that is not.
 const SYNC: u32 = 0x0200_0000;
@@ -18,7 +18,7 @@ const NON_SYNC: u32 = 0x0101_0000;
 /// Returns the samples that a trak box lists, split where their sample entry changes.
 ///
 /// # Errors
-/// Fails if the lists do not agree with each other.
+/// Fails if the tables contradict each other.
 pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<SampleRun>, Error> {
     const WRONG: Error = Error::Malformed("a moov box whose lists of samples do not agree");
     let Some(stbl) = descendant(trak.body, &[b"mdia", b"minf", b"stbl"]) else { return Ok(Vec::new()) };
@@ -58,7 +58,7 @@ pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<SampleRun>, Er
     let mut described = runs_of_chunks.iter().peekable();
     let mut current = None;
     for (number, mut at) in (1_u32..).zip(chunks) {
-        // An stsc entry applies from its first chunk on, up to the next entry's first chunk.
+        // An stsc entry applies to all chunks from its first chunk up to the first chunk of the next entry.
         while let Some(next) = described.next_if(|next| next.first_chunk <= number) {
             current = Some(next);
         }
@@ -70,7 +70,7 @@ pub(super) fn samples(trak: &Child<'_>, track: u32) -> Result<Vec<SampleRun>, Er
         for _ in 0..current.samples_per_chunk.min(count - sample) {
             let end = at.checked_add(size(sample).ok_or(WRONG)?.into()).ok_or(WRONG)?;
             let duration = durations.next().unwrap_or(0);
-            // Without stss, every sample is a sync sample.
+            // Without an stss box, every sample is a sync sample.
             let is_sync = sync.as_ref().is_none_or(|sync| sync.contains(&(sample + 1)));
             let flags = if is_sync { SYNC } else { NON_SYNC };
             let offset = offsets.next().unwrap_or(0);

@@ -15,7 +15,7 @@ use super::init::{self, Presentation};
 use super::*;
 use crate::broadcast::{Broadcast, History};
 
-/// Returns two seconds of video (a key frame every 10 of 50 frames) and audio, or `None` without ffmpeg.
+/// Returns two seconds of video (50 frames, with a key frame every 10) and audio, or `None` if ffmpeg is missing.
 fn sample() -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=25:duration=2"])
@@ -85,7 +85,7 @@ fn every_byte_of_the_media_is_in_an_object() {
     let mut fragments = [objects(&broadcast, "1.m4s"), objects(&broadcast, "2.m4s")].concat();
     let length: usize = fragments.iter().map(|(_, payload)| payload.len()).sum();
     assert_eq!(init.len() + length, media.len());
-    // The objects, put in the order of the file, are its bytes.
+    // In the order of the file, the payloads of the objects are the bytes of the file.
     let mut rest = &media[init.len()..];
     while !rest.is_empty() {
         let next = fragments.iter().position(|(_, payload)| rest.starts_with(payload)).unwrap();
@@ -95,7 +95,7 @@ fn every_byte_of_the_media_is_in_an_object() {
 }
 
 #[test]
-fn key_frames_and_deltas_are_subgroups_of_their_own() {
+fn key_frames_and_delta_frames_have_separate_subgroups() {
     let Some(media) = sample() else { return };
     let (broadcast, _) = publish_cut(&media, 1000, Cut::ByNeed);
     let stored = |name: &str| {
@@ -111,14 +111,14 @@ fn key_frames_and_deltas_are_subgroups_of_their_own() {
     });
     assert_eq!(found, expected.collect::<Vec<_>>());
     assert!(stored("2.m4s").iter().all(|object| (object.subgroup, object.priority) == (Some(0), 124)));
-    // The objects are the same as in groups of one subgroup.
+    // The objects are the same as with one subgroup per group.
     let (whole, _) = publish(&media, 1000);
     assert_eq!(objects(&broadcast, "1.m4s"), objects(&whole, "1.m4s"));
     assert_eq!(objects(&broadcast, "2.m4s"), objects(&whole, "2.m4s"));
 }
 
 #[test]
-fn sample_flags_decide_how_necessary_a_fragment_is() {
+fn sample_flags_decide_the_subgroup_of_a_fragment() {
     use super::output::FragmentNeed;
     let sample = |flags: &u32| super::fragment::MediaSample {
         flags: *flags,
@@ -158,12 +158,12 @@ fn catalog_equals_the_one_that_moq_pub_writes() {
     assert_eq!(video["selectionParams"]["width"], 160);
     let audio = &catalog["tracks"][1]["selectionParams"];
     assert_eq!(audio["codec"], "mp4a.40.2", "{catalog:#}");
-    // ffmpeg writes 2 into the sample entry whatever the sound has; moq-pub copies that.
+    // ffmpeg always writes 2 channels into the sample entry, and moq-pub copies that number.
     assert_eq!(audio["channelConfig"], "2", "{catalog:#}");
     assert_eq!(audio["samplerate"], 44_100);
 }
 
-/// Returns three seconds of video that repeats its parameter sets with each key frame, or `None` without ffmpeg.
+/// Returns three seconds of video with parameter sets before each key frame, or `None` if ffmpeg is missing.
 fn in_band(size: &str, bitrate: &str, group: &str) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", &format!("testsrc2=size={size}:rate=25:duration=3")])
@@ -226,7 +226,7 @@ fn groups_of_the_same_id_begin_at_the_same_time_in_all_renditions() {
     let hang: hang::HangCatalog =
         serde_json::from_slice(&objects(&broadcast, hang::CATALOG).remove(0).1).unwrap();
     assert_eq!(hang.video.unwrap().renditions.keys().collect::<Vec<_>>(), ["1.m4s", "r1-1.m4s"]);
-    // moq-pub's own players find their tracks.
+    // The best rendition keeps moq-pub's track names, so that moq-pub's own players find its tracks.
     assert_eq!((objects(&broadcast, CATALOG).len(), objects(&broadcast, INIT).len()), (1, 1));
 }
 
@@ -252,7 +252,7 @@ fn renamed(init: &str, id: u32) -> String {
     STANDARD.encode(renamed)
 }
 
-/// Returns the IDs of the tracks of an init segment, and of those that fragments extend.
+/// Returns the track IDs in an init segment, and the track IDs in its mvex box.
 fn ids(init: &[u8]) -> (Vec<u32>, Vec<u32>) {
     let at = init.windows(4).position(|window| window == b"moov").unwrap() - 4;
     let moov = Moov::decode(&mut &init[at..]).unwrap();
@@ -267,7 +267,7 @@ fn playlist_is_made_from_the_catalog() {
     let catalog = msf::MsfCatalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
     let tracks = ["1.m4s", "2.m4s"].map(|name| PlayedTrack::plain(name.into())).to_vec();
 
-    // The init segments for each track are joined into one.
+    // The init segments of the tracks are joined into one.
     let described = |ids: [u32; 2]| {
         let mut tracks = catalog.tracks.clone();
         for (track, id) in tracks.iter_mut().zip(ids) {
@@ -282,14 +282,14 @@ fn playlist_is_made_from_the_catalog() {
         assert_eq!(joined.tracks, tracks);
         assert_eq!(ids(&joined.init), (wanted.to_vec(), wanted.to_vec()));
     }
-    // This init segment is shared already.
+    // This init segment is the same for both tracks, so it is used unchanged.
     let init = objects(&broadcast, INIT).remove(0).1;
     let mut common = catalog.tracks.clone();
     common.iter_mut().for_each(|track| track.init_data = Some(STANDARD.encode(&init)));
     let common =
         Playlist::from_catalog(&msf::MsfCatalog::new(common), &TrackChoice::default()).unwrap().unwrap();
     assert_eq!(common, Playlist { init, tracks });
-    // These tracks have the same ID, so only the first is played.
+    // These two tracks have the same track ID, so only the first one is played.
     let apart = Playlist::from_catalog(&described([1, 1]), &TrackChoice::default()).unwrap().unwrap();
     assert_eq!((playable(&apart.init).unwrap(), apart.tracks.len()), (vec![(0, 1)], 1));
     // These tracks have no playable packaging.
@@ -310,7 +310,7 @@ fn single_rendition_is_described_in_both_catalogs() {
         catalog.tracks.iter().map(|track| (&track.name[..], track.role.as_deref())).collect();
     assert_eq!(described, [("1.m4s", Some("video")), ("2.m4s", Some("audio"))]);
     assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
-    // Each track has an init segment of its own, which is its part of the common one.
+    // Each track has its own init segment, which contains the track's part of the common one.
     let init = objects(&broadcast, INIT).remove(0).1;
     let common = Presentation::parse(&init).unwrap();
     for (track, id) in catalog.tracks.iter().zip([1, 2]) {
@@ -322,7 +322,7 @@ fn single_rendition_is_described_in_both_catalogs() {
             common.tracks[id as usize - 1].timescale
         );
     }
-    // hang's catalog has the same.
+    // hang's catalog has the same init segments.
     let json = objects(&broadcast, hang::CATALOG).remove(0).1;
     let hang: hang::HangCatalog = serde_json::from_slice(&json).unwrap();
     let video = &hang.video.unwrap().renditions["1.m4s"];
@@ -331,7 +331,8 @@ fn single_rendition_is_described_in_both_catalogs() {
     assert_eq!(Some(&own[..]), catalog.init_data(&catalog.tracks[0]));
     assert_eq!(video.description.as_deref(), Some(&body_of(b"avcC", &init)[..]));
     let sound = &hang.audio.unwrap().renditions["2.m4s"];
-    // AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel, whatever the sample entry says.
+    // These bytes are the AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel. They count even if the sample entry
+    // differs.
     assert_eq!((&sound.codec[..], sound.sample_rate, sound.number_of_channels), ("mp4a.40.2", 44_100, 1));
     assert!(sound.description.as_deref().unwrap().starts_with("1208"), "{sound:?}");
 }
@@ -344,7 +345,7 @@ fn body_of(kind: &[u8; 4], init: &[u8]) -> String {
 }
 
 #[test]
-fn codecs_have_their_names_in_catalogs() {
+fn catalog_has_the_rfc_6381_name_of_each_codec() {
     for (video, audio, names, record) in [
         (&["libx265", "-tag:v", "hvc1"][..], "aac", ["hvc1.1.6.L", "mp4a.40.2"], Some(b"hvcC")),
         (&["libx265", "-tag:v", "hev1"], "aac", ["hev1.1.6.L", "mp4a.40.2"], Some(b"hvcC")),
@@ -372,7 +373,7 @@ fn codecs_have_their_names_in_catalogs() {
     }
 }
 
-/// Returns half a second of small video and sound, or `None` without ffmpeg or these encoders.
+/// Returns half a second of small video and audio, or `None` if ffmpeg or one of these encoders is missing.
 fn encoded(video: &[&str], audio: &str) -> Option<Vec<u8>> {
     let output = Command::new("ffmpeg")
         .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=10:duration=0.5"])
@@ -390,7 +391,7 @@ fn new_init_segment_renames_tracks() {
         eprintln!("SKIP: ffmpeg with libx264 is not here");
         return;
     };
-    // A repeated init segment changes nothing, and a different one begins new tracks.
+    // A repeated init segment changes nothing, while a different one makes new tracks.
     let (broadcast, _) = publish(&[&small[..], &small, &large].concat(), 1000);
     let names: Vec<_> = broadcast.tracks().iter().map(|track| track.name().name().clone()).collect();
     assert_eq!(names, [".catalog", "catalog", "catalog.json", "i2-0.mp4", "i2-1.m4s"]);
@@ -408,7 +409,7 @@ fn new_init_segment_renames_tracks() {
     assert_eq!(after[0].0, Location::new(before.last().unwrap().0.group + 1, 0), "groups go on");
 }
 
-/// Returns an init segment of video whose codec is unknown. A sample of it is one byte.
+/// Returns an init segment of video in an unknown codec, whose samples have one byte each.
 fn unknown_video(entry: &[u8; 4]) -> Vec<u8> {
     let tkhd = [&[0; 8][..], &1_u32.to_be_bytes(), &[0; 68]].concat();
     let mdhd = [&[0; 8][..], &10_u32.to_be_bytes(), &[0; 8]].concat();
@@ -424,10 +425,10 @@ fn unknown_video(entry: &[u8; 4]) -> Vec<u8> {
     boxed(b"moov", &moov.concat())
 }
 
-/// Offset of the sample in an [`unknown_fragment`], in bytes.
+/// Byte offset of the sample in the result of [`unknown_fragment`].
 const UNKNOWN_DATA: usize = 104;
 
-/// Returns a fragment of one sample at `time`, with these flags.
+/// Returns a fragment with one sample, which has the decode time `time` and the sample flags `flags`.
 fn unknown_fragment(time: u64, flags: u32) -> Vec<u8> {
     let tfhd = [1_u32.to_be_bytes(), flags.to_be_bytes()].concat();
     let parts = [
@@ -442,7 +443,7 @@ fn unknown_fragment(time: u64, flags: u32) -> Vec<u8> {
 }
 
 #[test]
-fn unmarked_video_is_cut_into_groups() {
+fn video_without_key_frame_marks_is_divided_into_groups_by_time() {
     let starts = |flags: fn(u64) -> u32| {
         let fragments = (0..100).flat_map(|time| unknown_fragment(time, flags(time)));
         let (broadcast, _) = publish(&[unknown_video(b"zzzz"), fragments.collect()].concat(), usize::MAX);
@@ -470,7 +471,8 @@ fn unknown_and_empty_fragments_are_skipped() {
 
 #[test]
 fn samples_outside_the_input_are_an_error_with_a_remedy() {
-    // The offset is in the moof box itself, or beyond the input; the mdat box has more than the one sample.
+    // The stated offset is within the moof box itself, or beyond the input. The mdat box has more bytes than the one
+    // sample.
     for offset in [7_u32, 70_000] {
         let mut fragment = unknown_fragment(0, 0);
         let at = fragment.windows(4).position(|window| window == b"trun").unwrap() + 12;
@@ -493,7 +495,7 @@ fn fragment_with_unusual_layout_is_rewritten() {
         full(b"trun", 0, 0x201, &[&[0, 0, 0, count], &(offset as u32).to_be_bytes()[..], &sizes].concat())
     };
     let moof = |truns: &[u8]| {
-        // No sample is marked as one that a decoder can start with, so the samples stay together.
+        // No sample is marked as a key frame, so the samples stay in one fragment.
         let tfhd = full(b"tfhd", 0, 0x02_0020, &[0, 0, 0, 1, 1, 1, 0, 0]);
         let traf = boxed(b"traf", &[&tfhd[..], &full(b"tfdt", 1, 0, &[0; 8]), truns].concat());
         boxed(b"moof", &[full(b"mfhd", 0, 0, &[0; 4]), traf].concat())

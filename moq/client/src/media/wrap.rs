@@ -1,4 +1,4 @@
-//! Makes fragmented MP4 of LOC objects, for players of MP4.
+//! Converts LOC objects into fragmented MP4, for players that read MP4.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,15 +11,16 @@ use mp4_atom::{
 
 use super::{Error, codec};
 
-/// Flags of a sample that a decoder cannot start with, and of one that it can start with.
+/// Flags of a sample with which a decoder cannot start, and of one with which it can.
 const DELTA: u32 = 0x0101_0000;
 const KEY: u32 = 0x0200_0000;
-/// Largest time between the decoding and the presentation of video, in seconds; encoders do not reorder further.
+/// Largest time between decoding and presentation of a video frame, in seconds. Encoders do not reorder frames further
+/// than this.
 const EARLY_SECONDS: u64 = 1;
-/// Length of the header of an mdat.
+/// Length of the header of an mdat box, in bytes.
 const HEADER: usize = 8;
 
-/// A converter of a LOC track's objects into MP4 fragments.
+/// A converter that makes MP4 fragments from the objects of a LOC track.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrap {
     id: u32,
@@ -28,13 +29,14 @@ pub struct Wrap {
     sequence: u32,
     /// Decode and presentation time of the last sample, in units of the timescale.
     last: Option<(u64, u64)>,
-    /// Shortest time between two successive samples, which stands in for durations that LOC does not carry.
+    /// Shortest time between two successive samples so far. It is used as the samples' duration, which LOC does not
+    /// carry.
     duration: Option<u32>,
 }
 
 impl Wrap {
-    /// Makes a converter to fragments with this track ID, and the init segment for them. Returns `None` if the catalog
-    /// lacks a needed field of the track.
+    /// Makes a converter, and the init segment for the fragments that it makes. Their track ID is `id`. Returns `None`
+    /// if the catalog lacks a field that the track needs.
     ///
     /// # Errors
     /// Fails if the decoder's configuration in the catalog cannot be read.
@@ -56,7 +58,7 @@ impl Wrap {
         Ok(Some((wrap, init)))
     }
 
-    /// Makes a fragment of an object. `begins_group` marks its sample as one that a decoder can start with.
+    /// Makes a fragment of an object. `begins_group` marks its sample as a key frame.
     ///
     /// # Errors
     /// Fails if the payload is not LOC, or its time does not fit.
@@ -86,15 +88,17 @@ impl Wrap {
         self.encode(decoded, entry, object.sample)
     }
 
-    /// Returns the decode time of a sample, which LOC does not carry. For sound it is the presentation time. Video
-    /// may be reordered, so it is decoded early enough that no later sample is presented before it is decoded.
+    /// Returns the decode time of a sample, which LOC does not carry. For audio it is the presentation time. For video,
+    /// frames may be reordered, so the decode time is early enough that no later sample is presented before it is
+    /// decoded.
     fn decoded(&self, begins_group: bool, presented: u64) -> u64 {
         if !self.is_video {
             return presented;
         }
         let early = presented.saturating_sub(u64::from(self.timescale) * EARLY_SECONDS);
         match self.last {
-            // A publisher that restarts its clock begins a group at an earlier time, so decode times restart there.
+            // A publisher that restarts its clock begins a group at an earlier presentation time. The decode times then
+            // restart, too.
             Some((last, _)) if !begins_group || presented > last => early.max(last + 1),
             _ => early,
         }
@@ -113,7 +117,8 @@ impl Wrap {
             };
             encoded(&moof)
         };
-        // The length of a moof is the same wherever the data is, so it is encoded once to learn it.
+        // The data offset in the moof depends on the moof's length. The length does not depend on the offset, so the
+        // moof is encoded once to measure it.
         let mut fragment = moof(moof(0)?.len() + HEADER)?;
         fragment.extend(encoded(&Mdat { data: sample.to_vec() })?);
         Ok(fragment.into())

@@ -1,28 +1,29 @@
-//! The rendition that each group is taken from.
+//! Decides which rendition each group is taken from.
 
 use std::collections::VecDeque;
 
-/// Number of switches that are remembered. Older groups count as taken from the rendition of the oldest switch.
+/// Number of latest switches that are remembered. Older groups count as taken from the rendition of the oldest
+/// remembered switch.
 const SPANS: usize = 32;
 
-/// Number of groups by which a rendition may be behind the others and still be switched to, or kept.
+/// Number of groups by which a rendition may lag behind the others and still be switched to, or continued.
 const BEHIND: u64 = 1;
 
-/// The number that stands for no rendition: groups assigned to it are not sent.
+/// The rendition number that means no rendition. Groups assigned to it are not sent.
 pub const NOBODY: usize = usize::MAX;
 
-/// A run of groups, from `first` on, that are taken from one rendition.
+/// A run of consecutive groups that are taken from one rendition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSpan {
     /// The first group of the run.
     pub first: u64,
-    /// The number of the rendition.
+    /// The number of the rendition that the run is taken from.
     pub member: usize,
 }
 
 #[derive(Clone, Copy, Default)]
 struct RenditionMember {
-    /// The first group whose objects all arrive, because the subscription began before the group did.
+    /// The first group that is complete, because the subscription began before the group did.
     whole_from: Option<u64>,
     newest: Option<u64>,
     lost: bool,
@@ -30,10 +31,10 @@ struct RenditionMember {
 
 /// The renditions of one subscription, and the rendition that each group is taken from.
 ///
-/// Each group is decided once: after a group has begun in any rendition, its rendition stays. Renditions have fixed
-/// numbers, and an order with the least demanding first. Calls come in this order: [`add`](Self::add) and
-/// [`join`](Self::join) for each rendition, [`saw`](Self::saw) for each arriving object, [`switch`](Self::switch) at
-/// any time in between.
+/// Each group is decided once: after the group has begun in any rendition, its assignment does not change. Renditions
+/// have fixed numbers, and a separate order by bit rate, the lowest first. Calls come in this order: [`add`](Self::add)
+/// and [`join`](Self::join) for each rendition, [`saw`](Self::saw) for each arriving object, [`switch`](Self::switch)
+/// at any time in between.
 pub struct RenditionChoice {
     members: Vec<RenditionMember>,
     order: Vec<usize>,
@@ -42,8 +43,8 @@ pub struct RenditionChoice {
 }
 
 impl RenditionChoice {
-    /// Makes a choice between the renditions numbered from 0 on, in their order. All groups come from `base`, whose
-    /// current group is taken even if it is not whole.
+    /// Makes a choice between `members` renditions, numbered from 0 on in the order of bit rates. All groups are taken
+    /// from `base`. Its current group is taken even if its beginning is missing.
     pub fn new(members: usize, base: usize) -> Self {
         let order = (0..members).collect();
         let mut members = vec![RenditionMember::default(); members];
@@ -53,9 +54,9 @@ impl RenditionChoice {
         Self { members, order, spans: VecDeque::from([GroupSpan { first: 0, member: base }]), newest: None }
     }
 
-    /// Adds a rendition at this place of the order; returns its number.
+    /// Adds a rendition at the index `place` of the order by bit rate. Returns the rendition's number.
     pub fn add(&mut self, place: usize) -> usize {
-        // A number is free again once no remembered group is taken from it.
+        // A number can be reused once no remembered run of groups is taken from it.
         let is_free = |number: &usize| {
             !self.order.contains(number) && self.spans.iter().all(|span| span.member != *number)
         };
@@ -68,7 +69,7 @@ impl RenditionChoice {
         number
     }
 
-    /// Moves a rendition to another place of the order.
+    /// Moves a rendition to another index of the order by bit rate.
     pub fn reorder(&mut self, number: usize, place: usize) {
         self.order.retain(|other| *other != number);
         self.order.insert(place.min(self.order.len()), number);
@@ -80,8 +81,8 @@ impl RenditionChoice {
         self.order.retain(|other| *other != number);
     }
 
-    /// Takes all groups from the rendition. Its current group counts as whole, since it exists when the subscription
-    /// begins.
+    /// Takes all groups from this rendition. Its current group counts as complete, because the cache has the group when
+    /// the subscription begins.
     pub fn start_with(&mut self, number: usize) {
         if let Some(member) = self.members.get_mut(number) {
             member.whole_from = Some(0);
@@ -89,7 +90,7 @@ impl RenditionChoice {
         }
     }
 
-    /// Records that objects of a rendition arrive from now on. `newest` is its newest group so far.
+    /// Records that the subscription to a rendition has begun. `newest` is the rendition's newest group at this time.
     pub fn join(&mut self, member: usize, newest: Option<u64>) {
         self.newest = self.newest.max(newest);
         let Some(member) = self.members.get_mut(member) else { return };
@@ -97,13 +98,14 @@ impl RenditionChoice {
         member.whole_from = member.whole_from.or(newest.map(|newest| newest.saturating_add(1)));
     }
 
-    /// Records that a group of a rendition has begun or continues. Returns whether that group is taken from this
+    /// Records that an object of a group has arrived in a rendition. Returns whether the group is taken from this
     /// rendition.
     pub fn saw(&mut self, member: usize, group: u64) -> bool {
         self.newest = self.newest.max(Some(group));
         if let Some(known) = self.members.get_mut(member) {
             known.newest = known.newest.max(Some(group));
-            // The group may have begun before we subscribed.
+            // The group may have begun before the subscription did, so the rendition counts as complete from the next
+            // group on.
             known.whole_from.get_or_insert(group.saturating_add(1));
         }
         self.member_of_group(group) == member
@@ -122,18 +124,18 @@ impl RenditionChoice {
         span.or(self.spans.front()).map_or(0, |span| span.member)
     }
 
-    /// Returns the newest assignment: its rendition and its first group.
+    /// Returns the newest run: its rendition and its first group.
     pub fn current(&self) -> GroupSpan {
         self.spans.back().copied().unwrap_or(GroupSpan { first: 0, member: 0 })
     }
 
-    /// Returns the group that a switch would begin with: the first that has not begun in any rendition.
+    /// Returns the group from which a switch would take effect: the first one that has not begun in any rendition.
     fn next(&self) -> Option<u64> {
         self.newest.map_or(Some(0), |newest| newest.checked_add(1))
     }
 
-    /// Reports whether a switch to the rendition is possible: its first group would be whole, and it neither ended nor
-    /// stalled.
+    /// Reports whether a switch to the rendition is possible. Its next group must be complete, and it must have neither
+    /// ended nor stalled.
     pub fn is_ready(&self, member: usize) -> bool {
         let (Some(next), Some(known)) = (self.next(), self.members.get(member)) else { return false };
         let whole = known.whole_from.is_some_and(|from| from <= next);
@@ -152,8 +154,8 @@ impl RenditionChoice {
         self.members.get(current).is_none_or(|member| member.lost) || self.is_behind(current)
     }
 
-    /// Returns the best available rendition up to the place `wanted`. A higher one is returned only if the current
-    /// rendition is stuck and no lower one is available.
+    /// Returns the best available rendition with an index of at most `wanted` in the order by bit rate. A higher one is
+    /// returned only if the current rendition is stuck and no lower one is available.
     pub fn best(&self, wanted: usize) -> usize {
         let current = self.current().member;
         let stuck = self.is_stuck();
@@ -164,14 +166,14 @@ impl RenditionChoice {
         up_to.iter().rev().chain(above).find(can).copied().unwrap_or(current)
     }
 
-    /// Takes all groups that have not begun from `member`, or from [`NOBODY`]. Returns the first of them, or `None`
-    /// if a switch is not possible now.
+    /// Assigns all groups that have not begun to `member`, or to [`NOBODY`]. Returns the first of these groups, or
+    /// `None` if a switch is not possible now.
     pub fn switch(&mut self, member: usize) -> Option<u64> {
         let first = self.next()?;
         if self.current().member == member || member != NOBODY && !self.is_ready(member) {
             return None;
         }
-        // No group of these later decisions has begun, so this decision replaces them.
+        // The groups of these newer runs have not begun, so this switch replaces the runs.
         while self.spans.len() > 1 && self.current().first >= first {
             self.spans.pop_back();
         }

@@ -1,4 +1,4 @@
-//! Selects the rung of a ladder that a path has room for.
+//! Selects the best rung of a ladder for which a path has enough capacity.
 
 use std::{
     collections::VecDeque,
@@ -7,57 +7,57 @@ use std::{
 
 use millrace_quic::plane::{congestion::LATELY, downstream::ConnectionRoom};
 
-/// Age of the oldest unsent media, or delay of the queue on the path, that counts as a backlog. A key frame alone can
-/// cause a backlog.
+/// Age of the oldest unsent media, or queueing delay on the path, from which on there is a backlog. A key frame alone
+/// can cause a backlog.
 const BACKLOG: Duration = Duration::from_millis(100);
 
-/// Time that a backlog lasts before the throughput counts as the path's capacity.
+/// Time that a backlog has to last until the throughput counts as the path's capacity.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Time after which a backlog in the send queue lowers the rung, whatever the estimate says.
+/// Time after which a backlog in the send queue lowers the rung, whatever the bandwidth estimate says.
 const LONG: Duration = Duration::from_millis(1500);
 
-/// Time after which a queue on the path lowers the rung. It is long, since a longer route looks like a queue.
+/// Time after which queueing on the path lowers the rung. It is long, because a longer route looks like a queue.
 const LONG_ON_PATH: Duration = Duration::from_secs(5);
 
 /// Time over which the throughput is measured.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// Time without backlog before the next rung is tried, at first and at most. It doubles each time the next rung was too
-/// much for the path.
+/// Time without backlog before the next rung is tried: initial and largest value. It doubles each time the next rung
+/// exceeds the path's capacity.
 const HOLD: Duration = Duration::from_secs(5);
 const MOST_HOLD: Duration = Duration::from_secs(80);
 
-/// A rung that is left within this time after a climb counts as too much for the path.
+/// If a rung is left within this time after a climb, it exceeded the path's capacity.
 const TRIAL: Duration = Duration::from_secs(15);
 
-/// Length of a period in which the smallest round trip is kept. The smallest of this period and the previous one counts
-/// as the path's delay without a queue.
+/// Length of a period for which the smallest round-trip time is recorded. The minimum over this period and the previous
+/// one counts as the path's delay without queueing.
 const SHORTEST: Duration = Duration::from_secs(15);
 
-/// Time for which the capacity that a backlog showed takes precedence over the estimate. The estimate may be older,
-/// since a sender below the path's capacity learns nothing about it.
+/// Time for which the capacity measured in a backlog takes precedence over the bandwidth estimate. The estimate may be
+/// outdated, because a sender below the path's capacity gets no new samples.
 const MEMORY: Duration = Duration::from_secs(60);
 
-/// Multiple of the shown capacity at which a recent throughput overrides it. Key frames are sent that fast where there
-/// is room.
+/// A later throughput that exceeds the measured capacity by this factor overrides it. Key frames reach such a
+/// throughput if the path has more capacity.
 const FASTER: f64 = 1.2;
 
-/// While throughput grows by this factor from the first half of a backlog to the second, the sender is still finding
-/// its rate.
+/// While throughput grows by this factor from the first half of a backlog to the second, the congestion controller is
+/// still raising its rate.
 const GROWTH: f64 = 1.5;
 
-/// Delay of a new queue on the path that ends a climb, and how long it has to last.
+/// Queueing delay on the path that reverts a climb, and the time that it has to last.
 const TRIAL_QUEUE: Duration = Duration::from_millis(50);
 const TRIAL_PATIENCE: Duration = Duration::from_millis(600);
 
-/// Fraction of the capacity that a rung may use: the media have headers, and their rate varies.
+/// Fraction of the capacity that a rung may use, because packet headers need some and the media rate varies.
 const ROOM: f64 = 0.9;
 
-/// Capacity that the next rung requires, as a multiple of its rate.
+/// Capacity that a climb to the next rung requires, as a multiple of that rung's rate.
 const CARE: f64 = 1.25;
 
-/// Time over which the rate of the connection's other media is smoothed.
+/// Time over which the rate of the connection's other data is smoothed.
 const SMOOTHING: Duration = Duration::from_secs(3);
 
 /// The state of a connection at some moment.
@@ -67,35 +67,34 @@ pub struct ConnectionSample {
     pub now: Instant,
     /// Number of bytes that were acknowledged since the connection began.
     pub delivered: u64,
-    /// The congestion controller's estimate of the path's capacity, bytes per second.
+    /// The congestion controller's estimate of the path's capacity, in bytes per second.
     pub bandwidth: u64,
-    /// The highest throughput that was seen within [`LATELY`], bytes per second. It is a lower bound of the path's
-    /// capacity.
+    /// The highest throughput within [`LATELY`], in bytes per second. The path's capacity is at least that.
     pub fastest: u64,
     /// Age of the oldest media in the send queue.
     pub waiting: Duration,
-    /// Smoothed round trip.
+    /// Smoothed round-trip time.
     pub round_trip: Duration,
 }
 
 impl ConnectionSample {
-    /// Makes a sample of the data plane's figures.
+    /// Makes a sample of the data plane's statistics.
     pub fn from_room(room: &ConnectionRoom, now: Instant) -> Self {
         let ConnectionRoom { delivered, bandwidth, fastest, waiting, round_trip } = *room;
         Self { now, delivered, bandwidth, fastest, waiting, round_trip }
     }
 }
 
-/// A decider that watches one subscriber's path and selects the rung that fits.
+/// A decider that observes one subscriber's path and selects the best rung for which the path has enough capacity.
 ///
-/// It steps down as soon as a backlog shows the path's capacity, and up by one rung after a time without backlog. A
-/// climb is on trial at first: if it causes a backlog, the rung below is restored and the next climb waits twice as
-/// long. Call [`look`](Self::look) about every ten milliseconds; nothing happens between calls.
+/// It lowers the rung as soon as a backlog reveals the path's capacity, and climbs one rung after a time without
+/// backlog. If a climb causes a backlog, it is reverted, and the next climb waits twice as long. Call
+/// [`look`](Self::look) about every ten milliseconds; the decider changes nothing between calls.
 pub struct Decider {
     /// Rate of each rung, in bytes per second.
     rates: Vec<f64>,
     rung: usize,
-    /// Numbers of bytes delivered so far, each with the time of its sample.
+    /// Totals of delivered bytes, each with the time of its sample.
     history: VecDeque<(Instant, u64)>,
     /// Rate of the connection's other data, in bytes per second.
     others: f64,
@@ -103,14 +102,14 @@ pub struct Decider {
     calm_since: Option<Instant>,
     changed: Option<Instant>,
     climbed: Option<Instant>,
-    /// Time without backlog before each rung is tried.
+    /// Time without backlog before each rung is tried, by rung.
     holds: Vec<Duration>,
-    /// The capacity that the last backlog showed, in bytes per second.
+    /// The capacity measured in the last backlog in bytes per second, and the time of the measurement.
     shown: Option<(Instant, f64)>,
     shortest: Shortest,
 }
 
-/// The smallest round trip of the current and the previous period.
+/// The smallest round-trip time in the current and the previous period.
 #[derive(Default)]
 struct Shortest {
     since: Option<Instant>,
@@ -119,7 +118,7 @@ struct Shortest {
 }
 
 impl Shortest {
-    /// Returns the time by which `round_trip` exceeds the smallest recent one.
+    /// Returns by how much `round_trip` exceeds the smallest round-trip time of the last two periods.
     fn excess(&mut self, now: Instant, round_trip: Duration) -> Duration {
         let since = *self.since.get_or_insert(now);
         if now == since {
@@ -134,8 +133,8 @@ impl Shortest {
 }
 
 impl Decider {
-    /// Makes a decider. `bitrates` has the rate of each rung in bits per second, ascending. `rung` is the one that is
-    /// sent now.
+    /// Makes a decider. `bitrates` has the rate of each rung in bits per second, ascending. `rung` is the rung that is
+    /// being sent.
     pub fn new(bitrates: impl IntoIterator<Item = u64>, rung: usize) -> Self {
         let rates: Vec<_> = bitrates.into_iter().map(|bits| bits as f64 / 8.0).collect();
         Self {
@@ -153,7 +152,7 @@ impl Decider {
         }
     }
 
-    /// Returns the rung that fits the connection now. Call it every ten milliseconds or so.
+    /// Updates the decision with a sample, and returns the selected rung. Call it about every ten milliseconds.
     pub fn look(&mut self, sample: &ConnectionSample) -> usize {
         let now = sample.now;
         self.note(sample);
@@ -187,27 +186,30 @@ impl Decider {
     fn note(&mut self, sample: &ConnectionSample) {
         self.history.push_back((sample.now, sample.delivered));
         let is_old = |at: Instant| sample.now.saturating_duration_since(at) > WINDOW;
-        // One entry stays that is as old as the window, or older, so that the window is covered.
+        // One sample that is at least as old as the window is kept, so that the samples cover the window.
         while self.history.get(1).is_some_and(|(at, _)| is_old(*at)) {
             self.history.pop_front();
         }
     }
 
-    /// Reports whether the rung was climbed recently.
+    /// Reports whether the last climb is recent enough to be reverted.
     fn is_on_trial(&self, now: Instant) -> bool {
         self.climbed.is_some_and(|at| now.saturating_duration_since(at) < TRIAL)
     }
 
-    /// Reports whether throughput has kept growing since `from`.
+    /// Reports whether throughput has grown by the factor [`GROWTH`] from the first half of the time since `from` to
+    /// the second.
     fn is_growing(&self, from: Instant) -> bool {
         let Some((last, _)) = self.history.back() else { return false };
         let middle = from + last.saturating_duration_since(from) / 2;
         let halves = self.delivered_since(from).zip(self.delivered_since(middle));
-        // Both halves have the same length, so the first half's rate is twice the whole rate less the second's.
+        // Both halves have the same length, so the first half's rate is twice the total rate minus the second half's
+        // rate.
         halves.is_some_and(|(both, second)| second > GROWTH * (2.0 * both - second))
     }
 
-    /// Returns the bytes per second delivered since `from`, within the window; `None` if that time has just begun.
+    /// Returns the throughput since `from` in bytes per second, within the window. Returns `None` if no time has passed
+    /// since `from`.
     fn delivered_since(&self, from: Instant) -> Option<f64> {
         let (first, before) = *self.history.iter().find(|(at, _)| *at >= from)?;
         let (last, after) = *self.history.back()?;
@@ -219,7 +221,7 @@ impl Decider {
         Some(self.rates.get(rung)? + self.others)
     }
 
-    /// Reacts to a backlog since `began`: in the send queue if `waits`, else on the path.
+    /// Reacts to a backlog that began at `began`. The backlog is in the send queue if `waits`, or else on the path.
     fn yield_to(&mut self, now: Instant, began: Instant, waits: bool) {
         let from = now.checked_sub(WINDOW).map_or(began, |window| window.max(began));
         let Some(carried) = self.delivered_since(from) else { return };
@@ -229,7 +231,7 @@ impl Decider {
         let mut rung = self.rung;
         let on_trial = self.is_on_trial(now);
         if waits || on_trial {
-            // The path is full, so the throughput is its capacity.
+            // The path is fully used, so the throughput is its capacity.
             self.shown = Some((now, carried));
         }
         if waits {
@@ -257,12 +259,12 @@ impl Decider {
         self.changed = Some(now);
     }
 
-    /// Sets the hold time of the current rung.
+    /// Sets the time without backlog after which the current rung is tried again.
     fn set_hold(&mut self, to: Duration) {
         self.holds.iter_mut().skip(self.rung).take(1).for_each(|hold| *hold = to);
     }
 
-    /// Reports whether there is a next rung, and it would fit.
+    /// Reports whether a next rung exists and the path has enough capacity for it.
     fn has_room_above(&self, sample: &ConnectionSample) -> bool {
         let Some(need) = self.need(self.rung + 1) else { return false };
         let estimate = sample.bandwidth as f64;
@@ -278,7 +280,8 @@ impl Decider {
     }
 
     fn smooth_others(&mut self, now: Instant) {
-        // Data that was sent before the last change is still being delivered.
+        // After a change of rung, data of the previous rung is still being delivered, so the rate of other data cannot
+        // be computed.
         let is_old = self.changed.is_some_and(|at| now.saturating_duration_since(at) < SMOOTHING);
         let Some(((first, _), own)) = self.history.front().zip(self.rates.get(self.rung)) else { return };
         let (Some(rate), false) = (self.delivered_since(*first), is_old) else { return };

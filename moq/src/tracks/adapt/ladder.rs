@@ -1,11 +1,11 @@
-//! Renditions of one content, ordered by bitrate.
+//! Renditions of the same content, ordered by bit rate.
 
 use crate::{Namespace, TrackName, msf};
 
-/// Largest number of renditions of a ladder.
+/// Largest number of renditions in a ladder.
 pub const MAX_RUNGS: usize = 16;
 
-/// A rendition.
+/// A rendition in a ladder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rung {
     /// The track of the rendition.
@@ -14,15 +14,15 @@ pub struct Rung {
     pub bitrate: u64,
 }
 
-/// Renditions that can replace each other, the least demanding first.
+/// Renditions that can replace each other, the lowest bit rate first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ladder {
     rungs: Vec<Rung>,
 }
 
 impl Ladder {
-    /// Makes a ladder, with one of several renditions of the same bitrate. Returns `None` unless 2 to [`MAX_RUNGS`]
-    /// renditions are left, with different tracks and bitrates above 0.
+    /// Makes a ladder. Of several renditions with the same bit rate, one is kept. Returns `None` unless 2 to
+    /// [`MAX_RUNGS`] renditions remain, with different tracks and bit rates above 0.
     pub fn new(mut rungs: Vec<Rung>) -> Option<Self> {
         rungs.sort_by_key(|rung| rung.bitrate);
         rungs.dedup_by_key(|rung| rung.bitrate);
@@ -32,7 +32,7 @@ impl Ladder {
         usable.then_some(Self { rungs })
     }
 
-    /// Makes a ladder of the alternates of `name` in the catalog of `namespace`.
+    /// Makes a ladder of the track `name` and its alternates in the catalog of `namespace`.
     pub fn from_catalog(catalog: &msf::MsfCatalog, namespace: &Namespace, name: &str) -> Option<Self> {
         let rung = |track: &msf::MsfTrack| {
             let own = track.namespace.is_none();
@@ -47,13 +47,13 @@ impl Ladder {
         &self.rungs
     }
 
-    /// Returns the index of a track.
+    /// Returns the index of the rung that is this track.
     pub fn position(&self, track: &TrackName) -> Option<usize> {
         self.rungs.iter().position(|rung| rung.track == *track)
     }
 
-    /// Returns the part of the ladder for a subscriber that asked for `track`: that rung and those below. Returns
-    /// `None` if the track is the lowest rung, or not in the ladder.
+    /// Returns the part of the ladder for a subscriber that requested `track`: the rung of that track and those below
+    /// it. Returns `None` if the track is the lowest rung, or not in the ladder.
     pub fn up_to(&self, track: &TrackName) -> Option<Self> {
         let top = self.position(track)?;
         Self::new(self.rungs[..=top].to_vec())

@@ -1,23 +1,24 @@
-//! Switching sets (draft-wilaw-moq-moqt-ssts): selects the track of each set for a given throughput, by algorithm 0.
+//! Switching sets (draft-wilaw-moq-moqt-ssts): selects one track of each set for a given throughput, by the draft's
+//! algorithm 0.
 
 /// A switching set that is active.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchingSet {
-    /// Rank of the set. Sets of a lower rank get the throughput that they can use first.
+    /// Rank of the set. Sets with a lower rank get as much throughput as they can use before the others.
     pub rank: u8,
     /// The set's share of its rank's throughput, relative to the other weights.
     pub weight: u64,
-    /// Throughput that each track needs, in kbit/s, ascending.
+    /// Throughput that each track requires, in kbit/s, in ascending order.
     pub thresholds: Vec<u64>,
 }
 
 /// The largest throughput that is considered, in kbit/s.
 const MOST: u64 = 1 << 40;
 
-/// The track of each set, as an index into the thresholds; `None` if no track of the set fits.
+/// The selected track of each set, as an index into the set's thresholds. `None` if no track of the set fits.
 pub type Allocation = Vec<Option<usize>>;
 
-/// Returns the best tracks of all sets that fit into `kbps`.
+/// Returns the best tracks of all sets whose total requirement is at most `kbps`.
 pub fn allocate(sets: &[SwitchingSet], kbps: u64) -> Allocation {
     let mut allocation = vec![None; sets.len()];
     let mut ranks: Vec<_> = sets.iter().map(|set| set.rank).collect();
@@ -33,8 +34,8 @@ pub fn allocate(sets: &[SwitchingSet], kbps: u64) -> Allocation {
     allocation
 }
 
-/// Shares `pool` among sets of the same rank by weight. Throughput that a set with its best track leaves over goes to
-/// the others.
+/// Divides `pool` among sets of the same rank in proportion to their weights. Throughput that a set with its best track
+/// does not use goes to the others.
 fn share(sets: &[SwitchingSet], mut open: Vec<usize>, mut pool: u64, allocation: &mut Allocation) {
     loop {
         let weights: u128 = open.iter().map(|at| u128::from(sets[*at].weight)).sum();
@@ -58,18 +59,18 @@ fn needed(set: &SwitchingSet, track: Option<usize>) -> Option<u64> {
     set.thresholds.get(track?).copied()
 }
 
-/// Returns all allocations, each with the smallest throughput (kbit/s) from which it applies, from 0 on. An
-/// allocation that an eighth more throughput replaces again may be left out.
+/// Returns all allocations, each with the smallest throughput in kbit/s from which it applies, starting at 0. An
+/// allocation that applies only to a narrow range of throughput (an eighth) may be missing.
 pub fn rungs(sets: &[SwitchingSet]) -> Vec<(u64, Allocation)> {
     let mut rungs = vec![(0, allocate(sets, 0))];
-    // Every set has its best track at this throughput.
+    // At this throughput every set has its best track.
     let weights = sets.iter().fold(0u64, |sum, set| sum.saturating_add(set.weight.max(1)));
     let best = sets.iter().filter_map(|set| set.thresholds.last());
     let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights))).min(MOST);
     let mut at = 0;
     while at < most {
-        // Each step grows by an eighth. A binary search finds the change within the step, and assumes that the step has
-        // only one.
+        // The search advances in steps of an eighth. Within a step, a binary search finds the throughput at which the
+        // allocation changes. It assumes one change per step.
         let next = at.saturating_add(1 + at / 8).min(most);
         let known = rungs.last().map(|(_, allocation)| allocation.clone());
         if Some(allocate(sets, next)) != known {
@@ -109,7 +110,7 @@ mod tests {
             ("exactly", vec![set(0, 5, &ladder)], 2000, vec![Some(2)]),
             ("nothing fits", vec![set(0, 5, &ladder)], 499, vec![None]),
             ("a track that needs nothing always fits", vec![set(0, 1, &[0, 9])], 0, vec![Some(0)]),
-            // The shares are 1800 and 1200; the first set has its best track and leaves 200 over.
+            // The shares are 1800 and 1200. The first set uses its best track and leaves 200 for the second.
             ("by weight", vec![set(0, 6, &[800, 1600]), set(0, 4, &ladder)], 3000, vec![Some(1), Some(1)]),
             (
                 "the rest of one set goes to the other",
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn switching_set_thresholds_are_its_rungs() {
+    fn allocations_of_one_switching_set_begin_at_its_thresholds() {
         let found = rungs(&[set(0, 3, &[500, 1000, 1001, 2000])]);
         let expected = [(0, None), (500, Some(0)), (1000, Some(1)), (1001, Some(2)), (2000, Some(3))];
         assert_eq!(found, expected.map(|(at, track)| (at, vec![track])));

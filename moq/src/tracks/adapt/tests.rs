@@ -81,7 +81,7 @@ fn switch_waits_for_a_whole_group() {
     choice.join(0, None);
     assert_eq!(choice.switch(0), None);
     choice.saw(0, 6);
-    // Group 6 may have begun before we subscribed to it; the next one is 7.
+    // Group 6 may have begun before the subscription to its rendition did, so the next complete group is 7.
     assert_eq!(choice.switch(0), Some(7));
     assert!(!choice.saw(0, 6) && choice.saw(1, 6));
     choice.saw(1, 7);
@@ -128,7 +128,7 @@ fn steps() -> impl Strategy<Value = Vec<AdaptStep>> {
 }
 
 proptest! {
-    /// Each group is from one rendition from its beginning to its end, and each rendition was joined before its first
+    /// Each group is taken from one rendition as a whole, and the subscription to each rendition began before its first
     /// group.
     #[test]
     fn group_is_taken_from_one_rendition_only(steps in steps()) {
@@ -174,7 +174,7 @@ const LADDER: [u64; 3] = [800_000, 2_000_000, 5_000_000];
 
 #[test]
 fn failed_climb_delays_the_next_one() {
-    // The estimate says that there is room, but another flow starts whenever the rung is climbed.
+    // The estimate says that the path has more capacity, but another flow starts whenever the rung is climbed.
     let start = Instant::now();
     let mut decider = Decider::new([800_000, 5_000_000], 0);
     let mut delivered = 0;
@@ -203,7 +203,7 @@ fn failed_climb_delays_the_next_one() {
     assert!(waits.last().is_some_and(|last| *last >= 80), "{waits:?}");
 }
 
-/// The climb fills a queue that did not exist before.
+/// The climb causes queueing on a path that had none before.
 #[test]
 fn climb_that_fills_the_path_is_reverted_at_once() {
     let start = Instant::now();
@@ -222,17 +222,17 @@ fn climb_that_fills_the_path_is_reverted_at_once() {
     }
     let climbs: Vec<_> =
         rungs.chunk_by(|a, b| a == b).filter(|rungs| rungs[0] == 1).map(<[_]>::len).collect();
-    // The capacity that the failed climb showed is remembered for a minute.
+    // The capacity measured in the failed climb is remembered for a minute.
     assert!(climbs.len() == 1 && climbs[0] <= 14, "{climbs:?}");
 }
 
 #[test]
-fn longer_route_is_not_a_queue_forever() {
+fn longer_route_counts_as_a_queue_for_a_limited_time() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let mut rungs = Vec::new();
     for look in 0..2400u32 {
-        // The path takes a longer route of the same capacity after ten seconds.
+        // After ten seconds the path changes to a longer route with the same capacity.
         let round_trip = if look < 200 { LOOK } else { 4 * LOOK };
         rungs.push(decider.look(&ConnectionSample {
             now: start + LOOK * look,
@@ -249,7 +249,7 @@ fn longer_route_is_not_a_queue_forever() {
 }
 
 #[test]
-fn path_without_throughput_gets_lowest_rung() {
+fn decider_selects_the_lowest_rung_without_throughput() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
     let looks = (0..10u32).map(|look| {
@@ -262,6 +262,6 @@ fn path_without_throughput_gets_lowest_rung() {
             round_trip: LOOK,
         })
     });
-    // The queue is a backlog after 100 ms, and lasts for 200 ms.
+    // The queue counts as a backlog after 100 ms, and has to last for 200 ms.
     assert_eq!(looks.collect::<Vec<_>>(), [2, 2, 2, 2, 2, 2, 0, 0, 0, 0]);
 }

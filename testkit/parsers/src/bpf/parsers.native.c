@@ -50,7 +50,7 @@ static void *native_lookup(const void *map, const void *key);
 #include "subgroup.h"
 #include "web.h"
 
-/* Replaces relay_maps.h by the few entries that one stream, or one track's datagrams, needs. */
+/* Replaces relay_maps.h by the few map entries that one stream, or the datagrams of one track, need. */
 #define MILLRACE_RELAY_MAPS_H
 #include "aead.h"
 #include "relay_intf.h"
@@ -95,7 +95,7 @@ __u32 gate_native_network(const struct gate_levels *levels, const __u8 *address,
 __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all);
 int graft_native_read(const __u8 *found, __u32 bytes);
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out);
-/* fuzz/kernel_overlap.rs assumes this layout. */
+/* fuzz/kernel_overlap.rs declares this struct with the same layout. */
 _Static_assert(__builtin_offsetof(struct relay_ingress, next) == 24 &&
 		       __builtin_offsetof(struct relay_ingress, state) == 80 &&
 		       sizeof(struct relay_ingress) == 144,
@@ -104,7 +104,7 @@ struct relay_ingress *judge_native_begin(void);
 enum relay_frame_outcome judge_native_frame(const __u8 *data, __u64 offset, __u32 len, __u32 fin);
 int judge_native_leave(__u64 offset, __u32 len, __u32 fin);
 enum relay_frame_outcome judge_native_datagram(__u64 group, __u64 object);
-/* fuzz/kernel_ack.rs assumes this layout. */
+/* fuzz/kernel_ack.rs declares these structs with the same layout. */
 _Static_assert(sizeof(struct graft_shared) == 16472 && sizeof(struct congestion) == 32, "as mirrored");
 _Static_assert(__builtin_offsetof(struct graft_shared, acked) == 8224 &&
 		       __builtin_offsetof(struct graft_shared, went_ns) == 8264,
@@ -116,8 +116,8 @@ int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 a
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
 
-/* Parses the frames of a packet. `text` has FRAMES_MAX bytes and 8 more, and `out` has room for one stream per byte.
- * Returns 1 if all frames are well-formed.
+/* Parses the frames of a QUIC packet. `text` has FRAMES_MAX + 8 bytes, and `out` has space for one stream per
+ * byte. Returns 1 if all frames are well-formed.
  */
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out)
 {
@@ -135,7 +135,8 @@ int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk
 	}
 }
 
-/* Parses the bytes of a subgroup up to `end`. `text` is as for frames_native_walk(). Returns 1 if they are well-formed.
+/* Parses the bytes of a subgroup stream up to `end`. `text` has FRAMES_MAX + 8 bytes. Returns 1 if the bytes are
+ * well-formed.
  */
 int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 at, __u32 end, __u32 *steps)
 {
@@ -155,16 +156,15 @@ int subgroup_native_may_end(const struct subgroup_state *state)
 	return subgroup_may_end(state);
 }
 
-/* Reads the header of a stream. `text` is as for frames_native_walk(). Returns not 0 if the program does not forward
- * such a stream.
+/* Reads the header of a data stream. `text` has FRAMES_MAX + 8 bytes. Returns nonzero if the BPF program does not
+ * forward such a stream.
  */
 int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *out)
 {
 	return subgroup_read_head(text, at, len, out);
 }
 
-/* Returns the number of bytes in front of the application's first byte, or -1. `text` is as for frames_native_walk().
- */
+/* Returns the length of a stream's WebTransport prefix in bytes, or -1. `text` has FRAMES_MAX + 8 bytes. */
 int web_native_enter_stream(const __u8 *text, __u32 at, __u32 len, __u64 session)
 {
 	struct frame_stream frame = {.at = at, .len = len};
@@ -199,7 +199,7 @@ __u32 web_native_datagram_len(__u64 session)
 	return web_datagram_len(session);
 }
 
-/* Parses a frame as programs at TC do, and returns enum parse. `vlan_tci` is a tag in the frame's metadata, or NULL. */
+/* Parses a frame as TC programs do, and returns enum parse. `vlan_tci` is the VLAN tag of the skb, or NULL. */
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
@@ -209,7 +209,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-/* Parses a frame as packet grafts do, and returns enum parse. They accept UDP, and protocol 253 in place of UDP. */
+/* Parses a frame as packet grafts do, and returns enum parse. They accept UDP, and IP protocol 253 in its place. */
 int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, struct ip_carried *carried)
 {
 	struct native_skb native = {.skb.len = bytes, .frame = frame};
@@ -238,7 +238,7 @@ int wire_native_parse(const __u8 *frame, __u32 bytes, struct udp_packet *out, st
 	return PARSE_OK;
 }
 
-/* Converts a UDP header to a wire header, as for sending, and back, as for receiving. */
+/* Converts a UDP header to the graft's wire header, as on sending, and back to a UDP header, as on receiving. */
 void wire_native_change(const struct udphdr *udp, struct wire_header *wire, struct udphdr *again)
 {
 	wire_of_udp(wire, udp);
@@ -251,8 +251,8 @@ static void copy_head(struct net_head *head, const __u8 *frame, __u32 most)
 	memcpy(head->bytes, frame, head->have);
 }
 
-/* Parses a frame in the steps of gate_head.h, and returns enum gate_find. The bytes after the frame are `fill`, as if
- * another frame had left them there. If `bare` is not 0, the frame begins with its IP header.
+/* Parses a frame in the steps of gate_head.h, and returns enum gate_find. The memory after the frame has the byte
+ * `fill`, as if an earlier frame had left it there. If `bare` is not 0, the frame begins with its IP header.
  */
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, struct gate_packet *out)
 {
@@ -277,7 +277,7 @@ int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, __u32 bare, stru
 	return found;
 }
 
-/* Takes a unit from the bucket of a network at the time `now_ns`. Returns not 0 if the bucket has too little. */
+/* Takes one token from a network's token bucket at the time `now_ns`. Returns nonzero if the bucket is empty. */
 int gate_native_take(__u64 *full_at, const struct bucket_rate *rate, __u64 times, __u64 now_ns)
 {
 	__u64 price = price_of(rate, 1, times);
@@ -301,7 +301,9 @@ __u64 gate_native_most(__u64 of_client, __u32 times, __u64 all)
 
 static struct quic_buf buf;
 
-/* Returns keys of ChaCha20 with only a header key. Header protection differs between the suites only in the mask. */
+/* Returns ChaCha20 keys of which only the header protection key is set. Cipher suites differ only in how they compute
+ * the header protection mask.
+ */
 static struct quic_keys header_keys(const __u8 key[32])
 {
 	struct quic_keys keys = {.suite = QUIC_CHACHA20_POLY1305};
@@ -310,7 +312,7 @@ static struct quic_keys header_keys(const __u8 key[32])
 	return keys;
 }
 
-/* Removes header protection. Returns 0 and the packet number, or -1. */
+/* Removes a packet's header protection. Returns 0 and stores the packet number in `number`, or returns -1. */
 int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
 			  __u64 expected, struct quic_short *header, __u64 *number)
 {
@@ -336,8 +338,8 @@ int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at,
 	return result;
 }
 
-/* Reads an option that the kernel has found. The kernel copies as much as fits, so `bytes` is larger if the option was
- * cut.
+/* Parses a TCP option that bpf_load_hdr_opt() has found. The kernel copies only what fits into the buffer, so
+ * `bytes` exceeds the buffer if the option was truncated.
  */
 int graft_native_read(const __u8 *found, __u32 bytes)
 {
@@ -347,7 +349,7 @@ int graft_native_read(const __u8 *found, __u32 bytes)
 	return graft_read(&option, bytes);
 }
 
-/* Classifies a payload. The bytes after its end are arbitrary. */
+/* Parses a UDP payload as RTP or RTCP. The memory after its end has arbitrary contents. */
 int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out)
 {
 	__u8 header[RTCP_REPORT_BYTES];
@@ -357,7 +359,7 @@ int rtp_native_read(const __u8 *payload, __u32 bytes, struct rtp_packet *out)
 	return rtp_parse(header, bytes, out);
 }
 
-/* Processes an acknowledgement. Returns not 0 if it is for a packet that was not sent. */
+/* Processes an acknowledgement. Returns nonzero if it acknowledges a packet that was not sent. */
 int ack_native_take(struct graft_shared *shared, __u32 number, const struct graft_ack *ack, __u64 now_ns)
 {
 	return ack_take(shared, number, ack, now_ns);
