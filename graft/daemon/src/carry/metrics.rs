@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use millrace_daemon::openmetrics::Out;
 use millrace_graft::status::{CarrierStatus, CarryStatus};
 
-/// Sums by peer and kind of carrier, in the order of their names.
+/// Sums of counters by peer and kind of carrier, sorted by name.
 type CarrierSums<'a> = BTreeMap<(&'a str, &'a str), u64>;
 
 const STATES: [&str; 4] = ["warm", "suspect", "full", "cold"];
