@@ -1,4 +1,4 @@
-//! Metrics of packet grafts, collected for each scrape.
+//! Metrics of packet grafts, collected whenever they are scraped.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, regis
 
 const PREFIX: &str = "millrace_packet_graft";
 
-/// Encodes the metrics of the part for sessions for one scrape.
+/// Encodes the metrics of the part for sessions for one scrape of the metrics.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
     openmetrics::encode(PREFIX, PacketSnapshot(status))
 }
@@ -26,7 +26,7 @@ impl Collector for PacketSnapshot {
             None,
             troubles,
         )?;
-        // The settings have at most 64 sessions, so a label with their names is bounded.
+        // The settings have at most 64 sessions, so a label with session names has few values.
         let sessions = &self.0.sessions;
         let help = "1 for the graft that a session uses";
         out.gauges(
