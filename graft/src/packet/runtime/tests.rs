@@ -187,7 +187,7 @@ fn with_peer(side: usize, text: &str) -> Settings {
 /// Returns the status of a runtime. It changes its state only in a step, which only the test makes. The kernel counts a
 /// packet before the packet is sent or delivered.
 fn now(runtime: &mut PacketRuntime) -> Status {
-    runtime.status().expect("a status") // no other step is made, and the counters have been read already
+    runtime.status().expect("a status") // exact: no other step is made, and the counters have been read
 }
 
 fn graft_of(runtime: &mut PacketRuntime) -> String {

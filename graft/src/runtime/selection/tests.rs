@@ -75,7 +75,7 @@ impl SelectionBench {
     }
 
     fn now(&self) -> status::SelectionStatus {
-        self.selection.status() // no other reference to the model exists
+        self.selection.status() // exact: no other thread has the selection
     }
 
     fn begin(&mut self, id: u64, peer: &str, choice: &PathCandidates, explored: bool) -> SelectedEvent {

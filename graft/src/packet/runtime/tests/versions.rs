@@ -48,7 +48,7 @@ fn send(socket: &UdpSocket, stop: &AtomicBool) -> u32 {
     (0..)
         .find(|number: &u32| {
             socket.send(&number.to_be_bytes().repeat(50)).expect("sent");
-            std::thread::sleep(Duration::from_millis(1)); // the pause paces the sender
+            std::thread::sleep(Duration::from_millis(1)); // exact: the pause paces the sender
             stop.load(Ordering::Relaxed)
         })
         .unwrap_or_default()
