@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_latest_negotiation_with_a_peer_counts() {
+    fn end_of_an_older_negotiation_is_ignored() {
         let mut table = table();
         let first = agree(&mut table, 7);
         assert!(table.is_agreed("b") && table.has_called("b", 7) && !table.has_called("b", 8));

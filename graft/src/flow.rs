@@ -133,7 +133,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn application_time_is_not_charged_to_a_flow() {
+    fn idle_time_of_the_application_is_no_cost_of_a_connection() {
         let ms = Duration::from_millis;
         let rtt = Duration::from_millis(100);
         assert_eq!(flow(5000, 10, 300, 9000).cost(rtt, false), Some((ms(400), 5000)));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn learned_file_is_read_by_its_owner_alone() {
+    fn learned_file_is_readable_by_its_owner_only() {
         let directory = tempfile::tempdir().expect("a directory");
         let settings = settings(directory.path());
         let id = settings.cgroups().next().and_then(CgroupSetting::id).expect("it is there");

@@ -230,7 +230,7 @@ max = 100000
     }
 
     #[test]
-    fn only_trusted_signatures_count() {
+    fn only_signatures_of_trusted_keys_are_accepted() {
         let pair = |seed: u8| Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).expect("a key");
         let key = |pair: &Ed25519KeyPair| -> SignatureKey {
             crate::identity::hex(pair.public_key().as_ref()).parse().expect("a key")

@@ -298,7 +298,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_counts_outlive_connections_and_are_read_once() {
+    fn path_counters_outlive_connections_and_are_added_once() {
         let mut monitor = Monitor::new(default_classes());
         monitor.update(vec![socket(7, 1, 1000, 90, 10), socket(7, 2, 3000, 100, 0)], 1);
         monitor.update(vec![socket(7, 1, 2000, 190, 10)], 2);
@@ -344,7 +344,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_probes_count_with_and_without_connections() {
+    fn probe_result_is_recorded_with_and_without_connections() {
         let report =
             |answered, rtt_min_us| PathReport { answered, rtt_min_us, rtt_us: 900, ..PathReport::default() };
         let address = |last: u32| IpAddr::from(Ipv4Addr::from_bits(last));

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn named_caller_enters_while_strangers_fill_their_places() {
+    fn named_host_gets_a_slot_while_strangers_fill_all_of_theirs() {
         let callers = Callers::default();
         let peer = IpAddr::from([192, 0, 2, 1]);
         let now = Instant::now();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn proven_caller_is_known_on_its_next_call() {
+    fn host_that_has_shown_its_key_gets_a_slot_of_its_own() {
         let callers = Callers::default();
         let now = Instant::now();
         let at = |n| IpAddr::from([192, 0, 2, n]);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn one_network_cannot_take_all_places_of_strangers() {
+    fn one_network_cannot_take_all_slots_of_strangers() {
         let callers = Callers::default();
         let now = Instant::now();
         let each = (0..1000_u128).map(|n| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8_u128 << 96 | n)));
@@ -221,7 +221,7 @@ mod tests {
     /// A stranger that still has time keeps its slot. If a network has all of its slots, its newcomers get only slots
     /// of strangers of that network.
     #[test]
-    fn stalled_stranger_makes_way_for_the_next_one() {
+    fn stalled_stranger_loses_its_slot_to_the_next_one() {
         let callers = Callers::default();
         let start = Instant::now();
         let has_made_way = |caller: &CallerPlace| {

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_of_purposes_are_documented() {
+    fn every_source_of_a_purpose_is_documented() {
         let documented = include_str!("../../../docs/guide/selection.md");
         for source in ExpectationSource::ALL {
             assert!(documented.contains(&format!("| `{}` |", source.name())), "{}", source.name());
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_are_documented() {
+    fn every_connection_outcome_is_documented() {
         let documented = include_str!("../../../docs/reference/reasons.md");
         for outcome in millrace_graft_kernel::TcpOutcome::ALL {
             assert!(documented.contains(&format!("| `{}` |", outcome.name())), "{}", outcome.name());

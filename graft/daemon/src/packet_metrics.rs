@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_documented() {
+    fn every_packet_verdict_reason_is_documented() {
         let documented = include_str!("../../../docs/reference/reasons.md");
         for reason in PacketReason::ALL {
             assert!(documented.contains(&format!("| `{}` |", reason.name())), "{}", reason.name());

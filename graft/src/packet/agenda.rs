@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_entries_of_the_agenda_are_taken_once() {
+    fn due_sessions_of_the_agenda_are_returned_once() {
         const MS: Duration = Duration::from_millis(1);
         let ends = |port: u16| {
             let address = std::net::SocketAddr::from(([10, 0, 0, 1], port));

@@ -732,7 +732,7 @@ mod tests {
     /// An attacker replays all messages of both ends, to either end and in any order, also while both ends make another
     /// change.
     #[test]
-    fn old_swap_messages_change_nothing() {
+    fn replayed_swap_messages_change_nothing() {
         let mut ends = [AgreeEnd::new(true), AgreeEnd::new(false)];
         let mut recorded = Vec::new();
         let mut now = Duration::ZERO;
@@ -788,7 +788,7 @@ mod tests {
 
     /// One end receives replayed messages, and its replies do not reach the other end.
     #[test]
-    fn end_that_receives_old_swap_messages_does_not_change() {
+    fn end_that_receives_replayed_swap_messages_does_not_change() {
         let recorded =
             [ListId { list: 2, attempt: 5, anew: false }, ListId { list: 2, attempt: 6, anew: true }];
         for id in recorded {

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_interval_decides_about_the_budget() {
+    fn budget_is_compared_with_the_latest_interval() {
         let mut meter = BudgetMeter::default();
         let idle = FunctionTimes::default();
         assert_eq!(meter.look([times(100, 100_000), idle, idle], 1500), None);

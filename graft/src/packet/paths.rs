@@ -238,7 +238,7 @@ mod tests {
 
     /// Reports are sent on every path, so an old one may arrive after a newer one. Counts also wrap around.
     #[test]
-    fn old_path_reports_are_ignored() {
+    fn overtaken_path_reports_are_ignored() {
         let mut balance = Balance::new(1);
         balance.on_count(0, COUNT - 9, 0);
         balance.on_count(0, COUNT - 4, 10);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_with_the_same_state_share_it() {
+    fn versions_with_the_same_state_layout_share_the_state() {
         let loaded = [version("a", 1, 1, &[]), version("b", 1, 2, &[]), version("a", 2, 2, &[1])];
         assert_eq!(find_identical(&loaded, &version("a", 3, 2, &[])), Some("a@2"));
         assert_eq!(find_identical(&loaded, &version("a", 4, 3, &[])), None);

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn first_matching_purpose_counts() {
+    fn first_matching_profile_sets_the_purpose() {
         let settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |rule: usize| settings.expected_of(&settings.rules[rule], &kinds);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_of_a_carried_connection_comes_first() {
+    fn rule_takes_precedence_over_profile_for_tunnelled_connections() {
         let mut settings = Settings::parse(RULES).expect("settings");
         let kinds = Kinds::default();
         let of = |settings: &Settings, command: &str| {

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn ping_that_was_not_sent_counts_as_no_loss() {
+    fn ping_that_was_not_sent_does_not_count_as_lost() {
         let mut pings = PeerPings::default();
         let start = Instant::now() + Duration::from_secs(1);
         for n in 0..100 {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_under_way_do_not_count_as_lost() {
+    fn datagrams_in_flight_do_not_count_as_lost() {
         let mut quality = Quality::default();
         quality.begin(&seen(500, 0));
         // The session sends 100 datagrams a second, and each arrives half a second later.

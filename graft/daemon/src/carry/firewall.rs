@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_judge_more_than_first_packets_are_named() {
+    fn rules_that_examine_more_than_first_packets_are_reported() {
         let quota = || RuleProperty::Other("quota".into());
         let established = [RuleProperty::Place, RuleProperty::Established, RuleProperty::Accepts];
         let out = Some(OUTPUT);

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn untaken_records_are_bounded_and_counted() {
+    fn unread_connection_events_are_bounded_and_counted() {
         let watch = TunnelWatch::default();
         let arrival = RedirectedConnection {
             far: "192.0.2.1:80".parse().unwrap(),

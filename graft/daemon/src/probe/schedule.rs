@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_probe_is_first_when_there_is_room() {
+    fn overdue_probe_is_first_when_a_slot_is_free() {
         let wanted = [probe(1, 10), probe(2, 10), probe(3, 10)];
         let mut schedule = Schedule::default();
         assert_eq!(begun(&mut schedule, &wanted, 1, 0), [""; 0]);

@@ -201,7 +201,7 @@ fn key_agreement_takes_two_round_trips() {
 /// other. No end ever seals with a key that the other cannot open, and in the end both have keys of the latest
 /// connection.
 #[test]
-fn keys_follow_the_latest_connection() {
+fn keys_are_derived_from_the_latest_connection() {
     for delay in 0..80 {
         for early in [0, 1] {
             let mut world = KeyTestWorld::new();
@@ -261,7 +261,7 @@ fn restarted_end_gets_new_keys() {
 
 /// Replayed messages neither restore old keys nor remove present ones.
 #[test]
-fn old_key_messages_are_ignored() {
+fn replayed_key_messages_are_ignored() {
     let mut world = KeyTestWorld::new();
     for round in 0..6 {
         world.run(4000, |_| false);
@@ -294,7 +294,7 @@ fn old_key_messages_are_ignored() {
 
 /// Random messages never install a key twice, and the key that an end seals with is always installed.
 #[test]
-fn random_key_messages_do_no_harm() {
+fn random_key_messages_install_no_key_twice() {
     for side in [0, 1] {
         let mut world = KeyTestWorld::new();
         let mut random = NonceCounter(99);
@@ -349,7 +349,7 @@ fn keys_differ_by_session_cipher_and_direction() {
 }
 
 #[test]
-fn worn_keys_are_renewed_long_before_they_end() {
+fn keys_are_renewed_long_before_the_sealing_limit() {
     assert!(!AeadCipher::Aes128Gcm.is_worn((1 << 27) - 1, (1 << 35) - 1));
     assert!(AeadCipher::Aes128Gcm.is_worn(1 << 27, 0));
     assert!(!AeadCipher::Chacha20Poly1305.is_worn(1 << 40, 0));

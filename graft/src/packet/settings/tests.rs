@@ -131,7 +131,7 @@ fn session_without_protocol_is_udp() {
 }
 
 #[test]
-fn session_rules_are_steps_by_round_trip_time() {
+fn rules_by_round_trip_time_are_read_and_checked() {
     let measured = TEXT.replace("\"repair\"]", "\"repair\", \"acknowledge\"]");
     let measured = measured.replace("\"order\"]", "\"order\", \"acknowledge\"]");
     let rule = |rest: &str| format!("[[session.when]]\n{rest}\n");
@@ -189,7 +189,7 @@ fn memory_of_sessions_is_known_before_it_is_allocated() {
 }
 
 #[test]
-fn no_more_sessions_keep_packets_than_there_is_room_for() {
+fn sessions_beyond_the_memory_for_kept_packets_are_refused() {
     let session = |port: usize| {
         format!(
             "[[session]]\nname = \"{port}\"\nlocal = \"10.0.0.1:7000\"\nremote = \"10.0.0.3:{port}\"\npeer = \"far\"\ngraft = \"newest\"\n"

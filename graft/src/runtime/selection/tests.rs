@@ -168,7 +168,7 @@ fn candidate_is_chosen_by_path_and_carrier() {
 }
 
 #[test]
-fn wrong_model_is_left_within_fifty_connections() {
+fn wrong_choice_of_a_model_is_replaced_within_fifty_connections() {
     let mut bench = SelectionBench::new("in-place");
     bench.chance = 1.0;
     let far = path("10.0.0.2", 100_000, 0);
@@ -270,7 +270,7 @@ fn connection_without_an_end_report_is_removed_after_two_checks() {
 
 /// No list of sockets contains connections of other network namespaces.
 #[test]
-fn connections_of_other_namespaces_live_until_a_report_is_lost() {
+fn connections_of_other_namespaces_are_kept_until_a_report_is_lost() {
     let mut bench = SelectionBench::new("in-place");
     let far = path("10.0.0.2", 100_000, 0);
     let (_, choice) = only(&bench.choose(std::slice::from_ref(&far), true));

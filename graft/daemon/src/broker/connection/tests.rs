@@ -238,7 +238,7 @@ fn guesses(key: &File) -> Vec<Vec<u8>> {
 /// anything derived from the keys nor by impersonating a host. With the secret of the session's own connection every
 /// datagram opens, which proves that the right packets were recorded.
 #[test]
-fn recorded_session_is_not_opened_by_the_keys_of_the_hosts() {
+fn recorded_session_cannot_be_decrypted_with_host_keys() {
     let Some(site) = CableSite::new("recorded") else { return };
     let identities = ["near.key", "far.key"].map(|name| site.key(name));
     let start = |side: usize| site.host(side, [["near.key", "far.key"][side], &identities[1 - side]]);
