@@ -125,7 +125,7 @@ impl SessionBroker {
         let keeper = (!sockets.is_empty())
             .then(SealWatchdog::start)
             .transpose()
-            .context("cannot start the keeper of sockets")?;
+            .context("cannot start the watchdog process of lent sockets")?;
         Ok(Some(Self {
             client_listener: (!sockets.is_empty()).then(|| ClientListener::open(socket)).transpose()?,
             lost: LostLog::default(),
@@ -274,7 +274,7 @@ impl SessionBroker {
         if self.keeper.as_mut().is_none_or(SealWatchdog::is_alive) {
             return;
         }
-        error!("the keeper of sockets has ended; another one is started");
+        error!("the watchdog process of lent sockets has ended; another one is started");
         match SealWatchdog::start() {
             Ok(mut keeper) => {
                 keeper.guard(runtime.egress());
@@ -283,7 +283,7 @@ impl SessionBroker {
                 }
                 self.keeper = Some(keeper);
             }
-            Err(error) => error!("cannot start another keeper of sockets: {error}"),
+            Err(error) => error!("cannot start another watchdog process of lent sockets: {error}"),
         }
     }
 

@@ -131,7 +131,7 @@ impl GraftSnapshot {
             let count = purposes.iter().filter(|it| it.profile == profile && it.source == source).count();
             ([("profile", profile), ("source", source)], count as u64)
         });
-        out.gauges("kinds", "Kinds of connections by profile, and by the source of that knowledge", kinds)
+        out.gauges("kinds", "Known traffic classes by profile, and by the source of the profile", kinds)
     }
 
     /// Encodes the reports of probed paths. Their number is small, since each probe was requested.
@@ -165,7 +165,7 @@ impl GraftSnapshot {
             ),
             (
                 "probe_reordered",
-                "Answers to the latest probe that arrived behind those of later packets",
+                "Answers to the latest probe that arrived after those of later packets",
                 |it| f64::from(it.reordered),
             ),
         ];

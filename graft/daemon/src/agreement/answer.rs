@@ -51,7 +51,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
         let address = remote.ip().to_canonical();
         let is_named = context.agreement.peers.iter().any(|peer| peer.is_at(address));
         let Some(caller) = callers.enter(address, is_named, Instant::now()) else {
-            debug!(%remote, "a caller was turned away: too many handshakes are under way");
+            debug!(%remote, "a connection was refused: too many handshakes are in progress");
             continue;
         };
         let context = context.clone();
@@ -86,7 +86,7 @@ async fn prove(
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             debug!(
-                "a caller was turned away, since its key is not in the settings or its handshake failed: {error}"
+                "a connection was refused, since the host's key is not in the settings or its handshake failed: {error}"
             );
             context.daemon.with(|runtime| runtime.count_stranger());
             return None;

@@ -140,7 +140,7 @@ impl ClientSession {
             self.graft = seen.graft;
         }
         if let Err(error) = runtime.tell_room(&self.ends) {
-            warn!("an application will not be told when its socket has room: {error}");
+            warn!("an application will not be told when it can send again: {error}");
         }
     }
 

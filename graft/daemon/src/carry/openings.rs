@@ -286,7 +286,7 @@ impl TunnelOpenings {
         let mut named = self.named.lock();
         for rule in rules.iter().filter(|rule| !named.contains(rule)) {
             warn!(
-                "connections are plain TCP because of a firewall rule that judges more than their first packets: {rule}"
+                "connections are plain TCP because of a firewall rule that examines more than their first packets: {rule}"
             );
         }
         *named = rules;
