@@ -161,8 +161,8 @@ impl Monitor {
         self.forget();
     }
 
-    /// Records the final state of a connection that has ended. The periodic lists of sockets contain only connections
-    /// that live for a while.
+    /// Records the final state of a connection that has ended. The lists of sockets that are read once a second miss
+    /// shorter connections.
     pub fn note_ended(&mut self, socket: SocketState, now_s: u64) {
         if socket.srtt_us == 0 {
             return;

@@ -136,8 +136,7 @@ impl GraftPool {
 }
 
 impl PoolGraft {
-    /// Reads a graft, whose manifest is at the given path. The error names what is wrong with the manifest or the
-    /// object.
+    /// Reads a graft, whose manifest is at the given path.
     ///
     /// # Errors
     /// The error names what is wrong with the manifest or the object.

@@ -42,7 +42,7 @@ pub struct Status {
     pub paths: Vec<PeerPath>,
     /// Peers with which this host negotiates agreements over TLS.
     pub peers: Vec<GraftPeerStatus>,
-    /// Number of negotiations by outcome.
+    /// Number of negotiations of agreements, by outcome.
     pub negotiations: BTreeMap<String, u64>,
     /// Number of connections whose two ends saw different TCP options, by the kind of downgrade.
     pub downgrades: BTreeMap<String, u64>,

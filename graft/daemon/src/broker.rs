@@ -72,7 +72,7 @@ const WORDS: usize = 4096;
 pub struct SessionBroker {
     /// The Unix socket that applications connect to. `None` if no peer has a pool, since no session can be opened then.
     client_listener: Option<ClientListener>,
-    /// Connections of applications that were turned away or could not be accepted since the last log line about them.
+    /// Connections of applications that were refused or could not be accepted since the last log line about them.
     lost: LostLog,
     /// Limits of the connections that the daemon makes for incoming sessions, by user.
     accepted: ClientPlaces,
@@ -168,7 +168,7 @@ impl SessionBroker {
         }
     }
 
-    /// Uses changed users, limits and grafts for requests from now on.
+    /// Applies changed users, limits and grafts of the settings to requests from now on.
     pub fn apply(&mut self, settings: &Settings) {
         self.peers.clone_from(&settings.peers);
         self.offers = offers(settings);
@@ -294,12 +294,12 @@ impl SessionBroker {
     }
 }
 
-/// Connections of applications that were turned away or failed. They are logged once a second, so that unauthorized
-/// users cannot flood the log.
+/// Connections of applications that were refused or could not be accepted. They are logged once a second, so that
+/// unauthorized users cannot flood the log.
 #[derive(Default)]
 struct LostLog {
     turned_away: u64,
-    /// User of the latest connection that was turned away.
+    /// User of the latest connection that was refused.
     user: u32,
     error: Option<io::Error>,
 }

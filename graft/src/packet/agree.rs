@@ -185,10 +185,10 @@ enum AgreeState {
 /// * *Following*: the other end has proposed. This end accepts packets of the new list, and has sent a challenge.
 /// * *Lingering*: both ends send with the new list, and packets of the old one may be in flight.
 ///
-/// [`Self::propose`] begins a change, [`Self::on_message`] takes each message, and [`Self::tick`] has to be called at
+/// [`Self::propose`] begins a change, [`Self::on_message`] handles each message, and [`Self::tick`] has to be called at
 /// the time of [`Self::next`]. Each returns actions that the caller carries out in their order, before the next call.
-/// If an action fails, [`Self::cannot`] returns what to do. Between calls, this end accepts every packet that the
-/// other end may send, except during a stateless change.
+/// If an action fails, [`Self::cannot`] returns what to do. Between calls, this end accepts every packet that the other
+/// end may send, except during a stateless change.
 #[derive(Debug)]
 pub struct ListAgreement {
     state: AgreeState,

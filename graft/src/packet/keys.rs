@@ -235,7 +235,7 @@ enum KeyRequestState {
 ///
 /// The first end is *idle*, *asks* with its nonce, or *takes* a pair that was offered. The second end keeps no state of
 /// an agreement: its nonces follow from a secret, and it only remembers whether it needs keys. [`Self::on_message`]
-/// takes each message, [`Self::tick`] has to be called at the time of [`Self::next`], [`Self::renew`] asks for new
+/// handles each message, [`Self::tick`] has to be called at the time of [`Self::next`], [`Self::renew`] asks for new
 /// keys, and [`Self::reconnect`] has to be called for each new connection between the daemons. `on_message` and `tick`
 /// return actions that the caller carries out in their order, before the next call. Between calls, this end opens
 /// whatever the other end may seal: with the present keys, with the previous keys for `LINGER`, and with the keys that

@@ -298,7 +298,7 @@ impl PacketRuntime {
                 self.live.get_mut(&heard.ends).map(|live| live.agreement.on_message(now, word, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
         }
-        // The time of further work may have come while messages were handled.
+        // Further work may have become due while messages were handled.
         due.extend(self.agenda.take(self.now()));
         for ends in due {
             self.tick(&ends, &mut events)?;
@@ -331,7 +331,7 @@ impl PacketRuntime {
         Ok(())
     }
 
-    /// Schedules the session's next work. Called after each change of the session's state.
+    /// Schedules the session's next work. It must be called after each change of the session's state.
     fn plan(&mut self, ends: &SessionEnds) {
         self.agenda.put(*ends, self.live.get(ends).and_then(LiveSession::next));
     }

@@ -70,7 +70,7 @@ impl RuleWatch {
     }
 }
 
-/// Returns the reason for a change to this step, in words.
+/// Returns the reason for a change to this step, as text.
 pub fn reason(level: usize, rtt: Duration, steps: &[When]) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let above = level.checked_sub(1).and_then(|at| steps.get(at));

@@ -74,9 +74,10 @@ pub struct AgreementPeer {
     /// Addresses of the peer's broker, in order of preference. This host makes carriers to each. If there are none, the
     /// peer makes the carriers.
     pub carry: Vec<SocketAddr>,
-    /// Addresses for which the peer's key may speak, in addition to those of `carry`.
+    /// Addresses that clients on the peer may have, as the peer's key authorizes, in addition to those of `carry`.
     pub addresses: Vec<IpAddr>,
-    /// Networks behind the peer, if it is a gateway. The peer's key may speak for all of their addresses.
+    /// Networks behind the peer, if it is a gateway. The peer's key authorizes connections of clients with any of their
+    /// addresses.
     pub networks: Vec<Prefix>,
     /// True if the settings have addresses for sessions with the peer.
     pub has_sessions: bool,

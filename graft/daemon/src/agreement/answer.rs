@@ -1,5 +1,5 @@
-//! Accepts the negotiations of agreements that peers start, at the end that listens. A caller that has not shown a
-//! known key leaves no state, and the number of concurrent handshakes is bounded.
+//! Accepts the negotiations of agreements that peers start, at the end that listens. A host that has not shown a known
+//! key leaves no state, and the number of concurrent handshakes is bounded.
 
 use std::{
     net::SocketAddr,
@@ -73,7 +73,7 @@ pub async fn listen(context: Arc<AgreementContext>, listener: TcpListener, confi
     }
 }
 
-/// Does the TLS handshake, and returns the name of the peer. A caller without a known key is disconnected without a
+/// Does the TLS handshake, and returns the name of the peer. A host without a known key is disconnected without a
 /// message.
 async fn prove(
     context: &AgreementContext,

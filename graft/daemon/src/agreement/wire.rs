@@ -88,8 +88,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AgreementWire<S> {
         Ok(timeout(PATIENCE, write).await.map_err(|_| WireError::TimedOut(PATIENCE))??)
     }
 
-    /// Receives the next message. A cancelled call may leave half a message behind, so the connection must be
-    /// closed then.
+    /// Receives the next message. If the call is cancelled, half of a message may be left unread, so the connection
+    /// must then be closed.
     pub async fn receive(&mut self, patience: Duration) -> Result<AgreementMessage, WireError> {
         let read = async {
             let length = self.0.read_u32().await? as usize;

@@ -1,5 +1,5 @@
-//! Open sessions: changes of requirements and of the graft, reports on delivered datagrams, and detection of peers that
-//! are gone.
+//! Open sessions: changes of requirements and of the graft, reports on delivered datagrams, and detection of
+//! unreachable peers.
 
 use millrace_graft::packet::{PacketEvent, PacketRuntime, choose::choose};
 use millrace_graft_kernel::packet::SessionEnds;
@@ -52,7 +52,7 @@ impl SessionBroker {
             }
             (SessionStage::Open, Ok(graft)) => {
                 session.graft.clone_from(graft);
-                // A change that nobody here has asked for comes from the other end.
+                // If no application or rule at this end has requested the change, the other end has.
                 let by = session.changing.take().unwrap_or(ChangeOrigin::Other);
                 // The library can continue to deliver messages in order only if the new graft retransmits lost ones.
                 session.in_order &= self.offers.iter().any(|offer| offer.graft == *graft && offer.can_wait());
@@ -74,7 +74,7 @@ impl SessionBroker {
         }
     }
 
-    /// Tells the application of an open session that its socket has room to send again.
+    /// Tells the application of an open session that it can send again.
     fn tell_room(&mut self, ends: &SessionEnds) {
         let session = self
             .sessions

@@ -173,7 +173,7 @@ impl SessionBroker {
         self.begin(runtime, client, peer, service, want)
     }
 
-    /// Returns the peer's number if the caller may have sessions with the peer, else the refusal.
+    /// Returns the peer's number if the application's user may have sessions with the peer, else the refusal.
     fn permitted(&self, client: u64, peer: &str, service: &str) -> Result<usize, (SessionRefusal, String)> {
         if service.is_empty() || service.len() > NAME_MAX || peer.len() > NAME_MAX {
             return Err((SessionRefusal::Malformed, format!("names have 1 to {NAME_MAX} bytes")));

@@ -39,7 +39,7 @@ pub struct ClientListener {
     strangers: ClientPlaces,
 }
 
-/// An accepted connection, or one that was turned away.
+/// An accepted or refused connection of an application.
 pub enum ClientArrival {
     Application(ClientLine, ClientProcess),
     /// The user already has as many connections as its limit permits.
@@ -88,8 +88,8 @@ impl ClientListener {
         Ok(Self { path: path.to_owned(), socket, closer, named, strangers })
     }
 
-    /// Accepts the next connection, if one waits. `is_named` says whether the settings name the caller's user or
-    /// group.
+    /// Accepts the next connection, if one waits. `is_named` says whether the settings name the connecting user or its
+    /// groups.
     ///
     /// # Errors
     /// The connection cannot be accepted, mostly because this process has no free descriptors.

@@ -18,7 +18,7 @@ use super::{peer_message::PeerMessage, quality::Quality};
 /// Pause before an unanswered message is sent again. It doubles from `AGAIN` up to `AGAIN_MOST`.
 pub const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(1);
-/// Silence after which a daemon counts as gone or unreachable.
+/// Silence after which the peer's daemon counts as ended or unreachable.
 pub const SILENCE: Duration = Duration::from_secs(10);
 /// Maximum length in characters of the reason that a refusal or an end of a session gives to the other daemon.
 const REASON_MAX: usize = 160;

@@ -4,7 +4,7 @@
 //! The host with the lower address makes the connection. It connects again when the connection reaches the maximum age
 //! of keys, or when nothing is received on it. The old connection is used until the new one is established. Packets
 //! from any address and port but the peer's are ignored, and the peer has to validate its address first. At most one
-//! handshake with each peer is therefore under way.
+//! handshake with each peer is therefore in progress.
 
 use std::{
     net::{SocketAddr, UdpSocket},

@@ -54,8 +54,8 @@ impl SessionBroker {
         }
     }
 
-    /// Ends a session that the other end has ended, or whose peer is unreachable. The application can read datagrams
-    /// that have arrived for a while.
+    /// Ends a session that the other end has ended, or whose peer is unreachable. For `LET_GO`, the application can
+    /// still read datagrams that have arrived.
     pub(super) fn end(&mut self, id: u64, reason: &str, is_told: bool) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let client = session.client;

@@ -76,7 +76,7 @@ impl ClientLine {
     /// Sends a message without blocking.
     ///
     /// # Errors
-    /// The application is gone, or does not read (`WouldBlock`).
+    /// The application has disconnected, or does not read (`WouldBlock`).
     pub fn send(&self, word: &BrokerReply, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.control.send(word, descriptors)
     }

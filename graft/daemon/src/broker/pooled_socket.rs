@@ -22,7 +22,7 @@ pub struct PooledSocket {
     state: PooledSocketState,
     /// Time at which the socket was last taken back from an application.
     pub released: Option<Instant>,
-    /// True if functions of the graft may still run although the session's application has gone.
+    /// True if functions of the graft may still run although the session's application has disconnected.
     pub is_restless: bool,
 }
 

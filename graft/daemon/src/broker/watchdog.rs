@@ -30,10 +30,10 @@ use serde::{Deserialize, Serialize};
 enum KeeperMessage {
     /// Starts a new list of sealing programs and forgets those that were sent before.
     First,
-    /// Adds a sealing program, whose descriptor comes with the message.
+    /// Adds a sealing program, whose descriptor is attached to the message.
     Guard,
-    /// Adds a socket, whose descriptor comes with the message. It replaces the socket that was held for the same
-    /// address and port.
+    /// Adds a lent socket, whose descriptor is attached to the message. It replaces the socket that was held for the
+    /// same address and port.
     Keep { at: String },
     /// Forgets the socket of this address and port.
     Forget { at: String },
@@ -88,7 +88,7 @@ impl SealWatchdog {
     }
 }
 
-/// Runs the keeper process until the daemon is gone.
+/// Runs the keeper process until the daemon has ended.
 pub fn run() -> anyhow::Result<()> {
     // Signals are blocked here: a service manager that ends all processes also ends the daemon, whose end then ends
     // this process.

@@ -259,7 +259,7 @@ impl Carriers {
         self.peers.lock().values().any(|state| state.settings.is_at(address))
     }
 
-    /// Reports whether the peer's key authorizes it to speak for this address.
+    /// Reports whether the peer's key authorizes connections of clients with this address.
     pub fn stands_for(&self, peer: &str, address: IpAddr) -> bool {
         let stands_for = |peer: &AgreementPeer| peer.addresses.contains(&address) || peer.has_behind(address);
         self.peers.lock().get(peer).is_some_and(|state| stands_for(&state.settings))

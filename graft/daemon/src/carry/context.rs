@@ -21,7 +21,7 @@ pub struct CarryContext {
     pub ports: PortRange,
     /// Asks this host's firewall whether a connection may be tunnelled.
     pub openings: TunnelOpenings,
-    /// The gateway for hosts behind this one, if the settings have one.
+    /// The gateway for hosts behind this host, if the settings have a gateway.
     pub gateway: Option<Arc<CarryGateway>>,
     /// Rules that say which servers of this host are reached by carriers.
     pub servers: RwLock<Vec<RuleSetting>>,

@@ -1,5 +1,5 @@
-//! The nftables rules of this host's firewall, and which of them judge more than the first packets of connections. Such
-//! rules would not see tunnelled packets, so connections under them stay plain TCP.
+//! The nftables rules of this host's firewall, and which of them examine more than the first packets of connections.
+//! Such rules would not see tunnelled packets, so connections under them stay plain TCP.
 
 use std::{
     fs, io,

@@ -1,5 +1,5 @@
-//! The gateway for hosts behind this one. The kernel holds back their SYNs until this broker admits, refuses or
-//! forwards each.
+//! The gateway, which tunnels connections of the hosts behind this host. The kernel holds back their SYNs until this
+//! broker admits, refuses or forwards each.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -14,7 +14,7 @@ pub struct TransferMeter {
     purposes: Arc<Purposes>,
     kind: TrafficClass,
     expected: Expected,
-    /// A number that stands for the other host.
+    /// A number that identifies the other host.
     peer: u64,
     flow: FlowFigures,
     /// True if the server has sent bytes since the client last did.

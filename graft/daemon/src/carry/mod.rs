@@ -245,7 +245,7 @@ impl TunnelBroker {
         Ok(handles)
     }
 
-    /// Adds a hook for the processes of a cgroup, with a rule of its own, until the cgroup is gone.
+    /// Adds a hook for the processes of a cgroup, with a rule for this hook only, until the cgroup is removed or empty.
     pub fn hook(&self, cgroup: &Path, side: SideSetting, leads: Vec<Lead>) -> anyhow::Result<()> {
         self.follow_firewall(&leads)?;
         self.context.hooks.add(cgroup, side, leads)

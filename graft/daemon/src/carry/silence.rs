@@ -1,7 +1,7 @@
 //! Detects whether a pool's connection still works while it carries an application's connection. Both ends check
-//! independently: an end that has received nothing for a while sends the frame `Ask`, and the other end answers. An end
-//! that has received data and has none to send acknowledges it, so that a connection with a long queue does not seem
-//! dead.
+//! independently: an end that has received nothing for some time sends the frame `Ask`, and the other end answers. An
+//! end that has received data and has none to send acknowledges it, so that a connection with a long queue does not
+//! seem dead.
 
 use std::time::Duration;
 

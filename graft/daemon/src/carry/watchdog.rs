@@ -31,7 +31,7 @@ impl Drop for TunnelWatchdog {
     }
 }
 
-/// Runs the keeper process: waits until the daemon is gone, and removes its routing.
+/// Runs the keeper process: waits until the daemon has ended, and removes its routing.
 pub fn run(run: u16, interfaces: &[String]) -> anyhow::Result<()> {
     // Signals are blocked here: a service manager that ends all processes also ends the daemon, whose end then ends
     // this process.

@@ -31,8 +31,7 @@ fn index_of(name: &str) -> Result<i32, Error> {
     i32::try_from(index).map_err(|_| failed(nix::Error::ERANGE))
 }
 
-/// Checks the queueing disciplines: if a graft paces packets, all interfaces have to obey time stamps of departure. The
-/// error names the first interface that does not, and the remedy.
+/// Checks the queueing disciplines: if a graft paces packets, all interfaces have to obey time stamps of departure.
 ///
 /// # Errors
 /// The error names the first interface that does not obey them, and the remedy.

@@ -38,10 +38,10 @@ pub(super) enum Division {
 }
 
 impl PathSettings {
-    /// Checks the paths of a session. The error says which path is wrong, and why.
+    /// Checks the paths of a session.
     ///
     /// # Errors
-    /// The text says which path is wrong, and why.
+    /// The error text says which path is wrong, and why.
     pub(super) fn checked(
         mut each: Vec<PathSetting>,
         division: Option<Division>,
