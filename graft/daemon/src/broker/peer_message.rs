@@ -21,8 +21,8 @@ const PINGS: usize = 100;
 const PINGS_MIN: usize = 20;
 /// Time after which a ping without an answer counts as lost.
 const PONG_WITHIN: Duration = Duration::from_secs(1);
-/// Number of the latest round trips that are evaluated. Their minimum is the path's round trip, and their median the
-/// present one.
+/// Number of the latest round trips that are evaluated. Their minimum is the path's round trip, and their median is the
+/// present round trip.
 const LATE: usize = 8;
 /// Largest size of a message in bytes. A datagram of this size fits every QUIC path.
 pub const MESSAGE_MAX: usize = 1024;

@@ -50,7 +50,7 @@ const PORT_TRIES: usize = 256;
 pub async fn serve(context: Arc<CarryContext>, far: Arc<CarrierPeer>, mut stream: CarrierStream) {
     match stream.first().await {
         Ok(CarryFrame::Data(bytes)) => warm::discard(stream, bytes.len() as u64).await,
-        // An empty stream is the peer's question whether the carrier still works.
+        // With an empty stream the peer asks whether the carrier still works, so an answer is sent.
         Ok(CarryFrame::End) => stream.finish(),
         Ok(first) => begin(&context, &far, stream, first).await,
         Err(error) => {

@@ -5,9 +5,9 @@
 //! one arrive by [`behind`]. [`pump`] moves the bytes at both ends. The format of a stream is in
 //! `millrace-graft-proto`.
 //!
-//! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: the caller keeps it
-//! ([`keep`]), and the called end accepts its connections ([`take`]). [`tcp`] is their handshake, [`record`]
-//! and [`socket`] move their bytes, and [`stream`] is the part of either kind that carries one connection.
+//! A [`carrier`] is a QUIC connection ([`dial`]), or a [`pool`] of TCP connections: the connecting end maintains it
+//! ([`keep`]), and the listening end accepts its connections ([`take`]). [`tcp`] is their handshake, [`record`] and
+//! [`socket`] move their bytes, and [`stream`] is the part of either kind that carries one connection.
 //!
 //! [`meter`] counts the bytes of a connection. [`purposes`] predicts from that how the next one will be used.
 

@@ -14,7 +14,8 @@ use millrace_kernel::neighbour::{LinkAddress, NextHop};
 /// Interval at which routes are looked up again.
 const ROUTES: Duration = Duration::from_secs(1);
 
-/// Pairs of a local and a remote address whose next hop is needed, and whether another path is up.
+/// Pairs of a local and a remote address whose next hop is needed, and whether another path of the sessions between
+/// them is up.
 pub(super) type WantedHop = BTreeMap<(IpAddr, IpAddr), bool>;
 
 #[derive(Default)]
