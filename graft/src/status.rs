@@ -28,7 +28,7 @@ pub struct Status {
     pub loaded: Vec<LoadedStatus>,
     /// Rules of the settings.
     pub rules: Vec<RuleStatus>,
-    /// Number of connections by the outcome of their match with a rule.
+    /// Number of connections that match a rule, by outcome.
     pub outcomes: BTreeMap<String, u64>,
     /// Manifests of grafts that are not usable, with the reasons.
     pub unusable: Vec<(String, String)>,
@@ -36,7 +36,7 @@ pub struct Status {
     pub reload: Option<Reload>,
     /// Problems that need the operator's attention.
     pub trouble: Vec<String>,
-    /// Number of log lines that were dropped because of their rate.
+    /// Number of log lines that were lost since the start.
     pub log_lines_dropped: u64,
     /// Paths that TCP connections have measured.
     pub paths: Vec<PeerPath>,

@@ -163,7 +163,8 @@ pub struct OpenedStream {
 }
 
 impl OpenedStream {
-    /// Tunnels the connection to its end. The second value is `None` if the stream was already used.
+    /// Tunnels the connection until it ends. The second value has its measurements, or is `None` if the stream was
+    /// already used.
     pub async fn join(
         &mut self,
         context: &CarryContext,

@@ -343,7 +343,7 @@ fn redundant_paths_deliver_what_any_of_them_delivers() {
             }
             assert!(begin.elapsed() < LONG, "{line}: {after:?}");
         }
-        // The second copy of a message arrives after the first one, which the loop has waited for.
+        // The loop has waited for the first copy of each message. The second copies may still be in flight.
         traffic.until(|it| {
             let packets = &now(&mut it.runtimes[1]).sessions[0].packets;
             packets.get("duplicate").or(packets.get("replayed")).is_some_and(|twice| *twice >= 400)
